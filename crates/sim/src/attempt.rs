@@ -94,7 +94,7 @@ impl Bounded {
     pub fn run(&mut self, scenario: &Scenario, trace: Option<&Trace>) -> (Outcome, Option<Fault>) {
         let worker = self.worker.get_or_insert_with(Worker::start);
         let sent = worker.jobs.send((scenario.clone(), trace.cloned()));
-        debug_assert!(sent.is_ok(), "a worker survives what it runs");
+        debug_assert!(sent.is_ok(), "a worker survives each run");
         match worker.results.recv_timeout(self.limit) {
             Ok(Ok(mut outcome)) => {
                 let fault = outcome.violation.take().map(Fault::Broken);
@@ -137,21 +137,21 @@ thread_local! {
 
 /// Runs a scenario. Returns the message and the place of a panic, if there was one.
 fn caught(scenario: &Scenario, trace: Option<Trace>) -> Result<Outcome, String> {
-    listen_to_panics();
+    install_panic_hook();
     QUIET.set(true);
     // A run touches only its own state, except for counters that only ever grow.
     let result = panic::catch_unwind(AssertUnwindSafe(|| run(scenario, trace)));
     QUIET.set(false);
-    result.map_err(|payload| format!("{}{}", said(payload.as_ref()), LOCATION.take()))
+    result.map_err(|payload| format!("{}{}", panic_message(payload.as_ref()), LOCATION.take()))
 }
 
-fn said(payload: &(dyn Any + Send)) -> &str {
+fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("a panic")
 }
 
 /// Reports a panic inside a run with the run's outcome, not on standard error.
-fn listen_to_panics() {
+fn install_panic_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = panic::take_hook();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_a_failure_that_says_where() {
+    fn a_panic_is_a_failure_with_its_place() {
         let mut bounded = Bounded::new(RUN_LIMIT);
         let mut scenario = draw(1);
         scenario.volume.members.push((77, 0));

@@ -83,11 +83,11 @@ pub const fn torn_from(content: Content) -> Option<(Content, Content, u8)> {
 /// Blocks that have bytes of their own. Only their writer and its readers use these bytes; all
 /// parts between them handle names.
 #[derive(Debug, Default)]
-pub struct Book(BTreeMap<Content, Vec<u8>>);
+pub struct BlockBytes(BTreeMap<Content, Vec<u8>>);
 
-impl Book {
+impl BlockBytes {
     /// Records the bytes of the content with this name.
-    pub fn note(&mut self, content: Content, bytes: &[u8]) {
+    pub fn record(&mut self, content: Content, bytes: &[u8]) {
         let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         self.0.insert(content, bytes[..used].to_vec());
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_survive_and_mixtures_are_noticed() {
+    fn names_are_read_back_and_mixtures_are_detected() {
         let contents = [ZERO, 1, 77, GARBAGE];
         let bytes = bytes(&contents);
         assert_eq!(names(&bytes), contents);
@@ -135,13 +135,13 @@ mod tests {
 
     #[test]
     fn a_torn_block_has_sectors_of_both() {
-        let mut book = Book::default();
-        book.note(1, &[1; BLOCK]);
-        book.note(2, &[2; 700]);
+        let mut block_bytes = BlockBytes::default();
+        block_bytes.record(1, &[1; BLOCK]);
+        block_bytes.record(2, &[2; 700]);
         let torn = torn(1, 2, 0b1000_0010).expect("both are small");
         assert_eq!(torn_from(torn), Some((1, 2, 0b1000_0010)));
         let mut read = bytes(&[torn, 2, 3]);
-        book.fill_in(&mut read);
+        block_bytes.fill_in(&mut read);
         assert_eq!((read[SECTOR - 1], read[SECTOR], read[700], read[1024]), (1, 2, 0, 1));
         assert_eq!(read[BLOCK - SECTOR..BLOCK], [0; SECTOR]);
         assert_eq!((read[BLOCK + 699], read[BLOCK + 700]), (2, 0));

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_order::attribute::VolumeId;
 
-use crate::block::Book;
+use crate::block::BlockBytes;
 use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
 use crate::network::{Chunk, ClientEnd, Direction, Network};
 use crate::oracle::{LogHistory, Oracle, Where};
@@ -37,7 +37,8 @@ pub enum Ev {
         /// Its drive.
         drive: usize,
     },
-    /// A core of a target is woken: for its deadline, or for news that has come while it was busy.
+    /// A core of a target is woken: for its deadline, or for input that has arrived while it was
+    /// busy.
     WakeCore {
         /// The machine.
         machine: usize,
@@ -60,14 +61,14 @@ pub enum Ev {
         /// The initiator.
         client: usize,
         /// The number of its process.
-        life: u32,
+        incarnation: u32,
     },
     /// A deadline of an initiator for one of its targets is due.
     WakeClient {
         /// The initiator.
         client: usize,
         /// The number of its process.
-        life: u32,
+        incarnation: u32,
         /// The target.
         server: u16,
     },
@@ -76,14 +77,14 @@ pub enum Ev {
         /// The initiator.
         client: usize,
         /// The number of its process.
-        life: u32,
+        incarnation: u32,
     },
     /// A stream does its next step.
     Act {
         /// The initiator.
         client: usize,
         /// The number of its process.
-        life: u32,
+        incarnation: u32,
         /// The stream.
         stream: u16,
     },
@@ -115,7 +116,7 @@ impl Trace {
     }
 }
 
-/// See [the module](self).
+/// The state that every part of the simulated cluster needs.
 pub struct Core {
     /// The time, ns.
     pub now: u64,
@@ -144,7 +145,7 @@ pub struct Core {
     /// The generation on the volume's labels.
     pub label_generation: u32,
     /// Faults have stopped: everything must end now.
-    pub calm: bool,
+    pub faults_stopped: bool,
     /// The number of recoveries that have begun, and the number of events when the last one began.
     pub recoveries: (u32, u64),
     /// The number of replays that have begun, and the number of events when the last one began.
@@ -156,7 +157,7 @@ pub struct Core {
     /// The histories of the logs of records, in the order of the scenario's logs.
     pub logs: Vec<LogHistory>,
     /// The bytes of the blocks of the logs of records.
-    pub book: Book,
+    pub block_bytes: BlockBytes,
     spare: Vec<u64>,
 }
 
@@ -184,13 +185,13 @@ impl Core {
             map,
             steps,
             label_generation: FIRST_GENERATION,
-            calm: false,
+            faults_stopped: false,
             recoveries: (0, 0),
             replays: (0, 0),
             undos: (0, 0),
             tags: 0,
             logs,
-            book: Book::default(),
+            block_bytes: BlockBytes::default(),
             spare: Vec::new(),
         }
     }
@@ -205,8 +206,8 @@ impl Core {
     #[must_use]
     pub fn log_of(&self, stream: u16) -> Option<usize> {
         // The second volume has no log of records.
-        let is_its = |log: &LogSpec| log.stream == stream && self.id == VOLUME;
-        self.scenario.logs.iter().position(is_its)
+        let is_of_stream = |log: &LogSpec| log.stream == stream && self.id == VOLUME;
+        self.scenario.logs.iter().position(is_of_stream)
     }
 
     /// For each stream, its steps. None has begun.
@@ -220,7 +221,7 @@ impl Core {
         steps
     }
 
-    /// Puts another volume in this one's place, and sets this one aside.
+    /// Exchanges this volume and the volume in `side`.
     pub(crate) fn swap(&mut self, side: &mut Side) {
         core::mem::swap(&mut self.id, &mut side.id);
         core::mem::swap(&mut self.name, &mut side.name);
@@ -252,11 +253,11 @@ impl Core {
     }
 
     /// Sends bytes over a connection.
-    pub fn send(&mut self, conn: usize, way: Direction, bytes: Vec<u8>) {
+    pub fn send(&mut self, conn: usize, direction: Direction, bytes: Vec<u8>) {
         let mut at = core::mem::take(&mut self.spare);
-        self.net.send(conn, way, bytes, self.now, &mut at);
+        self.net.send(conn, direction, bytes, self.now, &mut at);
         for time in at.drain(..) {
-            self.at(time, Ev::Arrive { conn, up: way == Direction::Up });
+            self.at(time, Ev::Arrive { conn, up: direction == Direction::Up });
         }
         self.spare = at;
     }
@@ -275,9 +276,9 @@ impl Core {
     }
 
     /// Ends one direction of a connection.
-    pub fn end(&mut self, conn: usize, way: Direction) {
-        if let Some(time) = self.net.end(conn, way, self.now) {
-            self.at(time, Ev::Arrive { conn, up: way == Direction::Up });
+    pub fn end(&mut self, conn: usize, direction: Direction) {
+        if let Some(time) = self.net.end(conn, direction, self.now) {
+            self.at(time, Ev::Arrive { conn, up: direction == Direction::Up });
         }
     }
 

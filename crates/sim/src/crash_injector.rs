@@ -14,12 +14,12 @@ struct State {
     left: AtomicU32,
     /// Only fences of the log are counted.
     fences: AtomicBool,
-    blown: AtomicBool,
+    stopped: AtomicBool,
 }
 
 impl CrashInjector {
     /// Plans a crash after `effects` more effects. With `fences`, only fences count.
-    pub fn light(&self, effects: u32, fences: bool) {
+    pub fn plan_crash(&self, effects: u32, fences: bool) {
         self.0.fences.store(fences, Ordering::Relaxed);
         self.0.left.store(effects + 1, Ordering::Relaxed);
     }
@@ -27,23 +27,23 @@ impl CrashInjector {
     /// Counts an effect. Returns whether it still takes place.
     #[inline]
     #[must_use]
-    pub fn burn(&self) -> bool {
+    pub fn count_effect(&self) -> bool {
         if self.0.fences.load(Ordering::Relaxed) {
-            return !self.is_blown();
+            return !self.has_stopped();
         }
-        self.burn_fence()
+        self.count_fence()
     }
 
     /// Counts a fence. Returns whether it still takes place.
     #[inline]
     #[must_use]
-    pub fn burn_fence(&self) -> bool {
+    pub fn count_fence(&self) -> bool {
         let left = self.0.left.load(Ordering::Relaxed);
         if left == 0 {
             return true;
         }
         if left == 1 {
-            self.0.blown.store(true, Ordering::Relaxed);
+            self.0.stopped.store(true, Ordering::Relaxed);
             return false;
         }
         self.0.left.store(left - 1, Ordering::Relaxed);
@@ -52,14 +52,14 @@ impl CrashInjector {
 
     /// Whether the process has been stopped.
     #[must_use]
-    pub fn is_blown(&self) -> bool {
-        self.0.blown.load(Ordering::Relaxed)
+    pub fn has_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Relaxed)
     }
 
     /// Resets the crash injector for the next process.
-    pub fn renew(&self) {
+    pub fn reset(&self) {
         self.0.left.store(0, Ordering::Relaxed);
         self.0.fences.store(false, Ordering::Relaxed);
-        self.0.blown.store(false, Ordering::Relaxed);
+        self.0.stopped.store(false, Ordering::Relaxed);
     }
 }

@@ -19,8 +19,8 @@ mod extensions;
 mod foreign;
 mod records;
 
-/// The theme of a run about logs that go back in time.
-const BACK_IN_TIME: u64 = 7;
+/// The theme of a run about logs that are older than they should be.
+const OLD_LOGS: u64 = 7;
 /// The theme of a run in which streams are opened anew while answers come late.
 const LATE_ANSWERS: u64 = 10;
 /// The theme of a run in which plain hosts write and read beside the owner.
@@ -32,13 +32,13 @@ const OTHER: u64 = 0;
 /// The number of themes. A run has one theme (some themes have a name), or a mix of all.
 const THEMES: u64 = 18;
 /// The power is cut while the damage of the last power cut is being repaired.
-const TWICE: u64 = 11;
+const REPEATED_CUTS: u64 = 11;
 /// A target dies just after a take-over.
-const SOON_AFTER: u64 = 12;
+const CRASH_AFTER_TAKE_OVER: u64 = 12;
 /// Streams read one another's blocks while targets crash.
 const READS: u64 = 13;
 /// The same blocks are written again and again, and a target crashes while they are made durable.
-const OVER: u64 = 14;
+const OVERWRITES: u64 = 14;
 /// A drive loses its power-loss protection.
 const UNPROTECTED: u64 = 15;
 /// FLUSHes fail while other FLUSHes succeed.
@@ -66,9 +66,9 @@ pub fn draw(seed: u64) -> Scenario {
     fit_machines(theme, &mut machines, &mut rng);
     let mut volume = volume(&machines, &mut rng);
     match theme {
-        SOON_AFTER => volume.streams = 4,
+        CRASH_AFTER_TAKE_OVER => volume.streams = 4,
         FLUSHES => volume.streams = *rng.pick(&[3, 4]),
-        TWICE => volume.slots = *rng.pick(&[6, 8]),
+        REPEATED_CUTS => volume.slots = *rng.pick(&[6, 8]),
         _ => {}
     }
     let mut client = client(&mut rng);
@@ -181,7 +181,7 @@ fn draw_second_volume(
 /// Adapts the machines to a theme.
 fn fit_machines(theme: u64, machines: &mut [MachineSpec], rng: &mut Rng) {
     let log = match theme {
-        TWICE | OVER => LogStoreKind::Dax,
+        REPEATED_CUTS | OVERWRITES => LogStoreKind::Dax,
         READS => *rng.pick(&[LogStoreKind::Dax, LogStoreKind::Block, LogStoreKind::Cached]),
         _ => return,
     };
@@ -192,7 +192,7 @@ fn fit_machines(theme: u64, machines: &mut [MachineSpec], rng: &mut Rng) {
         for drive in &mut machine.drives {
             match theme {
                 READS => drive.plp = false,
-                OVER => drive.plp = true,
+                OVERWRITES => drive.plp = true,
                 _ => {}
             }
             if slow {
@@ -305,7 +305,7 @@ fn steps(machines: &[MachineSpec], volume: &VolumeSpec, theme: u64, rng: &mut Rn
     let sequential = rng.percent(40);
     let shared = theme == READS || rng.percent(50);
     // Some streams write the same few blocks over and over.
-    let hot = theme == OVER || rng.one_in(if theme == READS { 2 } else { 6 });
+    let hot = theme == OVERWRITES || rng.one_in(if theme == READS { 2 } else { 6 });
     let in_place = if hot { 80 } else { in_place };
     let streams = u32::from(volume.streams);
     let mut next = vec![0; volume.streams.into()];
@@ -406,7 +406,7 @@ fn faults(
     }
     if theme == UNREACHABLE {
         // The owner is unreachable for a moment, at work or when it is idle. A second initiator
-        // stands by, and a plain host writes beside the owner.
+        // waits for the volume, and a plain host writes beside the owner.
         let at = if rng.one_in(2) { u32::MAX } else { rng.range(60, last) as u32 };
         let for_us = *rng.pick(&[2_000, 40_000, 200_000]);
         let standby = rng.one_in(2).then_some(What::Standby);
@@ -415,8 +415,8 @@ fn faults(
         let data = u64::from(machines[machine].blocks - volume.first);
         let lba = volume.first + rng.below(data) as u32;
         let plain_host = What::PlainHost { machine, drive, lba, more: 0, forgets: false };
-        let whats = standby.into_iter().chain([What::Unreachable { for_us }, plain_host]);
-        faults.extend(whats.map(|what| Fault { when: When::Event(at), what }));
+        let kinds = standby.into_iter().chain([What::Unreachable { for_us }, plain_host]);
+        faults.extend(kinds.map(|what| Fault { when: When::Event(at), what }));
     }
     if theme == PLAIN_HOSTS {
         // The volume is released, and plain hosts write and read.
@@ -456,8 +456,8 @@ fn faults(
         }
     }
     faults.append(&mut themed(theme, machines, last, rng));
-    if theme == BACK_IN_TIME {
-        back_in_time(machines, last, &mut faults, rng);
+    if theme == OLD_LOGS {
+        old_logs(machines, last, &mut faults, rng);
     }
     for _ in 0..count {
         let when = When::Event(rng.range(60, last) as u32);
@@ -496,7 +496,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
     let at = rng.range(60, last) as u32;
     let mut add = |at: u32, what| faults.push(Fault { when: When::Event(at), what });
     match theme {
-        TWICE => {
+        REPEATED_CUTS => {
             // The power is cut again before the damage of the last power cut is repaired.
             let mut at = at;
             for _ in 0..rng.range(2, 5) {
@@ -505,7 +505,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
                 at += rng.range(8, 140) as u32;
             }
         }
-        SOON_AFTER => {
+        CRASH_AFTER_TAKE_OVER => {
             // Streams resume just before the volume gets a new owner. Then a target dies.
             let kill = What::Kill { machine, effects: 0, fences: false, down_us: 200 };
             add(at, if rng.percent(75) { kill } else { cut(rng) });
@@ -523,7 +523,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
                 add(at, if rng.percent(cuts) { cut(rng) } else { crash(machines, rng) });
             }
         }
-        OVER => {
+        OVERWRITES => {
             let fences = rng.percent(70);
             let effects = if fences { rng.below(24) as u32 } else { 0 };
             let down_us = 10;
@@ -547,7 +547,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
 }
 
 /// Logs that are older than they should be, as a whole or in part (T24).
-fn back_in_time(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>, rng: &mut Rng) {
+fn old_logs(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>, rng: &mut Rng) {
     let machine = machine(machines, rng);
     let at = rng.range(60, last / 2) as u32;
     let mut add = |after: u64, what| {
@@ -555,7 +555,7 @@ fn back_in_time(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>
     };
     let down_us = *rng.pick(&[10, 200, 1_000]);
     if rng.one_in(2) {
-        // An older copy is put back, once the volume has got another owner.
+        // An older copy is put back, once the volume has another owner.
         add(0, What::CopyLog { machine });
         add(rng.range(10, 80), What::KillClient { down_us });
         add(rng.range(160, 600), What::OldLog { machine });

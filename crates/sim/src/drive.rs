@@ -49,7 +49,7 @@ pub struct DriveSpec {
 
 /// An operation on a drive.
 #[derive(Clone, Debug)]
-enum Ask {
+enum Request {
     /// Writes these contents from a block on.
     Write(u32, Vec<Content>),
     /// Zeroes blocks. `true`: deallocates them.
@@ -60,7 +60,7 @@ enum Ask {
     Flush(u64),
 }
 
-impl Ask {
+impl Request {
     /// The same operation for a modelled drive.
     fn command(self) -> Command<Content> {
         let (what, lba, blocks) = self.extent();
@@ -120,7 +120,7 @@ struct Version {
     /// The count of completions when its write completed; `PENDING` before.
     completed: u64,
     /// A failed FLUSH has dropped it: no later FLUSH makes it durable.
-    doomed: bool,
+    dropped: bool,
     /// The write that put it there.
     flight: u64,
 }
@@ -145,7 +145,7 @@ impl Block {
     /// Makes durable the last version that had completed at the count `completed`, and drops the
     /// versions before it.
     fn settle(&mut self, completed: u64) {
-        let covered = |v: &Version| v.completed <= completed && !v.doomed;
+        let covered = |v: &Version| v.completed <= completed && !v.dropped;
         if let Some(at) = self.versions.iter().rposition(covered) {
             self.durable = self.versions[at].content;
             self.versions.drain(..=at);
@@ -158,7 +158,7 @@ struct Flight {
     number: u64,
     /// The name of the operation, for the core that asked. `None` once the process has died.
     op: Option<u64>,
-    ask: Ask,
+    request: Request,
     landed: bool,
     fault: Option<DriveFault>,
 }
@@ -171,11 +171,11 @@ pub struct Drive {
     flights: Vec<Flight>,
     /// The number of completions.
     clock: u64,
-    launched: u64,
+    begun: u64,
     /// Blocks that have versions.
     dirty: Vec<u32>,
     faults: Vec<DriveFault>,
-    told: Vec<DriveEvent>,
+    reported: Vec<DriveEvent>,
     /// Writes that landed after the process that issued them had died.
     late: u64,
     /// The bytes of labels, by the names that they were given here.
@@ -190,7 +190,7 @@ pub struct Drive {
     rng: Rng,
     /// Stops the process in the middle of an effect.
     crash_injector: CrashInjector,
-    said: TraceLines,
+    trace_lines: TraceLines,
     modelled: Option<Modelled>,
 }
 
@@ -200,14 +200,14 @@ pub const LABEL_BLOCKS: u32 = 2;
 const LABEL_NAMES: Content = 1 << 62;
 
 impl Drive {
-    /// A drive of `blocks` blocks, all zero. Its name is for errors and `said`.
+    /// A drive of `blocks` blocks, all zero. Its name is for errors and traces.
     #[must_use]
     pub fn new(
         (spec, blocks): (DriveSpec, u32),
         name: &str,
         mut rng: Rng,
         crash_injector: CrashInjector,
-        said: TraceLines,
+        trace_lines: TraceLines,
     ) -> Self {
         Self {
             limits: Limits::new(blocks.into(), &Arc::from(name)),
@@ -216,15 +216,15 @@ impl Drive {
             due: BinaryHeap::new(),
             rng,
             crash_injector,
-            said,
+            trace_lines,
             spec,
             blocks: vec![Block::default(); blocks as usize],
             flights: Vec::new(),
             clock: 0,
-            launched: 0,
+            begun: 0,
             dirty: Vec::new(),
             faults: Vec::new(),
-            told: Vec::new(),
+            reported: Vec::new(),
             late: 0,
             labels: BTreeMap::new(),
             tears: BTreeSet::new(),
@@ -308,7 +308,7 @@ impl Drive {
     /// The contents that a power cut may leave in a block.
     pub fn possible(&self, lba: u32) -> impl Iterator<Item = Content> {
         let block = &self.blocks[lba as usize];
-        let kept = block.versions.iter().filter(|v| !v.doomed).map(|v| v.content);
+        let kept = block.versions.iter().filter(|v| !v.dropped).map(|v| v.content);
         let older = self.modelled.iter().flat_map(move |modelled| modelled.older(lba));
         let newest = self.modelled.as_ref().map_or(block.durable, |modelled| modelled.block(lba));
         older.chain([newest]).chain(kept)
@@ -335,29 +335,29 @@ impl Drive {
 
     /// Whether the drive still works on operations of an earlier process.
     #[must_use]
-    pub fn is_haunted(&self) -> bool {
+    pub fn has_late_operations(&self) -> bool {
         !self.flights.is_empty() || self.modelled.as_ref().is_some_and(Modelled::is_busy)
     }
 
-    fn submit(&mut self, op: u64, ask: Ask) -> Submitted<Vec<u8>> {
-        let (what, lba, blocks) = ask.extent();
+    fn submit(&mut self, op: u64, request: Request) -> Submitted<Vec<u8>> {
+        let (what, lba, blocks) = request.extent();
         if what != Operation::Flush
             && let Err(refused) = self.limits.extent(what, lba, blocks)
         {
             return Submitted::Done(Err(refused));
         }
-        if !self.crash_injector.burn() {
+        if !self.crash_injector.count_effect() {
             // The process has stopped before. It will not receive the result.
             return Submitted::Pending;
         }
         if let Some(modelled) = &mut self.modelled {
-            self.said.say(|| format!("begins {op}: {ask:?}"));
-            modelled.submit(op, ask.command());
+            self.trace_lines.add(|| format!("begins {op}: {request:?}"));
+            modelled.submit(op, request.command());
             return Submitted::Pending;
         }
-        let text = self.said.is_wanted().then(|| format!("{ask:?}"));
-        let flight = self.begin(op, ask);
-        self.said.say(|| format!("begins {flight}: {}", text.unwrap_or_default()));
+        let text = self.trace_lines.is_wanted().then(|| format!("{request:?}"));
+        let flight = self.begin(op, request);
+        self.trace_lines.add(|| format!("begins {flight}: {}", text.unwrap_or_default()));
         if self.rng.percent(u64::from(self.spec.at_once))
             && let Some((_, result)) = self.finish(flight)
         {
@@ -371,24 +371,24 @@ impl Drive {
     }
 
     /// Begins an operation. Returns its number.
-    fn begin(&mut self, op: u64, ask: Ask) -> u64 {
-        self.launched += 1;
-        let fault = self.take_fault(&ask);
-        let mut flight = Flight { number: self.launched, op: Some(op), ask, landed: false, fault };
+    fn begin(&mut self, op: u64, request: Request) -> u64 {
+        self.begun += 1;
+        let fault = self.take_fault(&request);
+        let mut flight = Flight { number: self.begun, op: Some(op), request, landed: false, fault };
         // The write may be on the medium long before it is reported.
         if fault.is_none() && self.rng.one_in(4) {
             self.land(&mut flight);
         }
         self.flights.push(flight);
-        self.launched
+        self.begun
     }
 
-    fn take_fault(&mut self, ask: &Ask) -> Option<DriveFault> {
+    fn take_fault(&mut self, request: &Request) -> Option<DriveFault> {
         let fits = |fault: &DriveFault| match fault {
-            DriveFault::Write => matches!(ask, Ask::Write(..) | Ask::Zero(..)),
-            DriveFault::Full => matches!(ask, Ask::Write(..)),
-            DriveFault::Flush => matches!(ask, Ask::Flush(_)),
-            DriveFault::Read => matches!(ask, Ask::Read(..)),
+            DriveFault::Write => matches!(request, Request::Write(..) | Request::Zero(..)),
+            DriveFault::Full => matches!(request, Request::Write(..)),
+            DriveFault::Flush => matches!(request, Request::Flush(_)),
+            DriveFault::Read => matches!(request, Request::Read(..)),
         };
         let at = self.faults.iter().position(fits)?;
         Some(self.faults.remove(at))
@@ -403,9 +403,9 @@ impl Drive {
             None => Ok(self.complete(&mut flight)),
             Some(fault) => Err(self.fail(&flight, fault)),
         };
-        self.said.say(|| format!("ends {number}: {end:?}"));
+        self.trace_lines.add(|| format!("ends {number}: {end:?}"));
         let end = end.map(|read| read.map(|contents| self.bytes(&contents)));
-        if flight.op.is_none() && matches!(flight.ask, Ask::Write(..) | Ask::Zero(..)) {
+        if flight.op.is_none() && matches!(flight.request, Request::Write(..) | Request::Zero(..)) {
             self.late += 1;
         }
         Some((flight.op, end))
@@ -415,17 +415,17 @@ impl Drive {
     fn complete(&mut self, flight: &mut Flight) -> Option<Vec<Content>> {
         self.land(flight);
         self.clock += 1;
-        match &flight.ask {
-            Ask::Read(lba, blocks) => {
+        match &flight.request {
+            Request::Read(lba, blocks) => {
                 return Some((*lba..lba + blocks).map(|lba| self.block(lba)).collect());
             }
-            Ask::Flush(clock) => self.flush(*clock),
-            Ask::Write(lba, contents) => {
+            Request::Flush(clock) => self.flush(*clock),
+            Request::Write(lba, contents) => {
                 let (lba, blocks) = (*lba, contents.len() as u32);
                 self.completed(flight.number, lba, blocks);
-                self.told.push(DriveEvent::Completed(contents.clone()));
+                self.reported.push(DriveEvent::Completed(contents.clone()));
             }
-            Ask::Zero(lba, blocks, _) => self.completed(flight.number, *lba, *blocks),
+            Request::Zero(lba, blocks, _) => self.completed(flight.number, *lba, *blocks),
         }
         None
     }
@@ -435,19 +435,19 @@ impl Drive {
         if core::mem::replace(&mut flight.landed, true) {
             return;
         }
-        match &flight.ask {
-            Ask::Write(lba, contents) => {
+        match &flight.request {
+            Request::Write(lba, contents) => {
                 for (lba, content) in (*lba..).zip(contents) {
                     self.put(lba, *content, flight.number);
                 }
             }
-            Ask::Zero(lba, blocks, deallocate) => {
+            Request::Zero(lba, blocks, deallocate) => {
                 let content = self.zeroed(*deallocate);
                 for lba in *lba..lba + blocks {
                     self.put(lba, content, flight.number);
                 }
             }
-            Ask::Read(..) | Ask::Flush(_) => {}
+            Request::Read(..) | Request::Flush(_) => {}
         }
     }
 
@@ -460,7 +460,7 @@ impl Drive {
         if block.versions.is_empty() {
             self.dirty.push(lba);
         }
-        block.versions.push(Version { content, completed: PENDING, doomed: false, flight });
+        block.versions.push(Version { content, completed: PENDING, dropped: false, flight });
     }
 
     fn completed(&mut self, flight: u64, lba: u32, blocks: u32) {
@@ -493,8 +493,8 @@ impl Drive {
     }
 
     fn fail(&mut self, flight: &Flight, fault: DriveFault) -> IoError {
-        match &flight.ask {
-            Ask::Write(lba, contents) => {
+        match &flight.request {
+            Request::Write(lba, contents) => {
                 let blocks = || (*lba..).zip(contents.iter().copied());
                 if fault != DriveFault::Full {
                     for (lba, content) in blocks() {
@@ -503,22 +503,22 @@ impl Drive {
                         }
                     }
                 }
-                self.told.push(DriveEvent::WriteFailed(blocks().collect()));
+                self.reported.push(DriveEvent::WriteFailed(blocks().collect()));
             }
-            Ask::Zero(lba, blocks, deallocate) => {
+            Request::Zero(lba, blocks, deallocate) => {
                 for lba in *lba..lba + blocks {
                     if self.rng.one_in(2) {
                         self.put(lba, self.zeroed(*deallocate), flight.number);
                     }
                 }
-                self.told.push(DriveEvent::WriteFailed(
+                self.reported.push(DriveEvent::WriteFailed(
                     (*lba..lba + blocks).map(|b| (b, ZERO)).collect(),
                 ));
             }
-            Ask::Flush(clock) => self.fail_flush(*clock),
-            Ask::Read(..) => {}
+            Request::Flush(clock) => self.fail_flush(*clock),
+            Request::Read(..) => {}
         }
-        let (what, lba, blocks) = flight.ask.extent();
+        let (what, lba, blocks) = flight.request.extent();
         let cause = match fault {
             DriveFault::Full => Cause::NoSpace("a planned fault".into()),
             DriveFault::Write | DriveFault::Flush | DriveFault::Read => {
@@ -529,25 +529,25 @@ impl Drive {
     }
 
     /// Fails a FLUSH ("fsyncgate"). Contents that should have become durable are gone, or stay
-    /// readable without ever becoming durable, or became durable all the same.
+    /// readable without ever becoming durable, or became durable nevertheless.
     fn fail_flush(&mut self, clock: u64) {
-        let mut harmed = Vec::new();
+        let mut affected = Vec::new();
         for lba in self.dirty.clone() {
             let block = &mut self.blocks[lba as usize];
-            let covered = |v: &Version| v.completed <= clock && !v.doomed;
+            let covered = |v: &Version| v.completed <= clock && !v.dropped;
             let Some(last) = block.versions.iter().rposition(covered) else { continue };
-            harmed.push((lba, block.versions[last].content));
+            affected.push((lba, block.versions[last].content));
             match self.rng.below(3) {
                 0 => {
                     block.versions.drain(..=last);
                 }
-                1 => block.versions[..=last].iter_mut().for_each(|v| v.doomed = true),
+                1 => block.versions[..=last].iter_mut().for_each(|v| v.dropped = true),
                 _ => block.settle(clock),
             }
         }
         let blocks = &self.blocks;
         self.dirty.retain(|lba| !blocks[*lba as usize].versions.is_empty());
-        self.told.push(DriveEvent::FlushFailed(harmed));
+        self.reported.push(DriveEvent::FlushFailed(affected));
     }
 
     /// Continues the operations in flight after the process that issued them has died.
@@ -559,7 +559,7 @@ impl Drive {
         for flight in &mut self.flights {
             flight.op = None;
         }
-        self.flights.retain(|f| matches!(f.ask, Ask::Write(..) | Ask::Zero(..)));
+        self.flights.retain(|f| matches!(f.request, Request::Write(..) | Request::Zero(..)));
     }
 
     /// Cuts the power. Of all that is not durable, any subset remains.
@@ -596,7 +596,7 @@ impl Drive {
                 block.durable = torn;
                 continue;
             }
-            let kept: Vec<&Version> = versions.iter().filter(|v| !v.doomed).collect();
+            let kept: Vec<&Version> = versions.iter().filter(|v| !v.dropped).collect();
             if !kept.is_empty() && self.rng.percent(keep) {
                 let last = if keep == 100 { kept.len() - 1 } else { self.rng.index(kept.len()) };
                 block.durable = kept[last].content;
@@ -606,7 +606,7 @@ impl Drive {
 
     /// The events for the oracle since the last call.
     pub fn take_reported(&mut self) -> Vec<DriveEvent> {
-        core::mem::take(&mut self.told)
+        core::mem::take(&mut self.reported)
     }
 
     /// The number of late writes since the last call: those that landed after their process had
@@ -624,23 +624,23 @@ impl BlockDevice for Drive {
             return Submitted::Done(Err(refused));
         }
         let contents = self.names(lba, data.bytes());
-        self.submit(op, Ask::Write(lba as u32, contents))
+        self.submit(op, Request::Write(lba as u32, contents))
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
-        self.submit(op, Ask::Read(lba as u32, blocks as u32))
+        self.submit(op, Request::Read(lba as u32, blocks as u32))
     }
 
     fn flush(&mut self, op: u64) -> Submitted<Vec<u8>> {
-        self.submit(op, Ask::Flush(self.clock))
+        self.submit(op, Request::Flush(self.clock))
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
-        self.submit(op, Ask::Zero(lba as u32, blocks as u32, false))
+        self.submit(op, Request::Zero(lba as u32, blocks as u32, false))
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
-        self.submit(op, Ask::Zero(lba as u32, blocks as u32, true))
+        self.submit(op, Request::Zero(lba as u32, blocks as u32, true))
     }
 
     fn kick(&mut self, now: u64) {
@@ -655,9 +655,9 @@ impl BlockDevice for Drive {
     fn poll(&mut self, now: u64, done: &mut Vec<Done<Vec<u8>>>) {
         if let Some(modelled) = &mut self.modelled {
             for Finished { op, writes, contents, result } in modelled.poll(now) {
-                self.said.say(|| format!("ends {op:?}: {result:?}"));
+                self.trace_lines.add(|| format!("ends {op:?}: {result:?}"));
                 if result.is_ok() && !contents.is_empty() {
-                    self.told.push(DriveEvent::Completed(contents));
+                    self.reported.push(DriveEvent::Completed(contents));
                 }
                 self.late += u64::from(writes && op.is_none());
                 let result = result.map(|read| read.map(|contents| self.bytes(&contents)));

@@ -37,7 +37,7 @@ impl TraceLines {
     }
 
     /// Adds a report.
-    pub fn say(&self, what: impl FnOnce() -> String) {
+    pub fn add(&self, what: impl FnOnce() -> String) {
         if let Some(lines) = &self.lines {
             let line = format!("{}{}", self.part, what());
             lines.lock().unwrap_or_else(PoisonError::into_inner).push(line);
@@ -62,13 +62,13 @@ pub struct SimEnv {
     /// The machine's drives.
     pub drives: Vec<DriveQueue>,
     /// For each core, the messages that it has not read, oldest first.
-    pub mail: Vec<Vec<Message<SimEnv, Tcp>>>,
+    pub messages: Vec<Vec<Message<SimEnv, Tcp>>>,
     /// The core that runs now.
     pub core: usize,
     /// Controllers whose associations the target has ended since the last check.
     pub ended: Vec<u16>,
     /// The reports of sessions and drives.
-    pub said: TraceLines,
+    pub trace_lines: TraceLines,
     /// Stops the process in the middle of an effect.
     pub crash_injector: CrashInjector,
 }
@@ -76,9 +76,13 @@ pub struct SimEnv {
 impl SimEnv {
     /// The environment of a machine with these drives.
     #[must_use]
-    pub fn new(drives: Vec<DriveQueue>, crash_injector: CrashInjector, said: TraceLines) -> Self {
-        let (mail, ended) = (Vec::new(), Vec::new());
-        Self { now: 0, shared: None, drives, mail, core: 0, ended, said, crash_injector }
+    pub fn new(
+        drives: Vec<DriveQueue>,
+        crash_injector: CrashInjector,
+        trace_lines: TraceLines,
+    ) -> Self {
+        let (messages, ended) = (Vec::new(), Vec::new());
+        Self { now: 0, shared: None, drives, messages, core: 0, ended, trace_lines, crash_injector }
     }
 }
 
@@ -106,8 +110,8 @@ impl TargetEnv for SimEnv {
     }
 
     fn notify(&mut self, conn: ConnId) {
-        for (core, message) in Message::notices(conn, self.mail.len()) {
-            self.mail[core].push(message);
+        for (core, message) in Message::notices(conn, self.messages.len()) {
+            self.messages[core].push(message);
         }
     }
 
@@ -115,6 +119,6 @@ impl TargetEnv for SimEnv {
         if let Event::Closed { cntlid: Some(cntlid), qid: 0, .. } = event {
             self.ended.push(cntlid);
         }
-        self.said.say(|| format!("{event:?}"));
+        self.trace_lines.add(|| format!("{event:?}"));
     }
 }

@@ -1,10 +1,9 @@
-//! A foreign target, as an initiator sees it: it has NVMe over TCP, and does not have Rio's
-//! extension (T17).
+//! A foreign target. It has NVMe over TCP, and does not have Rio's extension (T17).
 //!
 //! It is Rio's own target behind a filter, the screen. The screen removes the extension's record
-//! from the target's answers, and checks each command that comes. A foreign target may use for its
-//! own purposes every field that the standard leaves open. So an initiator that sends it a field or
-//! a command of Rio's extension is wrong, however this target reacts.
+//! from the target's answers, and checks each command that arrives. A foreign target may use for
+//! its own purposes every field that the standard leaves open. So an initiator that sends it a
+//! field or a command of Rio's extension is wrong, however this target reacts.
 
 use riopipe_nvme::command::{Sqe, opcode};
 use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, COMMON_LEN, kind};
@@ -26,9 +25,9 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes in bytes. Returns the first command among them that uses Rio's extension, if there is
+    /// Receives bytes. Returns the first command among them that uses Rio's extension, if there is
     /// one. The connection has no digests.
-    pub fn look(&mut self, bytes: &[u8]) -> Option<String> {
+    pub fn check(&mut self, bytes: &[u8]) -> Option<String> {
         self.held.extend_from_slice(bytes);
         let mut found = None;
         while let Some(len) = self.next_len() {
@@ -86,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn t17_the_screen_sees_whatever_is_rios() {
+    fn t17_the_screen_detects_each_use_of_the_extension() {
         let volume = VolumeId([7; 16]);
         let mut ordered = Sqe::write(1, 8, 1);
         let attribute = Attribute {
@@ -106,11 +105,11 @@ mod tests {
         for sqe in [ordered, wire::claim_command(), wire::release_command(volume, false)] {
             let plain = [Sqe::write(1, 8, 1), Sqe::flush(1), Sqe::write_zeroes(1, 8, 1, false)];
             let mut bytes: Vec<u8> = plain.iter().flat_map(capsule).collect();
-            assert_eq!(Screen::default().look(&bytes), None);
+            assert_eq!(Screen::default().check(&bytes), None);
             bytes.extend(capsule(&sqe));
             // In pieces, as from a network.
             let mut screen = Screen::default();
-            let found = bytes.chunks(13).filter_map(|piece| screen.look(piece)).count();
+            let found = bytes.chunks(13).filter_map(|piece| screen.check(piece)).count();
             assert_eq!(found, 1);
         }
     }

@@ -153,12 +153,12 @@ impl Part {
             values.entry(word).or_default().push(old);
         }
         // The words of a cache line often have the same outcome.
-        let (mut line, mut fate) = (u32::MAX, LineOutcome::Any);
+        let (mut line, mut outcome) = (u32::MAX, LineOutcome::Any);
         for (word, older) in values {
             if word / LINE != line {
-                (line, fate) = (word / LINE, LineOutcome::draw(rng));
+                (line, outcome) = (word / LINE, LineOutcome::draw(rng));
             }
-            let lost = match fate {
+            let lost = match outcome {
                 LineOutcome::Any => rng.one_in(2),
                 LineOutcome::Kept => false,
                 LineOutcome::Lost => true,
@@ -186,7 +186,7 @@ impl Part {
     }
 
     /// Applies a power cut to a mapped file: returns each page to a moment of its own.
-    fn take_back(&mut self, rng: &mut Rng) {
+    fn revert_pages(&mut self, rng: &mut Rng) {
         self.disk.resize(self.bytes.len(), 0);
         for page in self.pages() {
             match rng.below(4) {
@@ -315,7 +315,7 @@ impl LogStore {
     }
 
     /// Completes and persists all writes, as after a long time without requests.
-    pub fn come_to_rest(&self) {
+    pub fn persist_all(&self) {
         for part in self.lock().parts.values_mut() {
             for Flight { at, bytes, .. } in part.in_flight.drain(..) {
                 part.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
@@ -342,7 +342,7 @@ impl LogStore {
     /// The disk has failed.
     pub fn sync(&self) -> Result<(), RegionError> {
         let mut all = self.lock();
-        if !all.crash_injector.burn_fence() {
+        if !all.crash_injector.count_fence() {
             return Ok(());
         }
         if all.parts.values().any(|part| part.fences_left == 1) {
@@ -354,8 +354,8 @@ impl LogStore {
 
     /// A copy of the store, which can take its place later.
     #[must_use]
-    pub fn copy(&self) -> SetAside {
-        SetAside(self.lock().parts.clone())
+    pub fn copy(&self) -> KeptLog {
+        KeptLog(self.lock().parts.clone())
     }
 
     /// Applies a power cut.
@@ -363,7 +363,7 @@ impl LogStore {
         self.ended(true, rng);
         for part in self.lock().parts.values_mut() {
             match self.kind {
-                LogStoreKind::File => part.take_back(rng),
+                LogStoreKind::File => part.revert_pages(rng),
                 LogStoreKind::Dax => part.tear_words(rng),
                 LogStoreKind::Block => {}
                 LogStoreKind::Cached => part.lose_cache(rng),
@@ -387,14 +387,14 @@ impl LogStore {
 
     /// Replaces the store by an empty one. Returns the old one.
     #[must_use]
-    pub fn replace(&self) -> SetAside {
-        SetAside(core::mem::take(&mut self.lock().parts))
+    pub fn replace(&self) -> KeptLog {
+        KeptLog(core::mem::take(&mut self.lock().parts))
     }
 
     /// Replaces the store by a copy. Returns the old one.
     #[must_use]
-    pub fn replace_with(&self, copy: SetAside) -> SetAside {
-        SetAside(core::mem::replace(&mut self.lock().parts, copy.0))
+    pub fn replace_with(&self, copy: KeptLog) -> KeptLog {
+        KeptLog(core::mem::replace(&mut self.lock().parts, copy.0))
     }
 
     /// Corrupts the store: flips one bit in both copies of the data that `how` names. `bit` selects
@@ -433,7 +433,7 @@ impl LogStore {
     }
 
     /// Puts the right store back.
-    pub fn put_back(&self, store: SetAside) {
+    pub fn put_back(&self, store: KeptLog) {
         self.lock().parts = store.0;
     }
 
@@ -457,15 +457,16 @@ impl LogStore {
     }
 }
 
-/// A store that was removed from the machine and is kept.
+/// The content of a log store that is kept outside of the machine's store: the right one, or a
+/// copy.
 #[derive(Clone, Debug)]
-pub struct SetAside(BTreeMap<usize, Part>);
+pub struct KeptLog(BTreeMap<usize, Part>);
 
-impl SetAside {
-    /// Applies a power cut. A mapped file that was set aside is still a file.
+impl KeptLog {
+    /// Applies a power cut. A mapped file remains a file.
     pub fn power_cut(&mut self, kind: LogStoreKind, rng: &mut Rng) {
         if kind == LogStoreKind::File {
-            self.0.values_mut().for_each(|part| part.take_back(rng));
+            self.0.values_mut().for_each(|part| part.revert_pages(rng));
         }
     }
 }
@@ -516,11 +517,11 @@ impl Memory for SimMemory {
     /// One call that stores into a cache line is one effect.
     fn store(&mut self, offset: usize, value: u64) {
         let word = offset as u32 / 8;
-        let goes_on = offset == self.next && !word.is_multiple_of(LINE);
+        let continues_line = offset == self.next && !word.is_multiple_of(LINE);
         self.next = offset + 8;
         let loses_words = self.store.kind == LogStoreKind::Dax;
         self.with(|part, crash_injector| {
-            if crash_injector.is_blown() || !goes_on && !crash_injector.burn() {
+            if crash_injector.has_stopped() || !continues_line && !crash_injector.count_effect() {
                 return;
             }
             if loses_words {
@@ -534,16 +535,16 @@ impl Memory for SimMemory {
         let line = |byte: usize| byte as u32 / 8 / LINE;
         let lines = line(bytes.start)..=line(bytes.end - 1);
         self.with(|part, crash_injector| {
-            if !crash_injector.is_blown() {
-                let its = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
-                its.for_each(|undo| undo.begun = true);
+            if !crash_injector.has_stopped() {
+                let undos = part.undo.iter_mut().filter(|undo| lines.contains(&(undo.word / LINE)));
+                undos.for_each(|undo| undo.begun = true);
             }
         });
     }
 
     fn drain(&mut self) {
         self.with(|part, crash_injector| {
-            if crash_injector.burn_fence() {
+            if crash_injector.count_fence() {
                 part.undo.retain(|undo| !undo.begun);
             }
         });
@@ -551,13 +552,13 @@ impl Memory for SimMemory {
 
     fn order_stores(&mut self) {
         // These stores are in order, but the process may be stopped here.
-        let _ = self.with(|_, crash_injector| crash_injector.burn_fence());
+        let _ = self.with(|_, crash_injector| crash_injector.count_fence());
     }
 
     /// Syncs this part alone. The product does not rely on syncing the other parts.
     fn sync(&mut self) -> Result<(), RegionError> {
         self.with(|part, crash_injector| {
-            if !crash_injector.is_blown() {
+            if !crash_injector.has_stopped() {
                 part.write_back(|_| true);
             }
         });
@@ -592,10 +593,10 @@ impl Blocks for SimBlocks {
 
     fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
         let State { parts, crash_injector, .. } = &mut *self.store.lock();
-        if crash_injector.is_blown() {
+        if crash_injector.has_stopped() {
             return Ok(());
         }
-        let cut = !crash_injector.burn_fence();
+        let cut = !crash_injector.count_fence();
         if let Some(part) = parts.get_mut(&self.at) {
             let at = at - self.at;
             part.in_flight.push(Flight { at, bytes: bytes.to_vec(), durable, cut });
@@ -605,7 +606,7 @@ impl Blocks for SimBlocks {
 
     fn complete(&self) -> Result<(), RegionError> {
         let State { parts, crash_injector, rng, .. } = &mut *self.store.lock();
-        let Some(part) = parts.get_mut(&self.at).filter(|_| !crash_injector.is_blown()) else {
+        let Some(part) = parts.get_mut(&self.at).filter(|_| !crash_injector.has_stopped()) else {
             return Ok(());
         };
         let fails = part.fails_fence();
@@ -615,7 +616,7 @@ impl Blocks for SimBlocks {
 
     fn flush(&self) -> Result<(), RegionError> {
         let State { parts, crash_injector, .. } = &mut *self.store.lock();
-        if crash_injector.burn_fence() {
+        if crash_injector.count_fence() {
             parts.values_mut().for_each(|part| part.cached.clear());
         }
         Ok(())
@@ -649,7 +650,7 @@ impl LogPart {
         match self {
             Self::Mapped(part) => part
                 .memory()
-                .with(|part, crash_injector| !crash_injector.is_blown() && part.fails_fence()),
+                .with(|part, crash_injector| !crash_injector.has_stopped() && part.fails_fence()),
             Self::Blocks(_) => false,
         }
     }
@@ -712,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_loses_what_it_may() {
+    fn each_kind_loses_only_what_it_may() {
         let mut words = BTreeMap::new();
         for seed in 0..64 {
             let (store, part) = written(LogStoreKind::Dax);
@@ -735,7 +736,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_covers_what_its_own_process_has_stored() {
+    fn a_fence_covers_the_stores_of_its_own_process() {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Dax);
@@ -757,7 +758,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapped_store_goes_back_page_by_page() {
+    fn a_power_cut_reverts_a_mapped_store_page_by_page() {
         let mut seen = BTreeMap::new();
         for seed in 0..1024 {
             let (store, mut part) = written(LogStoreKind::File);
@@ -777,7 +778,7 @@ mod tests {
             store.power_cut(&mut Rng::new(seed));
             assert_eq!(found, (word(&part, 8), word(&part, 16), word(&part, BLOCK)), "synced");
         }
-        assert_eq!(seen.len(), 16, "each word of a page that was on its way: {seen:?}");
+        assert_eq!(seen.len(), 16, "each word of a page in write-back: {seen:?}");
     }
 
     #[test]
@@ -785,7 +786,7 @@ mod tests {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Block);
-            store.lock().crash_injector.light(0, true);
+            store.lock().crash_injector.plan_crash(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
             let part = store.part(0..2 * BLOCK);
@@ -797,14 +798,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volatile_cache_holds_is_read_and_lost_with_the_power_unless_flushed() {
+    fn a_volatile_cache_is_readable_and_lost_with_the_power_unless_flushed() {
         let mut seen = BTreeMap::new();
         for seed in 0..64 {
             let (store, mut part) = written(LogStoreKind::Cached);
-            store.lock().crash_injector.light(0, true);
+            store.lock().crash_injector.plan_crash(0, true);
             part.fence().unwrap();
             store.process_died(&mut Rng::new(seed));
-            store.lock().crash_injector.renew();
+            store.lock().crash_injector.reset();
             let part = store.part(0..2 * BLOCK);
             let read = (word(&part, 16), word(&part, BLOCK));
             if seed % 2 == 0 {

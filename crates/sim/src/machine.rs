@@ -18,9 +18,9 @@ use crate::crash_injector::CrashInjector;
 use crate::drive::{Drive, DriveSpec, LABEL_BLOCKS};
 use crate::drive_queue::DriveQueue;
 use crate::env::{SimEnv, TraceLines};
-use crate::log_store::{LogPart, LogStore, SetAside};
+use crate::log_store::{KeptLog, LogPart, LogStore};
 use crate::rng::Rng;
-use crate::scenario::{MachineSpec, VolumeSpec, Whose};
+use crate::scenario::{MachineSpec, VolumeSpec, WrongLabel};
 use riopipe_platform::crc32c;
 
 mod process;
@@ -31,7 +31,7 @@ pub use process::{Out, Tcp};
 /// The place of a label's version in its block, bytes.
 const LABEL_VERSION_AT: usize = 8;
 /// The maximum number of operations that a drive is given at once: the product's value, unless a
-/// test makes it scarce.
+/// test lowers it.
 const DEPTH: usize = 512;
 
 /// The first volume of a simulated cluster, and usually the only one.
@@ -58,19 +58,19 @@ pub struct Machine {
     up: bool,
     powered: bool,
     /// The number of the target's process.
-    pub life: u32,
+    pub incarnation: u32,
     boot: u64,
     crash_injector: CrashInjector,
     /// For each drive, the time at which it is polled next, ns, if that is planned.
     polls: Vec<Option<u64>>,
     /// The right log, while an empty or an older one is in its place.
-    pub set_aside: Option<SetAside>,
+    pub right_log: Option<KeptLog>,
     /// The right drive and its number, while another drive is in its place.
     wrong: Option<(usize, DriveQueue)>,
     /// The first part of Rio's extension that was sent to a foreign target.
-    pub misled: Option<String>,
+    pub extension_sent: Option<String>,
     /// Its last process ended with a clean stop, up to the last byte of its log.
-    rested: bool,
+    stopped_cleanly: bool,
 }
 
 impl Machine {
@@ -86,11 +86,16 @@ impl Machine {
     ) -> Self {
         let crash_injector = CrashInjector::default();
         let store = LogStore::new(spec.log, crash_injector.clone(), rng.fork(0));
-        let said = TraceLines::new(traced);
+        let trace_lines = TraceLines::new(traced);
         let drives = spec.drives.iter().enumerate().map(|(at, drive)| {
-            new_drive((at, *drive, spec.blocks), rng.fork(1 + at as u64), &crash_injector, &said)
+            new_drive(
+                (at, *drive, spec.blocks),
+                rng.fork(1 + at as u64),
+                &crash_injector,
+                &trace_lines,
+            )
         });
-        let env = SimEnv::new(drives.collect(), crash_injector.clone(), said);
+        let env = SimEnv::new(drives.collect(), crash_injector.clone(), trace_lines);
         let mut machine = Self {
             env,
             store,
@@ -101,17 +106,17 @@ impl Machine {
             rng,
             up: false,
             powered: true,
-            life: 0,
+            incarnation: 0,
             boot: 1,
             crash_injector,
             polls: vec![None; spec.drives.len()],
-            set_aside: None,
+            right_log: None,
             wrong: None,
-            misled: None,
-            rested: false,
+            extension_sent: None,
+            stopped_cleanly: false,
         };
         machine.format(volumes);
-        machine.store.come_to_rest();
+        machine.store.persist_all();
         machine
     }
 
@@ -177,8 +182,8 @@ impl Machine {
     /// Whether a drive still works on operations of an earlier process. A target that serves a
     /// drive holds its lock until the last such operation has come back (T8).
     #[must_use]
-    pub fn is_haunted(&self) -> bool {
-        self.env.drives.iter().any(|drive| drive.is_haunted())
+    pub fn has_late_operations(&self) -> bool {
+        self.env.drives.iter().any(|drive| drive.has_late_operations())
     }
 
     /// Starts the target's process. Returns the defect of the log, if there is one. A log of
@@ -188,9 +193,9 @@ impl Machine {
     /// The log store failed.
     pub fn start(&mut self, volumes: &[NewVolume], given_up: bool) -> Result<Vec<String>, String> {
         debug_assert!(!self.up);
-        self.crash_injector.renew();
-        self.life += 1;
-        self.rested = false;
+        self.crash_injector.reset();
+        self.incarnation += 1;
+        self.stopped_cleanly = false;
         self.powered = true;
         self.store.open().map_err(|error| error.to_string())?;
         if self.spec.logless || self.spec.foreign {
@@ -202,7 +207,7 @@ impl Machine {
         let split: Split<LogPart> = Box::new(move |range| Ok(store.part(range)));
         let kind = self.store.kind().log_kind();
         let place = Place { len: log_len(volumes), kind, boot: self.boot_id() };
-        let new_uuid = [0xb0 ^ self.life as u8; 16];
+        let new_uuid = [0xb0 ^ self.incarnation as u8; 16];
         let opened = Volumes::open(header, split, place, given_up, new_uuid, crc32c)
             .map_err(|refused| refused.to_string())?;
         self.serve(opened.volumes);
@@ -234,14 +239,14 @@ impl Machine {
         if let Some(shared) = &mut self.env.shared {
             shared.end_service(self.env.now, || store.sync())?;
         }
-        self.rested = !self.has_stopped();
+        self.stopped_cleanly = !self.has_stopped();
         Ok(())
     }
 
     /// Whether its last process ended with a clean stop.
     #[must_use]
-    pub const fn has_rested(&self) -> bool {
-        self.rested
+    pub const fn has_stopped_cleanly(&self) -> bool {
+        self.stopped_cleanly
     }
 
     /// Each volume's generation in the log that is there, if the log is readable and has all
@@ -252,14 +257,15 @@ impl Machine {
         let Class::Ours(found) = inspect(&header, log_len(volumes), self.boot_id(), crc32c) else {
             return None;
         };
-        let of = |volume: &NewVolume| found.volumes.iter().find(|other| other.id == volume.id);
-        volumes.iter().map(|volume| of(volume).map(|found| found.generation)).collect()
+        let record_of =
+            |volume: &NewVolume| found.volumes.iter().find(|other| other.id == volume.id);
+        volumes.iter().map(|volume| record_of(volume).map(|found| found.generation)).collect()
     }
 
     /// Whether the right log is in its place, and accepts writes.
     #[must_use]
     pub fn has_its_log(&self) -> bool {
-        self.set_aside.is_none() && self.store.works()
+        self.right_log.is_none() && self.store.works()
     }
 
     /// The recovery that the log would need, were the target started now: the first stream with
@@ -286,12 +292,12 @@ impl Machine {
         self.env.shared = None;
         self.process = Process::default();
         self.out.clear();
-        self.env.mail.clear();
+        self.env.messages.clear();
         for drive in &mut self.env.drives {
             drive.orphan();
         }
         self.store.process_died(&mut self.rng);
-        self.crash_injector.renew();
+        self.crash_injector.reset();
     }
 
     /// Cuts the power of the machine.
@@ -300,7 +306,7 @@ impl Machine {
         let now = self.env.now;
         self.env.drives.iter_mut().for_each(|drive| drive.power_cut(now));
         self.store.power_cut(&mut self.rng);
-        if let Some(log) = &mut self.set_aside {
+        if let Some(log) = &mut self.right_log {
             log.power_cut(self.store.kind(), &mut self.rng);
         }
         self.boot += 1;
@@ -309,24 +315,24 @@ impl Machine {
     }
 
     /// Replaces a drive by another one, while the machine is off. The other drive has the same
-    /// size, the same identity, and a label as `whose` says. Its blocks have any content.
-    pub fn replace_drive(&mut self, drive: usize, whose: Whose) {
-        let there = &self.env.drives[drive];
-        let copies = there.bytes(&[there.block(0), there.block(1)]);
+    /// size, the same identity, and a label of the kind `whose`. Its blocks have any content.
+    pub fn replace_drive(&mut self, drive: usize, whose: WrongLabel) {
+        let right_drive = &self.env.drives[drive];
+        let copies = right_drive.bytes(&[right_drive.block(0), right_drive.block(1)]);
         let (older, newer) = copies.split_at(LABEL_LEN);
         let (Ok(mut label), None) = (Label::newest([older, newer], crc32c), &self.wrong) else {
             return;
         };
-        if whose == Whose::Other {
+        if whose == WrongLabel::Other {
             label.volume = VolumeId(*b"another volume!!");
         }
         let mut block = label.encode(crc32c);
-        if whose == Whose::Newer {
+        if whose == WrongLabel::Newer {
             block[LABEL_VERSION_AT..][..4].copy_from_slice(&(LABEL_VERSION + 1).to_le_bytes());
         }
-        let (spec, rng) = (*there.spec(), self.rng.fork(drive as u64));
-        let of = (drive, spec, self.spec.blocks);
-        let mut other = new_drive(of, rng, &self.crash_injector, &self.env.said);
+        let (spec, rng) = (*right_drive.spec(), self.rng.fork(drive as u64));
+        let shape = (drive, spec, self.spec.blocks);
+        let mut other = new_drive(shape, rng, &self.crash_injector, &self.env.trace_lines);
         (LABEL_BLOCKS..self.spec.blocks).for_each(|lba| other.preset(lba, GARBAGE));
         let name = other.name_label(&block);
         (0..LABEL_BLOCKS).for_each(|lba| other.preset(lba, name));
@@ -367,13 +373,13 @@ impl Machine {
     /// Stops the process after this number of further effects on drives, log and network. With
     /// `fences`, stops it in the fence after this number of further fences.
     pub fn stop_after(&self, effects: u32, fences: bool) {
-        self.crash_injector.light(effects, fences);
+        self.crash_injector.plan_crash(effects, fences);
     }
 
     /// Whether the process has stopped in the middle of an effect.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
-        self.crash_injector.is_blown()
+        self.crash_injector.has_stopped()
     }
 }
 
@@ -382,12 +388,12 @@ fn new_drive(
     (at, spec, blocks): (usize, DriveSpec, u32),
     mut rng: Rng,
     crash_injector: &CrashInjector,
-    said: &TraceLines,
+    trace_lines: &TraceLines,
 ) -> DriveQueue {
     let name = format!("drive {at}");
     let depth = *rng.pick(&[2, 8, DEPTH, DEPTH]);
     DriveQueue::new(
-        Drive::new((spec, blocks), &name, rng, crash_injector.clone(), said.of(&name)),
+        Drive::new((spec, blocks), &name, rng, crash_injector.clone(), trace_lines.of(&name)),
         depth,
     )
 }

@@ -13,7 +13,7 @@ pub struct ClientEnd {
     /// The initiator.
     pub client: usize,
     /// The number of the initiator's process.
-    pub life: u32,
+    pub incarnation: u32,
     /// The purpose of the connection.
     pub role: Role,
 }
@@ -102,7 +102,7 @@ pub struct Network {
     spec: NetSpec,
     rng: Rng,
     conns: Vec<Conn>,
-    parted: Vec<Parted>,
+    partitions: Vec<Partition>,
     /// A lag for the connections that streams begin from now on: its end, and its length. Units
     /// sent toward targets before the end arrive later by the length.
     late_streams: (u64, u64),
@@ -110,7 +110,7 @@ pub struct Network {
 
 /// Nothing passes between an initiator and a machine (any, if `None`) before `until`.
 #[derive(Clone, Copy, Debug)]
-struct Parted {
+struct Partition {
     client: usize,
     machine: Option<usize>,
     until: u64,
@@ -120,7 +120,7 @@ impl Network {
     /// A network without connections.
     #[must_use]
     pub const fn new(spec: NetSpec, rng: Rng) -> Self {
-        Self { spec, rng, conns: Vec::new(), parted: Vec::new(), late_streams: (0, 0) }
+        Self { spec, rng, conns: Vec::new(), partitions: Vec::new(), late_streams: (0, 0) }
     }
 
     /// Draws a delay, ns.
@@ -133,9 +133,9 @@ impl Network {
 
     /// Opens a connection to `machine`. Returns its number.
     pub fn open(&mut self, client: ClientEnd, machine: usize) -> usize {
-        let apart =
-            |p: &&Parted| p.client == client.client && p.machine.is_none_or(|m| m == machine);
-        let until = self.parted.iter().filter(apart).map(|p| p.until).max().unwrap_or(0);
+        let is_between =
+            |p: &&Partition| p.client == client.client && p.machine.is_none_or(|m| m == machine);
+        let until = self.partitions.iter().filter(is_between).map(|p| p.until).max().unwrap_or(0);
         let is_stream = matches!(client.role, Role::Stream { .. });
         let lag = if is_stream { self.late_streams } else { (0, 0) };
         let pipe = || Pipe { stalled_until: until, ..Pipe::default() };
@@ -163,12 +163,12 @@ impl Network {
     }
 
     /// Stops everything between an initiator and a machine (any, if `None`) before `until`.
-    pub fn part(&mut self, client: usize, machine: Option<usize>, until: u64) {
-        self.parted.push(Parted { client, machine, until });
+    pub fn partition(&mut self, client: usize, machine: Option<usize>, until: u64) {
+        self.partitions.push(Partition { client, machine, until });
         for conn in 0..self.conns.len() {
-            let there = &self.conns[conn];
-            if there.client.is_some_and(|end| end.client == client)
-                && machine.is_none_or(|machine| machine == there.machine)
+            let connection = &self.conns[conn];
+            if connection.client.is_some_and(|end| end.client == client)
+                && machine.is_none_or(|machine| machine == connection.machine)
             {
                 self.stall(conn, Direction::Up, until);
                 self.stall(conn, Direction::Down, until);
@@ -199,38 +199,38 @@ impl Network {
     pub fn send(
         &mut self,
         conn: usize,
-        way: Direction,
+        direction: Direction,
         mut bytes: Vec<u8>,
         now: u64,
         at: &mut Vec<u64>,
     ) {
-        if bytes.is_empty() || self.pipe(conn, way).cut {
+        if bytes.is_empty() || self.pipe(conn, direction).cut {
             return;
         }
         if bytes.len() > 1 && self.rng.percent(u64::from(self.spec.split)) {
             let cut = 1 + self.rng.index(bytes.len() - 1);
             let rest = bytes.split_off(cut);
-            at.push(self.put(conn, way, Chunk::Bytes(bytes), now));
+            at.push(self.put(conn, direction, Chunk::Bytes(bytes), now));
             bytes = rest;
         }
-        at.push(self.put(conn, way, Chunk::Bytes(bytes), now));
+        at.push(self.put(conn, direction, Chunk::Bytes(bytes), now));
     }
 
     /// Ends one direction. Bytes that were sent before arrive first. Returns the time at which the
     /// other end learns of it; `None` if it never does.
-    pub fn end(&mut self, conn: usize, way: Direction, now: u64) -> Option<u64> {
-        if self.pipe(conn, way).cut {
+    pub fn end(&mut self, conn: usize, direction: Direction, now: u64) -> Option<u64> {
+        if self.pipe(conn, direction).cut {
             return None;
         }
-        let at = self.put(conn, way, Chunk::End, now);
-        self.pipe(conn, way).cut = true;
+        let at = self.put(conn, direction, Chunk::End, now);
+        self.pipe(conn, direction).cut = true;
         Some(at)
     }
 
     /// Sends one unit. Returns the time at which it arrives.
-    pub fn put(&mut self, conn: usize, way: Direction, chunk: Chunk, now: u64) -> u64 {
+    pub fn put(&mut self, conn: usize, direction: Direction, chunk: Chunk, now: u64) -> u64 {
         let delay = self.delay();
-        let pipe = self.pipe(conn, way);
+        let pipe = self.pipe(conn, direction);
         let (until, by) = pipe.lag;
         let delay = if now < until { delay + by } else { delay };
         let at = (now + delay).max(pipe.last).max(pipe.stalled_until);
@@ -246,9 +246,9 @@ impl Network {
         at
     }
 
-    fn pipe(&mut self, conn: usize, way: Direction) -> &mut Pipe {
+    fn pipe(&mut self, conn: usize, direction: Direction) -> &mut Pipe {
         let conn = &mut self.conns[conn];
-        match way {
+        match direction {
             Direction::Up => &mut conn.up,
             Direction::Down => &mut conn.down,
         }
@@ -258,8 +258,13 @@ impl Network {
     ///
     /// # Errors
     /// The time at which to ask again.
-    pub fn arrive(&mut self, conn: usize, way: Direction, now: u64) -> Result<Option<Chunk>, u64> {
-        let pipe = self.pipe(conn, way);
+    pub fn arrive(
+        &mut self,
+        conn: usize,
+        direction: Direction,
+        now: u64,
+    ) -> Result<Option<Chunk>, u64> {
+        let pipe = self.pipe(conn, direction);
         if now < pipe.stalled_until {
             return Err(pipe.stalled_until);
         }
@@ -267,14 +272,14 @@ impl Network {
     }
 
     /// Stalls a direction until `until`.
-    pub fn stall(&mut self, conn: usize, way: Direction, until: u64) {
-        let pipe = self.pipe(conn, way);
+    pub fn stall(&mut self, conn: usize, direction: Direction, until: u64) {
+        let pipe = self.pipe(conn, direction);
         pipe.stalled_until = pipe.stalled_until.max(until);
     }
 
     /// Makes the units that are sent in a direction before `until` arrive later by `by`, ns.
-    pub fn lag(&mut self, conn: usize, way: Direction, until: u64, by: u64) {
-        self.pipe(conn, way).lag = (until, by);
+    pub fn lag(&mut self, conn: usize, direction: Direction, until: u64, by: u64) {
+        self.pipe(conn, direction).lag = (until, by);
     }
 
     /// Makes the units that are sent toward targets before `until`, on the connections that streams
@@ -286,7 +291,7 @@ impl Network {
     /// Ends all stalls and lags.
     pub fn heal(&mut self) {
         self.late_streams = (0, 0);
-        self.parted.clear();
+        self.partitions.clear();
         for pipe in self.conns.iter_mut().flat_map(|conn| [&mut conn.up, &mut conn.down]) {
             pipe.stalled_until = 0;
             pipe.lag = (0, 0);
@@ -294,24 +299,24 @@ impl Network {
     }
 
     /// Stops a direction. Of the units in flight, only the first ones arrive.
-    pub fn cut(&mut self, conn: usize, way: Direction) {
+    pub fn cut(&mut self, conn: usize, direction: Direction) {
         let keep = {
-            let len = self.pipe(conn, way).queue.len();
+            let len = self.pipe(conn, direction).queue.len();
             if self.rng.one_in(2) { len } else { self.rng.index(len + 1) }
         };
-        let pipe = self.pipe(conn, way);
+        let pipe = self.pipe(conn, direction);
         pipe.queue.truncate(keep);
         pipe.cut = true;
     }
 
     /// Does the same as [`cut`](Self::cut), but the other end learns of it. Returns the time of
     /// that.
-    pub fn reset(&mut self, conn: usize, way: Direction, now: u64) -> Option<u64> {
-        if self.pipe(conn, way).cut {
+    pub fn reset(&mut self, conn: usize, direction: Direction, now: u64) -> Option<u64> {
+        if self.pipe(conn, direction).cut {
             return None;
         }
-        self.cut(conn, way);
-        self.pipe(conn, way).cut = false;
-        self.end(conn, way, now)
+        self.cut(conn, direction);
+        self.pipe(conn, direction).cut = false;
+        self.end(conn, direction, now)
     }
 }

@@ -63,7 +63,7 @@ impl Rng {
         self.below(n) == 0
     }
 
-    /// One of these.
+    /// One of `of`.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.index(of.len())]
     }
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_published_generator_and_stays_in_bounds() {
-        // xoshiro256** with the state 1, 2, 3, 4 begins so.
+    fn the_generator_is_the_published_one_and_stays_in_bounds() {
+        // xoshiro256** with the state 1, 2, 3, 4 begins with these numbers.
         let mut rng = Rng([1, 2, 3, 4]);
         assert_eq!([rng.u64(), rng.u64(), rng.u64()], [11520, 0, 1_509_978_240]);
         let mut seen = [false; 7];

@@ -22,7 +22,7 @@ const ENDLESS_MAX: u64 = 8;
 /// From this number of seeds on, a rare path that was never taken fails the run.
 pub const RARE_SEEDS: u64 = 5_000;
 /// Rare paths that no simulated cluster can take, or only in far more seeds than that.
-const OUT_OF_REACH: &[Rare] = &[
+const NOT_SIMULATED: &[Rare] = &[
     // TCP delivers a connection's commands in order. The gate's own tests reorder them.
     Rare::GateEarly,
 ];
@@ -86,8 +86,8 @@ impl Summary {
     /// Rare paths that were never taken.
     #[must_use]
     pub fn never_taken(&self) -> Vec<&'static str> {
-        let never = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
-        never.filter(|name| !OUT_OF_REACH.iter().any(|rare| rare.name() == *name)).collect()
+        let untaken = self.rare.iter().filter(|(_, count)| **count == 0).map(|(name, _)| *name);
+        untaken.filter(|name| !NOT_SIMULATED.iter().any(|rare| rare.name() == *name)).collect()
     }
 }
 
@@ -148,12 +148,13 @@ fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> boo
 
 /// The result for a planted bug.
 #[derive(Clone, Debug)]
-pub struct Hunt {
+pub struct PlantResult {
     /// The planted bug.
     pub plant: Plant,
     /// The number of seeds run.
     pub seeds: u64,
-    /// The number of seeds after which the oracle saw a broken promise; `None` if it never did.
+    /// The number of seeds after which the oracle reported a broken promise; `None` if it never
+    /// did.
     pub caught_after: Option<u64>,
     /// The seed, and the broken promise.
     pub failure: Option<(u64, Violation)>,
@@ -163,9 +164,9 @@ pub struct Hunt {
     pub elapsed: Duration,
 }
 
-/// Plants a bug and runs seeds until the oracle sees it. No other run may take place in this
+/// Plants a bug and runs seeds until the oracle reports it. No other run may take place in this
 /// process meanwhile.
-pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt {
+pub fn try_plant(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> PlantResult {
     let start = Instant::now();
     let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let found: Mutex<Option<(u64, Violation)>> = Mutex::new(None);
@@ -194,7 +195,7 @@ pub fn hunt(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Hunt 
     });
     probe::plant(None);
     let failure = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Hunt {
+    PlantResult {
         plant,
         seeds: run.into_inner(),
         caught_after: failure.as_ref().map(|(seed, _)| seed.wrapping_sub(plan.first) + 1),

@@ -389,7 +389,7 @@ pub enum What {
         /// The drive of the machine.
         drive: usize,
         /// The label on the other drive.
-        whose: Whose,
+        whose: WrongLabel,
     },
     /// A host claims volumes that need no log, one after the other, and releases each.
     Claimant {
@@ -482,7 +482,7 @@ pub enum Corruption {
 /// The label of a drive that replaces one of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whose {
+pub enum WrongLabel {
     /// A label of another volume with the same name and shape, such as the volume that was there
     /// before.
     Other,

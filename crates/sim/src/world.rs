@@ -16,7 +16,7 @@ use crate::client::plain_host::{self, HostAnswer, PlainHost};
 use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
-use crate::log_store::{LogStoreKind, SetAside};
+use crate::log_store::{KeptLog, LogStoreKind};
 use crate::machine::{self, Machine, Out, new_volume};
 use crate::network::{Chunk, Direction};
 use crate::oracle::{Drives, Promise, Violation, Where};
@@ -82,16 +82,16 @@ pub struct World {
     /// The initiator that releases the volume, and the time after which the volume is opened again,
     /// µs.
     releasing: Option<(usize, u32)>,
-    dooms: Vec<Option<PlannedCrash>>,
+    planned_crashes: Vec<Option<PlannedCrash>>,
     stops: Vec<Stop>,
     /// Copies of logs, each with the generations of the volumes in it.
-    copies: Vec<Option<(Vec<u32>, SetAside)>>,
+    copies: Vec<Option<(Vec<u32>, KeptLog)>>,
     /// Logs that the operator has decided to give up.
     given_up: Vec<bool>,
     /// On each machine, the connection of the owner's association that the target ended last.
     ended: Vec<Option<usize>>,
     crashes: u64,
-    calm_since: Option<(u64, u64)>,
+    faults_stopped_at: Option<(u64, u64)>,
     over: bool,
 }
 
@@ -138,9 +138,10 @@ impl World {
         let mut second_volume = SecondVolume::of(scenario)?;
         let second = second_volume.as_ref().map(|second| (second.side.id, &second.side.volume));
         let all: Vec<_> = [(core.id, &scenario.volume)].into_iter().chain(second).collect();
-        let of = |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
+        let volumes_of =
+            |machine| all.iter().map(move |(id, volume)| new_volume(*id, volume, machine));
         let volumes: Vec<Vec<NewVolume>> =
-            (0..scenario.machines.len()).map(|machine| of(machine).collect()).collect();
+            (0..scenario.machines.len()).map(|machine| volumes_of(machine).collect()).collect();
         let machines = scenario.machines.iter().zip(&volumes).enumerate();
         let machines = machines.map(|(index, (spec, volumes))| {
             let starts = all.iter().map(|(_, volume)| Seq(volume.start));
@@ -148,24 +149,25 @@ impl World {
             Machine::new(index, spec, &volumes, rng.fork(index as u64), traced)
         });
         let mut machines: Vec<Machine> = machines.collect();
-        let has = |at, drive| second_volume.as_ref().is_some_and(|second| second.has(at, drive));
-        mark_outside(&mut machines, &mut core, |at, drive| !has(at, drive));
+        let is_of_second =
+            |at, drive| second_volume.as_ref().is_some_and(|second| second.has(at, drive));
+        mark_outside(&mut machines, &mut core, |at, drive| !is_of_second(at, drive));
         machine::label(&mut machines, (core.id, core.name), &scenario.volume);
         for log in &scenario.logs {
             let blocks = core.map.iter().skip(log.first as usize).take(log.blocks as usize);
             blocks.for_each(|at| machines[at.machine].env.drives[at.drive].may_tear(at.lba));
         }
         if let Some(SecondVolume { side, .. }) = &mut second_volume {
-            let its = side.volume.members.clone();
+            let members = side.volume.members.clone();
             core.swap(side);
-            mark_outside(&mut machines, &mut core, |at, drive| its.contains(&(at, drive)));
+            mark_outside(&mut machines, &mut core, |at, drive| members.contains(&(at, drive)));
             machine::label(&mut machines, (core.id, core.name), &core.scenario.volume);
             core.swap(side);
         }
         Ok(Self {
             standby: None,
             releasing: None,
-            dooms: vec![None; machines.len()],
+            planned_crashes: vec![None; machines.len()],
             stops: vec![Stop::default(); machines.len()],
             copies: machines.iter().map(|_| None).collect(),
             given_up: vec![false; machines.len()],
@@ -179,7 +181,7 @@ impl World {
             claimants: Vec::new(),
             faults: scenario.faults.clone(),
             crashes: 0,
-            calm_since: None,
+            faults_stopped_at: None,
             over: false,
         })
     }
@@ -196,7 +198,7 @@ impl World {
             self.strike_due();
             let Some(ev) = self.core.next_event() else { break };
             self.note_holders();
-            self.happen(ev);
+            self.handle(ev);
             if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
                 self.supervise();
             }
@@ -210,7 +212,7 @@ impl World {
         }
     }
 
-    fn happen(&mut self, ev: Ev) {
+    fn handle(&mut self, ev: Ev) {
         match ev {
             Ev::Arrive { conn, up: true } => self.arrive_up(conn),
             Ev::Arrive { conn, up: false } => self.arrive_down(conn),
@@ -235,7 +237,7 @@ impl World {
             | Ev::WakeClient { client: SECOND_VOLUME, .. }
             | Ev::WakeStreams { client: SECOND_VOLUME, .. }
             | Ev::Act { client: SECOND_VOLUME, .. } => {
-                self.with_second_volume(|client, drives, core| happen_to(client, ev, drives, core));
+                self.with_second_volume(|client, drives, core| deliver(client, ev, drives, core));
             }
             Ev::WakeClient { client, .. } if client >= claimant::FIRST => {
                 self.claimants[client - claimant::FIRST].wake(&mut self.core);
@@ -249,10 +251,12 @@ impl World {
             | Ev::WakeStreams { client, .. }
             | Ev::Act { client, .. } => {
                 let Self { clients, core, machines, .. } = self;
-                happen_to(&mut clients[client], ev, &Drives(machines), core);
+                deliver(&mut clients[client], ev, &Drives(machines), core);
             }
             Ev::Heal => {}
-            Ev::WakePlainHost(plain_host) => self.plain_hosts[plain_host].go_on(&mut self.core),
+            Ev::WakePlainHost(plain_host) => {
+                self.plain_hosts[plain_host].begin_next(&mut self.core)
+            }
         }
     }
 
@@ -278,7 +282,7 @@ impl World {
                     && it.era() == Some(oracle.current())
                     && it.holds(at).is_some()
                 {
-                    oracle.heard(client, at, self.core.now);
+                    oracle.received(client, at, self.core.now);
                 }
                 let Core { oracle, now, .. } = &mut self.core;
                 if client < SECOND_VOLUME {
@@ -286,10 +290,10 @@ impl World {
                     // process that was lost does not extend a lease before it has resumed.
                     let owner = &self.clients[client];
                     if owner.era() == Some(oracle.current()) && owner.holds(at).is_some() {
-                        oracle.heard(client, at, *now);
+                        oracle.received(client, at, *now);
                     }
                 } else if (plain_host::FIRST..claimant::FIRST).contains(&client) {
-                    self.plain_hosts[client - plain_host::FIRST].comes(oracle, *now);
+                    self.plain_hosts[client - plain_host::FIRST].bytes_arrived(oracle, *now);
                 }
                 machine.receive(conn, bytes);
             }
@@ -324,16 +328,16 @@ impl World {
             let plain_host = &mut self.plain_hosts[end.client - plain_host::FIRST];
             match chunk {
                 Chunk::Bytes(bytes) => {
-                    let told = plain_host.receive(end.role, conn, &bytes, &mut self.core);
+                    let answer = plain_host.receive(end.role, conn, &bytes, &mut self.core);
                     let (at, content, free) = (plain_host.at, plain_host.content, plain_host.free);
                     let must_accept = plain_host.must_accept;
                     let oracle = &mut self.core.oracle;
-                    match told {
+                    match answer {
                         None => {}
-                        Some(HostAnswer::Written) => oracle.written_plainly(at, content, free),
-                        Some(HostAnswer::Flushed) => oracle.flushed_plainly(at, content),
-                        Some(HostAnswer::Read(found)) => oracle.looked_at(at, found, free),
-                        Some(HostAnswer::Refused) => oracle.refused_plainly(at, must_accept),
+                        Some(HostAnswer::Written) => oracle.plain_write_done(at, content, free),
+                        Some(HostAnswer::Flushed) => oracle.plain_flush_done(at, content),
+                        Some(HostAnswer::Read(found)) => oracle.plain_read_done(at, found, free),
+                        Some(HostAnswer::Refused) => oracle.plain_write_refused(at, must_accept),
                     }
                 }
                 _ => plain_host.close(&mut self.core),
@@ -341,7 +345,7 @@ impl World {
             return;
         }
         let arrives = |client: &mut Client, drives: &Drives<'_>, core: &mut Core| {
-            if !client.is_up() || client.life() != end.life {
+            if !client.is_up() || client.incarnation() != end.incarnation {
                 return;
             }
             match chunk {
@@ -364,11 +368,11 @@ impl World {
         let machine = &mut machines[at];
         machine.env.now = core.now;
         for plain_host in plain_hosts.iter_mut().filter(|plain_host| plain_host.at.machine == at) {
-            plain_host.waits(&mut core.oracle, core.now);
+            plain_host.machine_steps(&mut core.oracle, core.now);
         }
         machine.work();
-        if let Some(by) = machine.misled.take() {
-            core.oracle.misled(at, &by);
+        if let Some(by) = machine.extension_sent.take() {
+            core.oracle.extension_was_sent(at, &by);
         }
         let in_log = volumes[at].iter().filter(|volume| volume.streams > 0).count();
         if let Some((volumes, most)) = machine.remembers(in_log) {
@@ -392,25 +396,26 @@ impl World {
             }
         }
         for (number, drive) in machine.env.drives.iter_mut().enumerate() {
-            for told in drive.take_reported() {
+            for event in drive.take_reported() {
                 let oracle = match second_volume {
                     Some(second) if second.has(at, number) => &mut second.side.oracle,
                     _ => &mut core.oracle,
                 };
-                oracle.told(at, number, &told, core.now);
+                oracle.drive_reports(at, number, &event, core.now);
             }
             for _ in 0..drive.take_late() {
                 probe::hit(Rare::LateWrite);
             }
         }
-        for line in machine.env.said.take() {
+        for line in machine.env.trace_lines.take() {
             core.trace(|| format!("target {at}: {line}"));
         }
         if machine.has_stopped() {
-            let planned =
-                self.dooms[at].take().unwrap_or(PlannedCrash { power: false, down_us: 1000 });
+            let planned = self.planned_crashes[at]
+                .take()
+                .unwrap_or(PlannedCrash { power: false, down_us: 1000 });
             self.crash_machine(at, planned);
-        } else if machine.is_at_rest() {
+        } else if machine.is_stopped() {
             self.end_machine(at);
         }
     }
@@ -424,7 +429,7 @@ impl World {
         }
         let ended = machine.end_service();
         let power = off || machine.has_stopped();
-        self.core.trace(|| format!("target {at} has come to rest: {ended:?}"));
+        self.core.trace(|| format!("target {at} has ended its service: {ended:?}"));
         self.crash_machine(at, PlannedCrash { power, down_us });
     }
 
@@ -433,7 +438,7 @@ impl World {
         if machine.is_up() {
             return;
         }
-        if machine.is_haunted() && !probe::planted(Plant::T8ServeNoWait) {
+        if machine.has_late_operations() && !probe::planted(Plant::T8ServeNoWait) {
             // The drives are locked as long as writes of the last process are in flight (T8).
             return self.core.after(20 * US, Ev::StartMachine(at));
         }
@@ -445,7 +450,7 @@ impl World {
                     self.each_oracle(|oracle, _| oracle.log_works(at));
                 }
                 if let Some(problem) = problems.first()
-                    && self.machines[at].set_aside.is_none()
+                    && self.machines[at].right_log.is_none()
                 {
                     let what =
                         format!("target {at}: a crash alone makes its log unreadable: {problem}");
@@ -454,7 +459,7 @@ impl World {
             }
             Err(why) => {
                 self.core.trace(|| format!("target {at} does not start: {why}"));
-                if self.machines[at].set_aside.is_some() {
+                if self.machines[at].right_log.is_some() {
                     self.put_log_back(at);
                 } else if self.machines[at].store.kind() == LogStoreKind::File {
                     // Both copies of its header were being written back.
@@ -489,7 +494,7 @@ impl World {
         let machine = &mut self.machines[at];
         if planned.power {
             if machine.store.kind() == LogStoreKind::File
-                && !machine.has_rested()
+                && !machine.has_stopped_cleanly()
                 && self.core.is_logged()
             {
                 self.each_oracle(|oracle, now| oracle.log_fails(at, now));
@@ -499,27 +504,27 @@ impl World {
         } else {
             machine.kill();
         }
-        self.dooms[at] = None;
+        self.planned_crashes[at] = None;
         self.core.after(u64::from(planned.down_us) * US, Ev::StartMachine(at));
     }
 
-    fn crash_client(&mut self, at: usize, told: bool) {
+    fn crash_client(&mut self, at: usize, notified: bool) {
         if !self.clients[at].is_up() {
             return;
         }
         self.core.trace(|| format!("initiator {at} dies"));
         self.note_crash();
-        self.break_connections(at, told);
+        self.break_connections(at, notified);
         self.clients[at].kill();
     }
 
-    fn break_connections(&mut self, client: usize, told: bool) {
+    fn break_connections(&mut self, client: usize, notified: bool) {
         for conn in 0..self.core.net.len() {
             if self.core.net.conn(conn).client.is_none_or(|end| end.client != client) {
                 continue;
             }
             self.core.net.conn_mut(conn).client = None;
-            if !told {
+            if !notified {
                 self.core.net.cut(conn, Direction::Up);
             } else if let Some(time) = self.core.net.reset(conn, Direction::Up, self.core.now) {
                 self.core.at(time, Ev::Arrive { conn, up: true });
@@ -539,16 +544,23 @@ impl World {
 }
 
 /// Delivers an event to an initiator, if it still exists.
-fn happen_to(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
-    let there = |client: &Client, life| client.is_up() && client.life() == life;
+fn deliver(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
+    let is_running =
+        |client: &Client, incarnation| client.is_up() && client.incarnation() == incarnation;
     match ev {
         Ev::StartClient(_) if !client.is_up() => client.start(core),
-        Ev::TickClient { life, .. } if there(client, life) => client.tick(drives, core),
-        Ev::WakeClient { life, server, .. } if there(client, life) => {
+        Ev::TickClient { incarnation, .. } if is_running(client, incarnation) => {
+            client.tick(drives, core)
+        }
+        Ev::WakeClient { incarnation, server, .. } if is_running(client, incarnation) => {
             client.wake(server, drives, core);
         }
-        Ev::WakeStreams { life, .. } if there(client, life) => client.wake_streams(drives, core),
-        Ev::Act { life, stream, .. } if there(client, life) => client.act(stream, drives, core),
+        Ev::WakeStreams { incarnation, .. } if is_running(client, incarnation) => {
+            client.wake_streams(drives, core)
+        }
+        Ev::Act { incarnation, stream, .. } if is_running(client, incarnation) => {
+            client.act(stream, drives, core)
+        }
         _ => {}
     }
 }

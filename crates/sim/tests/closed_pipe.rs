@@ -4,7 +4,7 @@ use std::io;
 use std::process::{Command, Stdio};
 
 #[test]
-fn a_reader_that_goes_away_ends_the_program_quietly() {
+fn a_closed_output_ends_the_program_quietly() {
     let (reader, writer) = io::pipe().expect("a machine has pipes");
     drop(reader);
     let output = Command::new(env!("CARGO_BIN_EXE_rio-sim"))

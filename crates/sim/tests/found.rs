@@ -32,7 +32,7 @@ use riopipe_sim::draw::draw;
 use riopipe_sim::scenario::Scenario;
 
 #[test]
-fn what_was_found_once_holds_now() {
+fn failures_found_once_do_not_return() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/found");
     let mut bounded = Bounded::new(RUN_LIMIT);
     let mut run = 0;

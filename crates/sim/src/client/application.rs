@@ -1,7 +1,7 @@
 //! The application's use of a stream: the steps of the scenario, as calls of the library.
 //!
-//! While the application's thread is in a call that waits, it drives the stream. Otherwise it
-//! thinks, pauses, or has no step left, and then only the background driver drives the stream.
+//! While the application's thread is in a call that waits, it drives the stream. Otherwise it does
+//! other work, pauses, or has no step left, and then only the background driver drives the stream.
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
@@ -11,7 +11,7 @@ use riopipe_session::initiator::stream_driver::{StreamDriver, Until};
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 
 use super::committer::Committer;
-use super::ledger::stage;
+use super::duties::stage;
 use super::stream::Stream;
 use crate::block::{self, BLOCK};
 use crate::core::{Core, Ev, US};
@@ -27,7 +27,7 @@ const AGAIN_NS: u64 = US;
 /// or for the background driver.
 const POLLED: u64 = 75;
 /// Of 100 waits, the number that are given up after a while.
-const IMPATIENT: u64 = 10;
+const GIVEN_UP_WAITS: u64 = 10;
 
 /// The call that the owner of a stream is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Reading {
 /// The result of a step.
 enum Done {
     /// The step has ended.
-    Yes,
+    Ended,
     /// The step waits.
     Waits(Call),
     /// The step must be repeated after a wait.
@@ -76,7 +76,7 @@ enum Done {
 pub(super) struct Process<'a, 'd> {
     /// The initiator's process.
     pub(super) end: ClientEnd,
-    pub(super) ledger: &'a mut BlockOwnershipChecker,
+    pub(super) ownership_checker: &'a mut BlockOwnershipChecker,
     pub(super) drives: &'a Drives<'d>,
 }
 
@@ -84,33 +84,34 @@ impl Stream {
     /// Whether it has steps left, or waits for the end of a step that it has begun.
     #[must_use]
     pub(super) fn has_work(&self, core: &Core) -> bool {
-        if self.reads_only {
+        if self.is_reader {
             return self.is_in_call();
         }
         let (steps, begun) = &core.steps[usize::from(self.id)];
         let serves = self.committer.as_ref().is_some_and(|committer| !committer.is_packed());
         let waits = self.is_in_call() && !matches!(self.call, Call::Close | Call::Serve);
-        *begun < steps.len() || self.acting || serves || waits
+        *begun < steps.len() || self.step_planned || serves || waits
     }
 
-    /// Whether everything that was submitted is durable, as its owner knows.
+    /// Whether everything that was submitted is durable, according to the marks that its owner has
+    /// received.
     #[must_use]
     pub(super) fn is_durable(&self, core: &Core) -> bool {
         // The thread of a log of records never leaves its stream.
-        if self.reads_only || self.committer.is_some() {
+        if self.is_reader || self.committer.is_some() {
             return true;
         }
         let (_, durable, last) = core.oracle.progress(self.era, self.id);
         durable >= last
     }
 
-    /// The stream is bound everywhere: its owner begins. If the stream was opened before, the
-    /// oracle gets the mark from which it resumes.
-    pub(super) fn begins(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
-        if self.anew {
+    /// Begins the steps of the owner: the stream is bound everywhere. If the stream was opened
+    /// before, the oracle gets the mark from which it resumes.
+    pub(super) fn start_steps(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+        if self.opened_before {
             let (stream, last) = (self.id, self.start);
             probe::hit(Rare::Reopened);
-            process.ledger.restarted(StreamId(stream), last);
+            process.ownership_checker.restarted(StreamId(stream), last);
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, process.drives);
         }
@@ -122,21 +123,21 @@ impl Stream {
 
     /// Plans the next step, if there is one.
     pub(super) fn plan(&mut self, end: ClientEnd, pause_ns: u64, core: &mut Core) {
-        if self.reads_only {
+        if self.is_reader {
             return;
         }
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        if *begun < steps.len() && !self.acting && !self.closing && !self.failed {
-            self.acting = true;
+        if *begun < steps.len() && !self.step_planned && !self.closing && !self.failed {
+            self.step_planned = true;
             let think = core.rng.below(u64::from(core.scenario.client.think_ns) + 1);
-            let ev = Ev::Act { client: end.client, life: end.life, stream: self.id };
+            let ev = Ev::Act { client: end.client, incarnation: end.incarnation, stream: self.id };
             core.after(pause_ns + think, ev);
         }
     }
 
     /// Runs the next step.
     pub(super) fn act(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
-        self.acting = false;
+        self.step_planned = false;
         if self.committer.is_some() {
             return self.act_on_log(process, core);
         }
@@ -153,35 +154,38 @@ impl Stream {
         let op = core.scenario.steps[*step].op.clone();
         if let Op::Pause(us) = op {
             core.steps[index].1 += 1;
-            self.acting = true;
-            let ev =
-                Ev::Act { client: process.end.client, life: process.end.life, stream: self.id };
+            self.step_planned = true;
+            let ev = Ev::Act {
+                client: process.end.client,
+                incarnation: process.end.incarnation,
+                stream: self.id,
+            };
             core.after(u64::from(us) * US, ev);
             return;
         }
         let wakes = driver.owner_calls();
         self.wakes_background |= wakes;
         let is_read = matches!(op, Op::Read(..) | Op::ReadApart(..));
-        self.watchers.may_come(!is_read, core.now);
+        self.watchers.may_begin(!is_read, core.now);
         let done = match op {
             Op::Group { writes, durable } => self.group(&writes, durable, process, core),
             Op::WaitComplete => self.wait(Until::Complete(last), core),
             Op::WaitDurable => self.wait(Until::Durable(last), core),
             Op::Read(block, blocks) if core.now / US % 4 != 1 => self.read(block, blocks, core),
             Op::Read(block, blocks) | Op::ReadApart(block, blocks) => {
-                self.looks = Some((block, blocks));
-                Done::Yes
+                self.reads_apart = Some((block, blocks));
+                Done::Ended
             }
             Op::Pause(_) | Op::Append(..) | Op::Checkpoint(_) | Op::Trim(_) | Op::ReadBack => {
-                Done::Yes
+                Done::Ended
             }
             Op::Restart => {
-                self.leave("its owner wants that", core);
-                Done::Yes
+                self.leave("its owner requests it", core);
+                Done::Ended
             }
         };
         match done {
-            Done::Yes => core.steps[index].1 += 1,
+            Done::Ended => core.steps[index].1 += 1,
             Done::Waits(call) => {
                 core.steps[index].1 += 1;
                 self.call = call;
@@ -189,22 +193,22 @@ impl Stream {
             Done::Again(call) => self.call = call,
         }
         if self.is_in_call() {
-            self.go_on(process, core);
+            self.continue_call(process, core);
         } else {
             self.plan(process.end, 0, core);
         }
     }
 
     /// Continues the call that its owner is in.
-    pub(super) fn go_on(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
+    pub(super) fn continue_call(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         while self.is_in_call() {
             let worked = self.round(core);
-            if !self.check_marks(process.ledger, process.drives, core) {
+            if !self.check_marks(process.ownership_checker, process.drives, core) {
                 return;
             }
             let served = self.call == Call::Serve && self.serve(process, core);
-            if self.call != Call::Serve && self.is_answered(core) {
-                let pause = if self.call_was_for_space() { AGAIN_NS } else { 0 };
+            if self.call != Call::Serve && self.call_returns(core) {
+                let pause = if self.call_waited_for_space() { AGAIN_NS } else { 0 };
                 self.call = Call::None;
                 self.falls_asleep(core.now);
                 if !self.closed {
@@ -214,18 +218,18 @@ impl Stream {
             }
             let eager = self.driver().is_some_and(|driver| driver.wants_pump());
             if !worked && !eager && !served {
-                self.rests_on_log(core);
+                self.prepare_log_sleep(core);
                 return self.falls_asleep(core.now);
             }
         }
     }
 
-    fn call_was_for_space(&self) -> bool {
+    fn call_waited_for_space(&self) -> bool {
         matches!(self.call, Call::Wait { until: Until::Space, .. })
     }
 
     /// Whether the call that its owner is in returns, after reading the marks.
-    fn is_answered(&mut self, core: &mut Core) -> bool {
+    fn call_returns(&mut self, core: &mut Core) -> bool {
         let call = self.call;
         let Some(driver) = self.driver() else { return true };
         match call {
@@ -252,9 +256,9 @@ impl Stream {
                 Ok(Some(_)) => {
                     self.closed = true;
                     if let Some(committer) = &mut self.committer {
-                        committer.is_closed(core);
+                        committer.stream_closed(core);
                     }
-                    self.is_dropped(core);
+                    self.drop_stream(core);
                     true
                 }
                 Err(refused) => {
@@ -270,29 +274,29 @@ impl Stream {
     }
 
     fn wait(&mut self, until: Until, core: &mut Core) -> Done {
-        let impatient = core.rng.percent(IMPATIENT);
-        let deadline = impatient.then(|| core.now + core.rng.below(2_000) * US);
+        let has_deadline = core.rng.percent(GIVEN_UP_WAITS);
+        let deadline = has_deadline.then(|| core.now + core.rng.below(2_000) * US);
         match self.driver().map(|driver| driver.begin_wait(until)) {
             Some(Ok(())) => Done::Waits(Call::Wait { until, deadline }),
             // The wait cannot begin. The step has ended: the submission before it has taken place.
-            Some(Err(_)) | None => Done::Yes,
+            Some(Err(_)) | None => Done::Ended,
         }
     }
 
     fn group(
         &mut self,
-        wishes: &[WriteOp],
+        intended: &[WriteOp],
         durable: bool,
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> Done {
         let id = self.id;
         let mut parts: Vec<(u32, u32, Place)> = Vec::new();
-        for wish in wishes {
-            stage(process.ledger, core.map.len(), id, wish, &mut parts);
+        for write in intended {
+            stage(process.ownership_checker, core.map.len(), id, write, &mut parts);
         }
         if parts.is_empty() && !durable {
-            return Done::Yes;
+            return Done::Ended;
         }
         let mut writes = Vec::with_capacity(parts.len());
         let mut submitted = Vec::new();
@@ -313,24 +317,24 @@ impl Stream {
             writes.push(Write { lba: u64::from(*first), blocks: *blocks, op });
         }
         let checked = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
-        if let Err(breach) = process.ledger.check(StreamId(id), checked)
+        if let Err(violation) = process.ownership_checker.check(StreamId(id), checked)
             && !probe::planted(Plant::T15ReuseEarly)
         {
-            let what = format!("a group that keeps its caller's duties is refused: {breach}");
+            let what = format!("a group that keeps its caller's duties is refused: {violation}");
             core.oracle.broken(Promise::P8, what);
         }
         let tag = core.tags + 1;
-        let Some(driver) = self.driver() else { return Done::Yes };
+        let Some(driver) = self.driver() else { return Done::Ended };
         match driver.admit(&mut writes, tag, durable) {
             Ok(seq) => {
                 let full = driver.should_send();
                 core.tags = tag;
                 let written = parts.iter().map(|(first, blocks, _)| ((*first).into(), *blocks));
-                process.ledger.note(StreamId(id), written, seq);
+                process.ownership_checker.note(StreamId(id), written, seq);
                 self.was_submitted(seq, &submitted, durable, core);
                 if full || core.rng.percent(POLLED) {
                     self.round(core);
-                    self.check_marks(process.ledger, process.drives, core);
+                    self.check_marks(process.ownership_checker, process.drives, core);
                     if let Some(driver) = self.driver() {
                         driver.reclaim();
                     }
@@ -339,7 +343,7 @@ impl Stream {
                     let what = format!("stream {id}: durable group {seq} was submitted, not sent");
                     core.oracle.broken(Promise::P8, what);
                 }
-                Done::Yes
+                Done::Ended
             }
             Err(Refusal::Full(_)) => {
                 Done::Again(Call::Wait { until: Until::Space, deadline: None })
@@ -348,7 +352,7 @@ impl Stream {
                 self.has_failed_with(failure, core);
                 Done::Again(Call::None)
             }
-            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Yes,
+            Err(Refusal::TooLarge(_) | Refusal::TooManyEntries | Refusal::Empty) => Done::Ended,
         }
     }
 
@@ -362,8 +366,8 @@ impl Stream {
             let durable = if durable { ", durable" } else { "" };
             format!("stream {id}: group {seq} [{}]{durable}", blocks.join(", "))
         });
-        let of = (self.era, self.id, core.now);
-        core.oracle.submitted(of, seq, core.tags, submitted);
+        let origin = (self.era, self.id, core.now);
+        core.oracle.submitted(origin, seq, core.tags, submitted);
     }
 
     fn payload(&self, numbers: &[u64]) -> Payload {
@@ -371,7 +375,7 @@ impl Stream {
     }
 
     /// Reads the volume in a thread of the process, if no other thread does that at the moment.
-    pub(super) fn look(
+    pub(super) fn read_apart(
         &mut self,
         block: u32,
         blocks: u32,
@@ -383,14 +387,14 @@ impl Stream {
         }
         if let Done::Waits(call) = self.read(block, blocks, core) {
             self.call = call;
-            self.go_on(process, core);
+            self.continue_call(process, core);
         }
     }
 
     fn read(&mut self, block: u32, blocks: u32, core: &mut Core) -> Done {
         let blocks = blocks.min((core.map.len() as u32).saturating_sub(block));
         if blocks == 0 {
-            return Done::Yes;
+            return Done::Ended;
         }
         let due = core.oracle.read_begins(self.era, self.id, block, blocks);
         // One call reads several extents, and not in the order of the blocks.
@@ -405,11 +409,11 @@ impl Stream {
         let now = core.now;
         // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
-        let Some(driver) = self.driver() else { return Done::Yes };
+        let Some(driver) = self.driver() else { return Done::Ended };
         driver.begin_read(&extents[usize::from(first == 0)..], deadline);
         // If its own writes are all complete, the read starts at once.
         match driver.read_step(now) {
-            Some(_) => Done::Yes,
+            Some(_) => Done::Ended,
             None => Done::Waits(Call::Read),
         }
     }
@@ -429,15 +433,15 @@ impl Stream {
         driver.begin_close();
         self.wakes_background |= wakes;
         self.call = Call::Close;
-        self.go_on(process, core);
+        self.continue_call(process, core);
     }
 
     /// Runs the background driver's part. Returns the time of the next part if no event comes
     /// before.
-    pub(super) fn tend(
+    pub(super) fn run_background(
         &mut self,
         flush_ns: u64,
-        ledger: &mut BlockOwnershipChecker,
+        ownership_checker: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> Option<u64> {
@@ -445,7 +449,7 @@ impl Stream {
         for _ in 0..riopipe_session::initiator::stream_driver::ROUNDS_MAX {
             worked = worked && self.round(core);
         }
-        if !self.check_marks(ledger, drives, core) {
+        if !self.check_marks(ownership_checker, drives, core) {
             return None;
         }
         let now = core.now;

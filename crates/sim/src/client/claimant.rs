@@ -25,13 +25,13 @@ enum Step {
     Claim,
     /// Releases it.
     Release,
-    /// Resumes the volume before it, which the target has forgotten for this one.
+    /// Resumes the previous volume. The target has dropped it to make space for this one.
     Resume,
 }
 
 const STEPS: [Step; 4] = [Step::Forever, Step::Claim, Step::Release, Step::Resume];
 
-/// See [the module](self).
+/// A host that claims and releases volumes of its own, one after the other.
 pub struct Claimant {
     index: usize,
     machine: usize,
@@ -43,9 +43,9 @@ pub struct Claimant {
     /// The number of steps in all.
     steps: usize,
     /// The last volume but one that the host owned.
-    forgotten: Option<u32>,
+    before_previous: Option<u32>,
     /// The last volume that the host owned.
-    had: Option<u32>,
+    previous: Option<u32>,
     asked: bool,
     over: bool,
 }
@@ -65,33 +65,33 @@ impl Claimant {
             server: Server::new(machine as u16),
             done: 0,
             steps: volumes as usize * STEPS.len(),
-            forgotten: None,
-            had: None,
+            before_previous: None,
+            previous: None,
             asked: false,
             over: false,
         }
     }
 
     const fn end(&self) -> ClientEnd {
-        ClientEnd { client: self.index, life: 0, role: Role::Admin(self.machine as u16) }
+        ClientEnd { client: self.index, incarnation: 0, role: Role::Admin(self.machine as u16) }
     }
 
     /// Begins its first step.
     pub fn start(&mut self, core: &mut Core) {
         self.server.attach(self.config.clone(), self.end(), core);
-        self.hear(core);
+        self.take_events(core);
     }
 
     /// Handles a deadline for its target.
     pub fn wake(&mut self, core: &mut Core) {
         if !self.over {
             self.server.wake(self.end(), core);
-            self.hear(core);
+            self.take_events(core);
         }
     }
 
-    /// Takes in the event of its target. The claimant ends when the target is lost.
-    fn hear(&mut self, core: &mut Core) {
+    /// Handles the event of its target. The claimant ends when the target is lost.
+    fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
             if matches!(event, TargetEvent::Lost) {
                 return self.close(core);
@@ -101,11 +101,11 @@ impl Claimant {
             self.answered(status, core);
         }
         if !self.over && self.server.is_up() && !core::mem::replace(&mut self.asked, true) {
-            self.ask(core);
+            self.send_step(core);
         }
     }
 
-    /// Whether it has done all its steps, or never will.
+    /// Whether it has done all its steps, or has ended before.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.over
@@ -115,7 +115,7 @@ impl Claimant {
         (STEPS[self.done % STEPS.len()], (self.done / STEPS.len()) as u32)
     }
 
-    fn ask(&mut self, core: &mut Core) {
+    fn send_step(&mut self, core: &mut Core) {
         if self.done == self.steps {
             return self.close(core);
         }
@@ -129,13 +129,13 @@ impl Claimant {
         let claim = match step {
             Step::Forever => claim(nth, false, LEASE_MS_MAX + 1),
             Step::Claim => claim(nth, false, 0),
-            Step::Resume => claim(self.forgotten.unwrap_or(nth), true, 0),
+            Step::Resume => claim(self.before_previous.unwrap_or(nth), true, 0),
             Step::Release => {
                 let release = rio::release_command(id(self.index, nth), false);
-                return self.server.ask(release, &[], self.end(), core);
+                return self.server.send_command(release, &[], self.end(), core);
             }
         };
-        self.server.ask(rio::claim_command(), &claim.encode(), self.end(), core);
+        self.server.send_command(rio::claim_command(), &claim.encode(), self.end(), core);
     }
 
     fn answered(&mut self, status: Status, core: &mut Core) {
@@ -143,30 +143,31 @@ impl Claimant {
         let granted = status.is_ok();
         match step {
             Step::Forever if granted => {
-                let what = format!("target {machine} has granted a lease longer than any may be");
+                let what =
+                    format!("target {machine} has granted a lease that is longer than the maximum");
                 core.oracle.broken(Promise::P8, what);
             }
-            Step::Resume if granted && self.forgotten.is_some() => {
+            Step::Resume if granted && self.before_previous.is_some() => {
                 let what = format!(
-                    "target {machine} has let an owner back in, though another has had its drive \
-                     meanwhile"
+                    "target {machine} has let an owner resume, although another owner has had its \
+                     drive in between"
                 );
                 core.oracle.broken(Promise::P5, what);
             }
             Step::Claim if granted => {
-                self.forgotten = self.had.replace(nth);
+                self.before_previous = self.previous.replace(nth);
             }
             _ => {}
         }
         self.done += 1;
-        self.ask(core);
+        self.send_step(core);
     }
 
-    /// Takes in bytes of its connection.
+    /// Receives bytes of its connection.
     pub fn receive(&mut self, conn: usize, bytes: &[u8], core: &mut Core) {
         if !self.over {
             self.server.received(conn, bytes, self.end(), core);
-            self.hear(core);
+            self.take_events(core);
         }
     }
 

@@ -5,8 +5,9 @@
 
 mod application;
 pub mod claimant;
+mod command_text;
 mod committer;
-mod ledger;
+mod duties;
 mod opening;
 pub mod plain_host;
 mod recovery;
@@ -18,7 +19,6 @@ mod streams;
 mod unlogged;
 mod watchers;
 mod wire;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,14 +69,14 @@ struct Volume {
     /// The engine that runs.
     engine: EngineKind,
     /// For each target, whether it has the extension.
-    speaks: Vec<bool>,
+    has_extension: Vec<bool>,
     topology: Topology,
     nsids: Vec<u32>,
     shared: StreamShared,
     /// The description of the volume for the recovery of its streams.
     config: OpeningConfig,
     state: VolumeState,
-    ledger: BlockOwnershipChecker,
+    ownership_checker: BlockOwnershipChecker,
 }
 
 /// The purpose of a recovery of streams.
@@ -109,7 +109,7 @@ enum State {
 /// An initiator's process.
 pub struct Client {
     index: usize,
-    life: u32,
+    incarnation: u32,
     /// The time at which this process began, ns.
     began: u64,
     up: bool,
@@ -122,7 +122,7 @@ pub struct Client {
     began_polling: u64,
     recovery: Option<Recovery>,
     /// A dry run of the opening has been made.
-    looked: bool,
+    dry_run_made: bool,
     /// The time at which the opening or the recovery is woken next, ns.
     opening_wakes_at: u64,
     retry_at: u64,
@@ -131,10 +131,10 @@ pub struct Client {
     background: BackgroundDriver,
     /// The time at which the next thread wakes, as far as that is planned, ns.
     wakes_at: u64,
-    /// The owner leaves the streams alone, once no work is left, until they are durable.
+    /// The owner does not call its streams, once no work is left, until they are durable.
     leaves: bool,
     /// Streams without a log that were opened before.
-    anew: BTreeSet<u16>,
+    opened_before: BTreeSet<u16>,
     /// The last result of recovery for each stream: the last group of its prefix, and the tag of
     /// that group.
     recovered: BTreeMap<u16, (Seq, u64)>,
@@ -153,7 +153,7 @@ impl Client {
     pub fn new(index: usize) -> Self {
         Self {
             index,
-            life: 0,
+            incarnation: 0,
             began: 0,
             up: false,
             take_over: false,
@@ -163,7 +163,7 @@ impl Client {
             opening: None,
             began_polling: 0,
             recovery: None,
-            looked: false,
+            dry_run_made: false,
             opening_wakes_at: 0,
             retry_at: 0,
             volume: None,
@@ -171,7 +171,7 @@ impl Client {
             background: BackgroundDriver::new(BackgroundConfig::default()),
             wakes_at: 0,
             leaves: false,
-            anew: BTreeSet::new(),
+            opened_before: BTreeSet::new(),
             recovered: BTreeMap::new(),
             guarded: 0,
             refused: None,
@@ -261,8 +261,8 @@ impl Client {
 
     /// The number of its process.
     #[must_use]
-    pub const fn life(&self) -> u32 {
-        self.life
+    pub const fn incarnation(&self) -> u32 {
+        self.incarnation
     }
 
     /// Its era, once it has opened the volume.
@@ -277,7 +277,7 @@ impl Client {
     }
 
     /// Sets whether it may fence an owner.
-    pub fn may_take_over(&mut self, yes: bool) {
+    pub fn set_may_take_over(&mut self, yes: bool) {
         self.take_over = yes;
     }
 
@@ -288,12 +288,12 @@ impl Client {
     }
 
     /// Sets whether it may give up a log that is lost.
-    pub fn may_accept_lost(&mut self, yes: bool) {
+    pub fn set_may_accept_lost(&mut self, yes: bool) {
         self.accept_lost = yes;
     }
 
     fn end(&self) -> ClientEnd {
-        ClientEnd { client: self.index, life: self.life, role: Role::Admin(0) }
+        ClientEnd { client: self.index, incarnation: self.incarnation, role: Role::Admin(0) }
     }
 
     fn hostid(&self) -> [u8; 16] {
@@ -306,7 +306,7 @@ impl Client {
 
     /// Starts the process.
     pub fn start(&mut self, core: &mut Core) {
-        self.life += 1;
+        self.incarnation += 1;
         self.began = core.now;
         self.up = true;
         let machines = core.scenario.machines.len() as u16;
@@ -314,7 +314,7 @@ impl Client {
         self.state = State::Opening;
         self.opening = None;
         self.recovery = None;
-        self.looked = false;
+        self.dry_run_made = false;
         self.opening_wakes_at = 0;
         self.retry_at = 0;
         self.volume = None;
@@ -326,7 +326,7 @@ impl Client {
         self.background = BackgroundDriver::new(BackgroundConfig { unreachable_ns, flush_ns });
         self.wakes_at = 0;
         self.leaves = core.rng.one_in(2);
-        self.anew.clear();
+        self.opened_before.clear();
         self.recovered.clear();
         self.guarded = 0;
         self.refused = None;
@@ -336,8 +336,8 @@ impl Client {
         self.released = false;
         let index = self.index;
         core.trace(|| format!("initiator {index} starts"));
-        let (client, life) = (self.index, self.life);
-        core.after(0, Ev::TickClient { client, life });
+        let (client, incarnation) = (self.index, self.incarnation);
+        core.after(0, Ev::TickClient { client, incarnation });
     }
 
     /// Ends the process at its present point.
@@ -376,7 +376,7 @@ impl Client {
 
     /// Checks the clocks.
     pub fn tick(&mut self, drives: &Drives<'_>, core: &mut Core) {
-        core.after(TICK_NS, Ev::TickClient { client: self.index, life: self.life });
+        core.after(TICK_NS, Ev::TickClient { client: self.index, incarnation: self.incarnation });
         self.advance(drives, core);
         self.check_watchers(core);
     }
@@ -388,12 +388,12 @@ impl Client {
             self.opening_wakes_at = 0;
         }
         self.servers[at].wake(end, core);
-        self.hear(at, core);
+        self.take_events(at, core);
         self.advance(drives, core);
     }
 
     /// Handles the events of one of its targets.
-    fn hear(&mut self, at: usize, core: &mut Core) {
+    fn take_events(&mut self, at: usize, core: &mut Core) {
         if matches!(self.state, State::Opening) {
             return;
         }
@@ -404,7 +404,7 @@ impl Client {
                     let server = at as u16;
                     self.post(|| StreamMessage::AssociationEnded { server });
                 }
-                TargetEvent::Back => self.has_back(at, core),
+                TargetEvent::Resumed => self.target_resumed(at, core),
                 TargetEvent::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
                 TargetEvent::Connection(stream, wire, queue) => {
                     match self.streams.get_mut(usize::from(stream.0)) {
@@ -419,7 +419,7 @@ impl Client {
         }
     }
 
-    /// Takes in bytes of one of its connections.
+    /// Receives bytes of one of its connections.
     pub fn receive(
         &mut self,
         role: Role,
@@ -432,7 +432,7 @@ impl Client {
             Role::Admin(server) | Role::Undo(server) => {
                 let (end, at) = (self.end(), usize::from(server));
                 self.servers[at].received(conn, bytes, end, core);
-                self.hear(at, core);
+                self.take_events(at, core);
                 self.advance(drives, core);
             }
             Role::Stream { stream, .. } => {
@@ -441,13 +441,13 @@ impl Client {
         }
     }
 
-    /// Takes in the end of one of its connections.
+    /// Handles the end of one of its connections.
     pub fn hung_up(&mut self, role: Role, conn: usize, drives: &Drives<'_>, core: &mut Core) {
         match role {
             Role::Admin(server) | Role::Undo(server) => {
                 let (end, at) = (self.end(), usize::from(server));
                 self.servers[at].closed(conn, end, core);
-                self.hear(at, core);
+                self.take_events(at, core);
             }
             Role::Stream { stream, .. } => self.arrives(stream, conn, None, drives, core),
         }
@@ -455,7 +455,7 @@ impl Client {
     }
 
     /// Notes that the volume is claimed again on the target.
-    fn has_back(&mut self, server: usize, core: &mut Core) {
+    fn target_resumed(&mut self, server: usize, core: &mut Core) {
         if self.era() == Some(core.oracle.current()) {
             core.oracle.resumed(self.index, server, core.now);
         }
@@ -463,7 +463,7 @@ impl Client {
 
     /// Notes that this owner has lost the target for good.
     fn not_resumed(&mut self, server: usize, why: &str, cause: Cause, core: &mut Core) {
-        core.trace(|| format!("initiator: target {server} does not have it back: {why}"));
+        core.trace(|| format!("initiator: cannot resume on target {server}: {why}"));
         self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
         if cause == Cause::Changed {
             probe::hit(Rare::Changed);
@@ -481,13 +481,13 @@ impl Client {
                 if self.opening.is_none() && core.now >= self.retry_at {
                     self.begin_opening(core);
                 }
-                self.go_on_opening(drives, core);
+                self.continue_opening(drives, core);
             }
             State::Running => self.run(drives, core),
-            State::Releasing(_) => self.go_on_releasing(core),
+            State::Releasing(_) => self.continue_release(core),
             State::Over => {}
         }
-        self.tend_streams(drives, core);
+        self.advance_streams(drives, core);
     }
 }
 

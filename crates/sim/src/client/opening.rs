@@ -22,7 +22,7 @@ use riopipe_session::label::AssembleError;
 use riopipe_session::wire as rio;
 
 use super::server::{ANSWER_NS, Targets, association};
-use super::{Client, Refused, State, Volume, is_fenced, words};
+use super::{Client, Refused, State, Volume, command_text, is_fenced};
 use crate::core::{Core, Ev, MS, US};
 use crate::machine::subnqn;
 use crate::oracle::{Drives, Opened, Recovered, Where};
@@ -62,8 +62,8 @@ impl Client {
     /// is opened after that. An initiator that waits for an owner to end asks again by itself
     /// (T25).
     pub(super) fn begin_opening(&mut self, core: &mut Core) {
-        let dry_run = !core::mem::take(&mut self.looked) && core.rng.one_in(DRY_RUN_ONE_IN);
-        self.looked = dry_run;
+        let dry_run = !core::mem::take(&mut self.dry_run_made) && core.rng.one_in(DRY_RUN_ONE_IN);
+        self.dry_run_made = dry_run;
         let waits = core.rng.one_in(WAIT_ONE_IN);
         let for_ns = if waits { WAIT_NS } else { 0 };
         let save_undone = core.rng.one_in(SAVE_ONE_IN);
@@ -104,13 +104,13 @@ impl Client {
     }
 
     /// Continues the opening of the volume.
-    pub(super) fn go_on_opening(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn continue_opening(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         for _ in 0..ROUNDS_MAX {
             let Some(opening) = &mut self.opening else { return };
             opening.advance(core.now, &mut Targets(&mut self.servers));
             self.servers.iter_mut().for_each(|server| server.carry(end, core));
-            self.see_to_events(core);
+            self.handle_events(core);
             let Some(opening) = &mut self.opening else { return };
             if opening.save_step().is_some() {
                 opening.saved(true, core.now, &mut Targets(&mut self.servers));
@@ -137,8 +137,8 @@ impl Client {
             if due > core.now {
                 if self.opening_wakes_at <= core.now || due < self.opening_wakes_at {
                     self.opening_wakes_at = due;
-                    let (client, life) = (self.index, self.life);
-                    core.at(due, Ev::WakeClient { client, life, server: 0 });
+                    let (client, incarnation) = (self.index, self.incarnation);
+                    core.at(due, Ev::WakeClient { client, incarnation, server: 0 });
                 }
                 return;
             }
@@ -146,7 +146,7 @@ impl Client {
         debug_assert!(false, "the opening's deadline does not move");
     }
 
-    fn see_to_events(&mut self, core: &mut Core) {
+    fn handle_events(&mut self, core: &mut Core) {
         let (index, take_over) = (self.index, self.take_over);
         let Some(opening) = &mut self.opening else { return };
         while let Some(event) = opening.event() {
@@ -166,10 +166,10 @@ impl Client {
                     if let Some(claim) = claim_of(&call) {
                         core.oracle.claims(claim.generation, take_over);
                         let statuses = opening.recovery().map_or(&[][..], |it| it.statuses());
-                        let gone = |(on, status): &(usize, rio::VolumeStatus)| {
+                        let is_lost = |(on, status): &(usize, rio::VolumeStatus)| {
                             *on == server && (!status.known || status.unlogged || status.damaged)
                         };
-                        if claim.give_up && statuses.iter().any(gone) {
+                        if claim.give_up && statuses.iter().any(is_lost) {
                             core.oracle.log_given_up(server);
                         }
                     }
@@ -199,7 +199,7 @@ impl Client {
         self.refused = Some(refused);
     }
 
-    /// The operator's reading of a refusal.
+    /// The meaning of a refusal for the operator.
     pub(super) fn why_refused(&self, error: &OpeningError) -> Refused {
         match error {
             OpeningError::Claim(ClaimError::Owned { .. }) | OpeningError::TakenOver { .. } => {
@@ -233,7 +233,7 @@ impl Client {
         }
     }
 
-    /// Takes over the opened volume.
+    /// Begins to use the opened volume.
     fn opened(&mut self, volume: OpenedVolume, drives: &Drives<'_>, core: &mut Core) {
         let all = found(&volume.outcome, core);
         core.trace(|| format!("initiator: recovered: {all:?}"));
@@ -242,7 +242,7 @@ impl Client {
             took: self.take_over,
             began: self.began,
             now: core.now,
-            looked: self.began_polling,
+            labels_read: self.began_polling,
         };
         let era = core.oracle.recovered(opened, volume.generation, &all, drives);
         if core.is_logged() {
@@ -251,8 +251,8 @@ impl Client {
         let streams = volume.members.head.streams;
         let queues = volume.members.controllers.iter().map(|controller| controller.queues);
         let mut state = VolumeState::new(streams, queues.collect(), core.is_logged(), 0);
-        let mut ledger = BlockOwnershipChecker::default();
-        settle_streams(&volume.outcome, &volume.topology, &mut state, &mut ledger);
+        let mut ownership_checker = BlockOwnershipChecker::default();
+        settle_streams(&volume.outcome, &volume.topology, &mut state, &mut ownership_checker);
         let end = self.end();
         let spec = core.scenario.client;
         let first_ns = (u64::from(spec.retry_us) * US).max(BACK_OFF_NS);
@@ -267,12 +267,12 @@ impl Client {
             };
             self.servers[target].manage(config, end, core);
         }
-        let speaks = volume.members.controllers.iter().map(|it| it.extension.is_some());
+        let has_extension = volume.members.controllers.iter().map(|it| it.extension.is_some());
         self.volume = Some(Volume {
             generation: volume.generation,
             era,
             engine: volume.engine,
-            speaks: speaks.collect(),
+            has_extension: has_extension.collect(),
             nsids: volume.members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
             shared: StreamShared {
                 flush_failures: FlushFailures::new(volume.topology.members().len()),
@@ -281,7 +281,7 @@ impl Client {
             config: volume.opening_config(),
             topology: volume.topology,
             state,
-            ledger,
+            ownership_checker,
         });
         self.state = State::Running;
         self.accept_lost = false;
@@ -295,18 +295,18 @@ fn settle_streams(
     outcome: &Outcome,
     topology: &Topology,
     state: &mut VolumeState,
-    ledger: &mut BlockOwnershipChecker,
+    ownership_checker: &mut BlockOwnershipChecker,
 ) {
     for found in &outcome.streams {
         let (stream, last): (StreamId, _) = (found.plan.stream, found.plan.k);
         state.recovered(stream, last, to_acknowledge(topology, found));
-        ledger.restarted(stream, last);
+        ownership_checker.restarted(stream, last);
     }
 }
 
 /// Notes a command that a recovery has sent.
 pub(super) fn note_sent(index: usize, server: usize, call: &Call, core: &mut Core) {
-    core.trace(|| format!("initiator {index}: target {server}: {}", words::call(call)));
+    core.trace(|| format!("initiator {index}: target {server}: {}", command_text::call(call)));
     match call {
         Call::Io { .. } => core.undos = (core.undos.0 + 1, core.events),
         Call::Admin { sqe, send, .. } if sqe.opcode() == rio::ADMIN_SETTLE => {

@@ -46,14 +46,14 @@ pub enum HostAnswer {
 
 /// The answer that the host waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
+enum Operation {
     Nothing,
     Write,
     Flush,
     Read,
 }
 
-/// See [the module](self).
+/// A plain host that reads and writes blocks of one drive.
 pub struct PlainHost {
     index: usize,
     config: AssociationConfig,
@@ -63,14 +63,14 @@ pub struct PlainHost {
     pub at: Where,
     /// The content that it writes.
     pub content: Content,
-    /// The volume had no owner that kept the host out when the command came, or, for a write, at a
-    /// later moment.
+    /// The volume had no owner that excluded the host when the command arrived, or, for a write, at
+    /// a later moment.
     pub free: bool,
     /// The volume was free all the time, so there was no reason to refuse the command.
     pub must_accept: bool,
     /// The command, or a part of it, has arrived at the machine.
     has_arrived: bool,
-    doing: Doing,
+    operation: Operation,
     bytes: Vec<u8>,
     /// The number of operations left.
     left: u32,
@@ -97,7 +97,7 @@ impl PlainHost {
             free: false,
             must_accept: false,
             has_arrived: false,
-            doing: Doing::Nothing,
+            operation: Operation::Nothing,
             bytes: vec![0; BLOCK],
             left: more,
             forgets,
@@ -106,10 +106,10 @@ impl PlainHost {
     }
 
     fn end(&self, role: Role) -> ClientEnd {
-        ClientEnd { client: self.index, life: 0, role }
+        ClientEnd { client: self.index, incarnation: 0, role }
     }
 
-    /// Whether all its commands were answered, or never will be.
+    /// Whether all its commands were answered, or the host has ended before.
     #[must_use]
     pub const fn is_over(&self) -> bool {
         self.over
@@ -119,28 +119,28 @@ impl PlainHost {
     pub fn start(&mut self, core: &mut Core) {
         let end = self.end(Role::Admin(0));
         self.server.attach(self.config.clone(), end, core);
-        self.hear(core);
+        self.take_events(core);
     }
 
     /// Notes that bytes of the host have arrived at its machine.
-    pub fn comes(&mut self, oracle: &mut Oracle, now: u64) {
+    pub fn bytes_arrived(&mut self, oracle: &mut Oracle, now: u64) {
         (self.has_arrived, self.must_accept) = (true, oracle.must_accept(self.at.machine));
-        self.look(oracle, now);
+        self.note_ownership(oracle, now);
     }
 
     /// Notes a step of its machine. A busy core carries a write out later than it arrives. The
     /// owner of the volume may have changed by then.
-    pub fn waits(&mut self, oracle: &mut Oracle, now: u64) {
-        if self.has_arrived && self.doing == Doing::Write {
+    pub fn machine_steps(&mut self, oracle: &mut Oracle, now: u64) {
+        if self.has_arrived && self.operation == Operation::Write {
             self.must_accept &= oracle.must_accept(self.at.machine);
-            self.look(oracle, now);
+            self.note_ownership(oracle, now);
         }
     }
 
-    fn look(&mut self, oracle: &mut Oracle, now: u64) {
+    fn note_ownership(&mut self, oracle: &mut Oracle, now: u64) {
         if !oracle.is_in_use(self.at.machine, now) {
             self.free = true;
-            oracle.may_write_plainly(self.at, self.content);
+            oracle.plain_write_permitted(self.at, self.content);
         }
     }
 
@@ -149,12 +149,12 @@ impl PlainHost {
         if !self.over {
             let end = self.end(Role::Admin(0));
             self.server.wake(end, core);
-            self.hear(core);
+            self.take_events(core);
         }
     }
 
-    /// Takes in the event of its target. The host ends when the target is lost.
-    fn hear(&mut self, core: &mut Core) {
+    /// Handles the event of its target. The host ends when the target is lost.
+    fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
             if matches!(event, TargetEvent::Lost) {
                 return self.close(core);
@@ -164,7 +164,7 @@ impl PlainHost {
 
     /// Begins its next operation, on any block of the drive except the labels, which it would
     /// destroy.
-    pub fn go_on(&mut self, core: &mut Core) {
+    pub fn begin_next(&mut self, core: &mut Core) {
         if self.over || self.left == 0 || self.queue.is_none() {
             return self.close(core);
         }
@@ -173,30 +173,30 @@ impl PlainHost {
         self.at.lba = core.rng.range(LABEL_BLOCKS.into(), u64::from(blocks) - 1) as u32;
         (self.free, self.must_accept, self.has_arrived) = (false, false, false);
         if core.rng.one_in(3) {
-            self.send(Doing::Read, core);
+            self.send(Operation::Read, core);
         } else {
             self.content = core.oracle.next_number();
-            self.send(Doing::Write, core);
+            self.send(Operation::Write, core);
         }
     }
 
-    fn send(&mut self, doing: Doing, core: &mut Core) {
+    fn send(&mut self, operation: Operation, core: &mut Core) {
         let Some(Queue { pair, out, wire }) = &mut self.queue else { return };
         let (nsid, lba) = (self.at.drive as u32 + 1, u64::from(self.at.lba));
         let payload = [Payload::new(&[self.content], &Arc::default())];
-        let (sqe, data) = match doing {
-            Doing::Nothing => return,
-            Doing::Write => (Sqe::write(nsid, lba, 1), Data::Write(&payload)),
-            Doing::Flush => (Sqe::flush(nsid), Data::None),
-            Doing::Read => (Sqe::read(nsid, lba, 1), Data::Read(BLOCK as u32)),
+        let (sqe, data) = match operation {
+            Operation::Nothing => return,
+            Operation::Write => (Sqe::write(nsid, lba, 1), Data::Write(&payload)),
+            Operation::Flush => (Sqe::flush(nsid), Data::None),
+            Operation::Read => (Sqe::read(nsid, lba, 1), Data::Read(BLOCK as u32)),
         };
-        self.doing = doing;
+        self.operation = operation;
         let sent = pair.submit(sqe, 1, data, out);
         debug_assert!(sent.is_ok(), "{sent:?}");
         wire.send(out, core);
     }
 
-    /// Takes in bytes. Returns the answer in them.
+    /// Receives bytes. Returns the answer in them.
     pub fn receive(
         &mut self,
         role: Role,
@@ -210,7 +210,7 @@ impl PlainHost {
         if matches!(role, Role::Admin(_)) {
             let end = self.end(Role::Admin(0));
             self.server.received(conn, bytes, end, core);
-            self.hear(core);
+            self.take_events(core);
             if !self.over && self.server.is_up() {
                 self.connect(core);
             }
@@ -233,24 +233,24 @@ impl PlainHost {
         if fed.is_err() {
             self.close(core);
         } else if ready {
-            self.send(Doing::Write, core);
+            self.send(Operation::Write, core);
         }
-        let told = match (done?, self.doing) {
-            (_, Doing::Nothing) => None,
-            (status, Doing::Write) if status.is(GUARDED) => Some(HostAnswer::Refused),
+        let answer = match (done?, self.operation) {
+            (_, Operation::Nothing) => None,
+            (status, Operation::Write) if status.is(GUARDED) => Some(HostAnswer::Refused),
             (status, _) if !status.is_ok() => None,
-            (_, Doing::Write) => Some(HostAnswer::Written),
-            (_, Doing::Flush) => Some(HostAnswer::Flushed),
-            (_, Doing::Read) => Some(HostAnswer::Read(block::name(&self.bytes))),
+            (_, Operation::Write) => Some(HostAnswer::Written),
+            (_, Operation::Flush) => Some(HostAnswer::Flushed),
+            (_, Operation::Read) => Some(HostAnswer::Read(block::name(&self.bytes))),
         };
-        if told == Some(HostAnswer::Written) {
-            self.send(Doing::Flush, core);
+        if answer == Some(HostAnswer::Written) {
+            self.send(Operation::Flush, core);
         } else {
-            self.doing = Doing::Nothing;
+            self.operation = Operation::Nothing;
             let pause = core.rng.below(PAUSE_US) * US;
             core.after(pause, Ev::WakePlainHost(self.index - FIRST));
         }
-        told
+        answer
     }
 
     fn connect(&mut self, core: &mut Core) {
@@ -262,7 +262,7 @@ impl PlainHost {
         if core::mem::take(&mut self.forgets) {
             let forget = rio::release_command(VOLUME, true);
             let end = self.end(Role::Admin(0));
-            self.server.ask(forget, &[], end, core);
+            self.server.send_command(forget, &[], end, core);
         }
         let wire = Wire::new(core.connect(self.end(Role::Undo(0)), self.at.machine));
         let mut out = Outbox::new();

@@ -39,14 +39,14 @@ impl Client {
             core.recoveries = (core.recoveries.0 + 1, core.events);
         }
         // An owner with a short limit begins the recovery again; the connections stay (T23).
-        let patience = u64::from(core.scenario.client.wait_limit_us) * US;
-        let timeout = if patience == 0 { ANSWER_NS } else { patience };
+        let limit = u64::from(core.scenario.client.wait_limit_us) * US;
+        let timeout = if limit == 0 { ANSWER_NS } else { limit };
         let machine = StreamsRecovery::new(opening, attempt, timeout, core.now);
         self.recovery = Some(Recovery { machine, goal, asked_at: core.now });
     }
 
     /// Continues the recovery.
-    pub(super) fn go_on_recovering(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn continue_recovery(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let (end, index) = (self.end(), self.index);
         for _ in 0..ROUNDS_MAX {
             let Self { recovery, servers, .. } = self;
@@ -75,7 +75,10 @@ impl Client {
             if due > core.now {
                 if self.opening_wakes_at <= core.now || due < self.opening_wakes_at {
                     self.opening_wakes_at = due;
-                    core.at(due, Ev::WakeClient { client: index, life: self.life, server: 0 });
+                    core.at(
+                        due,
+                        Ev::WakeClient { client: index, incarnation: self.incarnation, server: 0 },
+                    );
                 }
                 return;
             }
@@ -86,7 +89,7 @@ impl Client {
     fn recovery_failed(&mut self, error: &StreamsRecoveryError, core: &mut Core) {
         core.trace(|| format!("initiator: the attempt to recover has ended: {error}"));
         // A recovery finds the same prefix from any point. It begins again once all targets are
-        // there.
+        // reachable.
         self.retry_at = core.now + RETRY_NS;
         if let StreamsRecoveryError::Opening(error) = error {
             self.fenced |= Self::is_fenced_by(error);
@@ -103,11 +106,11 @@ impl Client {
                 let all = found(&outcome, core);
                 core.trace(|| format!("initiator: reopened: {all:?}"));
                 probe::hit(Rare::Reopened);
-                if let (Some(told), Some(found)) = (all.first(), outcome.streams.first()) {
-                    core.oracle.reopened((volume.era, asked_at), told, drives);
+                if let (Some(recovered), Some(found)) = (all.first(), outcome.streams.first()) {
+                    core.oracle.reopened((volume.era, asked_at), recovered, drives);
                     let (id, last) = (found.plan.stream, found.plan.k);
                     self.recovered.insert(id.0, (last, found.plan.tag));
-                    volume.ledger.restarted(id, last);
+                    volume.ownership_checker.restarted(id, last);
                     volume.state.recovered(id, last, to_acknowledge(&volume.topology, found));
                 }
                 self.streams[usize::from(stream)] = None;
@@ -123,12 +126,13 @@ impl Client {
     /// Begins to release the volume.
     pub(super) fn begin_release(&mut self, core: &mut Core) {
         core.oracle.releases();
-        let speaks = self.volume.as_ref().map_or_else(Vec::new, |volume| volume.speaks.clone());
-        self.state = State::Releasing(VolumeRelease::new(core.id, speaks));
+        let has_extension =
+            self.volume.as_ref().map_or_else(Vec::new, |volume| volume.has_extension.clone());
+        self.state = State::Releasing(VolumeRelease::new(core.id, has_extension));
     }
 
     /// Continues the release.
-    pub(super) fn go_on_releasing(&mut self, core: &mut Core) {
+    pub(super) fn continue_release(&mut self, core: &mut Core) {
         let end = self.end();
         let Self { state, servers, .. } = self;
         let State::Releasing(release) = state else { return };
@@ -145,7 +149,7 @@ impl Client {
             Ok(false) => {}
             Ok(true) => (self.released, self.state) = (true, State::Over),
             Err(error) => {
-                core.trace(|| format!("initiator: the volume is not given back: {error}"));
+                core.trace(|| format!("initiator: the volume is not released: {error}"));
                 self.state = State::Over;
             }
         }

@@ -23,14 +23,14 @@ impl Stream {
     /// the stream has failed.
     pub(super) fn check_marks(
         &mut self,
-        ledger: &mut BlockOwnershipChecker,
+        ownership_checker: &mut BlockOwnershipChecker,
         drives: &Drives<'_>,
         core: &mut Core,
     ) -> bool {
         let (era, id) = (self.era, self.id);
         let Some(driver) = self.driver() else { return false };
         let polled = driver.marks();
-        if self.reads_only {
+        if self.is_reader {
             if let Err(failure) = polled {
                 core.trace(|| format!("the reader has failed: {failure:?}"));
                 self.failed = true;
@@ -42,7 +42,7 @@ impl Stream {
         let (marks, released) = (driver.delivered(), driver.released());
         self.watchers.publish(marks);
         core.oracle.marks(era, id, marks.complete, marks.durable, drives);
-        ledger.released(StreamId(id), released);
+        ownership_checker.released(StreamId(id), released);
         self.check_memory(core);
         match polled {
             Ok(_) => {
@@ -64,33 +64,36 @@ impl Stream {
         let Some(machine) = self.machine_of(failure.member) else { return };
         let (id, why) = (self.id, format!("{failure:?}"));
         core.trace(|| format!("stream {id}: failed: {why}"));
-        let is = |code: u16, of: Status| code == of.code();
+        let is_status = |code: u16, of: Status| code == of.code();
         let cause = match failure.cause {
             Cause::Disconnected | Cause::TimedOut => Poison::Lost,
             Cause::Status(code)
-                if is(code, status::STREAM_BUSY)
-                    || is(code, status::NOT_OWNER)
-                    || is(code, status::NOT_BOUND) =>
+                if is_status(code, status::STREAM_BUSY)
+                    || is_status(code, status::NOT_OWNER)
+                    || is_status(code, status::NOT_BOUND) =>
             {
                 Poison::Lost
             }
             Cause::Status(code)
-                if is(code, status::STALE_GENERATION) || is(code, status::LEASE_OVER) =>
+                if is_status(code, status::STALE_GENERATION)
+                    || is_status(code, status::LEASE_OVER) =>
             {
                 Poison::Fenced
             }
             // Only the owner may send plain writes (T21).
-            Cause::Status(code) if is(code, status::GUARDED) && !core.is_logged() => Poison::Fenced,
+            Cause::Status(code) if is_status(code, status::GUARDED) && !core.is_logged() => {
+                Poison::Fenced
+            }
             _ => Poison::Failed,
         };
         self.guarded = failure.cause == Cause::Status(status::GUARDED.code());
         self.fenced = cause == Poison::Fenced && !self.guarded;
         let waited = core.now.saturating_sub(self.carried[machine]);
-        let away = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
-        if away && core.is_logged() && waited < self.loss_ns(core) {
+        let unreachable = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
+        if unreachable && core.is_logged() && waited < self.loss_ns(core) {
             let what = format!(
-                "stream {id} gave target {machine} up after {waited} ns, before its loss time \
-                 was over: {why}"
+                "stream {id} gave target {machine} up after {waited} ns, before its loss \
+                 timeout was over: {why}"
             );
             core.oracle.broken(Promise::P7, what);
         }
@@ -108,7 +111,7 @@ impl Stream {
         let latest = |carried: &u64| carried.saturating_add(loss_ns).saturating_add(NOTICED_NS);
         if waits && self.carried.iter().any(|carried| core.now > latest(carried)) {
             let what = format!(
-                "stream {} waits for a target that has been away for longer than its loss time",
+                "stream {} waits for a target that has been unreachable for longer than its loss timeout",
                 self.id
             );
             core.oracle.broken(Promise::P8, what);

@@ -17,7 +17,7 @@ impl Client {
         }
         let all = self.servers.iter().all(Server::is_claimed);
         for stream in self.streams.iter_mut().flatten() {
-            if stream.reads_only {
+            if stream.is_reader {
                 continue;
             }
             // Reopening the stream would fail: another owner has the volume.
@@ -46,10 +46,10 @@ impl Client {
             }
         }
         if self.recovery.is_some() {
-            return self.go_on_recovering(drives, core);
+            return self.continue_recovery(drives, core);
         }
         if self.closing {
-            self.wind_up(drives, core);
+            self.close_and_release(drives, core);
         }
     }
 
@@ -82,10 +82,10 @@ impl Client {
                 nsids: &volume.nsids,
                 shared: &volume.shared,
                 engine: volume.engine,
-                reads_only: usize::from(id) + 1 == self.streams.len(),
+                is_reader: usize::from(id) + 1 == self.streams.len(),
             };
             let mut stream = Stream::new(&setup, core);
-            stream.anew = self.anew.contains(&id);
+            stream.opened_before = self.opened_before.contains(&id);
             stream.recovered = self.recovered.get(&id).copied();
             self.streams[usize::from(id)] = Some(stream);
         }
@@ -96,7 +96,7 @@ impl Client {
             return None;
         }
         let failed = |stream: &Option<Stream>| {
-            stream.as_ref().is_some_and(|stream| !stream.reads_only && stream.has_failed())
+            stream.as_ref().is_some_and(|stream| !stream.is_reader && stream.has_failed())
         };
         self.streams.iter().position(failed).map(|at| at as u16)
     }
@@ -111,10 +111,10 @@ impl Client {
         self.begin_recovery(RecoveryGoal::Reopen(id), core);
     }
 
-    pub(super) fn wind_up(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn close_and_release(&mut self, drives: &Drives<'_>, core: &mut Core) {
         self.close_streams(drives, core);
         let closed = |stream: &Option<Stream>| match stream {
-            Some(stream) => stream.reads_only || stream.is_closed(),
+            Some(stream) => stream.is_reader || stream.is_closed(),
             None => false,
         };
         let all = self.servers.iter().all(Server::is_claimed);
@@ -125,6 +125,6 @@ impl Client {
             stream.drop_connections(core);
         }
         self.begin_release(core);
-        self.go_on_releasing(core);
+        self.continue_release(core);
     }
 }

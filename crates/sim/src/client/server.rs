@@ -33,7 +33,7 @@ pub(super) enum TargetEvent {
     /// The association is lost.
     Lost,
     /// The volume is claimed again, over a new association.
-    Back,
+    Resumed,
     /// This owner has lost the target for good.
     Refused(String, Cause),
     /// A stream's connection, and the queue on it.
@@ -68,7 +68,7 @@ struct Wires {
 }
 
 impl Wires {
-    /// Takes in bytes of one of the connections.
+    /// Receives bytes of one of the connections.
     fn received(
         &mut self,
         conn: usize,
@@ -84,7 +84,7 @@ impl Wires {
         }
     }
 
-    /// Takes in the end of one of the connections.
+    /// Handles the end of one of the connections.
     fn closed(&mut self, conn: usize, endpoint: &mut impl Endpoint<Piece = Payload>, core: &Core) {
         let Some(queue) = self.queue_of(conn) else { return };
         self.control[queue as usize] = None;
@@ -92,8 +92,8 @@ impl Wires {
     }
 
     fn queue_of(&self, conn: usize) -> Option<ControlQueue> {
-        let is = |wire: &Option<Wire>| wire.as_ref().is_some_and(|wire| wire.conn == conn);
-        let at = self.control.iter().position(is)?;
+        let has_number = |wire: &Option<Wire>| wire.as_ref().is_some_and(|wire| wire.conn == conn);
+        let at = self.control.iter().position(has_number)?;
         ControlQueue::ALL.into_iter().find(|queue| *queue as usize == at)
     }
 
@@ -135,7 +135,7 @@ impl Wires {
 }
 
 #[derive(Debug)]
-enum Link {
+enum Attachment {
     /// There was no exchange with the target yet.
     None,
     /// The volume is not open yet.
@@ -147,7 +147,7 @@ enum Link {
 /// A target, as used by an initiator.
 #[derive(Debug)]
 pub(super) struct Server {
-    link: Link,
+    attachment: Attachment,
     wires: Wires,
     /// The time at which it is woken next, ns.
     wakes_at: u64,
@@ -158,46 +158,48 @@ impl Server {
     #[must_use]
     pub(super) fn new(index: u16) -> Self {
         let wires = Wires { index, control: [None, None, None], made: None };
-        Self { link: Link::None, wires, wakes_at: 0 }
+        Self { attachment: Attachment::None, wires, wakes_at: 0 }
     }
 
     /// Sets up an association.
     pub(super) fn attach(&mut self, config: AssociationConfig, end: ClientEnd, core: &mut Core) {
-        self.link = Link::Single(Box::new(Association::new(config)));
+        self.attachment = Attachment::Single(Box::new(Association::new(config)));
         self.carry(end, core);
     }
 
-    /// Hands the association to a manager, which keeps it alive while the volume is open.
+    /// Passes the association to a manager, which keeps it alive while the volume is open.
     pub(super) fn manage(&mut self, config: ManagerConfig, end: ClientEnd, core: &mut Core) {
-        if let Link::Single(association) = core::mem::replace(&mut self.link, Link::None) {
+        if let Attachment::Single(association) =
+            core::mem::replace(&mut self.attachment, Attachment::None)
+        {
             let manager = AssociationManager::new(*association, config);
-            self.link = Link::Managed(Box::new(manager));
+            self.attachment = Attachment::Managed(Box::new(manager));
         }
         self.carry(end, core);
     }
 
     /// The manager of the open volume's association.
     pub(super) fn manager(&mut self) -> Option<&mut AssociationManager<Payload>> {
-        match &mut self.link {
-            Link::Managed(manager) => Some(manager),
-            Link::None | Link::Single(_) => None,
+        match &mut self.attachment {
+            Attachment::Managed(manager) => Some(manager),
+            Attachment::None | Attachment::Single(_) => None,
         }
     }
 
     /// Whether its association exists.
     #[must_use]
     pub(super) fn is_up(&self) -> bool {
-        match &self.link {
-            Link::None => false,
-            Link::Single(association) => association.is_attached(),
-            Link::Managed(manager) => manager.is_standing(),
+        match &self.attachment {
+            Attachment::None => false,
+            Attachment::Single(association) => association.is_attached(),
+            Attachment::Managed(manager) => manager.is_standing(),
         }
     }
 
     /// Whether the open volume is claimed there.
     #[must_use]
     pub(super) fn is_claimed(&self) -> bool {
-        matches!(self.link, Link::Managed(_)) && self.is_up()
+        matches!(self.attachment, Attachment::Managed(_)) && self.is_up()
     }
 
     /// The controller of the association, if there is one.
@@ -213,10 +215,10 @@ impl Server {
     }
 
     fn association(&mut self) -> Option<&mut Association<Payload>> {
-        match &mut self.link {
-            Link::None => None,
-            Link::Single(association) => Some(association),
-            Link::Managed(manager) => manager.association(),
+        match &mut self.attachment {
+            Attachment::None => None,
+            Attachment::Single(association) => Some(association),
+            Attachment::Managed(manager) => manager.association(),
         }
     }
 
@@ -228,7 +230,7 @@ impl Server {
 
     /// Passes on the connect request of a stream.
     pub(super) fn request(&mut self, request: ConnectRequest, end: ClientEnd, core: &mut Core) {
-        if let Link::Managed(manager) = &mut self.link {
+        if let Attachment::Managed(manager) = &mut self.attachment {
             manager.request(request, core.now);
             self.carry(end, core);
         }
@@ -241,45 +243,45 @@ impl Server {
             return;
         }
         self.wakes_at = 0;
-        match &mut self.link {
-            Link::None => {}
-            Link::Single(association) => association.timeout(core.now),
-            Link::Managed(manager) => manager.timeout(core.now),
+        match &mut self.attachment {
+            Attachment::None => {}
+            Attachment::Single(association) => association.timeout(core.now),
+            Attachment::Managed(manager) => manager.timeout(core.now),
         }
         self.carry(end, core);
     }
 
-    /// Takes in bytes of one of its connections.
+    /// Receives bytes of one of its connections.
     pub(super) fn received(&mut self, conn: usize, bytes: &[u8], end: ClientEnd, core: &mut Core) {
-        match &mut self.link {
-            Link::None => {}
-            Link::Single(association) => {
+        match &mut self.attachment {
+            Attachment::None => {}
+            Attachment::Single(association) => {
                 self.wires.received(conn, bytes, &mut **association, core);
             }
-            Link::Managed(manager) => self.wires.received(conn, bytes, &mut **manager, core),
+            Attachment::Managed(manager) => self.wires.received(conn, bytes, &mut **manager, core),
         }
         self.carry(end, core);
     }
 
-    /// Takes in the end of one of its connections.
+    /// Handles the end of one of its connections.
     pub(super) fn closed(&mut self, conn: usize, end: ClientEnd, core: &mut Core) {
-        match &mut self.link {
-            Link::None => {}
-            Link::Single(association) => self.wires.closed(conn, &mut **association, core),
-            Link::Managed(manager) => self.wires.closed(conn, &mut **manager, core),
+        match &mut self.attachment {
+            Attachment::None => {}
+            Attachment::Single(association) => self.wires.closed(conn, &mut **association, core),
+            Attachment::Managed(manager) => self.wires.closed(conn, &mut **manager, core),
         }
         self.carry(end, core);
     }
 
     /// Carries out the pending work, and plans a wake for the next deadline.
     pub(super) fn carry(&mut self, end: ClientEnd, core: &mut Core) {
-        let deadline = match &mut self.link {
-            Link::None => return,
-            Link::Single(association) => {
+        let deadline = match &mut self.attachment {
+            Attachment::None => return,
+            Attachment::Single(association) => {
                 self.wires.carry(&mut **association, end, core);
                 association.deadline()
             }
-            Link::Managed(manager) => {
+            Attachment::Managed(manager) => {
                 self.wires.carry(&mut **manager, end, core);
                 manager.deadline()
             }
@@ -289,33 +291,40 @@ impl Server {
         {
             self.wakes_at = at;
             let server = self.wires.index;
-            core.at(at, Ev::WakeClient { client: end.client, life: end.life, server });
+            core.at(
+                at,
+                Ev::WakeClient { client: end.client, incarnation: end.incarnation, server },
+            );
         }
     }
 
     /// The next event, once. The caller asks after each of the calls above, until there is none.
     pub(super) fn event(&mut self, core: &mut Core) -> Option<TargetEvent> {
         let index = self.wires.index;
-        match &mut self.link {
-            Link::None => None,
-            Link::Single(association) => {
+        match &mut self.attachment {
+            Attachment::None => None,
+            Attachment::Single(association) => {
                 let AssociationState::Lost(error) = association.state() else { return None };
                 let why = error.to_string();
                 core.trace(|| format!("initiator: lost target {index}: {why}"));
-                self.link = Link::None;
+                self.attachment = Attachment::None;
                 Some(TargetEvent::Lost)
             }
-            Link::Managed(manager) => Some(match manager.next_event()? {
+            Attachment::Managed(manager) => Some(match manager.next_event()? {
                 ManagerEvent::Lost { why } => {
                     core.trace(|| format!("initiator: lost target {index}: {why}"));
                     TargetEvent::Lost
                 }
                 ManagerEvent::Back { attempts, .. } => {
-                    core.trace(|| format!("initiator: target {index} is back ({attempts})"));
-                    TargetEvent::Back
+                    core.trace(|| {
+                        format!("initiator: target {index} is claimed again ({attempts})")
+                    });
+                    TargetEvent::Resumed
                 }
                 ManagerEvent::GivenUp { .. } => {
-                    core.trace(|| format!("initiator: target {index} has been away for too long"));
+                    core.trace(|| {
+                        format!("initiator: target {index} has been unreachable for too long")
+                    });
                     return self.event(core);
                 }
                 ManagerEvent::Refused { why, cause } => {
@@ -330,16 +339,16 @@ impl Server {
 
     /// Ends this initiator.
     pub(super) fn leave(&mut self, end: ClientEnd, core: &mut Core) {
-        match &mut self.link {
-            Link::None => {}
-            Link::Single(association) => association.hang_up(),
-            Link::Managed(manager) => manager.stop(core.now),
+        match &mut self.attachment {
+            Attachment::None => {}
+            Attachment::Single(association) => association.hang_up(),
+            Attachment::Managed(manager) => manager.stop(core.now),
         }
         self.carry(end, core);
     }
 
     /// Sends a command with a few bytes on the admin queue, if the association exists.
-    pub(super) fn ask(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
+    pub(super) fn send_command(&mut self, sqe: Sqe, bytes: &[u8], end: ClientEnd, core: &mut Core) {
         if let Some(association) = self.association() {
             let data = if bytes.is_empty() { Data::None } else { Data::Bytes(bytes) };
             // Without an association the command is dropped.
@@ -348,7 +357,7 @@ impl Server {
         self.carry(end, core);
     }
 
-    /// The answer to a command that was sent with `ask`.
+    /// The answer to a command that was sent with `send_command`.
     pub(super) fn answer(&mut self) -> Option<Status> {
         self.association()?.answer().map(|answer| answer.cqe.status())
     }
@@ -361,9 +370,11 @@ impl Associations for Targets<'_> {
     type Piece = Payload;
 
     fn with<R>(&mut self, target: usize, f: impl FnOnce(&mut Association<Payload>) -> R) -> R {
-        match &mut self.0[target].link {
-            Link::Single(association) => f(association),
-            Link::None | Link::Managed(_) => unreachable!("each target was attached to before"),
+        match &mut self.0[target].attachment {
+            Attachment::Single(association) => f(association),
+            Attachment::None | Attachment::Managed(_) => {
+                unreachable!("each target was attached to before")
+            }
         }
     }
 }

@@ -63,7 +63,7 @@ impl Connection {
         Self { wire, arrived: Vec::new(), ended: false }
     }
 
-    /// Takes in the bytes that have arrived. Returns whether there were any. An error means that
+    /// Receives the bytes that have arrived. Returns whether there were any. An error means that
     /// the connection has ended; it holds the session's error, if there is one.
     fn receive(
         &mut self,
@@ -120,7 +120,7 @@ pub(super) struct Setup<'a> {
     /// The engine of the stream.
     pub(super) engine: EngineKind,
     /// This is a reader of the volume, not a stream.
-    pub(super) reads_only: bool,
+    pub(super) is_reader: bool,
 }
 
 /// A stream.
@@ -128,9 +128,9 @@ pub(super) struct Stream {
     pub(super) id: u16,
     pub(super) era: Era,
     /// This is a reader of the volume, not a stream.
-    pub(super) reads_only: bool,
+    pub(super) is_reader: bool,
     /// The blocks that the process is to read beside its streams: the first, and their number.
-    pub(super) looks: Option<(u32, u32)>,
+    pub(super) reads_apart: Option<(u32, u32)>,
     /// The mark from which the stream resumes.
     pub(super) start: Seq,
     body: Body,
@@ -159,15 +159,15 @@ pub(super) struct Stream {
     carries: Vec<bool>,
     replaying: Vec<bool>,
     /// The number of times that connections were made again.
-    again: u16,
+    reconnects: u16,
     /// The stream was opened before, and no recovery has ended that use.
-    pub(super) anew: bool,
+    pub(super) opened_before: bool,
     /// The time at which it was made, ns.
     pub(super) made_at: u64,
     /// The stream failed because its plain writes are refused.
     pub(super) guarded: bool,
     /// Its owner's next step is planned.
-    pub(super) acting: bool,
+    pub(super) step_planned: bool,
     pub(super) failed: bool,
     /// The stream failed because another owner has the volume.
     pub(super) fenced: bool,
@@ -193,7 +193,7 @@ impl Stream {
                 volume: core.id,
                 stream: StreamId(setup.id),
                 generation: setup.generation,
-                engine: if setup.reads_only { EngineKind::None } else { setup.engine },
+                engine: if setup.is_reader { EngineKind::None } else { setup.engine },
                 start: setup.start,
                 nsids: setup.nsids.to_vec(),
                 queue_depth: spec.depth,
@@ -204,14 +204,14 @@ impl Stream {
             kept_bytes_max: kept_max,
             merge: spec.merge,
             qids: vec![setup.id + 2; servers],
-            reads_only: setup.reads_only,
+            reads_only: setup.is_reader,
         };
         let start = StreamStart::new(stream, setup.shared.clone(), START_NS, core.now);
         Self {
             id: setup.id,
             era: setup.era,
-            reads_only: setup.reads_only,
-            looks: None,
+            is_reader: setup.is_reader,
+            reads_apart: None,
             start: setup.start,
             body: Body::Starting(Box::new(start)),
             begun: false,
@@ -229,11 +229,11 @@ impl Stream {
             carried: vec![core.now; servers],
             carries: vec![false; servers],
             replaying: vec![false; servers],
-            again: 0,
-            anew: false,
+            reconnects: 0,
+            opened_before: false,
             made_at: core.now,
             guarded: false,
-            acting: false,
+            step_planned: false,
             failed: false,
             fenced: false,
             refused: None,
@@ -256,14 +256,14 @@ impl Stream {
     }
 
     /// Whether this is a reader that must be replaced: it has failed, or a target owes the answer
-    /// to a read that was given up, and no thread takes that answer in.
+    /// to a read that was given up, and no thread receives that answer.
     pub(super) fn is_to_be_replaced(&self) -> bool {
         let owes = match &self.body {
             Body::Open(driver) => !self.is_in_call() && driver.owes_reads(),
             Body::Starting(_) => false,
             Body::Over => true,
         };
-        self.reads_only && (self.failed || owes)
+        self.is_reader && (self.failed || owes)
     }
 
     /// Whether it is bound everywhere, or was.
@@ -273,7 +273,7 @@ impl Stream {
     }
 
     /// Drops the library's stream, and its connections with it.
-    pub(super) fn is_dropped(&mut self, core: &mut Core) {
+    pub(super) fn drop_stream(&mut self, core: &mut Core) {
         self.start = self.durable();
         self.watchers.end();
         self.body = Body::Over;
@@ -283,22 +283,22 @@ impl Stream {
     /// The progress of the stream, formatted for people.
     #[must_use]
     pub(super) fn describe(&self, core: &Core) -> String {
-        if self.reads_only {
+        if self.is_reader {
             return format!("reader {:?}", self.call);
         }
         let (complete, durable, last) = core.oracle.progress(self.era, self.id);
         let (steps, begun) = &core.steps[usize::from(self.id)];
-        let links = match &self.body {
+        let connections = match &self.body {
             Body::Starting(start) => format!("{start:?}"),
             Body::Open(driver) => {
-                let links =
+                let connections =
                     (0..self.connections.len()).map(|server| driver.connection(server as u16));
-                format!("{:?}", links.collect::<Vec<ConnectionState>>())
+                format!("{:?}", connections.collect::<Vec<ConnectionState>>())
             }
             Body::Over => "over".into(),
         };
         format!(
-            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {links}{}",
+            "{}: {complete}/{durable}/{last} step {begun} of {} {:?} {connections}{}",
             self.id,
             steps.len(),
             self.call,
@@ -375,7 +375,7 @@ impl Stream {
     /// if an event has to come first.
     pub(super) fn next_to_start(&mut self, core: &mut Core) -> Option<ConnectRequest> {
         loop {
-            self.take_mail(core);
+            self.take_messages(core);
             let Body::Starting(start) = &mut self.body else { return None };
             if self.failed {
                 return None;
@@ -393,7 +393,7 @@ impl Stream {
                     self.falls_asleep(core.now);
                     return None;
                 }
-                StartStep::Ready => self.is_bound(core),
+                StartStep::Ready => self.bound(core),
                 StartStep::Failed(error) => {
                     let id = self.id;
                     core.trace(|| format!("stream {id}: could not be started: {error}"));
@@ -401,13 +401,13 @@ impl Stream {
                         self.refused = Some((refused.server, refused.status));
                     }
                     self.failed = true;
-                    self.is_dropped(core);
+                    self.drop_stream(core);
                 }
             }
         }
     }
 
-    fn is_bound(&mut self, core: &mut Core) {
+    fn bound(&mut self, core: &mut Core) {
         let Body::Starting(start) = core::mem::replace(&mut self.body, Body::Over) else { return };
         if let Some(driver) = start.into_driver() {
             self.body = Body::Open(Box::new(driver));
@@ -418,7 +418,7 @@ impl Stream {
         self.wakes_at = None;
     }
 
-    /// Takes in a connection for the start of the stream.
+    /// Accepts a connection for the start of the stream.
     pub(super) fn connect(
         &mut self,
         request: &ConnectRequest,
@@ -444,11 +444,13 @@ impl Stream {
     /// The server to which a connection leads, if it is one of the stream's.
     #[must_use]
     pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
-        let is = |there: &Option<Connection>| there.as_ref().is_some_and(|c| c.wire.conn == conn);
-        self.connections.iter().position(is).map(|server| server as u16)
+        let has_number = |connection: &Option<Connection>| {
+            connection.as_ref().is_some_and(|c| c.wire.conn == conn)
+        };
+        self.connections.iter().position(has_number).map(|server| server as u16)
     }
 
-    /// Takes in bytes of a server, or the end of the connection to it.
+    /// Receives bytes of a server, or the end of the connection to it.
     pub(super) fn arrives(&mut self, server: u16, bytes: Option<&[u8]>) {
         if let Some(connection) = &mut self.connections[usize::from(server)] {
             match bytes {
@@ -462,18 +464,18 @@ impl Stream {
     /// target must not rely on the queue number, and may not have dropped the earlier queue yet
     /// (T8).
     fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
-        self.again += 1;
-        ConnectRequest { qid: request.qid + 8 * (self.again / 2 % 3), ..request }
+        self.reconnects += 1;
+        ConnectRequest { qid: request.qid + 8 * (self.reconnects / 2 % 3), ..request }
     }
 
-    /// Leaves a message of another thread.
-    pub(super) fn post(&mut self, messages: StreamMessage) {
-        self.messages.push(messages);
+    /// Queues a message of another thread for the stream.
+    pub(super) fn post(&mut self, message: StreamMessage) {
+        self.messages.push(message);
     }
 
     /// Whether there are messages that were not read yet.
     #[must_use]
-    pub(super) fn has_mail(&self) -> bool {
+    pub(super) fn has_messages(&self) -> bool {
         !self.messages.is_empty()
     }
 
@@ -482,14 +484,14 @@ impl Stream {
         let mut worked = loop {
             let received = self.receive(core);
             // A connection may come up and be lost in the same round.
-            self.look_at_links(core);
+            self.note_connections(core);
             match received {
                 Ok(worked) => break worked,
                 Err((server, error)) => self.lose(server, error, core),
             }
         };
         if matches!(self.body, Body::Open(_)) {
-            self.take_mail(core);
+            self.take_messages(core);
         }
         let Some(driver) = driver_of(&mut self.body) else { return worked };
         driver.want_durable(self.watchers.wanted(driver.last()));
@@ -508,14 +510,14 @@ impl Stream {
             }
             driver.settle(core.now);
             while let Some(event) = self.driver().and_then(StreamDriver::next_event) {
-                self.happens(event, core);
+                self.handle_event(event, core);
             }
-            self.look_at_links(core);
+            self.note_connections(core);
         }
         worked
     }
 
-    /// Takes in the bytes that have arrived from each server. Returns whether there were any. An
+    /// Receives the bytes that have arrived from each server. Returns whether there were any. An
     /// error names the server whose connection has ended.
     fn receive(&mut self, core: &mut Core) -> Result<bool, (u16, Option<SessionError>)> {
         let mut received = false;
@@ -523,14 +525,14 @@ impl Stream {
         let Some(driver) = driver_of(body) else { return Ok(false) };
         for (server, connection) in (0..).zip(connections) {
             if let Some(connection) = connection.as_mut().filter(|_| driver.is_open(server)) {
-                let came = connection.receive(server, driver, reading, core);
-                received |= came.map_err(|error| (server, error))?;
+                let result = connection.receive(server, driver, reading, core);
+                received |= result.map_err(|error| (server, error))?;
             }
         }
         Ok(received)
     }
 
-    fn happens(&mut self, event: StreamEvent, core: &mut Core) {
+    fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
         let id = self.id;
         match event {
             StreamEvent::Over { server } => self.close_connection(server, core),
@@ -559,12 +561,12 @@ impl Stream {
         }
     }
 
-    fn take_mail(&mut self, core: &mut Core) {
-        for messages in core::mem::take(&mut self.messages) {
+    fn take_messages(&mut self, core: &mut Core) {
+        for message in core::mem::take(&mut self.messages) {
             let driver = match &mut self.body {
                 Body::Open(driver) => driver,
                 Body::Starting(start) => {
-                    match messages {
+                    match message {
                         StreamMessage::AssociationEnded { server } => {
                             start.association_ended(server, core.now);
                         }
@@ -574,13 +576,13 @@ impl Stream {
                     continue;
                 }
                 Body::Over => {
-                    if let StreamMessage::Connected { wire, .. } = messages {
+                    if let StreamMessage::Connected { wire, .. } = message {
                         wire.close(core);
                     }
                     continue;
                 }
             };
-            match messages {
+            match message {
                 StreamMessage::AssociationEnded { server } => {
                     driver.association_ended(server, core.now)
                 }
@@ -600,16 +602,16 @@ impl Stream {
     }
 
     /// Notes the state of the connections.
-    fn look_at_links(&mut self, core: &mut Core) {
+    fn note_connections(&mut self, core: &mut Core) {
         let Body::Open(driver) = &self.body else { return };
         for server in 0..self.connections.len() {
-            let link = driver.connection(server as u16);
+            let state = driver.connection(server as u16);
             // A connection carries requests until the stream learns that it is lost.
-            let carries = matches!(link, ConnectionState::Up | ConnectionState::Replaying);
+            let carries = matches!(state, ConnectionState::Up | ConnectionState::Replaying);
             if core::mem::replace(&mut self.carries[server], carries) || carries {
                 self.carried[server] = core.now;
             }
-            let replaying = link == ConnectionState::Replaying;
+            let replaying = state == ConnectionState::Replaying;
             if replaying && !self.replaying[server] {
                 core.replays = (core.replays.0 + 1, core.events);
             }

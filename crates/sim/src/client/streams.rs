@@ -12,7 +12,7 @@ use crate::core::{Core, Ev, US};
 use crate::oracle::Drives;
 
 impl Client {
-    /// Takes in bytes of a stream's connection, or its end.
+    /// Receives bytes of a stream's connection, or its end.
     pub(super) fn arrives(
         &mut self,
         id: u16,
@@ -24,27 +24,28 @@ impl Client {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let Some(server) = stream.server_of(conn) else { return };
         stream.arrives(server, bytes);
-        self.happens(id, drives, core);
-        self.tend_streams(drives, core);
+        self.wake_stream(id, drives, core);
+        self.advance_streams(drives, core);
     }
 
-    /// Leaves a message for every stream.
-    pub(super) fn post(&mut self, messages: impl Fn() -> StreamMessage) {
+    /// Queues a message for every stream.
+    pub(super) fn post(&mut self, message: impl Fn() -> StreamMessage) {
         for stream in self.streams.iter_mut().flatten() {
-            stream.post(messages());
+            stream.post(message());
         }
     }
 
     /// Wakes the thread that drives a stream.
-    pub(super) fn happens(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn wake_stream(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         if stream.is_in_call() {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
-            stream.go_on(&mut process, core);
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
+            stream.continue_call(&mut process, core);
         } else if stream.has_begun() && self.background.minds(StreamId(id)) {
-            self.take_care(Some(id), drives, core);
+            self.wake_background(Some(id), drives, core);
         }
     }
 
@@ -53,24 +54,25 @@ impl Client {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
-        let mut process = Process { end, ledger: &mut volume.ledger, drives };
+        let mut process = Process { end, ownership_checker: &mut volume.ownership_checker, drives };
         stream.act(&mut process, core);
-        let looks = stream.looks.take();
-        if let Some((block, blocks)) = looks
+        let reads_apart = stream.reads_apart.take();
+        if let Some((block, blocks)) = reads_apart
             && let Some(Some(reader)) = self.streams.last_mut()
         {
-            reader.look(block, blocks, &mut process, core);
+            reader.read_apart(block, blocks, &mut process, core);
         }
         self.watch(id, drives, core);
-        self.tend_streams(drives, core);
+        self.advance_streams(drives, core);
     }
 
     /// Closes the streams whose owners are not in a call.
     pub(super) fn close_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         let Some(volume) = &mut self.volume else { return };
-        for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.reads_only) {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+        for stream in self.streams.iter_mut().flatten().filter(|stream| !stream.is_reader) {
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             stream.close(&mut process, core);
         }
     }
@@ -84,26 +86,26 @@ impl Client {
         for id in 0..self.streams.len() as u16 {
             let deadline = self.streams[usize::from(id)].as_ref().and_then(Stream::deadline);
             if deadline.is_some_and(|at| at <= core.now) {
-                self.happens(id, drives, core);
+                self.wake_stream(id, drives, core);
             }
         }
-        self.take_care(None, drives, core);
-        self.tend_streams(drives, core);
+        self.wake_background(None, drives, core);
+        self.advance_streams(drives, core);
     }
 
     /// Wakes the background driver's thread, because an event may have come for a stream.
-    pub(super) fn take_care(
+    pub(super) fn wake_background(
         &mut self,
-        happened: Option<u16>,
+        event_for: Option<u16>,
         drives: &Drives<'_>,
         core: &mut Core,
     ) {
         let Some(volume) = &mut self.volume else { return };
         let flush_ns = self.background.config().flush_ns;
-        let is = |id: StreamId| happened == Some(id.0);
-        let of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
-        let awaited = |id| of(id).is_some_and(|stream| !stream.watchers.is_empty());
-        for (id, turn) in self.background.due(core.now, is, awaited) {
+        let has_event = |id: StreamId| event_for == Some(id.0);
+        let stream_of = |id: StreamId| self.streams.get(usize::from(id.0)).and_then(Option::as_ref);
+        let awaited = |id| stream_of(id).is_some_and(|stream| !stream.watchers.is_empty());
+        for (id, turn) in self.background.due(core.now, has_event, awaited) {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
             let awaited = !stream.watchers.is_empty();
             if stream.is_in_call() {
@@ -116,7 +118,8 @@ impl Client {
                 continue;
             };
             if self.background.look(id, turn, awaited, attention, core.now) == Finding::Drive {
-                let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
+                let next =
+                    stream.run_background(flush_ns, &mut volume.ownership_checker, drives, core);
                 self.background.tended(id, next);
             }
         }
@@ -124,17 +127,17 @@ impl Client {
 
     /// Continues the start of streams, makes the connections that they ask for, and plans the next
     /// wake of a thread.
-    pub(super) fn tend_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
+    pub(super) fn advance_streams(&mut self, drives: &Drives<'_>, core: &mut Core) {
         if !matches!(self.state, State::Running) {
             return;
         }
         for id in 0..self.streams.len() as u16 {
-            self.go_on_starting(id, drives, core);
+            self.continue_start(id, drives, core);
         }
         while self.calls_ended(drives, core) | self.connect_streams(core) {
             for id in 0..self.streams.len() as u16 {
-                if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_mail) {
-                    self.happens(id, drives, core);
+                if self.streams[usize::from(id)].as_ref().is_some_and(Stream::has_messages) {
+                    self.wake_stream(id, drives, core);
                 }
             }
         }
@@ -143,7 +146,7 @@ impl Client {
         let Some(next) = next.map(|at| at.max(core.now + US)) else { return };
         if next < self.wakes_at || self.wakes_at <= core.now {
             self.wakes_at = next;
-            core.at(next, Ev::WakeStreams { client: self.index, life: self.life });
+            core.at(next, Ev::WakeStreams { client: self.index, incarnation: self.incarnation });
         }
     }
 
@@ -155,12 +158,12 @@ impl Client {
             ended |= stream.call_ended();
         }
         if ended {
-            self.take_care(None, drives, core);
+            self.wake_background(None, drives, core);
         }
         ended
     }
 
-    fn go_on_starting(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
+    fn continue_start(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let end = self.end();
         loop {
             let Some(stream) = &mut self.streams[usize::from(id)] else { return };
@@ -177,10 +180,11 @@ impl Client {
         if let (Some(stream), Some(volume)) = (&mut self.streams[usize::from(id)], &mut self.volume)
             && stream.has_begun()
         {
-            let mut process = Process { end, ledger: &mut volume.ledger, drives };
+            let mut process =
+                Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             // A reader that no thread uses stays as it is until it is used.
-            if !stream.reads_only {
-                stream.begins(&mut process, core);
+            if !stream.is_reader {
+                stream.start_steps(&mut process, core);
                 self.background.add(StreamId(id));
             }
         }
@@ -198,10 +202,10 @@ impl Client {
             }
         }
         for server in 0..self.servers.len() {
-            self.hear(server, core);
+            self.take_events(server, core);
         }
-        let minds = |stream: &Stream| self.background.minds(StreamId(stream.id));
-        let driven = |stream: &Stream| stream.is_in_call() || minds(stream);
-        asked || self.streams.iter().flatten().any(|s| s.has_mail() && driven(s))
+        let in_background = |stream: &Stream| self.background.minds(StreamId(stream.id));
+        let driven = |stream: &Stream| stream.is_in_call() || in_background(stream);
+        asked || self.streams.iter().flatten().any(|s| s.has_messages() && driven(s))
     }
 }

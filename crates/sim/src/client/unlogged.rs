@@ -29,8 +29,8 @@ impl Client {
         if let Some(volume) = &mut self.volume {
             volume.state.recovered(StreamId(id), last, None);
         }
-        if stream.has_begun() || stream.anew {
-            self.anew.insert(id);
+        if stream.has_begun() || stream.opened_before {
+            self.opened_before.insert(id);
         }
         self.retry_at = core.now + RETRY_NS;
         core.trace(|| format!("stream {id}: begins anew behind group {last}"));

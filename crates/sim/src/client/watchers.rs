@@ -1,11 +1,11 @@
 //! Other threads of an initiator's process that wait for the marks of a stream, as with the
 //! library's watches; and the checks of the promises to them (P8).
 //!
-//! A thread comes sometimes when the owner of a stream has submitted or waited: while the owner is
-//! in a call, or while it is not calling. The time alone decides whether a thread comes, and for
-//! which mark it waits. So the other random decisions of the seed stay the same. A step that only
-//! reads brings no thread: a wait for durability flushes drives, and some scenarios need undurable
-//! groups.
+//! Sometimes a thread begins to wait when the owner of a stream has submitted or waited: while the
+//! owner is in a call, or while it is not calling. The time alone decides whether a thread begins
+//! to wait, and for which mark it waits. So the other random decisions of the seed stay the same.
+//! After a step that only reads, no thread begins to wait: a wait for durability flushes drives,
+//! and some scenarios need undurable groups.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +24,9 @@ pub(super) struct Watchers {
     list: Waitlist<u64>,
     /// Each waiter that sleeps, with its mark and seq.
     asleep: BTreeMap<u64, (Mark, Seq)>,
-    came: u64,
-    /// A thread may come now.
-    may_come: bool,
+    begun: u64,
+    /// A thread may begin to wait now.
+    may_begin: bool,
     /// The marks that were published last.
     published: Option<Marks>,
 }
@@ -42,16 +42,17 @@ impl Watchers {
         self.list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
 
-    /// Whether a thread may come in this step of the owner.
-    pub(super) fn may_come(&mut self, is_due: bool, now: u64) {
-        self.may_come = is_due && now / US % 4 == 2;
+    /// Sets whether a thread may begin to wait in this step of the owner.
+    pub(super) fn may_begin(&mut self, is_due: bool, now: u64) {
+        self.may_begin = is_due && now / US % 4 == 2;
     }
 
     /// Adds a waiter. Returns whether it is the first one; `None` if it need not wait.
-    fn comes(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
-        self.came += 1;
-        let id = self.came;
-        // A stream that is opened or reopened gets new watchers, so their list has only one incarnation.
+    fn add(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
+        self.begun += 1;
+        let id = self.begun;
+        // A stream that is opened or reopened gets new watchers. So their list has only one
+        // incarnation.
         match self.list.enter(mark, seq, self.list.incarnation(), id, || standing) {
             Entry::Waits { first, .. } => {
                 self.asleep.insert(id, (mark, seq));
@@ -79,9 +80,9 @@ impl Watchers {
 }
 
 impl Stream {
-    /// The mark and seq that a new thread waits for now, if one comes.
+    /// The mark and seq that a new thread waits for now, if one begins to wait.
     fn watcher_begins(&mut self, core: &Core) -> Option<(Mark, Seq)> {
-        if !core::mem::take(&mut self.watchers.may_come) {
+        if !core::mem::take(&mut self.watchers.may_begin) {
             return None;
         }
         let driver = self.driver()?;
@@ -101,8 +102,8 @@ impl Stream {
         let (complete, durable, _) = core.oracle.progress(self.era, self.id);
         let marks = Marks { complete, durable };
         let over = self.failed || self.closed;
-        let forgotten = |(mark, seq): &&(Mark, Seq)| over || mark.of(marks) >= *seq;
-        if let Some((mark, seq)) = self.watchers.asleep.values().find(forgotten) {
+        let overdue = |(mark, seq): &&(Mark, Seq)| over || mark.of(marks) >= *seq;
+        if let Some((mark, seq)) = self.watchers.asleep.values().find(overdue) {
             let id = self.id;
             let why = if over { "the stream is over" } else { "it is there" };
             let what = format!(
@@ -114,34 +115,34 @@ impl Stream {
 }
 
 impl Client {
-    /// Lets a thread come and wait for a stream, if one is due.
+    /// Begins the wait of a thread for a stream, if one is due.
     pub(super) fn watch(&mut self, id: u16, drives: &Drives<'_>, core: &mut Core) {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let Some((mark, seq)) = stream.watcher_begins(core) else { return };
         let (complete, durable, _) = core.oracle.progress(stream.era, id);
         let standing = Standing { marks: Marks { complete, durable }, over: false };
         let wanted = stream.watchers.wanted(seq);
-        let Some(first) = stream.watchers.comes(mark, seq, standing) else { return };
+        let Some(first) = stream.watchers.add(mark, seq, standing) else { return };
         let raised = stream.watchers.wanted(seq) > wanted;
         core.trace(|| format!("stream {id}: a thread waits for {mark:?} up to group {seq}"));
         if raised {
-            self.happens(id, drives, core);
+            self.wake_stream(id, drives, core);
         }
         if first {
-            self.take_care(None, drives, core);
+            self.wake_background(None, drives, core);
         }
     }
 
     /// P8: a stream with waiters is driven, by its owner in a call or by the background driver. Its
     /// waiters are woken when their marks are there.
     pub(super) fn check_watchers(&self, core: &mut Core) {
-        for stream in self.streams.iter().flatten().filter(|stream| !stream.reads_only) {
+        for stream in self.streams.iter().flatten().filter(|stream| !stream.is_reader) {
             stream.check_watchers(core);
             let left = !stream.is_in_call() && !self.background.minds(StreamId(stream.id));
             let running = matches!(self.state, State::Running) && !stream.failed && !stream.closed;
             if running && left && !stream.watchers.is_empty() {
                 let id = stream.id;
-                let what = format!("threads wait for stream {id}, and nobody drives it");
+                let what = format!("threads wait for stream {id}, and no thread drives it");
                 core.oracle.broken(Promise::P8, what);
             }
         }

@@ -21,7 +21,7 @@ impl Wire {
         Self { conn, rx: Vec::new() }
     }
 
-    /// Takes in bytes. `take` gets all bytes that are not consumed, and returns the number that it
+    /// Receives bytes. `take` gets all bytes that are not consumed, and returns the number that it
     /// has used.
     ///
     /// # Errors

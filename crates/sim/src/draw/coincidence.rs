@@ -44,12 +44,12 @@ const ALL: &[(u64, Draw)] = &[
     (2, owners::taken_over_and_released),
     (1, answers_of_the_last_attempt),
     (2, corrupt_logs),
-    (1, owners::orders_of_plain_hosts),
+    (1, owners::commands_of_plain_hosts),
     (2, owners::plain_hosts_while_the_owner_is_unreachable),
     (4, owners::closed_while_one_is_down),
-    (3, left_alone),
+    (3, left_to_the_background_driver),
     (2, unreachable_for_about_the_loss_time),
-    (2, writes_of_the_dead),
+    (2, writes_of_a_dead_target),
     (8, connected_late),
 ];
 
@@ -127,7 +127,7 @@ pub(super) fn at(event: u64, what: What) -> Fault {
 
 /// An owner leaves its stream with writes that are not durable. The background driver takes it
 /// over, sends its mark when it is idle, and flushes it. The power is cut meanwhile (T1).
-fn left_alone(rng: &mut Rng) -> Scenario {
+fn left_to_the_background_driver(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
     scenario.client.not_calling_us = *rng.pick(&[200, 2_000, 50_000]);
@@ -483,7 +483,7 @@ fn corrupt_logs(rng: &mut Rng) -> Scenario {
 
 /// A target dies with writes in flight and is there again at once. The earlier requests to its
 /// drive land after newer writes of the same blocks (T8).
-fn writes_of_the_dead(rng: &mut Rng) -> Scenario {
+fn writes_of_a_dead_target(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let spec = drive(&mut scenario);
     (spec.plp, spec.latency_us, spec.slow) = (rng.one_in(2), 300, *rng.pick(&[20, 40]));

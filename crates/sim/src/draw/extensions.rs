@@ -24,8 +24,8 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     }
     // Runs without updates in place show entries in the list that need not be there.
     let (updates, fresh) = *rng.pick(&[(30, 10), (100, 20), (100, 60)]);
-    let neighbours = scenario.second_volume.iter_mut().flat_map(|other| &mut other.steps);
-    for step in scenario.steps.iter_mut().chain(neighbours) {
+    let other_steps = scenario.second_volume.iter_mut().flat_map(|other| &mut other.steps);
+    for step in scenario.steps.iter_mut().chain(other_steps) {
         let Op::Group { writes, .. } = &mut step.op else { continue };
         for WriteOp(_, _, place) in writes {
             let share = match place {

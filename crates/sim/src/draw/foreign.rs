@@ -4,7 +4,7 @@
 use super::coincidence::{at, cluster, drive, write};
 use crate::drive::{DriveFault, DriveSpec};
 use crate::rng::Rng;
-use crate::scenario::{Engine, Place, Scenario, What, Whose};
+use crate::scenario::{Engine, Place, Scenario, What, WrongLabel};
 
 /// One of this number of seeds is about such a part.
 const ONE_IN: u64 = 30;
@@ -45,9 +45,9 @@ fn site(rng: &mut Rng) -> Scenario {
 /// A foreign target does not have Rio's extension, so the volume has engine `sync` and its promise
 /// (T17).
 ///
-/// Such a target keeps no host from writing. So there is one initiator, and connections break only
-/// with a process that dies. Writes that the process has left in flight do not meet those of a
-/// later one.
+/// Such a target does not prevent any host from writing. So there is one initiator, and connections
+/// break only with a process that dies. Writes that the process has left in flight do not meet
+/// those of a later one.
 fn foreign_targets(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     scenario.volume.engine = Engine::Sync;
@@ -89,7 +89,7 @@ fn wrong_drives(rng: &mut Rng) -> Scenario {
     for _ in 0..rng.range(1, 3) {
         event += rng.range(40, 400);
         let (machine, drive) = *rng.pick(&scenario.volume.members);
-        let whose = *rng.pick(&[Whose::Other, Whose::Newer]);
+        let whose = *rng.pick(&[WrongLabel::Other, WrongLabel::Newer]);
         scenario.faults.push(at(event, What::WrongDrive { machine, drive, whose }));
         if rng.one_in(2) {
             scenario.faults.push(at(event, What::KillClient { down_us: 10 }));

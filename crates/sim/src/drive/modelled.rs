@@ -55,7 +55,7 @@ impl Pages for Names {
 }
 
 /// An operation in flight.
-struct Underway {
+struct InFlight {
     /// The name of the operation, for the core that asked. `None` once the process has died.
     op: Option<u64>,
     /// The contents of a write.
@@ -78,14 +78,14 @@ pub(super) struct Modelled {
     model: Model<Names>,
     queue: QueueId,
     /// The operations in flight, by the model's numbers.
-    underway: BTreeMap<u64, Underway>,
+    in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     gathered: Vec<(u64, Command<Content>)>,
 }
 
 impl fmt::Debug for Modelled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Modelled").field("in_flight", &self.underway.len()).finish_non_exhaustive()
+        f.debug_struct("Modelled").field("in_flight", &self.in_flight.len()).finish_non_exhaustive()
     }
 }
 
@@ -94,7 +94,7 @@ impl Modelled {
         let names = Names(vec![ZERO; blocks as usize]);
         let mut model = Model::new(kind.profile(), names, seed);
         let queue = model.open_queue();
-        Self { model, queue, underway: BTreeMap::new(), next: 0, gathered: Vec::new() }
+        Self { model, queue, in_flight: BTreeMap::new(), next: 0, gathered: Vec::new() }
     }
 
     /// Sets the content that a block holds from the start, durably.
@@ -118,7 +118,7 @@ impl Modelled {
             Command::Read { .. } | Command::Flush => (false, Vec::new()),
         };
         self.next += 1;
-        self.underway.insert(self.next, Underway { op: Some(op), contents, writes });
+        self.in_flight.insert(self.next, InFlight { op: Some(op), contents, writes });
         self.gathered.push((self.next, command));
     }
 
@@ -133,7 +133,7 @@ impl Modelled {
         let mut done = Vec::new();
         self.model.take_done(self.queue, &mut done);
         let ended = done.into_iter().filter_map(|Done { op, result }| {
-            let Underway { op, contents, writes } = self.underway.remove(&op)?;
+            let InFlight { op, contents, writes } = self.in_flight.remove(&op)?;
             Some(Finished { op, writes, contents, result })
         });
         ended.collect()
@@ -145,23 +145,23 @@ impl Modelled {
 
     /// The number of operations whose process still runs.
     pub(super) fn in_flight(&self) -> usize {
-        self.underway.values().filter(|underway| underway.op.is_some()).count()
+        self.in_flight.values().filter(|in_flight| in_flight.op.is_some()).count()
     }
 
     /// Whether it works on any operation.
     pub(super) fn is_busy(&self) -> bool {
-        !self.underway.is_empty()
+        !self.in_flight.is_empty()
     }
 
     /// Continues the operations in flight after the process that asked for them has died.
     pub(super) fn orphan(&mut self) {
-        self.underway.values_mut().for_each(|underway| underway.op = None);
+        self.in_flight.values_mut().for_each(|in_flight| in_flight.op = None);
     }
 
     /// Cuts the power. It is back before the next operation.
     pub(super) fn power_cut(&mut self, now: u64, seed: u64) {
         self.gathered.clear();
-        self.underway.clear();
+        self.in_flight.clear();
         self.model.power_cut(now, seed);
         // The results of operations that failed with the power are dropped.
         self.model.take_done(self.queue, &mut Vec::new());
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_power_cut_takes_back_what_was_not_flushed_unless_the_drive_is_protected() {
+    fn a_power_cut_undoes_unflushed_writes_unless_the_drive_is_protected() {
         for kind in [ModelKind::Flash, ModelKind::Optane] {
             for flushed in [false, true] {
                 let mut lost = 0;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_asked_for_lands_and_nobody_is_told() {
+    fn operations_of_a_dead_process_land_and_are_not_reported() {
         let mut drive = Modelled::new(ModelKind::Flash, 8, 1);
         drive.submit(1, Command::Write { lba: 0, pages: pages(vec![5, 6]) });
         drive.kick(10);

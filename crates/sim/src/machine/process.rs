@@ -84,14 +84,14 @@ struct Reactor {
     core: TargetCore<SimEnv, Tcp>,
     /// The results of its drive operations that it has not received yet.
     done: Vec<(OpId, Ended)>,
-    /// It receives no news before this time, ns.
+    /// It receives no input before this time, ns.
     busy_until: Option<u64>,
     /// The time at which its deadline wakes it next, ns.
     timer: Option<u64>,
     has_ended: bool,
 }
 
-/// See [the module](self).
+/// The process of a target.
 #[derive(Default)]
 pub(super) struct Process {
     reactors: Vec<Reactor>,
@@ -130,7 +130,7 @@ impl Machine {
         };
         let reactors = (0..count).map(reactor).collect();
         self.process = Process { reactors, ..Process::default() };
-        self.env.mail = (0..count).map(|_| Vec::new()).collect();
+        self.env.messages = (0..count).map(|_| Vec::new()).collect();
         for core in 0..count {
             self.begin_round(core);
             self.finish_round(core);
@@ -150,23 +150,23 @@ impl Machine {
 
     /// Whether a stop was requested, and all cores have stopped.
     #[must_use]
-    pub fn is_at_rest(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.up && self.process.stops && self.process.reactors.iter().all(|it| it.has_ended)
     }
 
-    /// Takes in a request to connect.
+    /// Receives a request to connect.
     pub fn open(&mut self, net: usize) {
         let screen = self.spec.foreign.then(Screen::default);
         self.process.sockets.insert(net, Socket { screen, ..Socket::default() });
         self.process.backlog.push_back(net);
     }
 
-    /// Takes in bytes of a connection.
+    /// Receives bytes of a connection.
     pub fn receive(&mut self, net: usize, bytes: Vec<u8>) {
         self.store.write_back_some(&mut self.rng);
         if let Some(socket) = self.process.sockets.get_mut(&net) {
             if let Some(screen) = &mut socket.screen {
-                self.misled = self.misled.take().or(screen.look(&bytes));
+                self.extension_sent = self.extension_sent.take().or(screen.check(&bytes));
             }
             if socket.unread.is_empty() {
                 socket.unread = bytes;
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Takes in the end of a connection.
+    /// Handles the end of a connection.
     pub fn hang_up(&mut self, net: usize) {
         if let Some(socket) = self.process.sockets.get_mut(&net) {
             socket.has_ended = true;
@@ -231,7 +231,7 @@ impl Machine {
         let Some(reactor) = self.process.reactors.get_mut(core).filter(|it| !it.has_ended) else {
             return;
         };
-        // A deadline, or news that it receives now.
+        // A deadline, or input that it receives now.
         if reactor.timer.take_if(|at| *at <= now).is_some() {
             self.begin_round(core);
             self.finish_round(core);
@@ -258,14 +258,15 @@ impl Machine {
         }
     }
 
-    /// A core that has news and receives it now.
+    /// A core that has input and receives it now.
     fn next_core(&mut self) -> Option<usize> {
         let Self { env, process, rng, out, .. } = self;
         for (core, reactor) in process.reactors.iter_mut().enumerate() {
-            let news = !env.mail[core].is_empty()
+            let has_input = !env.messages[core].is_empty()
                 || !reactor.done.is_empty()
                 || process.stops && !reactor.core.is_stopping();
-            if reactor.has_ended || !news || reactor.busy_until.is_some_and(|at| at > env.now) {
+            if reactor.has_ended || !has_input || reactor.busy_until.is_some_and(|at| at > env.now)
+            {
                 continue;
             }
             if rng.one_in(4) {
@@ -279,7 +280,7 @@ impl Machine {
         None
     }
 
-    /// Runs one round of a core with its news.
+    /// Runs one round of a core with its input.
     fn turn(&mut self, core: usize) {
         self.begin_round(core);
         let Self { env, process, rng, out, .. } = self;
@@ -295,7 +296,7 @@ impl Machine {
         }
         // A message that is sent to it after it has read its messages waits for the next round.
         if reactor.done.is_empty() || !rng.one_in(4) {
-            for message in core::mem::take(&mut env.mail[core]) {
+            for message in core::mem::take(&mut env.messages[core]) {
                 reactor.core.message(message, env);
             }
         }
@@ -366,8 +367,8 @@ impl Machine {
         let reactor = &mut process.reactors[core];
         if reactor.core.is_at_rest() {
             reactor.has_ended = true;
-            let lost = env.mail[core].iter().any(|it| matches!(it, Message::Adopt(_)));
-            assert!(!lost, "a core ended while a connection was on its way to it");
+            let lost = env.messages[core].iter().any(|it| matches!(it, Message::Adopt(_)));
+            assert!(!lost, "a core ended while a connection was being moved to it");
         } else if let Some(at) = reactor.core.deadline(env.now)
             && reactor.timer.is_none_or(|timer| at < timer)
         {
@@ -387,7 +388,7 @@ impl Machine {
                 Action::Send(key) => self.send(core, key),
                 Action::FinishSending(key) => {
                     if let Some(tcp) =
-                        reactor.core.transport(key).filter(|_| !env.crash_injector.is_blown())
+                        reactor.core.transport(key).filter(|_| !env.crash_injector.has_stopped())
                     {
                         out.push(Out::End(tcp.net));
                     }
@@ -404,18 +405,21 @@ impl Machine {
                     if let Some(socket) = process.sockets.get_mut(&connection.transport().net) {
                         socket.watched = None;
                     }
-                    assert!(!process.reactors[core].has_ended, "a connection is given to nobody");
-                    env.mail[core].push(Message::Adopt(connection));
+                    assert!(
+                        !process.reactors[core].has_ended,
+                        "a connection is moved to a core that has ended"
+                    );
+                    env.messages[core].push(Message::Adopt(connection));
                 }
                 Action::WindUp => {
                     for (to, message) in Message::winding_up(core, process.reactors.len()) {
-                        env.mail[to].push(message);
+                        env.messages[to].push(message);
                     }
                 }
                 Action::Drop(connection) => {
                     let net = connection.transport().net;
                     process.sockets.remove(&net);
-                    if !env.crash_injector.is_blown() {
+                    if !env.crash_injector.has_stopped() {
                         out.push(Out::Close(net));
                     }
                 }
@@ -444,7 +448,7 @@ impl Machine {
             if spec.foreign {
                 foreign::hide(&mut bytes);
             }
-            if env.crash_injector.burn() {
+            if env.crash_injector.count_effect() {
                 out.push(Out::Send(net, bytes));
             }
             core.sent(key, len, env);

@@ -34,7 +34,7 @@ pub(super) struct Wr {
     pub(super) seq: Seq,
     /// Earlier groups of the stream up to this one surely precede the write. Engines without an
     /// ordering log send writes side by side: of two such writes to one block, either may remain.
-    pub(super) knows: Seq,
+    pub(super) follows: Seq,
     pub(super) place: Place,
 }
 
@@ -51,7 +51,7 @@ impl Wr {
     /// one stream to another only when released (T15).
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let same = self.era == other.era && self.stream == other.stream;
-        self.number < other.number && (!same || self.seq <= other.knows)
+        self.number < other.number && (!same || self.seq <= other.follows)
     }
 
     /// Whether the block may hold this content because of the write.
@@ -63,7 +63,7 @@ impl Wr {
     }
 
     /// Whether the old content of its block may be lost (T11).
-    const fn takes_the_block(&self) -> bool {
+    const fn may_lose_old_content(&self) -> bool {
         matches!(self.place, Place::Fresh | Place::Discard)
     }
 }
@@ -75,7 +75,7 @@ pub(super) struct Block {
     /// block reads as one of them now, and as another after a power cut.
     pub(super) base: Vec<Content>,
     /// The contents that plain hosts were permitted to write since then.
-    pub(super) alien: Vec<Content>,
+    pub(super) plain_contents: Vec<Content>,
     /// The writes since then, in the order of submission.
     pub(super) writes: Vec<Wr>,
     /// The writes before that.
@@ -84,23 +84,23 @@ pub(super) struct Block {
     pub(super) reopened: u64,
     /// The number of failures of a write to the block, or of a FLUSH that should make it durable.
     /// After a failure the block may have lost its content.
-    pub(super) shakes: u32,
+    pub(super) failures: u32,
     /// The number of these failures before the content was last known for certain.
-    pub(super) settled_shakes: u32,
+    pub(super) settled_failures: u32,
 }
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
-        let (alien, writes, past) = (Vec::new(), Vec::new(), Vec::new());
+        let (plain_contents, writes, past) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             at,
             base: vec![ZERO],
-            alien,
+            plain_contents,
             writes,
             past,
             reopened: 0,
-            shakes: 0,
-            settled_shakes: 0,
+            failures: 0,
+            settled_failures: 0,
         }
     }
 
@@ -110,22 +110,22 @@ impl Block {
         self.base.push(drive.block(self.at.lba));
         self.base.extend(drive.possible(self.at.lba));
         self.base.dedup();
-        self.alien.clear();
+        self.plain_contents.clear();
         self.past.append(&mut self.writes);
-        self.settled_shakes = self.shakes;
+        self.settled_failures = self.failures;
     }
 
     /// Sets the durable content, whatever was there before.
     pub(super) fn hold(&mut self, content: Content) {
         self.base = vec![content];
-        self.alien.clear();
+        self.plain_contents.clear();
         self.past.append(&mut self.writes);
-        self.settled_shakes = self.shakes;
+        self.settled_failures = self.failures;
     }
 
     /// Whether the block may have lost its content.
-    pub(super) fn is_shaken(&self) -> bool {
-        self.shakes > self.settled_shakes
+    pub(super) fn may_have_lost_content(&self) -> bool {
+        self.failures > self.settled_failures
     }
 
     /// Whether it may hold this content when all writes are done.
@@ -134,7 +134,7 @@ impl Block {
             Some(last) => self.writes.iter().any(|wr| !wr.precedes(last) && wr.is(content)),
             None => self.base.contains(&content),
         };
-        last || self.alien.contains(&content)
+        last || self.plain_contents.contains(&content)
     }
 
     /// Whether the write with this number is a discard. Settled writes count, too.
@@ -159,7 +159,7 @@ impl Block {
     pub(super) fn survives(&self, number: u64, content: Content) -> bool {
         // An earlier recovery has adopted it: the promise has ended.
         let Some(known) = self.writes.iter().find(|wr| wr.number == number) else { return true };
-        self.alien.contains(&content)
+        self.plain_contents.contains(&content)
             || self.writes.iter().any(|wr| !wr.precedes(known) && wr.is(content))
     }
 
@@ -167,14 +167,14 @@ impl Block {
     /// [`survives`](Self::survives), but a recovery before a log was given up may have undone a
     /// fresh write over it.
     pub(super) fn is_left(&self, number: u64, content: Content) -> bool {
-        let over = |wr: &Wr| wr.number > number && wr.takes_the_block();
-        self.survives(number, content) || content == ZERO && self.writes.iter().any(over)
+        let overwrites = |wr: &Wr| wr.number > number && wr.may_lose_old_content();
+        self.survives(number, content) || content == ZERO && self.writes.iter().any(overwrites)
     }
 
     /// The write beyond the prefix that has this content, if there is one.
     pub(super) fn beyond(&self, prefix: &[Seq], content: Content) -> Option<&Wr> {
-        let is = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
-        self.writes.iter().find(is).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
+        let has_content = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
+        self.writes.iter().find(has_content).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
     }
 
     /// The number of its writes that a recovery has settled.
@@ -187,17 +187,18 @@ impl Block {
         self.past[past..].iter().chain(&self.writes).filter(move |wr| wr.era == era)
     }
 
-    /// Whether a reader of this era may find this content, if `due` was due when the read began.
+    /// Whether a reader of this era may find this content, given the newest write `due` that the
+    /// reader had to see when the read began.
     pub(super) fn may_read(&self, era: Era, due: &Due, content: Content) -> bool {
         let newest = self.of_era(era, due.past).find(|wr| wr.number == due.newest);
-        let over =
+        let is_older =
             |wr: &Wr| wr.number < due.newest && newest.is_none_or(|newest| wr.precedes(newest));
         // The content before any write may have changed meanwhile: the write of a plain host has
-        // become durable, on a volume that no log guards.
+        // become durable, on a volume without a log.
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
-            || self.alien.contains(&content)
-            || self.of_era(era, due.past).any(|wr| !over(wr) && wr.is(content))
+            || self.plain_contents.contains(&content)
+            || self.of_era(era, due.past).any(|wr| !is_older(wr) && wr.is(content))
     }
 
     /// Checks the content of the block, given the last group of each stream's prefix.
@@ -219,11 +220,14 @@ impl Block {
         };
         // An update or extension behind a fresh write entered the log behind it, so both are zeroed
         // (T11).
-        let fresh = beyond.iter().position(Wr::takes_the_block);
+        let fresh = beyond.iter().position(Wr::may_lose_old_content);
         let left = &beyond[..fresh.unwrap_or(beyond.len())];
         // A power cut right after this must not restore anything.
         for content in drive.possible(self.at.lba).chain([drive.block(self.at.lba)]) {
-            if due(content) || fresh.is_some() && content == ZERO || self.alien.contains(&content) {
+            if due(content)
+                || fresh.is_some() && content == ZERO
+                || self.plain_contents.contains(&content)
+            {
                 continue;
             }
             let written = left.iter().position(|wr| wr.is(content));
@@ -239,9 +243,9 @@ impl Block {
             } else if beyond.iter().any(|wr| wr.is(content)) {
                 (Promise::P1, "a fresh write beyond the prefix that was not undone")
             } else if self.writes.iter().any(|wr| wr.is(content)) || self.base.contains(&content) {
-                (Promise::P1, "older than what is inside the prefix")
+                (Promise::P1, "older than the content inside the prefix")
             } else if content == ZERO {
-                (Promise::P5, "zeroed, though what it held is inside the prefix")
+                (Promise::P5, "zeroed, although its content is inside the prefix")
             } else {
                 (Promise::P5, "never written there, or fenced off")
             };

@@ -10,8 +10,8 @@ impl Oracle {
     /// P3: all writes of all groups up to the mark are done.
     pub(super) fn check_complete(&mut self, era: Era, stream: u16, from: Seq, to: Seq) {
         let history = &self.eras[era][usize::from(stream)];
-        let news = &history.groups[history.upto(from)..history.upto(to)];
-        let missing = news.iter().find_map(|group| {
+        let new_groups = &history.groups[history.upto(from)..history.upto(to)];
+        let missing = new_groups.iter().find_map(|group| {
             let open = |(block, number): &&(u32, u64)| {
                 !self.completed[*number as usize] && !self.blocks[*block as usize].discards(*number)
             };
@@ -36,8 +36,8 @@ impl Oracle {
         drives: &Drives<'_>,
     ) {
         let history = &self.eras[era][usize::from(stream)];
-        let news = &history.groups[history.upto(from)..history.upto(to)];
-        let missing = news.iter().find_map(|group| {
+        let new_groups = &history.groups[history.upto(from)..history.upto(to)];
+        let missing = new_groups.iter().find_map(|group| {
             let lost = |(block, number): &&(u32, u64)| {
                 let block = &self.blocks[*block as usize];
                 !block.survives(*number, drives.of(block.at).durable(block.at.lba))
@@ -46,9 +46,9 @@ impl Oracle {
         });
         if let Some((seq, block)) = missing {
             let Block { at, .. } = self.blocks[block as usize];
-            let shaken = self.blocks[block as usize].is_shaken();
+            let uncertain = self.blocks[block as usize].may_have_lost_content();
             let (promise, why) =
-                if shaken { (Promise::P6, "after a failure there") } else { (Promise::P2, "") };
+                if uncertain { (Promise::P6, "after a failure there") } else { (Promise::P2, "") };
             let what = format!(
                 "stream {stream}: groups up to {to} were reported durable, but block {block} of \
                  group {seq} is not durable on {at} {why}"
@@ -67,14 +67,14 @@ impl Oracle {
     ) {
         for (stream, history) in self.eras[self.current].iter().enumerate() {
             let durable = &history.groups[..history.upto(history.durable)];
-            let gone = durable.iter().find_map(|group| {
-                let gone = |(block, number): &&(u32, u64)| {
+            let missing = durable.iter().find_map(|group| {
+                let lost = |(block, number): &&(u32, u64)| {
                     let block = &self.blocks[*block as usize];
                     !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
                 };
-                group.writes.iter().find(gone).map(|(block, _)| (group.seq, *block))
+                group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
             });
-            if let Some((seq, block)) = gone {
+            if let Some((seq, block)) = missing {
                 let at = self.blocks[block as usize].at;
                 let what = format!(
                     "stream {stream}: a log was given up, and block {block} of group {seq}, which \
@@ -107,9 +107,9 @@ impl Oracle {
 
     /// P5: an initiator that opens the volume has read each of its drives. A drive that replaces
     /// another has none of the data that was written there.
-    pub(super) fn check_drives(&mut self, looked: u64, drives: &Drives<'_>) {
+    pub(super) fn check_drives(&mut self, labels_read: u64, drives: &Drives<'_>) {
         let wrong = self.replaced.iter().find(|(machine, since)| {
-            drives.0[*machine].replaced_drive().is_some() && *since < looked
+            drives.0[*machine].replaced_drive().is_some() && *since < labels_read
         });
         if let Some((machine, _)) = wrong {
             let what = format!(
@@ -122,8 +122,8 @@ impl Oracle {
 
     /// P5: a foreign target was sent a command or field of Rio's extension. Its reaction is
     /// undefined (T17).
-    pub fn misled(&mut self, machine: usize, by: &str) {
-        let what = format!("target {machine} does not speak Rio's extension and was sent {by}");
+    pub fn extension_was_sent(&mut self, machine: usize, by: &str) {
+        let what = format!("target {machine} does not have Rio's extension and was sent {by}");
         self.broken(Promise::P5, what);
     }
 
@@ -171,8 +171,9 @@ impl Oracle {
             return self.broken(Promise::P1, what);
         }
         if let Some(tag) = tag.filter(|tag| *tag != tag_due) {
-            let what =
-                format!("stream {stream}: recovery tells tag {tag} of group {last}, not {tag_due}");
+            let what = format!(
+                "stream {stream}: recovery reports tag {tag} of group {last}, not {tag_due}"
+            );
             self.broken(Promise::P1, what);
         }
     }
@@ -203,7 +204,7 @@ impl Oracle {
                 block.is_some_and(|block| block.was_updated_beyond(r.stream, r.last))
             };
             let needless = r.in_place.iter().find(|at| !before.contains(at) && !updated(at));
-            if let Some(at) = needless.filter(|_| !self.doubtful) {
+            if let Some(at) = needless.filter(|_| !self.ever_given_up) {
                 let what = format!(
                     "stream {}: {at} is listed, and the stream kept closed, without an in-place \
                      update beyond the prefix",
@@ -213,8 +214,8 @@ impl Oracle {
             }
             if let Some(at) = before.iter().find(|at| !r.in_place.contains(at)) {
                 let what = format!(
-                    "stream {}: the in-place update of {at} was reported once and is forgotten, \
-                     though nobody has acknowledged it",
+                    "stream {}: the in-place update of {at} was reported once and is not listed \
+                     any more, although it was not acknowledged",
                     r.stream
                 );
                 return self.broken(Promise::P1, what);

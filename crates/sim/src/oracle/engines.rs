@@ -51,7 +51,8 @@ impl Promised {
         self.engine == EngineKind::Rio
     }
 
-    /// Whether the owner has an association with a machine that has no log to remember it by.
+    /// Whether the owner has an association with a machine that has no log, and so no record of the
+    /// owner.
     pub(super) fn is_held(&self, machine: usize) -> bool {
         self.held[machine]
     }
@@ -63,7 +64,8 @@ impl Promised {
 }
 
 impl Oracle {
-    /// Notes whether the owner has an association with a machine that has no log to remember it by.
+    /// Notes whether the owner has an association with a machine that has no log, and so no record
+    /// of the owner.
     pub fn holds(&mut self, machine: usize, there: bool) {
         self.promised.held[machine] = there;
     }
@@ -107,14 +109,14 @@ impl Oracle {
     }
 
     /// Whether a stream without a log may fail with this cause. It can't continue without a
-    /// connection. Its writes are refused once its association has ended, another owner has come,
-    /// or a plain host has come while there was no owner.
+    /// connection. Its writes are refused once its association has ended, another owner has claimed
+    /// the volume, or a plain host has written while there was no owner.
     pub(super) fn may_fail(&self, machine: usize, cause: Poison, now: u64) -> bool {
         let Promised { held, freed, .. } = &self.promised;
         !self.promised.is_logged()
             && match cause {
                 Poison::Lost => true,
-                Poison::Fenced => *freed || !held[machine] || self.ownership.is_challenged(now),
+                Poison::Fenced => *freed || !held[machine] || self.ownership.may_be_fenced(now),
                 Poison::Failed => false,
             }
     }
@@ -130,8 +132,8 @@ impl Oracle {
     }
 
     /// Notes that a machine loses its power. Without a log, writes that were complete there and not
-    /// durable may be gone, and are not sent again. Readers miss them from now on, though the
-    /// stream may learn of the loss later (P9).
+    /// durable may be gone, and are not sent again. Readers miss them from now on, although
+    /// the stream may learn of the loss later (P9).
     pub fn loses_power(&mut self, machine: usize) {
         if !self.promised.is_logged() {
             self.promised.cuts[machine] = self.completed.len() as u64;
@@ -161,14 +163,14 @@ impl Oracle {
     ) -> Era {
         let Opened { client, took, began, now, .. } = of;
         let current = self.current;
-        let harmed = self.failures.since(began);
+        let affected = self.failures.since(began);
         let durable: Vec<Seq> = self.eras[current].iter().map(|history| history.durable).collect();
         let next = (0..durable.len()).map(|stream| {
-            let of = found.iter().find(|r| usize::from(r.stream) == stream);
-            let start = of.map_or(Seq::ZERO, |r| r.last);
-            let harmed = harmed.clone();
+            let result = found.iter().find(|r| usize::from(r.stream) == stream);
+            let start = result.map_or(Seq::ZERO, |r| r.last);
+            let affected = affected.clone();
             let (complete, durable) = (start, start);
-            StreamHistory { start, complete, durable, harmed, ..StreamHistory::default() }
+            StreamHistory { start, complete, durable, affected, ..StreamHistory::default() }
         });
         let mut next: Vec<StreamHistory> = next.collect();
         let settle = |history: &mut StreamHistory| history.settled = Some(Seq(u64::MAX));
@@ -179,11 +181,10 @@ impl Oracle {
             return self.eras.len() - 1;
         }
         if !took && self.ownership.is_owned() && self.promised.held.contains(&true) {
-            let what =
-                "the volume was taken from an owner that is there, and nobody said take-over";
+            let what = "the volume was claimed from an owner that is there, without a take-over";
             self.broken(Promise::P7, what);
         }
-        self.ownership.has_it(client, generation, now);
+        self.ownership.new_owner(client, generation, now);
         self.check_kept(&durable, drives);
         // A fenced owner may still receive reports that were true when they were sent.
         self.eras[current].iter_mut().for_each(settle);
@@ -210,24 +211,24 @@ impl Oracle {
             complete: last,
             durable: last,
             settled: history.settled,
-            harmed: self.failures.since(began),
+            affected: self.failures.since(began),
             ..StreamHistory::default()
         };
         if self.is_stale(era) {
             self.eras[era][stream] = begun;
             return;
         }
-        let told = history.durable;
-        if last < told {
+        let reported = history.durable;
+        if last < reported {
             let what = format!(
-                "stream {stream} begins anew behind group {last}, and was told that groups up to \
-                 {told} are durable"
+                "stream {stream} begins anew behind group {last}, although groups up to \
+                 {reported} were reported durable to it"
             );
             return self.broken(Promise::P2, what);
         }
         // The owner receives now the results that arrived just before the stream failed.
-        self.check_complete(era, stream as u16, told, last);
-        self.check_durable(era, stream as u16, told, last, drives);
+        self.check_complete(era, stream as u16, reported, last);
+        self.check_durable(era, stream as u16, reported, last, drives);
         self.eras[era][stream].durable = last;
         let durable: Vec<Seq> = self.eras[era].iter().map(|history| history.durable).collect();
         self.check_kept(&durable, drives);
@@ -276,16 +277,16 @@ impl Block {
             let from = self.writes.iter().filter(|wr| may_be(wr));
             let (mut sent, mut newest) = (false, false);
             for wr in from {
-                let turn = !one_more || wr.seq.0 <= mark(wr.stream).0.saturating_add(1);
-                sent |= turn;
-                newest |= turn && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
+                let may_be_sent = !one_more || wr.seq.0 <= mark(wr.stream).0.saturating_add(1);
+                sent |= may_be_sent;
+                newest |= may_be_sent && !kept.iter().any(|at| wr.precedes(&self.writes[*at]));
             }
             let base = is_of(&self.base, content);
-            if newest || base && kept.is_empty() || self.alien.contains(&content) {
+            if newest || base && kept.is_empty() || self.plain_contents.contains(&content) {
                 continue;
             }
             let (promise, why) = if sent || base {
-                (Promise::P2, "older than what was confirmed as durable")
+                (Promise::P2, "older than the content that was confirmed as durable")
             } else if self.writes.iter().any(|wr| wr.is(content)) {
                 (Promise::P1, "of a group that was not to be sent yet")
             } else {

@@ -17,8 +17,8 @@ use crate::core::MS;
 use crate::drive::DriveEvent;
 use crate::scenario::Place;
 
-/// The longest time until every stream knows of a failed FLUSH, ns. In sum, connections stall, and
-/// machines are unreachable, for no longer than that.
+/// The longest time until every stream has learned of a failed FLUSH, ns. In sum, connections
+/// stall, and machines are unreachable, for no longer than that.
 const LEARNED_NS: u64 = 500 * MS;
 
 /// The faults that are present, or were a moment ago.
@@ -48,17 +48,17 @@ impl Failures {
 }
 
 impl StreamHistory {
-    fn harm(&mut self, machine: usize) {
-        if !self.harmed.contains(&machine) {
-            self.harmed.push(machine);
+    fn affect(&mut self, machine: usize) {
+        if !self.affected.contains(&machine) {
+            self.affected.push(machine);
         }
     }
 }
 
 impl Oracle {
-    /// Takes in an event of a drive.
-    pub fn told(&mut self, machine: usize, drive: usize, told: &DriveEvent, now: u64) {
-        match told {
+    /// Handles an event of a drive.
+    pub fn drive_reports(&mut self, machine: usize, drive: usize, event: &DriveEvent, now: u64) {
+        match event {
             DriveEvent::Completed(contents) => {
                 self.check_turn(contents);
                 for content in contents {
@@ -76,10 +76,10 @@ impl Oracle {
                     else {
                         continue;
                     };
-                    block.shakes += 1;
+                    block.failures += 1;
                     for wr in &block.writes {
                         if wr.number == *content || wr.place == Place::Discard {
-                            eras[wr.era][usize::from(wr.stream)].harm(machine);
+                            eras[wr.era][usize::from(wr.stream)].affect(machine);
                         }
                     }
                 }
@@ -88,7 +88,7 @@ impl Oracle {
                 for block in &mut self.blocks {
                     let here = block.at.machine == machine && block.at.drive == drive;
                     let lost = here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
-                    block.shakes += u32::from(lost);
+                    block.failures += u32::from(lost);
                 }
                 self.failures.flushes.push((machine, drive, now));
                 let Self { blocks, eras, current, .. } = self;
@@ -103,7 +103,7 @@ impl Oracle {
                         group.writes.is_empty() || group.writes.iter().any(|(b, _)| there(*b))
                     };
                     if undurable.iter().any(waits) {
-                        history.harm(machine);
+                        history.affect(machine);
                     }
                 }
             }
@@ -124,7 +124,7 @@ impl Oracle {
                 at.machine == *machine && at.drive == *drive
             };
             if now < failed + LEARNED_NS && blocks.iter().any(|(block, _)| there(*block)) {
-                self.eras[era][usize::from(stream)].harm(*machine);
+                self.eras[era][usize::from(stream)].affect(*machine);
             }
         }
     }
@@ -154,7 +154,7 @@ impl Oracle {
     pub fn drive_changes(&mut self, machine: usize, now: u64) {
         self.failures.changes.push((machine, now));
         for history in &mut self.eras[self.current] {
-            history.harm(machine);
+            history.affect(machine);
         }
     }
 }

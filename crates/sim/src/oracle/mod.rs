@@ -1,9 +1,8 @@
-//! The oracle. It knows the writes that were submitted and the promises that were made, block by
-//! block.
+//! The oracle. It compares the drives with the promises that were made, block by block.
 //!
-//! It knows the groups of each stream, with the name of the content of every block. It knows which
-//! groups were reported complete or durable, and what each drive holds. It knows nothing of logs,
-//! gates, connections or recovery.
+//! It records the groups of each stream, with the name of the content of every block, and the
+//! groups that were reported complete or durable. It reads the content of each drive. It has no
+//! knowledge of logs, gates, connections or recovery.
 
 mod blocks;
 mod checks;
@@ -28,16 +27,24 @@ pub use records::{FoundLog, LogHistory, Record};
 
 /// The promises (`docs/ordering-contract.md`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs, reason = "the text of each says it")]
 pub enum Promise {
+    /// A crash leaves a prefix of the groups.
     P1,
+    /// A group that was reported durable remains.
     P2,
+    /// Groups are reported complete in order.
     P3,
+    /// Groups, and merged and split requests, are there wholly or not at all.
     P4,
+    /// Blocks inside the prefix hold the submitted bytes, and other blocks are unchanged.
     P5,
+    /// After a failed write or FLUSH, each stream that it may have affected is poisoned.
     P6,
+    /// The crash of a target alone loses no data.
     P7,
+    /// When faults stop, all that was submitted ends within bounds.
     P8,
+    /// Readers find the writes that they must see.
     P9,
 }
 
@@ -99,7 +106,7 @@ struct StreamHistory {
     /// Set once the stream was recovered: groups up to here count from then on.
     settled: Option<Seq>,
     /// The machines whose faults may fail the stream.
-    harmed: Vec<usize>,
+    affected: Vec<usize>,
 }
 
 impl StreamHistory {
@@ -153,7 +160,7 @@ struct Due {
     /// The number of the block's writes that were settled when the read began.
     past: usize,
     /// The number of the block's failures that were settled when the read began.
-    settled_shakes: u32,
+    settled_failures: u32,
     /// See [`Oracle::loses_power`].
     cut: u64,
 }
@@ -170,7 +177,7 @@ pub struct Opened {
     /// The time, ns.
     pub now: u64,
     /// The time at which it began to read the labels that it used, ns.
-    pub looked: u64,
+    pub labels_read: u64,
 }
 
 /// The cause with which a stream failed.
@@ -207,7 +214,7 @@ pub struct Submitted {
     pub place: Place,
 }
 
-/// See [the module](self).
+/// The oracle: the submitted writes, the promises that were made, and the first violation.
 #[derive(Debug)]
 pub struct Oracle {
     blocks: Vec<Block>,
@@ -234,8 +241,8 @@ pub struct Oracle {
     /// ended.
     settling: BTreeSet<u16>,
     /// Whether a log was ever given up. From then on the list may have more than in-place updates.
-    doubtful: bool,
-    patient: bool,
+    ever_given_up: bool,
+    long_loss_timeout: bool,
     recoveries: u64,
     ownership: Ownership,
     promised: Promised,
@@ -263,8 +270,8 @@ impl Oracle {
             replaced: Vec::new(),
             lost: BTreeSet::new(),
             settling: BTreeSet::new(),
-            doubtful: false,
-            patient: scenario.client.loss_ms >= NO_LOSS_MS,
+            ever_given_up: false,
+            long_loss_timeout: scenario.client.loss_ms >= NO_LOSS_MS,
             recoveries: 0,
             ownership: Ownership::new(scenario),
             promised: Promised::new(scenario),
@@ -326,7 +333,7 @@ impl Oracle {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
             self.broken(Promise::P3, what);
         }
-        let knows = self.orders_behind(era, stream, seq);
+        let follows = self.orders_behind(era, stream, seq);
         self.note_seqs(era, stream, seq, writes);
         if !self.is_stale(era) {
             for write in writes {
@@ -335,7 +342,7 @@ impl Oracle {
                     era,
                     stream,
                     seq,
-                    knows,
+                    follows,
                     place: write.place,
                 });
             }
@@ -353,7 +360,7 @@ impl Oracle {
     /// Notes that the log of a machine is given up.
     pub fn log_lost(&mut self, machine: usize) {
         self.lost.insert(machine);
-        self.doubtful = true;
+        self.ever_given_up = true;
     }
 
     /// Notes that an owner with permission to give up one log claims the volume from a machine
@@ -361,7 +368,7 @@ impl Oracle {
     pub fn log_given_up(&mut self, machine: usize) {
         if self.logless[machine] {
             self.lost.insert(machine);
-            self.doubtful = true;
+            self.ever_given_up = true;
         }
     }
 
@@ -371,7 +378,7 @@ impl Oracle {
         !self.lost.is_empty()
     }
 
-    /// Takes in the marks of a stream, as its owner received them.
+    /// Records the marks of a stream that its owner has received.
     pub fn marks(
         &mut self,
         era: Era,
@@ -398,8 +405,8 @@ impl Oracle {
             let reported = if durable > was_durable { durable } else { Seq::ZERO };
             if reported > settled {
                 let what = format!(
-                    "stream {stream}: group {durable} was reported durable to an owner who had \
-                     been overtaken at group {settled}"
+                    "stream {stream}: group {durable} was reported durable to an owner that \
+                     was fenced at group {settled}"
                 );
                 self.broken(Promise::P2, what);
             }
@@ -423,19 +430,19 @@ impl Oracle {
         let (machine, cause) = (*machine, *cause);
         let history = &mut self.eras[era][usize::from(stream)];
         history.failed = true;
-        if history.harmed.contains(&machine)
+        if history.affected.contains(&machine)
             || self.is_stale(era)
             || self.may_fail(machine, cause, now)
         {
             return;
         }
         // Fencing is not a failure of another part: a claim breaks connections and bindings (T8).
-        if self.ownership.is_challenged(now) && cause != Poison::Failed {
+        if self.ownership.may_be_fenced(now) && cause != Poison::Failed {
             return;
         }
-        // An initiator with a short loss timeout takes a replaced connection for a lost one.
-        if cause == Poison::Lost || cause == Poison::Fenced && !self.patient {
-            if self.patient {
+        // An initiator with a short loss timeout treats a replaced connection as a lost one.
+        if cause == Poison::Lost || cause == Poison::Fenced && !self.long_loss_timeout {
+            if self.long_loss_timeout {
                 let what = format!("stream {stream} gave machine {machine} up too early: {why}");
                 self.broken(Promise::P7, what);
             }
@@ -458,7 +465,7 @@ impl Oracle {
                 newest: newest.unwrap_or(0),
                 base: b.base.clone(),
                 past,
-                settled_shakes: b.settled_shakes,
+                settled_failures: b.settled_failures,
                 cut: self.cut(b),
             }
         });
@@ -479,10 +486,9 @@ impl Oracle {
             }
             // Readers miss the data that a drive loses in a failed FLUSH (T22). A take-over that
             // settles the block during the read does not restore that data.
-            let shaken = b.shakes > due.settled_shakes || self.cut(b) > due.cut;
-            if !shaken && !b.may_read(read.era, due, *found) {
-                let over =
-                    if self.is_stale(read.era) { ", whose owner was overtaken," } else { "" };
+            let uncertain = b.failures > due.settled_failures || self.cut(b) > due.cut;
+            if !uncertain && !b.may_read(read.era, due, *found) {
+                let over = if self.is_stale(read.era) { ", whose owner was fenced," } else { "" };
                 let what = format!(
                     "stream {}{over} read {} from block {block}; its newest write there was {} ({})",
                     read.stream,
@@ -503,18 +509,18 @@ impl Oracle {
         found: &[Recovered],
         drives: &Drives<'_>,
     ) -> Era {
-        let Opened { client, took, began, now, looked } = of;
+        let Opened { client, took, began, now, labels_read } = of;
         self.recoveries += 1;
         self.check_outside(drives);
-        self.check_drives(looked, drives);
+        self.check_drives(labels_read, drives);
         if !self.promised.is_logged() {
             return self.taken(of, generation, found, drives);
         }
         let current = self.current;
         let mut prefix = Vec::new();
         for (stream, history) in self.eras[current].iter().enumerate() {
-            let of = found.iter().find(|r| usize::from(r.stream) == stream);
-            prefix.push(of.map_or(history.start, |r| r.last));
+            let result = found.iter().find(|r| usize::from(r.stream) == stream);
+            prefix.push(result.map_or(history.start, |r| r.last));
         }
         if generation <= self.ownership.generation() {
             // The owner was fenced before its recovery ended: it will not be able to bind a stream.
@@ -529,15 +535,15 @@ impl Oracle {
         }
         // A lost log has lost its record of the owner, too.
         if self.lost.is_empty()
-            && let Some(what) = self.ownership.robs(took, now)
+            && let Some(what) = self.ownership.claim_violation(took, now)
         {
             self.broken(Promise::P7, what);
         }
-        self.ownership.has_it(client, generation, now);
+        self.ownership.new_owner(client, generation, now);
         if self.lost.is_empty() {
             for (stream, k) in prefix.iter().enumerate() {
-                let of = found.iter().find(|r| usize::from(r.stream) == stream);
-                self.check_prefix(current, stream, *k, of.map(|r| r.tag));
+                let result = found.iter().find(|r| usize::from(r.stream) == stream);
+                self.check_prefix(current, stream, *k, result.map(|r| r.tag));
             }
             self.check_blocks(&prefix, found, None, drives);
         } else {
@@ -595,7 +601,7 @@ impl Oracle {
             start_tag: tag,
             complete: last,
             durable: last,
-            harmed: self.failures.since(began),
+            affected: self.failures.since(began),
             ..StreamHistory::default()
         };
         self.unacknowledged[stream].clone_from(&found.in_place);
@@ -604,7 +610,7 @@ impl Oracle {
 
     fn close_era(&mut self, prefix: &[Seq], began: u64) -> Vec<StreamHistory> {
         let (current, lost) = (self.current, !self.lost.is_empty());
-        let harmed = self.failures.since(began);
+        let affected = self.failures.since(began);
         self.eras[current]
             .iter_mut()
             .zip(prefix)
@@ -616,7 +622,7 @@ impl Oracle {
                     start_tag: history.tag_at(*last),
                     complete: *last,
                     durable: *last,
-                    harmed: harmed.clone(),
+                    affected: affected.clone(),
                     ..StreamHistory::default()
                 }
             })
@@ -699,7 +705,7 @@ mod tests {
         oracle.submitted((0, 0, 0), Seq(1), 0, &[write]);
         let read = oracle.read_begins(0, 0, 0, 1);
         if flush_fails {
-            oracle.told(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
+            oracle.drive_reports(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
         }
         oracle.blocks[0].hold(ZERO);
         oracle.read_ends(&read, &[ZERO]);
@@ -707,7 +713,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_misses_what_a_failed_flush_lost_also_after_a_take_over() {
+    fn a_read_may_miss_data_of_a_failed_flush_also_after_a_take_over() {
         assert_eq!(read_across_a_take_over(true).map(|v| v.promise), None);
         assert_eq!(read_across_a_take_over(false).map(|v| v.promise), Some(Promise::P9));
     }

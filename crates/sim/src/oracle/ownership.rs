@@ -20,7 +20,7 @@ pub(super) struct Ownership {
     over_released: u32,
     /// For each initiator and machine, the time at which the machine last received something from
     /// it, ns.
-    heard: [Vec<u64>; 3],
+    last_received: [Vec<u64>; 3],
     /// The time for which an owner keeps the volume after it was last received, ns.
     lease: u64,
     /// For each machine, whether it has answered that the volume is released.
@@ -36,7 +36,7 @@ impl Ownership {
             claimed: 0,
             claimed_over: 0,
             over_released: 0,
-            heard: [never(), never(), never()],
+            last_received: [never(), never(), never()],
             // At least this long; targets add the time to notice a loss. An owner that can't resume
             // has no lease.
             lease: match scenario.volume.engine.is_logged() {
@@ -52,8 +52,8 @@ impl Ownership {
     }
 
     /// Notes the new owner.
-    pub(super) fn has_it(&mut self, client: usize, generation: u32, now: u64) {
-        self.heard[client].fill(now);
+    pub(super) fn new_owner(&mut self, client: usize, generation: u32, now: u64) {
+        self.last_received[client].fill(now);
         self.owner = Some(client);
         self.released.fill(false);
         self.generation = generation;
@@ -61,9 +61,12 @@ impl Ownership {
 
     /// Whether the owner's lease runs on a machine, or on any machine if `None` (T25).
     fn is_leased(&self, machine: Option<usize>, now: u64) -> bool {
-        let Some(heard) = self.owner.map(|owner| &self.heard[owner]) else { return false };
-        let mut of = heard.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
-        of.any(|(_, heard)| now < heard + self.lease)
+        let Some(last_received) = self.owner.map(|owner| &self.last_received[owner]) else {
+            return false;
+        };
+        let mut received =
+            last_received.iter().enumerate().filter(|(at, _)| machine.is_none_or(|m| m == *at));
+        received.any(|(_, last_received)| now < last_received + self.lease)
     }
 
     /// Whether the volume has an owner.
@@ -72,10 +75,10 @@ impl Ownership {
     }
 
     /// The violation, if an initiator becomes the owner now, by take-over or not.
-    pub(super) fn robs(&self, took: bool, now: u64) -> Option<String> {
+    pub(super) fn claim_violation(&self, took: bool, now: u64) -> Option<String> {
         let is_free = self.over_released > self.generation;
         (!took && !is_free && self.is_leased(None, now)).then(|| {
-            "the volume was taken from an owner whose lease runs, and nobody said take-over".into()
+            "the volume was claimed from an owner whose lease runs, without a take-over".into()
         })
     }
 
@@ -84,12 +87,12 @@ impl Ownership {
     /// until a claim with a higher generation that may fence it is in flight (T8): by take-over, or
     /// because its lease is over somewhere (T25). From then on the owner may be fenced on one
     /// target after the other, also if the claiming initiator dies before it owns the volume.
-    pub(super) fn is_challenged(&self, now: u64) -> bool {
-        let some = self.claimed > self.generation;
-        let leased_everywhere = self
-            .owner
-            .is_some_and(|owner| self.heard[owner].iter().all(|heard| now < heard + self.lease));
-        self.claimed_over > self.generation || some && !leased_everywhere
+    pub(super) fn may_be_fenced(&self, now: u64) -> bool {
+        let is_claimed = self.claimed > self.generation;
+        let leased_everywhere = self.owner.is_some_and(|owner| {
+            self.last_received[owner].iter().all(|last_received| now < last_received + self.lease)
+        });
+        self.claimed_over > self.generation || is_claimed && !leased_everywhere
     }
 }
 
@@ -112,18 +115,18 @@ impl Oracle {
     }
 
     /// Notes that a machine's target has received something from an initiator.
-    pub fn heard(&mut self, client: usize, machine: usize, now: u64) {
-        let Ownership { heard, lease, .. } = &mut self.ownership;
-        let heard = &mut heard[client][machine];
+    pub fn received(&mut self, client: usize, machine: usize, now: u64) {
+        let Ownership { last_received, lease, .. } = &mut self.ownership;
+        let last_received = &mut last_received[client][machine];
         // Once its lease may be over there, it must resume first.
-        if now < *heard + *lease {
-            *heard = now;
+        if now < *last_received + *lease {
+            *last_received = now;
         }
     }
 
     /// Notes that the owner has resumed on a machine's target.
     pub fn resumed(&mut self, client: usize, machine: usize, now: u64) {
-        self.ownership.heard[client][machine] = now;
+        self.ownership.last_received[client][machine] = now;
     }
 
     /// Notes that the owner releases the volume. From now on it may be free on each machine.
@@ -150,9 +153,9 @@ impl Oracle {
     }
 
     /// Checks that a plain write was refused because the drive is in use.
-    pub fn refused_plainly(&mut self, at: Where, must_accept: bool) {
+    pub fn plain_write_refused(&mut self, at: Where, must_accept: bool) {
         if must_accept {
-            let what = format!("a plain writer may not write {at}, though nobody has its volume");
+            let what = format!("a plain write of {at} was refused, although its volume is free");
             self.broken(Promise::P8, what);
         }
     }
@@ -169,7 +172,7 @@ impl Oracle {
     /// take-over, neither answer is certain.
     #[must_use]
     pub fn is_in_use(&self, machine: usize, now: u64) -> bool {
-        !self.ownership.is_challenged(now)
+        !self.ownership.may_be_fenced(now)
             && !self.logless[machine]
             && (self.promised.is_held(machine)
                 || self.ownership.is_leased(Some(machine), now)
@@ -203,30 +206,30 @@ impl Oracle {
 
     /// Notes that the write of a plain host has arrived at a machine that has no reason to refuse
     /// it.
-    pub fn may_write_plainly(&mut self, at: Where, content: Content) {
+    pub fn plain_write_permitted(&mut self, at: Where, content: Content) {
         self.promised.frees();
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
-            && block.alien.last() != Some(&content)
+            && block.plain_contents.last() != Some(&content)
         {
-            block.alien.push(content);
+            block.plain_contents.push(content);
         }
         self.outside.retain(|(there, _)| *there != at);
     }
 
     /// Notes the answer to a plain host: its block is written.
-    pub fn written_plainly(&mut self, at: Where, _content: Content, free: bool) {
+    pub fn plain_write_done(&mut self, at: Where, _content: Content, free: bool) {
         if !free {
-            let what = format!("a plain writer wrote {at}, though its volume is in use");
+            let what = format!("a plain host wrote {at}, although its volume is in use");
             self.broken(Promise::P5, what);
         }
     }
 
     /// Notes that the block of a plain host is durable. From now on the block must hold this
     /// content, unless the volume has got an owner since.
-    pub fn flushed_plainly(&mut self, at: Where, content: Content) {
+    pub fn plain_flush_done(&mut self, at: Where, content: Content) {
         if let Some(block) = self.blocks.iter_mut().find(|block| block.at == at)
             && !self.logless[at.machine]
-            && block.alien == [content]
+            && block.plain_contents == [content]
             && block.writes.iter().all(|wr| wr.number < content)
         {
             block.hold(content);
@@ -235,7 +238,7 @@ impl Oracle {
 
     /// Checks a block that a plain host has read. While the volume has no owner and was not claimed
     /// since its release, everything must be readable there.
-    pub fn looked_at(&mut self, at: Where, found: Content, free: bool) {
+    pub fn plain_read_done(&mut self, at: Where, found: Content, free: bool) {
         let Ownership { owner, generation, claimed, .. } = self.ownership;
         if !free
             || owner.is_some()
@@ -248,7 +251,7 @@ impl Oracle {
         let block = self.blocks.iter().find(|block| block.at == at);
         if let Some(block) = block.filter(|block| !block.may_hold_last(found)) {
             let what = format!(
-                "a plain reader found {} in {at}, which nobody has ({})",
+                "a plain host read {} from {at} of a free volume ({})",
                 super::Named(found),
                 block.describe()
             );

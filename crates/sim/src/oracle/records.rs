@@ -152,7 +152,10 @@ impl LogHistory {
             return broken(Promise::P5, format!("a log ends at {end}, behind {}", self.end));
         }
         if trim > 0 && !self.trims.contains(&trim) {
-            return broken(Promise::P5, format!("a log is trimmed to {trim}, which was not asked"));
+            return broken(
+                Promise::P5,
+                format!("a log is trimmed to {trim}, which was not requested"),
+            );
         }
         if trim < self.trim_due {
             let due = self.trim_due;
@@ -191,7 +194,7 @@ impl LogHistory {
 fn compare(found: &[Record], due: &[&Record], at_least: usize) -> Result<(), Broken> {
     for (found, due) in found.iter().zip(due) {
         if found.lsn != due.lsn {
-            let what = format!("a log shows a record at {}; the next is {}", found.lsn, due.lsn);
+            let what = format!("a log returns a record at {}; the next is {}", found.lsn, due.lsn);
             return Err((Promise::P1, what));
         }
         if found != *due {
@@ -200,11 +203,11 @@ fn compare(found: &[Record], due: &[&Record], at_least: usize) -> Result<(), Bro
         }
     }
     if found.len() > due.len() {
-        let what = format!("a log shows a record at {} that is not in it", found[due.len()].lsn);
+        let what = format!("a log returns a record at {} that is not in it", found[due.len()].lsn);
         return Err((Promise::P5, what));
     }
     if found.len() < at_least {
-        let what = format!("a log does not show its record at {}", due[found.len()].lsn);
+        let what = format!("a log does not return its record at {}", due[found.len()].lsn);
         return Err((Promise::P2, what));
     }
     Ok(())
@@ -236,37 +239,37 @@ mod tests {
         FoundLog { end, trim: 0, checkpoint, records }
     }
 
-    fn judged(found: &FoundLog) -> Option<Promise> {
+    fn violation_of(found: &FoundLog) -> Option<Promise> {
         history().opened(found).err().map(|(promise, _)| promise)
     }
 
     #[test]
-    fn any_prefix_with_all_that_was_confirmed_will_do() {
+    fn any_prefix_with_all_confirmed_records_is_permitted() {
         for end in [40, 47, 60, 80] {
-            assert_eq!(judged(&found(end)), None, "{end}");
+            assert_eq!(violation_of(&found(end)), None, "{end}");
         }
-        assert_eq!(judged(&found(20)), Some(Promise::P2));
-        assert_eq!(judged(&found(81)), Some(Promise::P5));
+        assert_eq!(violation_of(&found(20)), Some(Promise::P2));
+        assert_eq!(violation_of(&found(81)), Some(Promise::P5));
     }
 
     #[test]
-    fn what_is_missing_torn_foreign_or_out_of_order_is_noticed() {
+    fn missing_torn_foreign_and_reordered_records_are_detected() {
         let all = found(60);
         let with = |change: &dyn Fn(&mut FoundLog)| {
             let mut other = all.clone();
             change(&mut other);
-            judged(&other)
+            violation_of(&other)
         };
         assert_eq!(with(&|it| drop(it.records.remove(1))), Some(Promise::P1));
         assert_eq!(with(&|it| drop(it.records.pop())), Some(Promise::P2));
         assert_eq!(with(&|it| it.records[1].bytes[3] ^= 1), Some(Promise::P4));
         assert_eq!(with(&|it| it.records.push(record(60, false))), Some(Promise::P5));
         assert_eq!(with(&|it| it.checkpoint = None), Some(Promise::P1));
-        assert_eq!(with(&|it| it.trim = 20), Some(Promise::P5), "nobody has trimmed");
+        assert_eq!(with(&|it| it.trim = 20), Some(Promise::P5), "no trim was requested");
     }
 
     #[test]
-    fn a_trim_that_a_confirmed_record_follows_stays() {
+    fn a_trim_before_a_confirmed_record_stays_in_force() {
         for (confirmed, due) in [(80, None), (100, Some(Promise::P5))] {
             let mut log = history();
             let opening = Some(0);
@@ -282,10 +285,10 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_confirmed_to_a_replaced_owner() {
+    fn no_record_is_confirmed_to_a_fenced_owner() {
         let mut log = history();
         assert_eq!(log.opened(&found(60)), Ok(1));
-        assert_eq!(log.confirm(Some(0), 60), Ok(()), "this was so");
+        assert_eq!(log.confirm(Some(0), 60), Ok(()), "the records were durable when it was sent");
         assert!(log.confirm(Some(0), 61).is_err());
         log.append(Some(0), record(60, false));
         assert_eq!(log.end, 60, "this does not count");

@@ -1,10 +1,10 @@
-//! Lengths of time, as a user writes them.
+//! Durations, as a user writes them.
 
 use std::time::Duration;
 
 /// Reads `90s`, `10m` or `2h`.
 pub(super) fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is no length of time; say 90s, 10m or 2h");
+    let wrong = || format!("{text:?} is not a duration; use 90s, 10m or 2h");
     let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let seconds = match &text[at..] {
         "s" => 1,

@@ -1,8 +1,8 @@
 //! The command line: its options, and the result of a command.
 
 mod duration;
+mod output;
 mod report;
-mod say;
 
 use std::{
     collections::hash_map::RandomState,
@@ -23,7 +23,7 @@ use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
     draw::draw,
-    runner::{Hunt, PLANT_SEEDS, Plan, RARE_SEEDS, explain, hunt, run_seeds},
+    runner::{PLANT_SEEDS, Plan, PlantResult, RARE_SEEDS, explain, run_seeds, try_plant},
     scenario::Scenario,
 };
 use signal_hook::{
@@ -55,23 +55,22 @@ const FIRST_MAX: u64 = 1 << 48;
     bin_name = "rio sim",
     version,
     after_help = "\
-Targets, drives, network and initiators live in one thread; the sessions, engines and logs are those of
-`rio` itself. A seed decides the topology, what is written, and what goes wrong: crashes of any part at
-any moment and again during recovery, power cuts, torn log words, late writes, lost connections, failing
-writes and FLUSHes, full disks, an owner that comes back. An oracle that knows nothing of logs compares
-what is there with what was promised (P1 to P9, docs/ordering-contract.md). First everything may fail; then
-faults stop and all that was submitted must end.
+Targets, drives, network and initiators run in one thread. The sessions, engines and logs are those of `rio`
+itself. A seed decides the topology, the writes, and the faults: crashes of any part at any moment and again
+during recovery, power cuts, torn log words, late writes, lost connections, failing writes and FLUSHes, full
+disks, an owner that resumes. An oracle without knowledge of logs compares the drives with the promises (P1 to
+P9, docs/ordering-contract.md). First everything may fail. Then faults stop, and all that was submitted must end.
 
-A run is bounded in events and in time: one that does not end is a failure like any other.
+A run is bounded in events and in time. A run that does not end is a failure, too.
 
-The first seed is drawn unless --first names it: seeds that nobody has run before find what those that
-everybody runs don't. With --plant the defence of a trap is removed first, and the oracle must notice; that
-begins with seed 1, so that it comes to the same everywhere.
+The first seed is drawn unless --first names it: new seeds find failures that known seeds do not. With --plant
+the defence of a trap is removed first, and the oracle must report a broken promise. These runs begin with
+seed 1, so that the result is the same everywhere.
 
 Exit codes: 0 clean (with --plant: all caught), 1 a file can't be read, 2 usage, 20 a promise was broken or
 a run did not end, 21 the code panicked, 22 a planted bug was not caught, 23 a rare path was never taken, 130 ended by
-Ctrl-C or SIGTERM with all seeds clean so far, 141 standard output has no reader. The first Ctrl-C lets the seeds that
-are running end and prints the count, the second ends the program at once.
+Ctrl-C or SIGTERM with all seeds clean so far, 141 standard output has no reader. After the first Ctrl-C the running
+seeds end, and the count is printed. The second Ctrl-C ends the program at once.
 
 Examples:
   rio sim --for 10m
@@ -81,17 +80,17 @@ Examples:
   rio sim --plant T7 -o json | jq .plants"
 )]
 struct Args {
-    /// How many seeds to run [default: 1000, or as many as --for has time for; with --plant 3000 for
+    /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
     /// each]
     #[arg(long, value_name = "COUNT")]
     seeds: Option<u64>,
     /// The first seed [default: drawn, and printed; with --plant 1]
     #[arg(long, value_name = "SEED")]
     first: Option<u64>,
-    /// Run seeds for so long: 90s, 10m, 2h
+    /// Run seeds for this time: 90s, 10m, 2h
     #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse)]
     time: Option<Duration>,
-    /// Run this seed alone; if it fails, make it small and tell what happens in it
+    /// Run this seed alone; if it fails, make it small and print its trace
     #[arg(long, value_name = "SEED", conflicts_with_all = ["seeds", "first", "time", "plant", "scenario"])]
     seed: Option<u64>,
     /// With --seed: print its scenario, for --scenario, and run nothing
@@ -100,11 +99,11 @@ struct Args {
     /// Run the scenario in this file, as a failure prints it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["seeds", "first", "time", "plant"])]
     scenario: Option<PathBuf>,
-    /// With --seed or --scenario: print everything that happens
+    /// With --seed or --scenario: print the trace of all events
     #[arg(long)]
     trace: bool,
-    /// Remove a defence: the name of a planted bug, a trap (T7) with all of its, or all; --plant help
-    /// lists them
+    /// Remove a defence. NAME is a planted bug, a trap (T7) with all its planted bugs, or all;
+    /// --plant help lists them
     #[arg(long, value_name = "NAME")]
     plant: Option<String>,
     /// Threads [default: one per core]
@@ -113,7 +112,7 @@ struct Args {
     /// A run that takes longer than this has failed [default: 60s]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     run_limit: Option<Duration>,
-    /// How to print the result
+    /// The format of the result
     #[arg(short, long, value_enum, default_value = "normal", value_name = "FORMAT")]
     output: Format,
     /// Print no progress
@@ -123,9 +122,9 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// Text for people
+    /// Text
     Normal,
-    /// JSON for programs
+    /// JSON
     Json,
 }
 
@@ -134,7 +133,7 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
         (None, Some(seed), _) if args.draw => {
-            say::line(format_args!("{}", draw(seed).to_text()));
+            output::line(format_args!("{}", draw(seed).to_text()));
             CLEAN
         }
         (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
@@ -152,7 +151,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn fail(what: &str) -> u8 {
-    say::note(format_args!("rio sim: {what}\n"));
+    output::note(format_args!("rio sim: {what}\n"));
     FAILED
 }
 
@@ -187,7 +186,9 @@ fn interrupt() -> Arc<AtomicBool> {
             flag::register_conditional_shutdown(signal, INTERRUPTED.into(), Arc::clone(&stop))
                 .and_then(|_| flag::register(signal, Arc::clone(&stop)));
         if let Err(error) = watched {
-            say::note(format_args!("rio sim: Ctrl-C will end the run without a count: {error}\n"));
+            output::note(format_args!(
+                "rio sim: Ctrl-C will end the run without a count: {error}\n"
+            ));
         }
     }
     stop
@@ -208,11 +209,12 @@ impl<'a> Ticker<'a> {
         Self { what, of, shown, begun: Instant::now(), last: AtomicU64::new(0) }
     }
 
-    fn tell(&self, done: u64) {
+    fn show(&self, done: u64) {
         let now = self.begun.elapsed().as_millis() as u64 / 250;
         if self.shown && self.last.swap(now, Ordering::Relaxed) != now {
-            let of = if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
-            say::note(format_args!("\r\x1b[K{}{done}{of} seeds", self.what));
+            let total =
+                if self.of == u64::MAX { String::new() } else { format!(" of {}", self.of) };
+            output::note(format_args!("\r\x1b[K{}{done}{total} seeds", self.what));
         }
     }
 }
@@ -220,7 +222,7 @@ impl<'a> Ticker<'a> {
 impl Drop for Ticker<'_> {
     fn drop(&mut self) {
         if self.shown {
-            say::note(format_args!("\r\x1b[K"));
+            output::note(format_args!("\r\x1b[K"));
         }
     }
 }
@@ -235,10 +237,10 @@ fn many(args: &Args) -> u8 {
     let plan = args.plan(if args.time.is_some() { u64::MAX } else { 1000 }, any_seed());
     if args.output == Format::Normal {
         // Printed at once, so that it is visible if the run or its machine stops.
-        say::line(format_args!("the first seed is {}", plan.first));
+        output::line(format_args!("the first seed is {}", plan.first));
     }
     let ticker = Ticker::new(args, "", plan.seeds);
-    let summary = run_seeds(&plan, &|done| ticker.tell(done));
+    let summary = run_seeds(&plan, &|done| ticker.show(done));
     drop(ticker);
     let enough = summary.seeds >= RARE_SEEDS;
     match args.output {
@@ -262,10 +264,10 @@ fn many(args: &Args) -> u8 {
 
 /// Makes a failure small and prints it.
 fn report_failure(args: &Args, scenario: &Scenario, fault: &Fault, name: &str) {
-    say::note(format_args!("making {name} small …\n"));
+    output::note(format_args!("making {name} small …\n"));
     match explain(scenario, fault, args.run_limit()) {
         Some(small) => report::explained(&small, name),
-        None => say::note(format_args!("{name} did not fail again\n")),
+        None => output::note(format_args!("{name} did not fail again\n")),
     }
 }
 
@@ -274,16 +276,16 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
     let mut bounded = Bounded::new(args.run_limit());
     let (outcome, fault) = bounded.run(scenario, args.trace.then_some(&trace));
     for line in trace.take() {
-        say::line(format_args!("{line}"));
+        output::line(format_args!("{line}"));
     }
     let Some(fault) = fault else {
-        say::line(format_args!(
+        output::line(format_args!(
             "{name}: clean; {} events, {} crashes, {} recoveries",
             outcome.events, outcome.crashes, outcome.recoveries
         ));
         return CLEAN;
     };
-    say::line(format_args!("{name}: {fault}"));
+    output::line(format_args!("{name}: {fault}"));
     if !args.trace {
         report_failure(args, scenario, &fault, name);
     }
@@ -301,32 +303,32 @@ fn plants(args: &Args, name: &str) -> u8 {
         .collect();
     if chosen.is_empty() {
         let known: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
-        say::note(format_args!(
+        output::note(format_args!(
             "rio sim: no planted bug {name:?}; there are all, and {}\n",
             known.join(", ")
         ));
         return 2;
     }
     let plan = args.plan(PLANT_SEEDS, 1);
-    let mut hunts: Vec<Hunt> = Vec::new();
+    let mut results: Vec<PlantResult> = Vec::new();
     for plant in chosen {
         let what = format!("{plant}: ");
         let ticker = Ticker::new(args, &what, plan.seeds);
-        let hunt = hunt(plant, &plan, &|done| ticker.tell(done));
+        let result = try_plant(plant, &plan, &|done| ticker.show(done));
         drop(ticker);
         if args.output == Format::Normal {
-            report::hunt(&hunt);
+            report::plant_result(&result);
         }
-        hunts.push(hunt);
+        results.push(result);
         if plan.stop.load(Ordering::Relaxed) {
             break;
         }
     }
     if args.output == Format::Json {
-        report::plants(&hunts, &plan);
+        report::plants(&results, &plan);
     }
     if plan.stop.load(Ordering::Relaxed) {
         return INTERRUPTED;
     }
-    if hunts.iter().all(|hunt| hunt.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
+    if results.iter().all(|result| result.caught_after.is_some()) { CLEAN } else { UNCAUGHT }
 }

@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use riopipe_sim::{
     attempt::Fault,
     draw::draw,
-    runner::{Explained, Hunt, Plan, Summary},
+    runner::{Explained, Plan, PlantResult, Summary},
 };
 use serde_json::{Value, json};
 
-use super::say;
+use super::output;
 
 pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
     for failure in &summary.failures {
-        say::line(format_args!("seed {}: {}", failure.seed, failure.fault));
-        say::line(format_args!("  to see all of it: rio sim --seed {} --trace", failure.seed));
+        output::line(format_args!("seed {}: {}", failure.seed, failure.fault));
+        output::line(format_args!("  to see all of it: rio sim --seed {} --trace", failure.seed));
     }
-    say::line(format_args!(
+    output::line(format_args!(
         "{} seeds from {} on, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
         summary.seeds,
         plan.first,
@@ -27,9 +27,9 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
         summary.seeds_per_s(),
         summary.elapsed.as_secs_f64(),
     ));
-    let never = summary.never_taken();
-    if enough && !never.is_empty() {
-        say::line(format_args!("never taken: {}", never.join(", ")));
+    let untaken = summary.never_taken();
+    if enough && !untaken.is_empty() {
+        output::line(format_args!("never taken: {}", untaken.join(", ")));
     }
 }
 
@@ -69,47 +69,47 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
 
 pub(super) fn explained(small: &Explained, name: &str) {
     for line in &small.trace {
-        say::line(format_args!("{line}"));
+        output::line(format_args!("{line}"));
     }
-    say::line(format_args!("{}", small.fault));
+    output::line(format_args!("{}", small.fault));
     let which = if name.starts_with("seed ") { "" } else { "scenario " };
-    say::line(format_args!("to see all of it: rio sim --{which}{name} --trace"));
-    say::line(format_args!(
+    output::line(format_args!("to see all of it: rio sim --{which}{name} --trace"));
+    output::line(format_args!(
         "the small scenario, for rio sim --scenario FILE:\n{}",
         small.scenario.to_text()
     ));
 }
 
-pub(super) fn hunt(hunt: &Hunt) {
-    let name = hunt.plant.name();
-    match (&hunt.failure, hunt.caught_after) {
-        (Some((seed, violation)), Some(after)) => say::line(format_args!(
+pub(super) fn plant_result(result: &PlantResult) {
+    let name = result.plant.name();
+    match (&result.failure, result.caught_after) {
+        (Some((seed, violation)), Some(after)) => output::line(format_args!(
             "{name:<28} caught after {after:>5} seeds: seed {seed}, {}",
             violation.promise.name()
         )),
-        _ => say::line(format_args!(
+        _ => output::line(format_args!(
             "{name:<28} NOT CAUGHT in {} seeds ({} panicked or never ended)",
-            hunt.seeds, hunt.other
+            result.seeds, result.other
         )),
     }
 }
 
-pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
+pub(super) fn plants(results: &[PlantResult], plan: &Plan) {
     let mut traps: BTreeMap<&str, Value> = BTreeMap::new();
-    for hunt in hunts {
-        let name = hunt.plant.name();
-        let of = json!({
-            "caught_after_seeds": hunt.caught_after,
-            "seeds": hunt.seeds,
-            "panicked_or_endless": hunt.other,
-            "promise": hunt.failure.as_ref().map(|(_, violation)| violation.promise.name()),
-            "what": hunt.failure.as_ref().map(|(_, violation)| &violation.what),
-            "seed": hunt.failure.as_ref().map(|(seed, _)| seed),
-            "seconds": hunt.elapsed.as_secs_f64(),
+    for result in results {
+        let name = result.plant.name();
+        let entry = json!({
+            "caught_after_seeds": result.caught_after,
+            "seeds": result.seeds,
+            "panicked_or_endless": result.other,
+            "promise": result.failure.as_ref().map(|(_, violation)| violation.promise.name()),
+            "what": result.failure.as_ref().map(|(_, violation)| &violation.what),
+            "seed": result.failure.as_ref().map(|(seed, _)| seed),
+            "seconds": result.elapsed.as_secs_f64(),
         });
         let trap = name.split('-').next().unwrap_or(name);
         let group = traps.entry(trap).or_insert_with(|| json!({ "plants": {} }));
-        group["plants"][name] = of;
+        group["plants"][name] = entry;
     }
     for group in traps.values_mut() {
         // A trap is caught when all of its plants are. Its number of seeds is that of the last
@@ -124,15 +124,15 @@ pub(super) fn plants(hunts: &[Hunt], plan: &Plan) {
         "schema": "rio-sim/2",
         "first": plan.first,
         "limit": plan.seeds,
-        "uncaught": hunts
+        "uncaught": results
             .iter()
-            .filter(|hunt| hunt.caught_after.is_none())
-            .map(|hunt| hunt.plant.name())
+            .filter(|result| result.caught_after.is_none())
+            .map(|result| result.plant.name())
             .collect::<Vec<_>>(),
         "plants": traps,
     }));
 }
 
 fn print(value: &Value) {
-    say::line(format_args!("{value:#}"));
+    output::line(format_args!("{value:#}"));
 }

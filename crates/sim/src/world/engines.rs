@@ -18,11 +18,11 @@ impl World {
             if cntlid.is_some_and(|cntlid| ended.contains(&cntlid)) {
                 self.ended[machine] = conn;
             }
-            let there = conn.filter(|_| conn != self.ended[machine]).is_some_and(|conn| {
+            let is_associated = conn.filter(|_| conn != self.ended[machine]).is_some_and(|conn| {
                 let conn = self.core.net.conn(conn);
                 conn.client.is_some() && conn.server == Some(machine)
             });
-            self.core.oracle.holds(machine, there);
+            self.core.oracle.holds(machine, is_associated);
         }
     }
 }

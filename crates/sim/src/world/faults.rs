@@ -6,13 +6,13 @@ use crate::client::plain_host::PlainHost;
 use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Ev, US};
 use crate::drive::LABEL_BLOCKS;
-use crate::log_store::SetAside;
+use crate::log_store::KeptLog;
 use crate::network::{ClientEnd, Direction, Role};
 use crate::oracle::Where;
 use crate::scenario::{Ends, Fault, What, When};
 
 impl World {
-    /// Lets the faults strike whose moment has come.
+    /// Carries out the faults that are due.
     pub(super) fn strike_due(&mut self) {
         let core = &self.core;
         let due = |fault: &Fault| match fault.when {
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// Lets the next fault strike before its moment, because no other work is left.
+    /// Carries out the next fault before its moment, because no other work is left.
     pub(super) fn strike_next(&mut self) {
         let due = |fault: &Fault| matches!(fault.when, When::Event(_));
         match self.faults.iter().position(due) {
@@ -95,18 +95,19 @@ impl World {
                 self.core.net.lag_streams(until, u64::from(by_us) * US);
             }
             What::TakeOver { for_us } => self.take_over(for_us),
-            What::Standby => self.stand_by(),
+            What::Standby => self.start_standby(),
             What::Unreachable { for_us } => {
                 let client = self.owner().unwrap_or(0);
-                self.part(client, None, for_us);
+                self.partition(client, None, for_us);
                 let net = &self.core.net;
-                let its = |end: &ClientEnd| end.client == client;
-                let there: Vec<usize> = net.find(|c| c.client.as_ref().is_some_and(its)).collect();
+                let is_its_end = |end: &ClientEnd| end.client == client;
+                let there: Vec<usize> =
+                    net.find(|c| c.client.as_ref().is_some_and(is_its_end)).collect();
                 there.into_iter().for_each(|conn| self.cut(conn, Ends::Both));
             }
             What::Partition { machine, for_us } => {
                 let client = self.owner().unwrap_or(0);
-                self.part(client, Some(machine), for_us);
+                self.partition(client, Some(machine), for_us);
             }
             What::Drive { machine, drive, fault } => {
                 self.machines[machine].env.drives[drive].plan_fault(fault);
@@ -116,9 +117,9 @@ impl World {
                 self.machines[machine].store.fail_fence_after(fences);
             }
             What::BlankLog { machine } => {
-                if self.may_mislay(machine) {
+                if self.may_replace_log(machine) {
                     let log = self.machines[machine].store.replace();
-                    self.mislay(machine, log);
+                    self.keep_right_log(machine, log);
                 }
             }
             What::Stop { machine, off, cut, down_us } => {
@@ -129,21 +130,22 @@ impl World {
                 }
             }
             What::CopyLog { machine } => {
-                let at = &self.machines[machine];
-                let generations = at.log_generations(&self.volumes[machine]);
-                self.copies[machine] = generations.map(|them| (them, at.store.copy()));
+                let target = &self.machines[machine];
+                let generations = target.log_generations(&self.volumes[machine]);
+                self.copies[machine] =
+                    generations.map(|generations| (generations, target.store.copy()));
             }
             What::OldLog { machine } => {
                 let second = self.second_volume.as_ref().map(|it| it.side.label_generation);
                 let now = [self.core.label_generation].into_iter().chain(second);
-                let older = |(them, _): &mut (Vec<u32>, _)| {
-                    them.iter().zip(now).all(|(copied, now)| *copied < now)
+                let older = |(generations, _): &mut (Vec<u32>, _)| {
+                    generations.iter().zip(now).all(|(copied, now)| *copied < now)
                 };
                 if let Some((_, copy)) = self.copies[machine].take_if(older)
-                    && self.may_mislay(machine)
+                    && self.may_replace_log(machine)
                 {
                     let log = self.machines[machine].store.replace_with(copy);
-                    self.mislay(machine, log);
+                    self.keep_right_log(machine, log);
                 }
             }
             What::Unprotect { machine, drive, down_us } => {
@@ -154,8 +156,8 @@ impl World {
                 self.machines[machine].env.drives[drive].unprotect();
             }
             What::WrongDrive { machine, drive, whose } => {
-                let is = &self.machines[machine];
-                if is.is_accepting() && is.replaced_drive().is_none() {
+                let target = &self.machines[machine];
+                if target.is_accepting() && target.replaced_drive().is_none() {
                     self.crash_machine(machine, PlannedCrash { power: true, down_us: 200 });
                     self.machines[machine].replace_drive(drive, whose);
                     self.each_oracle(|oracle, now| oracle.drive_is_replaced(machine, now));
@@ -173,13 +175,13 @@ impl World {
                 }
             }
             What::CorruptLog { machine, how, bit } => {
-                if self.may_mislay(machine) {
+                if self.may_replace_log(machine) {
                     if self.machines[machine].is_up() {
                         self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
                     }
                     let right = self.machines[machine].store.copy();
                     self.machines[machine].store.corrupt(how, bit);
-                    self.mislay(machine, right);
+                    self.keep_right_log(machine, right);
                 }
             }
             What::PlainHost { machine, drive, lba, more, forgets } => {
@@ -194,19 +196,19 @@ impl World {
         }
     }
 
-    fn may_mislay(&self, machine: usize) -> bool {
+    fn may_replace_log(&self, machine: usize) -> bool {
         let second = self.second_volume.iter().map(|it| &it.client);
         let giving_up = self.clients.iter().chain(second).any(Client::accepts_lost);
-        self.machines[machine].set_aside.is_none() && !giving_up
+        self.machines[machine].right_log.is_none() && !giving_up
     }
 
-    /// Puts another log in the place of a machine's log.
-    fn mislay(&mut self, machine: usize, log: SetAside) {
+    /// Notes that another log is in the place of a machine's log, and keeps the right one.
+    fn keep_right_log(&mut self, machine: usize, log: KeptLog) {
         self.each_oracle(|oracle, now| oracle.log_fails(machine, now));
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 200 });
         }
-        self.machines[machine].set_aside = Some(log);
+        self.machines[machine].right_log = Some(log);
     }
 
     fn kill_all(&mut self, power: bool, down_us: u32) {
@@ -234,7 +236,7 @@ impl World {
         if effects == 0 && !fences {
             self.crash_machine(machine, planned);
         } else {
-            self.dooms[machine] = Some(planned);
+            self.planned_crashes[machine] = Some(planned);
             self.machines[machine].stop_after(effects, fences);
         }
     }
@@ -271,18 +273,18 @@ impl World {
     }
 
     /// Stops everything between an initiator and a machine (or all) for a while.
-    fn part(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
+    fn partition(&mut self, client: usize, machine: Option<usize>, for_us: u32) {
         let until = self.core.now + u64::from(for_us) * US;
-        self.core.net.part(client, machine, until);
+        self.core.net.partition(client, machine, until);
         self.core.at(until, Ev::Heal);
     }
 
-    fn stand_by(&mut self) {
+    fn start_standby(&mut self) {
         let Some(owner) = self.owner() else { return };
         let other = 1 - owner;
         if !self.clients[other].is_up() {
             self.standby = Some(other);
-            self.clients[other].may_take_over(false);
+            self.clients[other].set_may_take_over(false);
             self.core.after(100 * US, Ev::StartClient(other));
         }
     }
@@ -294,9 +296,9 @@ impl World {
             // The other initiator has been fenced, and gives up.
             self.crash_client(other, true);
         }
-        self.part(owner, None, for_us);
+        self.partition(owner, None, for_us);
         self.standby = None;
-        self.clients[other].may_take_over(true);
+        self.clients[other].set_may_take_over(true);
         self.core.after(100 * US, Ev::StartClient(other));
     }
 }

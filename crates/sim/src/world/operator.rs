@@ -12,15 +12,15 @@ impl World {
     pub(super) fn supervise(&mut self) {
         if !self.core.oracle.has_lost_log() {
             // The volume was recovered without it. The next loss needs another decision.
-            self.clients.iter_mut().for_each(|client| client.may_accept_lost(false));
+            self.clients.iter_mut().for_each(|client| client.set_may_accept_lost(false));
         }
         for at in 0..self.clients.len() {
             match self.clients[at].take_refused() {
                 None => {}
-                // An initiator that stands by waits until the volume is free.
+                // A standby initiator waits until the volume is free.
                 Some(Refused::Owned) => {
                     let waits = self.standby == Some(at) && self.owner().is_some();
-                    self.clients[at].may_take_over(!waits);
+                    self.clients[at].set_may_take_over(!waits);
                 }
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
                 // Only an operator does that. Otherwise the volume stays closed (P8).
@@ -34,11 +34,11 @@ impl World {
                 self.core.after(MS, Ev::StartClient(at));
             }
         }
-        self.tend_release();
-        self.tend_second_volume();
-        let Some((events, time)) = self.calm_since else {
+        self.supervise_release();
+        self.supervise_second_volume();
+        let Some((events, time)) = self.faults_stopped_at else {
             if self.core.events > SAFETY_EVENTS || self.faults.is_empty() && self.is_idle() {
-                self.calm();
+                self.stop_faults();
             } else if self.is_idle() {
                 self.strike_next();
             }
@@ -53,11 +53,11 @@ impl World {
     }
 
     /// Opens a released volume again after a while.
-    fn tend_release(&mut self) {
+    fn supervise_release(&mut self) {
         let Some((client, for_us)) = self.releasing else { return };
         if self.clients[client].is_over() {
             let closed = self.clients[client].is_closed();
-            self.core.trace(|| format!("the volume is given back: {closed}"));
+            self.core.trace(|| format!("the volume is released: {closed}"));
             if closed {
                 self.check_closed();
             }
@@ -78,13 +78,13 @@ impl World {
             return;
         }
         for (at, machine) in self.machines.iter().enumerate() {
-            if machine.set_aside.is_some() {
+            if machine.right_log.is_some() {
                 continue;
             }
             if let Some((stream, entries)) = machine.left_to_recover(&self.volumes[at]) {
                 let what = format!(
-                    "the volume was closed in good order, and target {at} has {entries} entries of \
-                     stream {stream} to recover"
+                    "the volume was closed with a clean stop, and target {at} has {entries} entries \
+                     of stream {stream} to recover"
                 );
                 self.core.oracle.broken(Promise::P8, what);
             }
@@ -101,8 +101,8 @@ impl World {
     /// The owner of the volume.
     pub(super) fn owner(&self) -> Option<usize> {
         let current = self.core.oracle.current();
-        let has = |client: &Client| client.is_up() && client.era() == Some(current);
-        self.clients.iter().position(has).filter(|_| current > 0)
+        let is_owner = |client: &Client| client.is_up() && client.era() == Some(current);
+        self.clients.iter().position(is_owner).filter(|_| current > 0)
     }
 
     pub(super) fn log_refused(&mut self, client: usize, machine: usize) {
@@ -111,17 +111,17 @@ impl World {
         if self.machines.iter().any(|machine| machine.replaced_drive().is_some()) {
             return self.put_drives_back();
         }
-        if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
+        if self.machines.iter().any(|machine| machine.right_log.is_some()) {
             return self.put_logs_back();
         }
         self.core.trace(|| format!("the lost log of target {machine} is given up"));
         self.core.oracle.log_lost(machine);
-        self.clients[client].may_accept_lost(true);
-        self.give_log_up(machine);
+        self.clients[client].set_may_accept_lost(true);
+        self.give_up_log(machine);
     }
 
     /// Makes the log of a target anew, if it is not the right one.
-    pub(super) fn give_log_up(&mut self, machine: usize) {
+    pub(super) fn give_up_log(&mut self, machine: usize) {
         self.given_up[machine] = true;
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 100 });
@@ -129,7 +129,7 @@ impl World {
     }
 
     pub(super) fn repair_log(&mut self, machine: usize) {
-        self.core.trace(|| format!("the log store of target {machine} is mended"));
+        self.core.trace(|| format!("the log store of target {machine} is repaired"));
         self.machines[machine].store.heal();
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 500 });
@@ -141,7 +141,7 @@ impl World {
     }
 
     pub(super) fn put_log_back(&mut self, machine: usize) {
-        let Some(log) = self.machines[machine].set_aside.take() else { return };
+        let Some(log) = self.machines[machine].right_log.take() else { return };
         self.core.trace(|| format!("target {machine} gets its log back"));
         if self.machines[machine].is_up() {
             self.crash_machine(machine, PlannedCrash { power: false, down_us: 100 });
@@ -149,7 +149,7 @@ impl World {
         self.machines[machine].store.put_back(log);
     }
 
-    /// Finds the drives that others have replaced, and puts them back.
+    /// Finds the drives that were replaced by others, and puts them back.
     pub(super) fn put_drives_back(&mut self) {
         for at in 0..self.machines.len() {
             if self.machines[at].replaced_drive().is_none() {
@@ -165,10 +165,10 @@ impl World {
     }
 
     /// Stops the faults.
-    pub(super) fn calm(&mut self) {
+    pub(super) fn stop_faults(&mut self) {
         self.core.trace(|| "faults stop".into());
-        self.calm_since = Some((self.core.events, self.core.now));
-        self.core.calm = true;
+        self.faults_stopped_at = Some((self.core.events, self.core.now));
+        self.core.faults_stopped = true;
         self.faults.clear();
         if let Some(standby) = self.standby.take().filter(|at| self.owner() != Some(*at)) {
             self.crash_client(standby, true);
@@ -180,8 +180,8 @@ impl World {
             let machine = &mut self.machines[at];
             machine.env.drives.iter_mut().for_each(|drive| drive.heal());
             machine.store.heal();
-            machine.env.crash_injector.renew();
-            self.dooms[at] = None;
+            machine.env.crash_injector.reset();
+            self.planned_crashes[at] = None;
         }
     }
 
@@ -222,7 +222,7 @@ impl World {
                     self.crash_client(1, true);
                 } else if !self.clients.iter().any(opens) {
                     self.crash_client(0, true);
-                    self.clients[0].may_take_over(true);
+                    self.clients[0].set_may_take_over(true);
                     self.core.after(MS, Ev::StartClient(0));
                 }
             }
@@ -230,7 +230,7 @@ impl World {
     }
 
     pub(super) fn describe(&mut self) -> String {
-        let mut text = String::from("faults have stopped, and yet not everything ends:");
+        let mut text = String::from("faults have stopped, but not all work ends:");
         for (at, client) in self.clients.iter().enumerate() {
             text.push_str(&format!(" initiator {at}: {};", client.describe(&self.core)));
         }

@@ -1,6 +1,6 @@
 //! A second volume in the same logs. It has its own owner, drives, streams and oracle.
 //!
-//! The initiators use one volume each: the one that is in [`Core`]. So the second volume's side is
+//! The initiators use one volume each: the one that is in [`Core`]. So the second volume's state is
 //! put there while its owner acts.
 
 use riopipe_order::attribute::VolumeId;
@@ -16,7 +16,7 @@ use crate::scenario::{Scenario, Step, VolumeSpec};
 const VOLUME: VolumeId = VolumeId(*b"second of volume");
 /// The name of the second volume.
 const NAME: &str = "second";
-/// The number of its first write. So its contents are never mistaken for those of the first volume.
+/// The number of its first write. So its contents differ from those of the first volume.
 const NUMBERS: usize = 1 << 16;
 
 /// The part of [`Core`] that belongs to one volume.
@@ -36,7 +36,7 @@ pub(super) struct SecondVolume {
     pub(super) side: Side,
     pub(super) client: Client,
     /// The number of times that it releases its volume, or is killed, before its steps are done.
-    lives: u32,
+    restarts_left: u32,
     done: bool,
 }
 
@@ -45,22 +45,22 @@ impl SecondVolume {
     pub(super) fn of(scenario: &Scenario) -> Result<Option<Self>, String> {
         let Some(spec) = &scenario.second_volume else { return Ok(None) };
         let (volume, list) = (spec.volume.clone(), spec.steps.clone());
-        let its = Scenario { volume, steps: list, ..scenario.clone() };
-        let map = map(&its)?;
-        let mut oracle = Oracle::new(&its, &map);
+        let scenario_of_second = Scenario { volume, steps: list, ..scenario.clone() };
+        let map = map(&scenario_of_second)?;
+        let mut oracle = Oracle::new(&scenario_of_second, &map);
         oracle.number_from(NUMBERS);
         let side = Side {
             id: VOLUME,
             name: NAME,
             oracle,
             map,
-            steps: Core::steps_of(&its),
-            volume: its.volume,
-            list: its.steps,
+            steps: Core::steps_of(&scenario_of_second),
+            volume: scenario_of_second.volume,
+            list: scenario_of_second.steps,
             label_generation: FIRST_GENERATION,
         };
         let client = Client::new(SECOND_VOLUME);
-        Ok(Some(Self { side, client, lives: spec.lives, done: false }))
+        Ok(Some(Self { side, client, restarts_left: spec.lives, done: false }))
     }
 
     /// Whether a drive belongs to its volume.
@@ -84,25 +84,25 @@ impl World {
     }
 
     /// Reports an event of the logs to the oracles of all volumes.
-    pub(super) fn each_oracle(&mut self, mut tell: impl FnMut(&mut Oracle, u64)) {
+    pub(super) fn each_oracle(&mut self, mut report: impl FnMut(&mut Oracle, u64)) {
         let now = self.core.now;
-        tell(&mut self.core.oracle, now);
+        report(&mut self.core.oracle, now);
         if let Some(second_volume) = &mut self.second_volume {
-            tell(&mut second_volume.side.oracle, now);
+            report(&mut second_volume.side.oracle, now);
         }
     }
 
     /// Does the operator's work for the second volume: starts its owner again, decides how to
     /// answer refusals, and closes it when all is done.
-    pub(super) fn tend_second_volume(&mut self) {
+    pub(super) fn supervise_second_volume(&mut self) {
         let Some(second_volume) =
             self.second_volume.as_mut().filter(|second_volume| !second_volume.done)
         else {
             return;
         };
-        let SecondVolume { client, side, lives, done } = second_volume;
+        let SecondVolume { client, side, restarts_left, done } = second_volume;
         if !side.oracle.has_lost_log() {
-            client.may_accept_lost(false);
+            client.set_may_accept_lost(false);
         }
         if !client.is_up() {
             return;
@@ -111,16 +111,16 @@ impl World {
             None | Some(Refused::Other) => {}
             Some(Refused::Drives) => return self.put_drives_back(),
             // Only an earlier process of its own owner can have it.
-            Some(Refused::Owned) => client.may_take_over(true),
+            Some(Refused::Owned) => client.set_may_take_over(true),
             Some(Refused::Log(machine)) => return self.second_volumes_log_refused(machine),
             Some(Refused::OldLog) => return self.put_logs_back(),
             Some(Refused::LogFailed(machine)) => return self.repair_log(machine),
         }
-        let calm = self.calm_since.is_some();
+        let faults_stopped = self.faults_stopped_at.is_some();
         if client.is_over() {
             let closed = client.is_closed();
             if closed
-                && (calm || *lives == 0)
+                && (faults_stopped || *restarts_left == 0)
                 && side.steps.iter().all(|(s, begun)| *begun >= s.len())
             {
                 *done = true;
@@ -133,18 +133,18 @@ impl World {
         if client.is_broken() || client.is_fenced() {
             return self.restart_second_volume();
         }
-        let (chance, some) = (self.core.rng.below(400), *lives > 0 && !calm);
+        let (chance, some) = (self.core.rng.below(400), *restarts_left > 0 && !faults_stopped);
         let Some(work) = self.with_second_volume(|client, _, core| client.has_work(core)) else {
             return;
         };
         let Some(second_volume) = &mut self.second_volume else { return };
         match chance {
             0..4 if some => {
-                second_volume.lives -= 1;
+                second_volume.restarts_left -= 1;
                 self.restart_second_volume();
             }
             4..12 if some => {
-                second_volume.lives -= 1;
+                second_volume.restarts_left -= 1;
                 second_volume.client.close();
             }
             _ if !work => second_volume.client.close(),
@@ -153,15 +153,15 @@ impl World {
     }
 
     fn second_volumes_log_refused(&mut self, machine: usize) {
-        if self.machines.iter().any(|machine| machine.set_aside.is_some()) {
+        if self.machines.iter().any(|machine| machine.right_log.is_some()) {
             return self.put_logs_back();
         }
         self.core.trace(|| format!("the second volume's log on target {machine} is given up"));
         if let Some(second_volume) = &mut self.second_volume {
             second_volume.side.oracle.log_lost(machine);
-            second_volume.client.may_accept_lost(true);
+            second_volume.client.set_may_accept_lost(true);
         }
-        self.give_log_up(machine);
+        self.give_up_log(machine);
     }
 
     fn restart_second_volume(&mut self) {
@@ -170,13 +170,13 @@ impl World {
     }
 
     /// Ends its process at its present point.
-    pub(super) fn crash_second_volume(&mut self, told: bool) {
+    pub(super) fn crash_second_volume(&mut self, notified: bool) {
         let Some(second_volume) = self.second_volume.as_mut().filter(|it| it.client.is_up()) else {
             return;
         };
         second_volume.client.kill();
         self.core.trace(|| "the second volume's initiator dies".into());
-        self.break_connections(SECOND_VOLUME, told);
+        self.break_connections(SECOND_VOLUME, notified);
     }
 
     /// Whether the second volume is closed, or there is none.
@@ -206,7 +206,7 @@ mod tests {
     use crate::oracle::Promise;
 
     #[test]
-    fn volumes_with_a_log_in_common_are_judged_apart() {
+    fn volumes_with_a_log_in_common_are_checked_apart() {
         let mut second = 0;
         for seed in 0..200 {
             let scenario = draw(seed);

@@ -25,7 +25,7 @@ impl Stream {
         self.call = Call::Serve;
         let wakes = self.driver().is_some_and(|driver| driver.owner_calls());
         self.wakes_background |= wakes;
-        self.go_on(process, core);
+        self.continue_call(process, core);
     }
 
     /// Runs the next step of a log's owner.
@@ -49,13 +49,13 @@ impl Stream {
                 self.leave("its log is dropped", core);
                 return;
             }
-            Op::ReadApart(block, blocks) => self.looks = Some((block, blocks)),
+            Op::ReadApart(block, blocks) => self.reads_apart = Some((block, blocks)),
             _ => {}
         }
         if let Some(committer) = &mut self.committer {
             committer.call(&op, core);
         }
-        self.go_on(process, core);
+        self.continue_call(process, core);
     }
 
     /// Drops the stream as it is. It will be opened again.
@@ -65,7 +65,7 @@ impl Stream {
         core.oracle.left(self.era, id);
         self.call = Call::None;
         self.failed = true;
-        self.is_dropped(core);
+        self.drop_stream(core);
     }
 
     /// Whether the targets keep a log of the stream. Returns `None` if the stream has failed.
@@ -85,9 +85,9 @@ impl Stream {
         moved && !self.failed
     }
 
-    /// Lets a log's thread prepare for a sleep, perhaps without end: the wait does the work that
-    /// the background driver does elsewhere (T1).
-    pub(in crate::client) fn rests_on_log(&mut self, core: &Core) {
+    /// Prepares a sleep of the log's thread, perhaps without end: the wait does the work that the
+    /// background driver does elsewhere (T1).
+    pub(in crate::client) fn prepare_log_sleep(&mut self, core: &Core) {
         let flush_ns = u64::from(core.scenario.client.flush_us) * US;
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
             && let Some(driver) = self.driver()
@@ -120,7 +120,7 @@ impl Stream {
         }
         core.oracle.read_ends(&self.reading.due, &self.reading.found());
         let mut bytes = core::mem::take(&mut self.reading.bytes);
-        core.book.fill_in(&mut bytes);
+        core.block_bytes.fill_in(&mut bytes);
         Some(Some(bytes))
     }
 
@@ -155,12 +155,14 @@ impl Stream {
             writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
         match self.driver()?.admit(&mut writes, tag, durable) {
             Ok(seq) => {
-                if let Err(breach) = process.ledger.check(id, checked.iter().copied()) {
-                    let what = format!("a log breaks its duty to the volume: {breach}");
+                if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
+                {
+                    let what =
+                        format!("a log breaks its duties as a caller of the volume: {violation}");
                     core.oracle.broken(Promise::P1, what);
                 }
                 let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
-                process.ledger.note(id, written, seq);
+                process.ownership_checker.note(id, written, seq);
                 core.trace(|| {
                     let parts: Vec<String> =
                         parts.iter().map(|it| format!("{}:{:?}", it.0, it.1)).collect();

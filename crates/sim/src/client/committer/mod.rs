@@ -98,7 +98,7 @@ struct Open {
     checkpoints: Vec<Lsn>,
 }
 
-/// See [the module](self).
+/// The thread that owns the stream of a log of records.
 pub(super) struct Committer {
     nth: usize,
     spec: LogSpec,
@@ -152,10 +152,10 @@ impl Committer {
     }
 
     /// Notes that the stream was closed: everything is durable.
-    pub(super) fn is_closed(&mut self, core: &mut Core) {
+    pub(super) fn stream_closed(&mut self, core: &mut Core) {
         if let Some(open) = &self.open {
             let confirmed = core.logs[self.nth].confirm(open.opening, open.end.0);
-            judge(confirmed, core);
+            report_violation(confirmed, core);
         }
     }
 
@@ -266,7 +266,8 @@ impl Committer {
         }
     }
 
-    /// The log is not valid. A fenced owner may not know that it is fenced.
+    /// Reports that the log is not valid. A fenced owner may not know that it is fenced, so it
+    /// reports nothing.
     fn is_broken(&self, promise: Promise, what: &str, stream: &mut Stream, core: &mut Core) {
         if !core.oracle.is_stale(stream.era) {
             core.oracle.broken(promise, format!("log {}: {what}", self.nth));
@@ -274,7 +275,7 @@ impl Committer {
         stream.leave(what, core);
     }
 
-    /// Takes in the stream's progress, and submits the groups that are due.
+    /// Handles the stream's progress, and submits the groups that are due.
     fn serve(
         &mut self,
         stream: &mut Stream,
@@ -289,7 +290,7 @@ impl Committer {
         let (complete, durable, released) = (marks.complete.0, marks.durable.0, released.0);
         open.writer.marks(Marks { complete, durable, released }, open.wanted);
         let confirmed = core.logs[self.nth].confirm(open.opening, open.writer.durable().0);
-        judge(confirmed, core);
+        report_violation(confirmed, core);
         let mut moved = self.submit(stream, process, core);
         let Some(open) = &mut self.open else { return false };
         match self.goal {
@@ -449,7 +450,7 @@ impl Committer {
                 let nth = self.nth;
                 core.trace(|| format!("log {nth}: trimmed to Lsn {lsn}, block {number}"));
                 let trimmed = core.logs[nth].trimmed(open.opening, lsn.0);
-                judge(trimmed, core);
+                report_violation(trimmed, core);
                 self.job = Job::Serve;
                 true
             }
@@ -471,7 +472,7 @@ impl Committer {
         match found {
             Ok(records) => {
                 let read = core.logs[self.nth].read(opening, from.0, &records);
-                judge(read, core);
+                report_violation(read, core);
                 self.job = Job::Serve;
                 true
             }
@@ -517,10 +518,10 @@ fn content(log: usize, nth: u64, len: usize) -> Vec<u8> {
 }
 
 /// Records the bytes of blocks before a write. Returns their names.
-fn noted(bytes: &[u8], core: &mut Core) -> Vec<u64> {
+fn record_blocks(bytes: &[u8], core: &mut Core) -> Vec<u64> {
     let blocks = bytes.chunks_exact(BLOCK).map(|block| {
         let name = core.oracle.next_number();
-        core.book.note(name, block);
+        core.block_bytes.record(name, block);
         name
     });
     blocks.collect()
@@ -533,11 +534,11 @@ fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64
     open.writer.pack(group, &open.queue, [&mut first, &mut second]);
     open.queue.drain(..group.bytes);
     let parts = extents.into_iter().zip([first, second]).filter(|(_, bytes)| !bytes.is_empty());
-    parts.map(|((block, _), bytes)| (block, noted(&bytes, core))).collect()
+    parts.map(|((block, _), bytes)| (block, record_blocks(&bytes, core))).collect()
 }
 
 /// Reports a broken promise of a log to the oracle, if there is one.
-fn judge(result: Result<(), (Promise, String)>, core: &mut Core) {
+fn report_violation(result: Result<(), (Promise, String)>, core: &mut Core) {
     if let Err((promise, what)) = result {
         core.oracle.broken(promise, what);
     }

@@ -10,7 +10,7 @@ use riopipe_wal_core::opening::{End, FindError, find_end};
 use riopipe_wal_core::reading::Span;
 use riopipe_wal_core::writer::{Config, Writer};
 
-use super::{Committer, Job, Open, judge, noted, records};
+use super::{Committer, Job, Open, record_blocks, records, report_violation};
 use crate::block::BLOCK;
 use crate::client::application::Process;
 use crate::client::stream::Stream;
@@ -79,7 +79,7 @@ impl Committer {
         let mut bytes = vec![0; 2 * BLOCK];
         begin(&Anchor { log, start, blocks }, epoch, crc32c, &mut bytes);
         let end = End::of_new(epoch);
-        let parts = [(start, noted(&bytes, core))];
+        let parts = [(start, record_blocks(&bytes, core))];
         let place = Place::Fresh;
         match stream.submit_log(&parts, place, end.number, true, process, core) {
             Some(seq) => self.job = Job::Create { seq, log, end },
@@ -109,7 +109,7 @@ impl Committer {
             read(block, &mut bytes).map(|()| bytes)
         });
         let Some(bytes) = read else { return self.is_reading };
-        let parts = [(block, noted(&bytes, core))];
+        let parts = [(block, record_blocks(&bytes, core))];
         let Some(seq) = stream.submit_log(&parts, Place::InPlace, 0, false, process, core) else {
             return false;
         };
@@ -172,7 +172,7 @@ impl Committer {
                     core.logs[nth].is_created = true;
                     opening = Some(number);
                 }
-                Err(broken) => judge(Err(broken), core),
+                Err(broken) => report_violation(Err(broken), core),
             }
         }
         let Some(config) = self.config(log, stream, core) else { return false };

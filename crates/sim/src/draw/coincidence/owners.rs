@@ -126,7 +126,7 @@ pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
 }
 
 /// Hosts that have not claimed the volume ask a target to forget its log, and write (T18, T21).
-pub(super) fn orders_of_plain_hosts(rng: &mut Rng) -> Scenario {
+pub(super) fn commands_of_plain_hosts(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
     for _ in 0..rng.range(20, 110) {

@@ -1,4 +1,4 @@
-//! The caller's duty of T11 and T15, as the simulated application keeps it.
+//! The caller's duties of T11 and T15, as the simulated application fulfils them.
 
 use riopipe_order::attribute::StreamId;
 use riopipe_order::probe::{self, Plant};
@@ -10,20 +10,20 @@ use crate::scenario::{Place, WriteOp};
 /// streams hold are left out. Own blocks that are not released, or that are already in the group,
 /// are written in place or extended, not discarded. The volume has `blocks` blocks.
 pub(super) fn stage(
-    ledger: &BlockOwnershipChecker,
+    ownership_checker: &BlockOwnershipChecker,
     blocks: usize,
     stream: u16,
-    wish: &WriteOp,
+    intended: &WriteOp,
     parts: &mut Vec<(u32, u32, Place)>,
 ) {
-    let WriteOp(first, count, wanted) = *wish;
+    let WriteOp(first, count, wanted) = *intended;
     let staged = parts.len();
     let end = (first + count).min(blocks as u32);
     for block in first..end {
         let mut earlier = parts[..staged].iter();
         let again = earlier.any(|(at, len, _)| (*at..at + len).contains(&block));
         let own = StreamId(stream);
-        let holder = if again { Some(own) } else { ledger.holder(block.into()) };
+        let holder = if again { Some(own) } else { ownership_checker.holder(block.into()) };
         let place = match holder {
             Some(other) if other != own => {
                 if !probe::planted(Plant::T15ReuseEarly) {

@@ -11,7 +11,7 @@ use super::FAILED;
 
 /// The exit code if standard output is closed. A shell reports the same code for a program that
 /// SIGPIPE ends.
-pub(super) const UNREAD: u8 = 141;
+pub(super) const OUTPUT_CLOSED: u8 = 141;
 
 /// Prints a line on standard output.
 pub(super) fn line(text: fmt::Arguments<'_>) {
@@ -24,7 +24,7 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Prints a passing note on standard error, without a change.
+/// Prints a text on standard error, as it is.
 pub(super) fn note(text: fmt::Arguments<'_>) {
     // An error on standard error cannot be reported anywhere.
     let _ = io::stderr().lock().write_fmt(text);
@@ -38,7 +38,7 @@ fn put(to: &mut impl Write, text: fmt::Arguments<'_>) -> io::Result<()> {
 
 /// The exit code of the program when standard output can't be written.
 fn ends_with(kind: ErrorKind) -> u8 {
-    if kind == ErrorKind::BrokenPipe { UNREAD } else { FAILED }
+    if kind == ErrorKind::BrokenPipe { OUTPUT_CLOSED } else { FAILED }
 }
 
 #[cfg(test)]
@@ -58,8 +58,10 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_nobody_reads_is_an_error_and_no_panic() {
-        for (kind, code) in [(ErrorKind::BrokenPipe, UNREAD), (ErrorKind::StorageFull, FAILED)] {
+    fn a_line_to_a_closed_output_is_an_error_and_no_panic() {
+        for (kind, code) in
+            [(ErrorKind::BrokenPipe, OUTPUT_CLOSED), (ErrorKind::StorageFull, FAILED)]
+        {
             let error = put(&mut Closed(kind), format_args!("a line")).unwrap_err();
             assert_eq!(ends_with(error.kind()), code);
         }
