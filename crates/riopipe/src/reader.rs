@@ -23,7 +23,7 @@ pub struct ReaderOptions {
     pub concurrent: usize,
     /// Requests in flight per target and call, 1 to 1024.
     pub queue_depth: usize,
-    /// How long a target may owe an answer before its connection is given up and made anew.
+    /// How long a target may owe an answer. After that its connection is given up and made anew.
     pub timeout: Duration,
 }
 
@@ -133,8 +133,8 @@ impl Reader {
         Self(Arc::new(Pool { volume, options, state, freed: Condvar::new() }))
     }
 
-    /// Reads whole blocks at volume block `lba`, at most for `timeout`. The possible content is
-    /// described [above](Self#what-it-sees).
+    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
+    /// `None` means without limit. The possible content is described [above](Self#what-it-sees).
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffer is not defined then.
@@ -147,7 +147,8 @@ impl Reader {
         self.read_many(&mut [ReadExtent { lba, into }], timeout)
     }
 
-    /// Reads several extents, all at once: in one round trip, as far as the queue depth allows.
+    /// As [`read`](Self::read), for several extents at once: in one round trip, as far as the queue
+    /// depth allows.
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffers is not defined then.
@@ -180,7 +181,7 @@ impl Reader {
         let fit = !matches!(result, Err(ReadError::Failed(_)));
         // In the pool, no thread would take in data that a target still owes, and streams could not
         // replay until then (P9).
-        self.0.give_back((fit && !session.shell.driver.owes_reads()).then_some(session));
+        self.0.put_back((fit && !session.shell.driver.owes_reads()).then_some(session));
         result.map_err(late)
     }
 }
@@ -204,7 +205,7 @@ impl Pool {
                     Ok(session) => return Ok(session),
                     Err(error) => error,
                 };
-                self.give_back(None);
+                self.put_back(None);
                 if let Some(left @ Duration::ZERO) = left() {
                     return Err(ReadError::Deadline(left));
                 }
@@ -233,8 +234,8 @@ impl Pool {
         }
     }
 
-    /// A session is free, or one fewer exists.
-    fn give_back(&self, session: Option<Session>) {
+    /// Puts a session back that is free; `None`: one fewer exists.
+    fn put_back(&self, session: Option<Session>) {
         let mut state = self.state();
         match session {
             Some(session) => state.idle.push(session),

@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub(crate) flush_failures: Arc<FlushFailures>,
     pub(crate) read_barrier: Arc<ReadBarrier>,
     /// The ownership checker (T11, T15), if the caller has asked for it.
-    pub(crate) ledger: Option<Mutex<BlockOwnershipChecker>>,
+    pub(crate) ownership: Option<Mutex<BlockOwnershipChecker>>,
     pub(crate) background: Arc<Background>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
@@ -111,8 +111,8 @@ impl Inner {
     /// The stream has been recovered, and continues after the prefix.
     pub(crate) fn stream_recovered(&self, found: &StreamRecovery) {
         lock(&self.state).recovered(found.stream, found.last, found.pending());
-        if let Some(ledger) = &self.ledger {
-            lock(ledger).restarted(found.stream, found.last);
+        if let Some(ownership) = &self.ownership {
+            lock(ownership).restarted(found.stream, found.last);
         }
     }
 
