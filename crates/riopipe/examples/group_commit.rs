@@ -40,7 +40,7 @@ impl Log {
     /// Appends a record, and returns when it is durable.
     fn append(&self, record: u64) -> Result<()> {
         let (reply, group) = channel();
-        self.queue.as_ref().ok_or("the log is there")?.send(Append { record, reply })?;
+        self.queue.as_ref().ok_or("the log has been dropped")?.send(Append { record, reply })?;
         // The committer sleeps on its stream: this ends that sleep, or the next one.
         self.waker.wake();
         self.watch.wait_durable(group.recv()?, None)?;

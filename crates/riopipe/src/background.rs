@@ -20,10 +20,10 @@ use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::waking::wake_all;
 use crate::watched::Watched;
 
-/// How long to rest when the thread cannot wait for events.
+/// How long the thread sleeps if it cannot wait for events.
 const REST: Duration = Duration::from_millis(50);
 
-/// A stream, as the background thread knows it.
+/// An open stream, in the form that the background thread needs.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenStream {
     pub(crate) shell: Arc<Owned<StreamShell>>,
@@ -81,7 +81,7 @@ impl Background {
     /// before the old one is dropped.
     pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
         let mut state = lock(&self.state);
-        if state.streams.get(&id).is_some_and(|there| Arc::ptr_eq(&there.handle, handle)) {
+        if state.streams.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
             state.streams.remove(&id);
             state.version += 1;
             self.waker.wake();
@@ -146,8 +146,8 @@ impl Thread<'_> {
         }
         *version = state.version;
         streams.retain(|id, (stream, watched)| {
-            let there = state.streams.get(id);
-            let same = there.is_some_and(|there| Arc::ptr_eq(&stream.shell, &there.shell));
+            let open = state.streams.get(id);
+            let same = open.is_some_and(|open| Arc::ptr_eq(&stream.shell, &open.shell));
             if !same {
                 driver.remove(*id);
                 if *watched {

@@ -37,14 +37,14 @@ impl Deref for OwnerCall<'_> {
 
     #[inline]
     fn deref(&self) -> &StreamShell {
-        self.shell.as_ref().expect("there until the end")
+        self.shell.as_ref().expect("it is taken only at the end of the call")
     }
 }
 
 impl DerefMut for OwnerCall<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut StreamShell {
-        self.shell.as_mut().expect("there until the end")
+        self.shell.as_mut().expect("it is taken only at the end of the call")
     }
 }
 

@@ -111,9 +111,8 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Whole blocks of a [`Buf`]. While there is one, the bytes stay where they are and as they are, so
-/// not even a target that answers before it was sent everything can make the stream send other
-/// bytes (T18).
+/// Whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor change. So even if a
+/// target answers before it has received all bytes, the stream sends no other bytes (T18).
 ///
 /// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another
 /// thread only together, with the owner of them all. That is a stream: while it stages them
@@ -180,7 +179,7 @@ impl Payload for Piece {
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         self.of.as_ref().map_or(&[], |of| {
-            // SAFETY: so many bytes of the buffer, which lives as long as this does; no thread
+            // SAFETY: these bytes are in the buffer, which lives as long as this does; no thread
             // writes to it while there are pieces.
             unsafe {
                 std::slice::from_raw_parts(of.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
@@ -256,7 +255,7 @@ pub(crate) struct Kept {
     /// The buffers, each with the group that it was written in, oldest first.
     bufs: VecDeque<(Seq, Buf)>,
     /// Buffers that are no longer needed, but are still being sent: to a target that has answered
-    /// before it got everything (T18).
+    /// before it received all bytes (T18).
     late: Vec<Buf>,
 }
 

@@ -36,18 +36,18 @@ impl Default for ReaderOptions {
 /// Reads an open volume from any thread. Clone it to share it. It has connections of its own, so
 /// that its reads do not wait for a stream, and no stream waits for them.
 ///
-/// # What it sees
+/// # The data that a read returns
 ///
 /// - Of every stream: each group that was complete when the read began, as its owner or a
-///   [`Watch`](crate::Watch) could know (P9). While a target is unreachable, or gets again the data
-///   that it has lost, the read waits.
+///   [`Watch`](crate::Watch) could read from the marks (P9). While a target is unreachable, or while
+///   requests are replayed to it, the read waits.
 /// - Of groups in flight: of each block the old content or the new, in any mixture. There is no
 ///   order among blocks, also not those of one group: to read a group whole, wait until it is
 ///   complete.
 /// - Complete groups that are not durable may be lost in a crash. Before something outside of the
 ///   volume depends on the data that was read, wait until it is durable.
 /// - A stream that failed and is [reopened](crate::Stream::reopen) has its groups beyond the prefix
-///   undone; reads before that may have seen them.
+///   undone; reads before that may have returned their data.
 ///
 /// The volume stays open as long as it has a reader, unless it is [closed](crate::Volume::close).
 #[derive(Clone, Debug)]
@@ -134,7 +134,7 @@ impl Reader {
     }
 
     /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
-    /// `None` means without limit. The possible content is described [above](Self#what-it-sees).
+    /// `None` means without limit. The possible content is described [above](Self#the-data-that-a-read-returns).
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffer is not defined then.
@@ -191,7 +191,7 @@ impl Pool {
         lock(&self.state)
     }
 
-    /// A session that no thread uses; a new one, as long as there may be more.
+    /// Takes a session that no thread uses, or makes a new one if the bound allows it; else waits.
     fn take(&self, left: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
         let mut state = self.state();
         loop {

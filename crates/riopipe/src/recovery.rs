@@ -28,9 +28,10 @@ pub struct Recovery {
     pub steps: Steps,
     /// The number of log slots with a torn entry: the crash left only a part of it.
     pub torn: u64,
-    /// The file with the zeroed data, if the caller asked for it and there was any.
+    /// The file with the zeroed data, if [`save_undone`](crate::RecoverOptions::save_undone) named one
+    /// and blocks were zeroed.
     pub saved: Option<PathBuf>,
-    /// Why another engine runs than the one for which the volume was made, if so (T17).
+    /// Why the volume runs with engine `sync`, if it was created for engine `rio` (T17).
     pub fallback: Option<EngineHindrance>,
 }
 

@@ -1,4 +1,4 @@
-//! Starting a stream: the connections that its [`StreamStart`] asks for.
+//! Starting a stream: the connections that its [`StreamStart`] requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ fn start_with(
         let target = volume.server_name(server);
         StreamError::Target { stream, target, source }
     };
-    // The last error of a socket: the session does not know it.
+    // The last error of a socket, which the session does not have.
     let mut met = None;
     loop {
         for message in handle.take_messages() {

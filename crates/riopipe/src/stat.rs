@@ -47,8 +47,8 @@ pub struct TargetStat {
     pub address: String,
     /// The NQN of its subsystem.
     pub subnqn: String,
-    /// Whether the association with the target stands, as far as the initiator has detected. While it
-    /// does not, streams wait for the target.
+    /// Whether there is an association with the target, as far as the initiator has detected. While
+    /// there is none, streams wait for the target.
     pub connected: bool,
 }
 

@@ -396,7 +396,7 @@ impl Stream {
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
         let closed = self.end(None)?;
-        Ok(closed.expect("without a deadline there is none that passes"))
+        Ok(closed.expect("only a deadline ends it without a result"))
     }
 
     /// As [`close`](Self::close), for `timeout` at most. If the stream was not closed, the error

@@ -28,7 +28,7 @@ use crate::sockets::ControlSockets;
 use crate::stream::nanos;
 use crate::stream_shell::{StreamHandle, StreamMessage};
 
-/// Wakes the threads that wait for answers of some targets: something has happened at one of them.
+/// Wakes the threads that wait for answers of some targets, at each event of one of them.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     count: Mutex<u64>,
@@ -47,7 +47,7 @@ impl Signal {
         self.changed.notify_all();
     }
 
-    /// Waits until an event has happened after the count was `seen`, or for so long.
+    /// Waits until an event has happened after the count was `seen`, for `most` at most.
     pub(crate) fn wait(&self, seen: u64, most: Duration) {
         let deadline = now_ns().saturating_add(nanos(most));
         let mut count = lock(&self.count);
@@ -190,7 +190,7 @@ impl Target {
         }
     }
 
-    /// Why the association does not stand.
+    /// Why there is no association.
     pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
         let mut control = lock(&self.control);
         let nqn = match &control.phase {
@@ -220,7 +220,7 @@ impl Target {
         });
     }
 
-    /// Changes the state, sends waiting bytes, and wakes the thread for the rest.
+    /// Changes the state, sends waiting bytes, and wakes the thread for all other work.
     fn change<T>(&self, change: impl FnOnce(&mut Control, u64) -> T) -> T {
         let mut control = lock(&self.control);
         let result = change(&mut control, now_ns());
@@ -249,7 +249,7 @@ impl Target {
     /// A stream has ended. Another one may have its number by now.
     pub(crate) fn forget(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
         if let Phase::Managed(managed) = &mut lock(&self.control).phase
-            && managed.handles.get(&stream).is_some_and(|there| Arc::ptr_eq(there, handle))
+            && managed.handles.get(&stream).is_some_and(|current| Arc::ptr_eq(current, handle))
         {
             managed.handles.remove(&stream);
         }
@@ -295,7 +295,7 @@ impl Target {
         }
     }
 
-    /// Ends the association: the target learns at once that the owner has ended for good.
+    /// Ends the association, and shows the target at once that the owner has ended for good.
     pub(crate) fn stop(&self) {
         self.change(|control, now| {
             control.over = true;
@@ -308,7 +308,7 @@ impl Target {
 }
 
 impl Control {
-    /// One round: receives, handles events, sends. Returns whether something has happened.
+    /// One round: receives, handles events, sends. Returns whether bytes arrived or the state changed.
     fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
         let now = now_ns();
         let before = self.state();
@@ -403,7 +403,7 @@ impl Control {
         }
     }
 
-    /// The association, if it stands; else the reason why not.
+    /// The association, or the reason why there is none.
     fn association(&mut self) -> Result<&mut Association<Page>, CallError> {
         match &mut self.phase {
             Phase::Single(association) => match association.state() {

@@ -97,7 +97,7 @@ fn marks(complete: u64, durable: u64) -> Marks {
 /// The owner and the background thread publish by turns. A watching thread never reads a durable mark
 /// ahead of the complete one, a mark that goes back, or a mark before the writes that it stands for.
 #[test]
-fn t1_marks_are_handed_over_whole() {
+fn t1_marks_are_published_whole() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {

@@ -23,7 +23,7 @@ fn fill(stream: &mut Stream) -> (Seq, Seq) {
 }
 
 /// Opens the volume and checks it; `least` is a group that was durable.
-fn judge(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> Seq {
+fn check_volume(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> Seq {
     let (volume, recovery) = open_soon(members, options);
     let found = recovery.stream(0).unwrap();
     assert!(found.last >= least, "P2: {found}");
@@ -41,7 +41,11 @@ fn judge(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> 
     let next = (6..=7).find(|version| holds(&mut stream, 9, 1, *version) == Some(true));
     match found.tag {
         6.. => assert!(next >= Some(found.tag)),
-        _ => assert_eq!(holds(&mut stream, 9, 1, 0), Some(false), "undone with what it extends"),
+        _ => assert_eq!(
+            holds(&mut stream, 9, 1, 0),
+            Some(false),
+            "undone with the block that it extends"
+        ),
     }
     let last = found.last;
     // The stream works after that.
@@ -62,7 +66,7 @@ fn t11_an_extended_block_survives_the_process_that_extended_it() {
         let (durable, last) = fill(&mut stream);
         stream.wait(Until::Complete(last), Some(SOON)).unwrap();
         drop((stream, volume));
-        let found = judge(&members, &open_options(), durable);
+        let found = check_volume(&members, &open_options(), durable);
         // On a drive with a volatile cache only flushed writes count: there the extensions are beyond.
         assert!(!protected || found == last, "with PLP, a completed write is durable");
     }
@@ -83,7 +87,7 @@ fn t11_an_extended_block_survives_the_target_and_the_process() {
         nodes[0].kill();
         drop((stream, volume));
         nodes[0].start();
-        judge(&members, &taking_over(), durable);
+        check_volume(&members, &taking_over(), durable);
     }
 }
 

@@ -185,7 +185,7 @@ fn zeroed_data_can_be_saved() {
 
     let recovery = recover(&members, RecoverOptions { save_undone: Some(path.clone()), ..options });
     let found = recovery.stream(0).unwrap();
-    assert!(found.undone_blocks() > 0, "nothing was flushed, so something is undone: {found}");
+    assert!(found.undone_blocks() > 0, "nothing was flushed, so some blocks are undone: {found}");
     assert_eq!(recovery.saved.as_deref(), Some(&*path));
     let saved = undone::read(&path).unwrap();
     assert_eq!(saved.blocks(), found.undone_blocks());

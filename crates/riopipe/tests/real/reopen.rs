@@ -21,49 +21,49 @@ fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
     Volume::create("v", &members, &options).unwrap();
     let (volume, _) = open_soon(&members, &open_options());
     // Blocks 0–3 lie on the first drive, 4–7 on the second, and so on.
-    let mut lame = volume.stream(0, &StreamOptions::default()).unwrap();
-    let mut well = volume.stream(1, &StreamOptions::default()).unwrap();
-    let kept = put(&mut lame, 0, 2, 1, Place::Fresh, true);
-    lame.wait(Until::Durable(kept), Some(SOON)).unwrap();
-    let lost = put(&mut lame, 2, 2, 2, Place::Fresh, false);
-    lame.wait(Until::Complete(lost), Some(SOON)).unwrap();
+    let mut failing = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut healthy = volume.stream(1, &StreamOptions::default()).unwrap();
+    let kept = put(&mut failing, 0, 2, 1, Place::Fresh, true);
+    failing.wait(Until::Durable(kept), Some(SOON)).unwrap();
+    let lost = put(&mut failing, 2, 2, 2, Place::Fresh, false);
+    failing.wait(Until::Complete(lost), Some(SOON)).unwrap();
 
     let (drive, copy) = (node.path("one"), node.path("copy"));
     fs::copy(&drive, &copy).unwrap();
     fs::remove_file(&drive).unwrap();
-    let flushed = put(&mut lame, 8, 1, 3, Place::Fresh, true);
-    let error = lame.wait(Until::Durable(flushed), Some(SOON)).unwrap_err();
+    let flushed = put(&mut failing, 8, 1, 3, Place::Fresh, true);
+    let error = failing.wait(Until::Durable(flushed), Some(SOON)).unwrap_err();
     let WaitError::Failed(failure) = error else { panic!("{error}") };
     assert!(failure.to_string().contains("FLUSH"), "{failure}");
     assert!(failure.seq > kept);
-    let seq = put(&mut well, 4, 2, 1, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let seq = put(&mut healthy, 4, 2, 1, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
 
-    let error = lame.reopen().unwrap_err();
+    let error = failing.reopen().unwrap_err();
     assert!(error.to_string().contains("member 0"), "the drive is still missing: {error}");
-    assert_eq!(lame.poll().unwrap_err(), failure, "the stream is still failed");
-    let seq = put(&mut well, 6, 2, 2, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(failing.poll().unwrap_err(), failure, "the stream is still failed");
+    let seq = put(&mut healthy, 6, 2, 2, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
 
     node.kill();
     fs::rename(&copy, &drive).unwrap();
     node.start();
-    let seq = put(&mut well, 12, 2, 3, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    let found = lame.reopen().unwrap();
+    let seq = put(&mut healthy, 12, 2, 3, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let found = failing.reopen().unwrap();
     assert!(found.last >= kept && found.last < flushed, "{found}");
-    assert_eq!(holds(&mut lame, 0, 2, 1), Some(true));
-    assert_eq!(holds(&mut lame, 2, 2, 2), Some(found.last >= lost), "{found}");
-    assert_eq!(holds(&mut lame, 8, 1, 3), Some(false), "{found}");
+    assert_eq!(holds(&mut failing, 0, 2, 1), Some(true));
+    assert_eq!(holds(&mut failing, 2, 2, 2), Some(found.last >= lost), "{found}");
+    assert_eq!(holds(&mut failing, 8, 1, 3), Some(false), "{found}");
     for (lba, version) in [(4, 1), (6, 2), (12, 3)] {
-        assert_eq!(holds(&mut lame, lba, 2, version), Some(true), "the other's are untouched");
+        assert_eq!(holds(&mut failing, lba, 2, version), Some(true), "the other's are untouched");
     }
-    let seq = put(&mut lame, 8, 1, 4, Place::Fresh, true);
+    let seq = put(&mut failing, 8, 1, 4, Place::Fresh, true);
     assert_eq!(seq, found.last.next());
-    lame.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    assert_eq!(holds(&mut well, 8, 1, 4), Some(true));
-    lame.close().unwrap();
-    well.close().unwrap();
+    failing.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut healthy, 8, 1, 4), Some(true));
+    failing.close().unwrap();
+    healthy.close().unwrap();
     volume.close().unwrap();
     let (volume, recovery) = open_soon(&members, &open_options());
     assert!(recovery.is_nothing(), "{recovery}");

@@ -84,7 +84,7 @@ fn every_target_that_fails_is_named_with_its_reason() {
     let closed = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (one, two) = (closed(), closed());
     let member = |addr: std::net::SocketAddr| MemberAddr {
-        nqn: Some("nqn.2026-01.org.example:nobody".into()),
+        nqn: Some("nqn.2026-01.org.example:none".into()),
         ..addr.to_string().parse().unwrap()
     };
     let members = [member(one), nodes[0].member(), member(two)];

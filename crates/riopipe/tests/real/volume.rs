@@ -222,7 +222,7 @@ fn p8_claiming_and_releasing_over_and_over_never_stalls() {
 }
 
 #[test]
-fn p6_a_target_that_goes_poisons_its_streams_with_one_clear_error() {
+fn p6_a_lost_target_poisons_its_streams_with_one_clear_error() {
     let logs = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let targets = [target(&["mem:16M"], Some(&logs[0])), target(&["mem:16M"], Some(&logs[1]))];
     let members = members(&[&targets[0], &targets[1]], 1);

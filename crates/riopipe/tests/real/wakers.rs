@@ -117,12 +117,12 @@ fn a_dropped_stream_is_not_watched_while_its_descriptor_is_held() {
     let volume = volume(&nodes);
     for has_other in [true, false] {
         let other = has_other.then(|| stream(&volume, 1));
-        let mut gone = stream(&volume, 0);
-        let (fd, waker) = (gone.event_fd().unwrap(), gone.waker());
-        let seq = put(&mut gone, 1, 1, 1, Place::InPlace, true);
-        gone.watch().wait_durable(seq, Some(SOON)).unwrap();
+        let mut dropped = stream(&volume, 0);
+        let (fd, waker) = (dropped.event_fd().unwrap(), dropped.waker());
+        let seq = put(&mut dropped, 1, 1, 1, Place::InPlace, true);
+        dropped.watch().wait_durable(seq, Some(SOON)).unwrap();
         soon("the background thread watches it", || watchers_of(&fd) == 1);
-        drop(gone);
+        drop(dropped);
         waker.wake();
         soon("the background thread watches it no more", || watchers_of(&fd) == 0);
         if let Some(other) = other {
@@ -204,7 +204,7 @@ fn p8_a_waker_may_drop_the_stream() {
         }
     }
     let seq = put(&mut other, 2, 1, 1, Place::InPlace, true);
-    other.watch().wait_durable(seq, Some(SOON)).expect("the background thread is there");
+    other.watch().wait_durable(seq, Some(SOON)).expect("the background thread still runs");
     other.close().unwrap();
     stream(&volume, 0).close().unwrap();
     volume.close().unwrap();

@@ -95,7 +95,7 @@ fn p6_each_read_of_a_failed_stream_returns_the_failure() {
 }
 
 #[test]
-fn a_target_that_goes_during_a_read_ends_it() {
+fn a_target_that_stops_during_a_read_ends_it() {
     for round in 0..6u64 {
         let logs = [TempDir::new().unwrap(), TempDir::new().unwrap()];
         let targets =
