@@ -1,9 +1,9 @@
 //! A log of small records on an ordered volume, whose last block is written again with each record.
 //!
-//! The first record of a block makes it [`Place::Fresh`], each further one [`Place::Extend`]s it: what
-//! the block held is in front of what it holds now. So after a crash the block is neither zeroed nor
-//! to be acknowledged. It may show records beyond the prefix; the tag of the recovery tells which
-//! records count, and the first group of the next life takes the others out.
+//! The first record of a block is written as [`Place::Fresh`], each further one as [`Place::Extend`]:
+//! the new content of the block begins with the old. So after a crash the block is not zeroed, and
+//! needs no acknowledgement. It may hold records beyond the prefix. The tag that recovery returns is
+//! the number of the last record that counts. The first group after that removes the others.
 //!
 //! ```text
 //! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (volume, recovery) = Volume::open(&name, &members, &OpenOptions::default())?;
     println!("opened {name} with engine {}; {recovery}", volume.engine());
     if volume.engine() != EngineKind::Rio {
-        return Err("only engine rio tells which records count".into());
+        return Err("only engine rio recovers the number of the last record".into());
     }
     let mut stream = volume.stream(0, &StreamOptions::default())?;
     // Each group has the number of its last record as its tag.
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("the log has {last} records");
     let mut tail = read_tail(&mut stream, last)?;
     if !last.is_multiple_of(PER_BLOCK) {
-        // What does not count goes before its numbers are given again.
+        // Records that do not count are removed before their numbers are used again.
         write_tail(&mut stream, &tail, last, Place::Extend, false)?;
     }
 
@@ -71,7 +71,7 @@ fn block_of(number: u64) -> u64 {
     (number - 1) / PER_BLOCK
 }
 
-/// Its place there.
+/// The place of a record in its block.
 fn slot(number: u64) -> usize {
     ((number - 1) % PER_BLOCK) as usize
 }
@@ -106,7 +106,7 @@ fn read_tail(stream: &mut Stream, last: u64) -> Result<[u8; BLOCK], Box<dyn Erro
     let first = last - slot(last) as u64;
     for (number, found) in (first..).zip(counts.chunks(RECORD)) {
         if found != record(number) {
-            return Err(format!("record {number} is not what was written").into());
+            return Err(format!("record {number} has changed since it was written").into());
         }
     }
     if rest.iter().any(|byte| *byte != 0) {
@@ -136,7 +136,7 @@ fn write_tail(
                 return Ok(());
             }
             Ok(_) => return Ok(()),
-            // The log or the memory for replay is full: nothing was taken, try again.
+            // The log or the replay memory is full: no write was admitted, try again.
             Err(SubmitError { kind: SubmitErrorKind::Full(_), .. }) => {
                 stream.wait(Until::Space, None)?;
             }

@@ -1,6 +1,6 @@
-//! Group commit: many threads append records, and each waits until its own is durable; one thread
-//! writes all records that have come meanwhile as one group. Nobody polls, and nobody sleeps for a
-//! while.
+//! Group commit: many threads append records, and each waits until its own record is durable. One
+//! thread writes all records that have come meanwhile as one group. No thread polls, and no thread
+//! waits for a timer.
 //!
 //! ```text
 //! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
@@ -22,15 +22,15 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const THREADS: u64 = 8;
 const RECORDS: u64 = 50;
 
-/// A record, and whom to tell which group it goes into.
+/// A record, and the channel for the seq of its group.
 struct Append {
     record: u64,
     reply: Sender<Seq>,
 }
 
-/// What an appending thread has of the log.
+/// The handles of an appending thread to the log.
 struct Log {
-    /// `None` only on the way out.
+    /// `None` only while this is dropped.
     queue: Option<Sender<Append>>,
     waker: StreamWaker,
     watch: Watch,
@@ -40,8 +40,8 @@ impl Log {
     /// Appends a record, and returns when it is durable.
     fn append(&self, record: u64) -> Result<()> {
         let (reply, group) = channel();
-        self.queue.as_ref().ok_or("the log is there")?.send(Append { record, reply })?;
-        // The committer sleeps on its stream; this ends that, or its next sleep.
+        self.queue.as_ref().ok_or("the log has been dropped")?.send(Append { record, reply })?;
+        // The committer sleeps on its stream: this ends that sleep, or the next one.
         self.waker.wake();
         self.watch.wait_durable(group.recv()?, None)?;
         Ok(())
@@ -50,14 +50,14 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The committer learns that one thread less appends.
+        // Wakes the committer, which ends when no thread has the queue any more.
         self.queue = None;
         self.waker.wake();
     }
 }
 
-/// The thread that has the stream: writes what has come, until nobody is left who appends. Returns
-/// how many groups that took.
+/// The committer, the thread that owns the stream: writes the queued records, until no thread is left
+/// that appends. Returns the number of groups.
 fn commit(stream: &mut Stream, queue: &Receiver<Append>) -> Result<u64> {
     let (mut lba, mut groups) = (0, 0);
     let mut waiting = Vec::new();
@@ -68,7 +68,7 @@ fn commit(stream: &mut Stream, queue: &Receiver<Append>) -> Result<u64> {
                 continue;
             }
             Err(TryRecvError::Empty) if waiting.is_empty() => {
-                // On the queue and on the stream at once: meanwhile other threads see marks move.
+                // Sleeps on the queue and on the stream at once: the marks move meanwhile.
                 stream.wait(Until::Woken, None)?;
                 continue;
             }
@@ -81,19 +81,20 @@ fn commit(stream: &mut Stream, queue: &Receiver<Append>) -> Result<u64> {
             place.copy_from_slice(&append.record.to_le_bytes());
         }
         let blocks = (data.len() / BLOCK_BYTES) as u64;
-        // Waits for room if the memory or a log is full; a target that stays away ends that.
+        // Waits for space if the replay memory or a log is full. If a target stays unreachable, the
+        // stream fails, and the wait ends.
         let seq = stream.group().write(lba, data, Place::Fresh).submit_durable_or_wait(None)?;
         lba += blocks;
         groups += 1;
         for append in waiting.drain(..) {
-            // A thread that is gone needs no answer.
+            // A thread that has ended needs no answer.
             let _ = append.reply.send(seq);
         }
     }
 }
 
-/// Has all records appended to a new log at the beginning of a volume; returns their number and that
-/// of the groups.
+/// Appends all records to a new log at the beginning of a volume. Returns the number of records and
+/// the number of groups.
 pub(crate) fn run(name: &str, members: &[MemberAddr]) -> Result<(u64, u64)> {
     let (volume, _) = Volume::open(name, members, &OpenOptions::default())?;
     let mut stream = volume.stream(0, &StreamOptions::default())?;
@@ -110,7 +111,7 @@ pub(crate) fn run(name: &str, members: &[MemberAddr]) -> Result<(u64, u64)> {
             .collect();
         drop(sender);
         let groups = commit(&mut stream, &queue);
-        // Whoever still waits learns that nobody answers.
+        // Threads that still wait get an error, and not an endless wait.
         drop(queue);
         for thread in threads {
             thread.join().map_err(|_| "an appending thread has panicked")??;

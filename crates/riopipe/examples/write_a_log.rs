@@ -1,5 +1,5 @@
-//! Writes a small log to an ordered volume: records go out without waiting, every hundredth is a
-//! commit point that is waited for, and reading it back shows what is there.
+//! Writes a small log to an ordered volume, and reads it back. It does not wait between records; every
+//! hundredth record is a commit point, and it waits until that is durable.
 //!
 //! ```text
 //! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
@@ -26,11 +26,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut record = stream.buf(BLOCK_BYTES)?;
         record.fill(0);
         record[..8].copy_from_slice(&number.to_le_bytes());
-        // Blocks of a log that only grows are fresh: nothing needs what they held before.
+        // Blocks of a log that only grows are fresh: no state needs their old content.
         let commit = number % 100 == 99;
         let group = stream.group().write(number, record, Place::Fresh).tag(number);
         if !commit {
-            // Waits only if the log or the memory for replay is full.
+            // Waits only if the log or the replay memory is full.
             group.submit_or_wait(None)?;
             continue;
         }

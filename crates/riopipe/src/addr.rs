@@ -1,16 +1,16 @@
-//! Where a member of a volume is.
+//! The addresses of members and targets.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The port that NVMe/TCP targets listen on unless told otherwise.
+/// The default port of NVMe/TCP targets.
 const PORT: u16 = 4420;
 
-/// A drive of a volume: a namespace of a target.
+/// The address of a member, that is, of a drive of a volume: a namespace of a target.
 ///
-/// Written `ADDR[:PORT][,nqn=NQN][,ns=N]`: port 4420 and namespace 1 unless said otherwise; without
-/// an NQN the target is asked for its only subsystem.
+/// The text form is `ADDR[:PORT][,nqn=NQN][,ns=N]`. The default port is 4420, the default namespace
+/// is 1. Without an NQN, the target's discovery service must list exactly one subsystem.
 ///
 /// ```
 /// let m: riopipe::MemberAddr = "10.0.0.1:4421,ns=2".parse().unwrap();
@@ -19,18 +19,18 @@ const PORT: u16 = 4420;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberAddr {
-    /// Host name or address.
+    /// The host name or IP address of the target.
     pub host: String,
-    /// TCP port.
+    /// The TCP port of the target.
     pub port: u16,
-    /// NQN of the subsystem; `None`: the only one that discovery lists.
+    /// The NQN of the subsystem. `None`: the only one that discovery lists.
     pub nqn: Option<String>,
-    /// Namespace id.
+    /// The namespace id (NSID) of the drive, from 1.
     pub nsid: u32,
 }
 
 impl MemberAddr {
-    /// The same target's address, as `host:port`.
+    /// The address of the target, as `host:port`.
     #[must_use]
     pub fn socket(&self) -> String {
         socket(&self.host, self.port)
@@ -41,14 +41,15 @@ impl MemberAddr {
         self.host == other.host && self.port == other.port && self.nqn == other.nqn
     }
 
-    /// Where its target is.
+    /// The address of the target.
     #[must_use]
     pub fn target(&self) -> TargetAddr {
         TargetAddr::new(&self.host, self.port)
     }
 }
 
-/// Where a target is: a host and a TCP port, written `host:port`, an IPv6 address in brackets.
+/// The address of a target: a host and a TCP port. The text form is `host:port`, with an IPv6 address
+/// in brackets.
 ///
 /// ```
 /// let member: riopipe::MemberAddr = "[::1]:4420,ns=2".parse().unwrap();
@@ -62,7 +63,7 @@ impl TargetAddr {
         Self(socket(host, port).into())
     }
 
-    /// The text, as `connect` and a resolver take it.
+    /// The text form, as `connect` and a resolver accept it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -89,7 +90,7 @@ impl fmt::Display for MemberAddr {
     }
 }
 
-/// Why a member's address can't be read.
+/// Why a text is not a member's address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error(
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_addresses_say_what_is_wrong() {
+    fn the_error_of_a_bad_address_shows_the_form() {
         for text in ["", ":4420", "a:0", "a:x", "a,ns=0", "a,foo=1", "[::1", "a,nqn="] {
             let error = text.parse::<MemberAddr>().unwrap_err().to_string();
             assert!(error.contains("ADDR[:PORT]"), "{error}");

@@ -14,7 +14,7 @@ use crate::identity::ConnectOptions;
 use crate::stream::nanos;
 use crate::target::{Signal, Target};
 
-/// I/O queues asked for: one for labels, the rest for streams.
+/// Number of requested I/O queues: one for labels and undo, the rest for streams.
 const IO_QUEUES: u16 = 128;
 /// Bytes of data that one read may ask for.
 const DATA_MAX: u32 = 4 << 20;
@@ -95,7 +95,7 @@ impl Associations for &Targets {
 
     fn with<R>(&mut self, target: usize, f: impl FnOnce(&mut Association<Page>) -> R) -> R {
         let done = self.get(target).with_association(f);
-        done.expect("nobody manages the associations of a volume that is being opened or made")
+        done.expect("no manager has the associations of a volume that is being opened or created")
     }
 }
 
@@ -145,10 +145,10 @@ pub(crate) fn open_socket(
     connect(&member.socket(), options.timeout, &SocketOptions::default())
 }
 
-/// Lists the subsystems that a discovery service at `host:port` reports.
+/// Lists the subsystems that the discovery service at `host:port` reports.
 ///
 /// # Errors
-/// No connection, or no discovery service there.
+/// [`AttachError`]: no connection could be made, or there is no discovery service at this address.
 pub fn discover(
     host: &str,
     port: u16,

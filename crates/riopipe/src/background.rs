@@ -1,10 +1,10 @@
-//! The background thread of a volume: it drives the streams whose owners are elsewhere, as the
+//! The background thread of a volume: it drives the streams whose owners are not calling, as the
 //! [`BackgroundDriver`] decides.
 //!
-//! It touches a stream only if it gets the stream's ownership flag at once; otherwise it leaves word
-//! there, and the end of the owner's call wakes it. It sleeps until something happens to a stream
-//! that it looks after, until somebody waits for a stream, or until the next owner may have gone
-//! away; with nothing open there is no thread at all.
+//! It takes a stream only if it gets the stream's ownership flag at once. Otherwise it leaves a
+//! request at the flag, and the end of the owner's call wakes it. It sleeps until an event of a stream
+//! that it drives, until a thread waits for a stream, or until the time at which the next owner counts
+//! as not calling. Without an open stream there is no such thread.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -20,17 +20,18 @@ use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::waking::wake_all;
 use crate::watched::Watched;
 
-/// How long to rest when the thread cannot wait for events.
+/// How long the thread sleeps if it cannot wait for events.
 const REST: Duration = Duration::from_millis(50);
 
-/// A stream, as the background thread knows it.
+/// An open stream, in the form that the background thread needs.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenStream {
     pub(crate) shell: Arc<Owned<StreamShell>>,
     pub(crate) handle: Arc<StreamHandle>,
 }
 
-/// The open streams of a volume, and the thread that looks after them while there are any.
+/// The open streams of a volume. While there are any, a thread drives those whose owners are not
+/// calling.
 #[derive(Debug)]
 pub(crate) struct Background {
     volume: String,
@@ -70,25 +71,25 @@ impl Background {
             Err(error) => {
                 tracing::error!(
                     volume = %self.volume, %error,
-                    "no thread to look after idle streams: poll them"
+                    "no background thread could be started: poll idle streams"
                 );
             }
         }
     }
 
-    /// A stream is gone. Its id may be another one's by now: a closed stream may be opened again
+    /// A stream has ended. Another stream may have its id already: a closed stream may be opened again
     /// before the old one is dropped.
     pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
         let mut state = lock(&self.state);
-        if state.streams.get(&id).is_some_and(|there| Arc::ptr_eq(&there.handle, handle)) {
+        if state.streams.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
             state.streams.remove(&id);
             state.version += 1;
             self.waker.wake();
         }
     }
 
-    /// The published marks of all open streams. The streams are not touched, so that the caller is
-    /// never the last to have one.
+    /// The published marks of all open streams. It does not clone the streams, so the caller never has
+    /// the last reference to one.
     pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched<StreamFailure>>)> {
         let state = lock(&self.state);
         let watched =
@@ -96,12 +97,12 @@ impl Background {
         state.streams.iter().map(watched).collect()
     }
 
-    /// A call of an owner has ended, whose stream had been taken over or was asked for.
+    /// An owner's call has ended, and this thread had taken its stream over, or had requested it.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
 
-    /// What wakes the thread: somebody waits for a stream.
+    /// The waker of the thread, for threads that wait for a stream.
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
@@ -126,17 +127,17 @@ impl Background {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Thread<'a> {
     background: &'a Background,
     version: u64,
     driver: BackgroundDriver,
-    /// Each stream, and whether the thread's poller watches the stream's.
+    /// Each stream, and whether the thread's poller watches the stream's poller.
     streams: BTreeMap<StreamId, (OpenStream, bool)>,
 }
 
 impl Thread<'_> {
-    /// Takes note of streams that came and went; false when none is left: the thread ends.
+    /// Adds new streams and removes ended ones. Returns false when none is left: the thread ends.
     fn refresh(&mut self) -> bool {
         let Self { background, version, driver, streams } = self;
         let mut state = lock(&background.state);
@@ -145,12 +146,13 @@ impl Thread<'_> {
         }
         *version = state.version;
         streams.retain(|id, (stream, watched)| {
-            let there = state.streams.get(id);
-            let same = there.is_some_and(|there| Arc::ptr_eq(&stream.shell, &there.shell));
+            let open = state.streams.get(id);
+            let same = open.is_some_and(|open| Arc::ptr_eq(&stream.shell, &open.shell));
             if !same {
                 driver.remove(*id);
                 if *watched {
-                    // Somebody may hold the handle still, and call: nobody would hear that here.
+                    // Another thread may still have the handle and call the owner: that would wake
+                    // this thread, which would not receive the call.
                     let _ = background.poller.remove(stream.handle.poller());
                 }
             }
@@ -170,15 +172,15 @@ impl Thread<'_> {
         true
     }
 
-    /// Looks after the streams to which something has happened or that are due, and sees whether
-    /// the owners of the others are back.
+    /// Drives the streams that have an event or are due, and checks whether the owners of the others
+    /// call again.
     fn round(&mut self, now: u64, events: &[Event]) {
         let happened = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
         let handle = |id| self.streams.get(&id).map(|(stream, _)| &stream.handle);
         let awaited = |id| handle(id).is_some_and(|handle| handle.watched.is_awaited());
         for (id, turn) in self.driver.due(now, happened, awaited) {
             let Some((OpenStream { shell, handle }, _)) = self.streams.get(&id) else { continue };
-            // Without a waiter the owner is not to wake this thread at the end of each of its calls.
+            // Without a waiter the owner must not wake this thread at the end of each of its calls.
             let awaited = handle.watched.is_awaited();
             match if awaited { shell.take_or_ask() } else { shell.try_take() } {
                 None => self.driver.in_call(id, awaited, now),

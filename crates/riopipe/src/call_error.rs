@@ -1,4 +1,4 @@
-//! Why a target gives no good answer, or can't be attached to.
+//! Why a request to a target failed, or why there is no association with it.
 
 use std::time::Duration;
 
@@ -17,20 +17,20 @@ use crate::addr::TargetAddr;
 use crate::error::opening_may_pass;
 use crate::failure::{Exhausted, StatusText};
 
-/// Why a command got no good answer.
+/// Why a request to a target failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// No connection could be made; in the words of the system.
+    /// No connection could be made. The message is that of the operating system.
     #[error(transparent)]
     Connect(#[from] ConnectFailure),
-    /// The connection broke; in the words of the system.
+    /// The connection broke. The message is that of the operating system.
     #[error("{0}")]
     Broken(String),
-    /// The target broke the protocol, or refused the queue.
+    /// The target violated the protocol, or refused the queue.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The target can't be brought up.
+    /// The target's controller could not be enabled or identified.
     #[error(transparent)]
     BringUp(BringUpError),
     /// The target closed the connection.
@@ -39,36 +39,36 @@ pub enum CallError {
     /// The target dropped the association.
     #[error("{0}")]
     Lost(Loss),
-    /// The target is away.
+    /// The target is unreachable.
     #[error(transparent)]
     Unreachable(UnreachableCause),
-    /// Discovery lists no subsystem, or several, and none was named.
+    /// Discovery lists no subsystem, or several, and the address names none.
     #[error(transparent)]
     WhichSubsystem(AssociationError),
-    /// No answer in time.
+    /// The target did not answer within this time.
     #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
     TimedOut(Duration),
-    /// The target has not answered what it was asked before.
-    #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
+    /// The target still owes this number of answers to earlier requests, so the request was not sent.
+    #[error("the target stalls: it owes {0} answers, and gets no further request before they come")]
     Behind(usize),
-    /// The target answered with an error.
+    /// The target answered with this status.
     #[error("{}", StatusText(*.0))]
     Status(Status),
-    /// What the target says of the volume does not allow it.
+    /// The state of the volume at the target does not allow the request.
     #[error(transparent)]
     Opening(OpeningError),
-    /// The target's answer makes no sense.
-    #[error("the target's answer makes no sense: {0}")]
+    /// The target's answer is invalid.
+    #[error("the target's answer is invalid: {0}")]
     Nonsense(Nonsense),
-    /// This process has not got what it takes.
+    /// This process has no descriptors or threads left.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
 }
 
 impl CallError {
-    /// Whether the same call may succeed later, with nothing changed but time: a target that is
-    /// away comes back, one that stalls answers. False: it fails again until somebody changes the
-    /// target, the volume or the call.
+    /// Whether the same call may succeed later, if only time passes: an unreachable target comes back,
+    /// or a stalled target answers. False: it fails again until the target, the volume or the call
+    /// changes.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -92,7 +92,7 @@ impl CallError {
         }
     }
 
-    /// What a volume's machines say of a call, whose answer was waited for so long.
+    /// The error of a call from the session's state machines; `timeout` is the time limit of the call.
     pub(crate) fn of(failure: CallFailure, timeout: Duration) -> Self {
         match failure {
             CallFailure::Association(error) => error.into(),
@@ -126,43 +126,43 @@ impl From<AssociationError> for CallError {
     }
 }
 
-/// Why a target could not be attached to.
+/// Why no association with a target could be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// No connection.
+    /// No connection could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The conversation with the target failed.
+    /// The connection was made, and a request to the target failed.
     #[error("target {target}{}: {source}", in_brackets(.nqn))]
     Target {
-        /// Its address.
+        /// The address of the target.
         target: TargetAddr,
-        /// The subsystem asked for.
+        /// The NQN of the subsystem, if it is known.
         nqn: Option<String>,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
-    /// Discovery lists no subsystem, or several.
+    /// Discovery lists no subsystem, or several, and the address names none.
     #[error(
-        "target {target} offers {} subsystems{}: say which one with nqn=…",
+        "target {target} offers {} subsystems{}: name one of them with nqn=…",
         .found.len(),
         list(.found)
     )]
     WhichSubsystem {
-        /// Its address.
+        /// The address of the target.
         target: TargetAddr,
-        /// The NQNs it lists.
+        /// The NQNs that discovery lists.
         found: Vec<String>,
     },
-    /// Several targets of a volume.
+    /// Several targets of a volume can't be used, each for its own reason.
     #[error("{} of the volume's targets can't be used: {}", .0.len(), each(.0))]
     Several(Vec<AttachError>),
 }
 
 impl AttachError {
-    /// Whether the same call may succeed later, with nothing changed but time. Of several targets,
-    /// all have to be such that it may.
+    /// Whether the same call may succeed later, if only time passes. With several targets, this is true
+    /// if it is true for each of them.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -173,7 +173,8 @@ impl AttachError {
         }
     }
 
-    /// Why there is no association with `nqn` of `target`; `connect` is the last failure to connect.
+    /// Why there is no association with subsystem `nqn` of `target`; `connect` is the last failure to
+    /// connect.
     pub(crate) fn of(
         target: &TargetAddr,
         nqn: String,

@@ -1,4 +1,4 @@
-//! Making a volume: the threads and messages around a [`VolumeCreation`].
+//! Creating a volume: the threads and messages around a [`VolumeCreation`].
 
 use std::time::Duration;
 
@@ -19,15 +19,16 @@ use crate::open::inspect;
 /// The options for a new volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateOptions {
-    /// Blocks of a stripe unit.
+    /// The size of a stripe unit, in blocks.
     pub unit_blocks: u32,
-    /// Streams, 1 to 1024.
+    /// The number of streams, 1 to 1024.
     pub streams: u16,
-    /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
+    /// The engine of the volume. `None`: `rio` if every target has Rio's extension and an ordering
+    /// log, else `sync` (T17).
     pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: as many as fit.
+    /// Log slots for each stream on each target. 0: as many as fit.
     pub slots: u32,
-    /// Make drives forget the volume that they belong to, and all its data.
+    /// Use drives that belong to a volume already: that volume, and all its data, are lost.
     pub force: bool,
     /// The options of the connections.
     pub connect: ConnectOptions,
@@ -59,7 +60,7 @@ pub(crate) fn create(
         OpenError::Attach(error) => CreateError::Attach(error),
         OpenError::Topology(error) => CreateError::Topology(error),
         other => {
-            tracing::error!(error = %other, "a volume that was just made can't be looked at");
+            tracing::error!(error = %other, "a volume that was just created can't be inspected");
             CreateError::ReadBack(Box::new(other))
         }
     })
@@ -82,7 +83,7 @@ fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(
     };
     let mut creation = VolumeCreation::new(config).map_err(|error| match error {
         VolumeCreateError::Options(error) => error.into(),
-        // No other error is found before any target has been asked.
+        // No other error is found before the first request to a target.
         _ => CreateError::Name,
     })?;
     let targets = Targets::start(members, &options.connect)?;
@@ -91,7 +92,7 @@ fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(
         creation.advance(now_ns(), &mut &targets);
         if let Some(lacking) = creation.take_fallback() {
             let (target, why) = (targets.name(lacking.target), lack_text(lacking.what));
-            tracing::warn!(%target, why, "making the volume for engine sync");
+            tracing::warn!(%target, why, "creating the volume for engine sync");
         }
         if let Some(result) = creation.take_result() {
             return match result {

@@ -16,33 +16,33 @@ pub enum CreateError {
     /// A target can't be reached or used.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// A bad name.
+    /// The name is invalid: a name has 1 to 64 bytes without control characters.
     #[error("a volume's name has 1 to 64 bytes without control characters")]
     Name,
-    /// Bad options.
+    /// The options are invalid.
     #[error(transparent)]
     Options(#[from] VolumeOptionsError),
-    /// The volume was made, and can't be looked at.
-    #[error("the volume was made, but does not read back as written: {0}")]
+    /// The volume was created, and could not be inspected after that.
+    #[error("the volume was created, but does not read back as written: {0}")]
     ReadBack(#[source] Box<OpenError>),
-    /// The same namespace twice.
+    /// The same namespace is given twice.
     #[error("{0} is given twice")]
     Twice(MemberAddr),
-    /// Two drives that can't be told apart.
+    /// The drive has the same NGUID as an earlier member.
     #[error(
         "{0} has the same NGUID as a member before it: it is the same drive by another address, or \
          two targets were configured alike; give each target its own NQN"
     )]
     SameNguid(MemberAddr),
-    /// No such namespace.
+    /// The target of a member does not have its namespace.
     #[error("{member}: the target has no such namespace; it has {have:?}")]
     NoNamespace {
         /// The member.
         member: MemberAddr,
-        /// The namespaces that there are.
+        /// The ids of the target's namespaces.
         have: Vec<u32>,
     },
-    /// Blocks of another size.
+    /// The namespace does not have blocks of 4096 bytes.
     #[error("{member}: blocks of {size} bytes; Rio needs a namespace formatted with 4096")]
     BlockSize {
         /// The member.
@@ -50,24 +50,24 @@ pub enum CreateError {
         /// Its block size, bytes.
         size: u32,
     },
-    /// Too small.
+    /// The namespace has too few blocks.
     #[error("{member}: {blocks} blocks are too few; a member needs at least {needed}")]
     TooSmall {
         /// The member.
         member: MemberAddr,
-        /// Blocks it has.
+        /// Blocks of the namespace.
         blocks: u64,
-        /// Blocks it needs.
+        /// Blocks that a member needs.
         needed: u64,
     },
-    /// It belongs to a volume already.
+    /// The drive belongs to a volume already.
     #[error(
-        "{member} belongs to volume \"{volume}\" already; force gives that volume up, with all that is on it"
+        "{member} belongs to volume \"{volume}\" already; force gives that volume up, with all its data"
     )]
     InUse {
         /// The member.
         member: MemberAddr,
-        /// The volume.
+        /// The volume of the drive's label.
         volume: String,
     },
     /// The engine can't run on a target.
@@ -77,55 +77,57 @@ pub enum CreateError {
         engine: EngineKind,
         /// The target.
         target: TargetAddr,
-        /// What it needs and the target has not.
+        /// The feature that the engine needs and the target lacks.
         lack: Lack,
     },
-    /// The target's log has no room.
+    /// The target's log region has no space for the volume's partitions.
     #[error(
-        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free and other volumes have the rest; use fewer streams or slots, or a larger region (a log whose volumes are all gone can be removed while its target is down)"
+        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free and \
+         other volumes have the rest; use fewer streams or slots, or a larger region (if no volume \
+         needs the log any more, it can be removed while its target is down)"
     )]
     LogTooSmall {
         /// The target.
         target: TargetAddr,
-        /// Bytes needed.
+        /// Bytes that the volume needs.
         need: u32,
-        /// Bytes free.
+        /// Bytes that are free.
         free: u32,
     },
-    /// Too few slots to make progress.
+    /// Each stream would have too few log slots to make progress.
     #[error("{have} log slots per stream on {target} are too few for its members: at least {need}")]
     TooFewSlots {
         /// The target.
         target: TargetAddr,
-        /// Slots there would be.
+        /// Slots that each stream would have.
         have: u32,
-        /// Slots needed.
+        /// Slots that each stream needs.
         need: u32,
     },
-    /// The target refused or failed.
+    /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
         /// The target.
         target: TargetAddr,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
-    /// The members make no volume.
+    /// The members do not make a valid volume.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// No random id from the kernel.
+    /// The kernel returned no random number for the volume's id.
     #[error("no random volume id from the kernel: {0}")]
     Random(std::io::Error),
-    /// The volume that the members belong to now is in use.
+    /// The drive belongs to a volume that has an owner.
     #[error(
-        "volume \"{volume}\", which {member} belongs to, is owned by {owner}: stop that owner first"
+        "volume \"{volume}\", to which {member} belongs, is owned by {owner}: stop that owner first"
     )]
     Owned {
         /// The member.
         member: MemberAddr,
-        /// Its volume.
+        /// The volume of the drive's label.
         volume: String,
         /// The owner's host NQN.
         owner: String,
@@ -133,8 +135,8 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// Whether the same call may succeed later, with nothing changed but time. An owner that is
-    /// there ([`Owned`](Self::Owned)) may go.
+    /// Whether the same call may succeed later, if only time passes. An owner
+    /// ([`Owned`](Self::Owned)) may release its volume.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -148,7 +150,7 @@ impl CreateError {
 
 pub(crate) fn lack_text(lack: Lack) -> &'static str {
     match lack {
-        Lack::Extension => "it does not speak Rio's extension",
+        Lack::Extension => "it does not have Rio's extension",
         Lack::Log => "it has no ordering log",
     }
 }

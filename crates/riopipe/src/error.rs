@@ -1,4 +1,5 @@
-//! What can go wrong, one type for each operation. Every message says what, where and what to do.
+//! The errors of this crate, one type for each operation. Each message contains what failed, where,
+//! and what to do.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,99 +31,100 @@ use crate::volume::Volume;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineHindrance {
-    /// A target can't take part.
-    #[error("target {target} does not speak Rio's extension or has no ordering log")]
+    /// A target lacks Rio's extension or an ordering log.
+    #[error("target {target} does not have Rio's extension or has no ordering log")]
     Target {
         /// The target.
         target: TargetAddr,
-        /// What it lacks.
+        /// The feature that it lacks.
         lack: Lack,
     },
-    /// The volume was made for another engine.
-    #[error("it was made for engine {0}, without room in the ordering logs")]
+    /// The volume was created for this other engine, so it has no log partitions.
+    #[error("it was created for engine {0}, without space in the ordering logs")]
     MadeFor(EngineKind),
 }
 
-/// Why a volume could not be opened or looked at.
+/// Why a volume could not be opened or inspected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// A target can't be reached or used.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// No such namespace.
+    /// The target of a member does not have its namespace.
     #[error("{member}: the target has no such namespace; it has {have:?}")]
     NoNamespace {
         /// The member.
         member: MemberAddr,
-        /// The namespaces that there are.
+        /// The ids of the target's namespaces.
         have: Vec<u32>,
     },
-    /// The drive is not what it was.
+    /// A namespace has fewer blocks than its label records.
     #[error(
-        "{member}: the namespace has {blocks} blocks, fewer than the {needed} its label tells of: it has shrunk"
+        "{member}: the namespace has {blocks} blocks, fewer than the {needed} that its label records: \
+         it has shrunk"
     )]
     Shrunk {
         /// The member.
         member: MemberAddr,
-        /// Blocks that there are.
+        /// Blocks of the namespace.
         blocks: u64,
-        /// Blocks that there were.
+        /// Blocks that the label records.
         needed: u64,
     },
-    /// The drives don't make the volume.
+    /// The drives do not make one volume, or not this volume in this order.
     #[error("{error}{}", given(.members, .error))]
     Assemble {
-        /// The members given, in order.
+        /// The members, in the order of the call.
         members: Vec<MemberAddr>,
-        /// What is wrong.
+        /// The reason.
         error: AssembleError,
     },
-    /// The volume can't be taken.
+    /// The volume can't be claimed.
     #[error("volume \"{volume}\"{}: {error}", on(.target))]
     Claim {
         /// The volume.
         volume: String,
-        /// The target that stands against it, if it is one.
+        /// The target that refused it, if it was a single one.
         target: Option<TargetAddr>,
-        /// Why.
+        /// The reason.
         error: ClaimError,
     },
     /// The engine can't run on this volume.
     #[error("engine {engine} can't run on volume \"{volume}\": {why}")]
     Engine {
-        /// The engine asked for.
+        /// The engine of the options.
         engine: EngineKind,
         /// The volume.
         volume: String,
-        /// Why not.
+        /// The reason.
         why: EngineHindrance,
     },
-    /// A target refused or failed.
+    /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
         /// The target.
         target: TargetAddr,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
-    /// The labels describe no volume.
+    /// The labels describe no valid volume.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// What a crash has left could not be recovered.
+    /// The recovery after a crash failed.
     #[error(transparent)]
     Recover(#[from] RecoverError),
-    /// This process has not got what it takes.
+    /// This process has no descriptors or threads left.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
 }
 
 impl OpenError {
-    /// Whether the same call may succeed later, with nothing changed but time: an owner goes or its
-    /// lease runs out, a target comes back. Whatever the answer, opening again finds the same volume.
-    /// False: it fails again until somebody changes a target, the members or the options.
+    /// Whether the same call may succeed later, if only time passes: an owner releases the volume or
+    /// its lease runs out, or a target comes back. In both cases the next attempt finds the same
+    /// volume. False: it fails again until a target, the members or the options change.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -136,65 +138,64 @@ impl OpenError {
     }
 }
 
-/// Why what a crash has left could not be recovered. Whatever it is, it can be tried again: the same
-/// prefix is found.
+/// Why a recovery failed. It can be tried again in each case, and finds the same prefix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecoverError {
     /// A target can't be reached or used.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// A target of the open volume is away.
+    /// A target of the open volume is unreachable.
     #[error(
-        "target {target} is away ({why}), and recovery needs all targets of the volume: try again \
-         when it is back"
+        "target {target} is unreachable ({why}), and recovery needs all targets of the volume: try \
+         again when it is back"
     )]
     Unreachable {
         /// The target.
         target: TargetAddr,
-        /// What keeps it away.
+        /// The reason.
         why: UnreachableReason,
     },
-    /// A target of the open volume is lost to it for good.
+    /// A target of the open volume is lost to its owner for good.
     #[error(
-        "target {target} is lost to this volume ({why}), and nothing more is written for its owner: \
-         drop the volume; if it is to be yours, open it again (take_over fences an owner that is there)"
+        "target {target} is lost to this owner ({why}), and nothing more is written there: drop the \
+         volume; to own it again, open it again (take_over fences an owner that is alive)"
     )]
     Lost {
         /// The target.
         target: TargetAddr,
-        /// Why.
+        /// The reason.
         why: UnreachableCause,
     },
-    /// A target refused or failed.
+    /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
         /// The target.
         target: TargetAddr,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
-    /// What the targets say does not allow it.
+    /// The answers of the targets do not allow the recovery.
     #[error("volume \"{volume}\"{}: {error}", on(.target))]
     Opening {
         /// The volume.
         volume: String,
-        /// The target that it is about, if it is about one.
+        /// The target, if the error concerns a single one.
         target: Option<TargetAddr>,
-        /// Why.
+        /// The reason.
         error: OpeningError,
     },
-    /// What was to be zeroed could not be kept.
-    #[error("keeping what is about to be zeroed failed: {0}; nothing was zeroed")]
+    /// The data that was about to be zeroed could not be saved.
+    #[error("saving the data that is about to be zeroed failed: {0}; nothing was zeroed")]
     Save(#[from] SaveError),
 }
 
 impl RecoverError {
-    /// Whether the same call may succeed later, with nothing changed but time: the target comes
-    /// back, the drive works again. False: this owner will not succeed; the volume is to be dropped,
-    /// or somebody has to put a log or a drive right.
+    /// Whether the same call may succeed later, if only time passes: the target comes back, or the
+    /// drive works again. False: this owner will not succeed. Drop the volume, or repair the log or
+    /// the drive.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -207,15 +208,15 @@ impl RecoverError {
     }
 }
 
-/// Why a target that is expected to come back is away.
+/// Why a target is unreachable that is expected to come back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnreachableReason {
-    /// It is away still.
+    /// It is still unreachable.
     #[error(transparent)]
     Cause(#[from] UnreachableCause),
-    /// It is back already.
-    #[error("it was away for a moment")]
+    /// It was unreachable during the call, and is back already.
+    #[error("it was unreachable for a moment")]
     Passed,
 }
 
@@ -234,30 +235,30 @@ fn on(target: &Option<TargetAddr>) -> String {
     target.as_ref().map(|target| format!(" on {target}")).unwrap_or_default()
 }
 
-/// Why a failed stream could not be brought back.
+/// Why a failed stream could not be reopened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReopenError {
-    /// It has not failed.
+    /// The stream has not failed.
     #[error(
-        "stream {stream} has not failed: reopening it would throw away what is not durable; to do \
-         that, drop it and open it again"
+        "stream {stream} has not failed: reopening it would drop the groups that are not durable; if \
+         you want that, drop the stream and open it again"
     )]
     Healthy {
         /// The stream.
         stream: StreamId,
     },
-    /// Its prefix could not be found or restored.
+    /// The recovery of the stream failed.
     #[error(transparent)]
     Recover(#[from] RecoverError),
-    /// It has been recovered, and can't be started.
+    /// The stream has been recovered, and could not be started.
     #[error(transparent)]
     Stream(#[from] StreamError),
 }
 
 impl ReopenError {
-    /// Whether [`Stream::reopen`](crate::Stream::reopen) may succeed later, with nothing changed but
-    /// time. False: the stream has not failed, has updates to be acknowledged first, or is lost to
+    /// Whether [`Stream::reopen`](crate::Stream::reopen) may succeed later, if only time passes.
+    /// False: the stream has not failed, has updates that must be acknowledged first, or is lost to
     /// this owner.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -273,19 +274,19 @@ impl ReopenError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcknowledgeError {
-    /// There is none.
+    /// The stream has no list that waits to be acknowledged.
     #[error("stream {stream} has no in-place updates that wait to be acknowledged")]
     NotPending {
         /// The stream.
         stream: StreamId,
     },
-    /// A target refused or failed.
+    /// A target did not drop the list.
     #[error(transparent)]
     Recover(#[from] RecoverError),
 }
 
 impl AcknowledgeError {
-    /// Whether the same call may succeed later, with nothing changed but time.
+    /// Whether the same call may succeed later, if only time passes.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Recover(error) if error.is_retryable())
@@ -309,64 +310,64 @@ fn given(members: &[MemberAddr], error: &AssembleError) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// No such stream.
+    /// The volume has no stream with this number.
     #[error("stream {id}: the volume has {streams} streams, numbered from 0")]
     NoSuchStream {
-        /// The stream asked for.
+        /// The number of the call.
         id: u16,
         /// Streams of the volume.
         streams: u16,
     },
-    /// It is open already.
+    /// The stream is open already.
     #[error("stream {0} is open already")]
     Open(StreamId),
-    /// No queue left at a target.
+    /// A target has no I/O queue left for the stream.
     #[error("target {target} grants no more than {queues} I/O queues: open fewer streams")]
     NoQueue {
         /// The target.
         target: TargetAddr,
-        /// Queues it grants.
+        /// I/O queues that it grants.
         queues: u16,
     },
-    /// Bad options.
+    /// The options are invalid.
     #[error(transparent)]
     Options(#[from] StreamOptionsError),
-    /// This process has not got what it takes.
+    /// This process has no descriptors or threads left.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    /// Its in-place updates beyond the prefix have not been acknowledged (T9).
+    /// The in-place updates beyond the stream's prefix have not been acknowledged (T9).
     #[error(
         "stream {stream} was recovered, and {updates} in-place updates beyond its last group may or \
-         may not be there: look at them (Volume::in_place), then acknowledge them \
+         may not be there: check these blocks (Volume::in_place), then acknowledge them \
          (Volume::acknowledge)"
     )]
     InPlacePending {
         /// The stream.
         stream: StreamId,
-        /// How many updates.
+        /// The number of updates, as ranges of blocks.
         updates: usize,
     },
-    /// Its last life ended without a close, and it could not be recovered.
+    /// The stream was dropped without a close before, and could not be recovered.
     #[error(transparent)]
     Recover(#[from] RecoverError),
-    /// No connection.
+    /// A connection to a target could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A target refused or failed.
+    /// A target refused a request, or failed.
     #[error("stream {stream}: target {target}: {source}")]
     Target {
         /// The stream.
         stream: StreamId,
         /// The target.
         target: TargetAddr,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
 }
 
 impl StreamError {
-    /// Whether the same call may succeed later, with nothing changed but time: a target comes back,
-    /// the stream's last connection ends. False: it fails again until another stream is closed, the
+    /// Whether the same call may succeed later, if only time passes: a target comes back, or the last
+    /// connection of the stream ends. False: it fails again until another stream is closed, the
     /// updates are acknowledged, or the call is changed.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -380,41 +381,42 @@ impl StreamError {
     }
 }
 
-/// Options that make no stream.
+/// Which option of a stream is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamOptionsError {
-    /// [`queue_depth`](crate::StreamOptions::queue_depth).
+    /// [`queue_depth`](crate::StreamOptions::queue_depth) is 0, or larger than 1024.
     #[error("a stream's queue depth is 1 to 1024")]
     QueueDepth,
-    /// [`kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
+    /// [`kept_bytes_max`](crate::StreamOptions::kept_bytes_max) is less than one block.
     #[error("a stream must be able to keep at least one block")]
     KeptBytes,
 }
 
-/// Why there is no buffer of a length.
+/// Why a stream has no buffer of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufError {
-    /// It is not made of whole blocks.
+    /// The length is 0, or not a multiple of 4096.
     #[error("a buffer has whole blocks of 4096 bytes, at least one, and not {len} bytes")]
     NotBlocks {
-        /// The length asked for, bytes.
+        /// The length of the call, bytes.
         len: usize,
     },
-    /// No group could take it.
+    /// The buffer would be too large for any group.
     #[error(
         "a buffer of {len} bytes fits into no group: the stream keeps at most {kept_bytes_max} bytes"
     )]
     TooLarge {
-        /// The length asked for, bytes.
+        /// The length of the call, bytes.
         len: usize,
+        /// The bound, bytes:
         /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
         kept_bytes_max: u64,
     },
 }
 
-/// Why a group was refused, and its buffers. Nothing of the group was taken.
+/// Why a group was refused, and its buffers. No write of the group was admitted.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind}")]
 pub struct SubmitError {
@@ -436,48 +438,49 @@ impl SubmitError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitErrorKind {
-    /// No room right now: wait for [`Until::Space`](crate::Until::Space) and submit again.
-    #[error("no room for the group now ({0}): wait for room and submit it again")]
+    /// There is no space for the group now: wait for [`Until::Space`](crate::Until::Space) and submit
+    /// it again.
+    #[error("no space for the group now ({0}): wait for space and submit it again")]
     Full(Bound),
-    /// It can never fit.
+    /// The group is larger than the bound, so it can never be admitted.
     #[error("the group can never fit ({0}): submit smaller groups")]
     TooLarge(Bound),
-    /// More requests than a group can count.
+    /// The group makes more than 65535 requests.
     #[error("the group makes more than 65535 requests: submit smaller groups")]
     TooManyEntries,
-    /// A group without writes that is not durable.
+    /// The group has no writes, and is not durable.
     #[error("a group without writes has no meaning unless it is durable")]
     Empty,
-    /// A write of no blocks, or beyond the volume.
+    /// A write has no blocks, or does not lie within the volume.
     #[error("{blocks} blocks at {lba} do not lie within the volume's {volume} blocks")]
     OutOfRange {
-        /// First block.
+        /// The first volume block of the write.
         lba: u64,
-        /// Blocks.
+        /// Blocks of the write.
         blocks: u32,
         /// Blocks of the volume.
         volume: u64,
     },
-    /// A breach of the caller's duty (T11, T15).
+    /// The group violates a duty of the caller (T11, T15). Only an ownership checker reports this.
     #[error(transparent)]
-    Handover(#[from] Violation),
+    Violation(#[from] Violation),
     /// The stream has failed.
     #[error(transparent)]
     Poisoned(StreamFailure),
 }
 
 impl SubmitErrorKind {
-    /// Whether the same group may be taken later, with nothing changed but time: wait for
-    /// [`Until::Space`](crate::Until::Space) and submit it again. False: it will be refused again. A
-    /// stream that has failed ([`Poisoned`](Self::Poisoned)) can be
-    /// [reopened](crate::Stream::reopen) if [`StreamFailure::is_retryable`] says so.
+    /// Whether the same group may be admitted later, if only time passes: wait for
+    /// [`Until::Space`](crate::Until::Space) and submit it again. False: it will be refused again. If
+    /// the stream has failed ([`Poisoned`](Self::Poisoned)), [`StreamFailure::is_retryable`] is
+    /// whether it can be [reopened](crate::Stream::reopen).
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Full(_))
     }
 }
 
-/// Which bound a group ran into.
+/// The bound that a group exceeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bound {
@@ -486,7 +489,7 @@ pub enum Bound {
         /// The target.
         target: TargetAddr,
     },
-    /// The memory for what may have to be sent again (T14):
+    /// The replay memory of the stream (T14):
     /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
     Memory,
 }
@@ -495,44 +498,45 @@ impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Log { target } => write!(f, "the ordering log of target {target} is full"),
-            Self::Memory => f.write_str("the bound on memory kept for replay is reached"),
+            Self::Memory => f.write_str("the bound of the replay memory is reached"),
         }
     }
 }
 
-/// Why a wait ended without what was waited for.
+/// Why a wait ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The deadline passed; nothing else changed.
-    #[error("what was waited for did not come within {0:?}; it may still")]
+    /// The time limit has passed. The stream is as before, and the same wait may still succeed.
+    #[error("the wait was not over within {0:?}; it may still succeed")]
     Deadline(Duration),
-    /// A group that was never submitted.
+    /// The group has not been submitted.
     #[error("group {seq} has not been submitted; the last one is {last}")]
     NotSubmitted {
-        /// The group waited for.
+        /// The group of the wait.
         seq: Seq,
-        /// The last one submitted.
+        /// The last group submitted.
         last: Seq,
     },
-    /// A [`StreamWaker`](crate::StreamWaker) has called; nothing else changed.
-    #[error("the wait was interrupted by another thread; what was waited for may still come")]
+    /// Another thread has called a [`StreamWaker`](crate::StreamWaker). The stream is as before, and
+    /// the same wait may still succeed.
+    #[error("another thread interrupted the wait; it may still succeed")]
     Woken,
     /// The stream was closed, and the group was never submitted.
     #[error("group {seq} was not submitted before its stream was closed; the last one was {last}")]
     Closed {
-        /// The group waited for.
+        /// The group of the wait.
         seq: Seq,
-        /// The last one submitted.
+        /// The last group submitted.
         last: Seq,
     },
-    /// The stream was dropped without being closed.
+    /// The stream was dropped without a close.
     #[error(
         "the stream was dropped before group {seq} was reported: it is recovered when it is opened \
          again"
     )]
     Dropped {
-        /// The group waited for.
+        /// The group of the wait.
         seq: Seq,
     },
     /// The stream has failed.
@@ -541,9 +545,9 @@ pub enum WaitError {
 }
 
 impl WaitError {
-    /// Whether the same wait may succeed: it was only not long enough, or interrupted. False: the
-    /// group was never submitted, the stream is gone, or it has failed; [`StreamFailure::is_retryable`] says whether it can be
-    /// reopened.
+    /// Whether the same wait may succeed: it was only too short, or interrupted. False: the group was
+    /// never submitted, or the stream was closed, was dropped or has failed. A failed stream can be
+    /// reopened if [`StreamFailure::is_retryable`] is true.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Deadline(_) | Self::Woken)
@@ -560,48 +564,48 @@ impl From<NotSubmitted> for WaitError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// Beyond the volume, or not whole blocks.
+    /// An extent does not lie within the volume, or does not have whole blocks.
     #[error("{bytes} bytes at block {lba} are no whole blocks within the volume's {volume} blocks")]
     OutOfRange {
-        /// First block.
+        /// The first volume block of the extent.
         lba: u64,
-        /// Bytes.
+        /// Bytes of the extent.
         bytes: usize,
         /// Blocks of the volume.
         volume: u64,
     },
-    /// The deadline passed. What is in the buffers is not defined.
-    #[error("what was to be read did not come within {0:?}")]
+    /// The time limit has passed. The content of the buffers is not defined.
+    #[error("the read was not over within {0:?}")]
     Deadline(Duration),
-    /// The volume has been closed.
+    /// The volume has been closed. Only a [`Reader`](crate::Reader) reports this.
     #[error("the volume has been closed")]
     Closed,
-    /// A target can't be reached by a reader of the volume.
+    /// A [`Reader`](crate::Reader) can't reach a target.
     #[error("target {target}: {source}")]
     Call {
         /// The target.
         target: TargetAddr,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
-    /// A reader of the volume can't be connected to its targets.
+    /// A [`Reader`](crate::Reader) could not start its connections.
     #[error("reading the volume: {0}")]
     Connect(Box<StreamError>),
-    /// A reader of the volume has lost a target for good, or for longer than
+    /// A [`Reader`](crate::Reader) has lost a target for good, or for longer than
     /// [`loss_timeout`](crate::ConnectOptions::loss_timeout).
     #[error("{target}: {cause}")]
     Target {
-        /// The target.
+        /// The target and its namespace.
         target: Box<MemberAddr>,
-        /// Why.
+        /// The reason.
         cause: FailureCause,
     },
-    /// The drive or target failed.
+    /// The target answered with an error, its own or the drive's.
     #[error("reading block {lba} failed: {}", StatusText(*.status))]
     Status {
-        /// The block where it failed.
+        /// The volume block at which the read failed.
         lba: u64,
-        /// The target's answer.
+        /// The NVMe status of the target's answer.
         status: Status,
     },
     /// The stream has failed.
@@ -616,9 +620,9 @@ impl From<StreamError> for ReadError {
 }
 
 impl ReadError {
-    /// Whether the same read may succeed later, with nothing changed but time. False: it asks for
-    /// what there is not, the drive has lost the blocks, or the stream has failed;
-    /// [`StreamFailure::is_retryable`] says whether that can be reopened.
+    /// Whether the same read may succeed later, if only time passes. False: the blocks do not exist,
+    /// the drive has lost them, the volume has been closed, or the stream has failed. A failed stream
+    /// can be reopened if [`StreamFailure::is_retryable`] is true.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -632,34 +636,34 @@ impl ReadError {
     }
 }
 
-/// Why a volume could not be closed cleanly: its streams are as they were reported.
+/// Why a volume could not be closed. Groups that were reported complete or durable are so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
-    /// Streams are still open.
+    /// So many streams are still open.
     #[error("{0} streams are still open: close them first")]
     StreamsOpen(usize),
-    /// A target refused or failed.
-    #[error("target {target}: giving the volume back failed: {source}")]
+    /// A target did not release the volume.
+    #[error("target {target}: releasing the volume failed: {source}")]
     Call {
         /// The target.
         target: TargetAddr,
-        /// What went wrong.
+        /// The reason.
         source: CallError,
     },
 }
 
 impl CloseError {
-    /// Whether the same call may succeed later, with nothing changed but time. Streams that are open
-    /// have to be closed first.
+    /// Whether the same call may succeed later, if only time passes. Open streams must be closed
+    /// first.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Call { source, .. } if source.is_retryable())
     }
 }
 
-/// A volume that was not closed, and why. It is as it was, and may be closed again; where a target
-/// has it back already, nothing more is written there.
+/// A volume that was not closed, and the reason. It is as before, and may be closed again. Nothing
+/// more is written on targets that have released it already.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct NotClosed {
@@ -678,7 +682,7 @@ impl NotClosed {
     }
 }
 
-/// A stream that was not closed in time, and why. It goes on as if that had not been asked for.
+/// A stream that was not closed in time, and the reason. The stream is as before the call.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream was not closed: {error}")]
 pub struct StreamNotClosed {
@@ -690,7 +694,7 @@ pub struct StreamNotClosed {
 }
 
 impl StreamNotClosed {
-    /// Whether the stream may be closed later, with nothing changed but time. False: it has failed.
+    /// Whether the stream may be closed later, if only time passes. False: it has failed.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.error.is_retryable()

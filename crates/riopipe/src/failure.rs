@@ -11,7 +11,7 @@ use riopipe_session::wire::status;
 
 use crate::addr::MemberAddr;
 
-/// A status with its meaning, also of Rio's own codes.
+/// Shows a status with its meaning, also for Rio's own codes.
 pub(crate) struct StatusText(pub(crate) Status);
 
 impl fmt::Display for StatusText {
@@ -23,7 +23,7 @@ impl fmt::Display for StatusText {
     }
 }
 
-/// What this process has run out of.
+/// The resource that this process has run out of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Exhausted {
@@ -35,30 +35,31 @@ pub enum Exhausted {
     Threads,
 }
 
-/// The one clear error of a stream that has failed (P6): everything after `seq` stays unreported.
+/// The error of a stream that has failed (P6). Each later call of the stream returns the same one.
+/// Groups before `seq` are as they were reported; nothing later is reported complete.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before it are as \
-     reported, nothing later will be"
+    "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before \
+     it are as reported, later ones are not reported"
 )]
 pub struct StreamFailure {
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
     /// The stream.
     pub stream: StreamId,
-    /// The first group that the failure touches.
+    /// The first group that the failure affects.
     pub seq: Seq,
     /// The target and its namespace.
     pub target: Box<MemberAddr>,
-    /// What happened.
+    /// The cause of the failure.
     pub cause: FailureCause,
 }
 
 impl StreamFailure {
-    /// Whether [`Stream::reopen`](crate::Stream::reopen) may bring the stream back, now or later, with
-    /// nothing changed but time: the target was away, stalled, or a write or FLUSH failed. Other calls
-    /// return this failure until then. False: the stream is lost to this owner; drop the volume, see
-    /// what the cause says, and open the volume again.
+    /// Whether [`Stream::reopen`](crate::Stream::reopen) may restart the stream, now or later, if only
+    /// time passes: the target was unreachable, it stalled, or a write or FLUSH failed. Until then all
+    /// other calls return this failure. False: the stream is lost to this owner. Drop the volume,
+    /// remove the cause, and open the volume again.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.cause.is_retryable()
@@ -69,41 +70,43 @@ impl StreamFailure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// The target does not have this owner any more: another has the volume, or it is gone there.
+    /// The target refused the stream with this status: the volume has another owner there, or none, or
+    /// the target does not know the volume any more.
     NotOwner(Status),
     /// A write ended with this status.
     Write(Status),
     /// A FLUSH ended with this status.
     Flush(Status),
-    /// The connection is gone, and what keeps the target away, if that is known.
+    /// The connection was lost. The value is why the target is unreachable, if that is known.
     Disconnected(Option<Box<Absence>>),
-    /// The target owed an answer for longer than the stream waits, and what keeps it away, if that
-    /// is known.
+    /// The target owed an answer for longer than [`StreamOptions::timeout`](crate::StreamOptions::timeout).
+    /// The value is why the target is unreachable, if that is known.
     TimedOut(Option<Box<Absence>>),
-    /// Another stream's FLUSH of the same drive failed, so what this stream has not flushed there may
-    /// be lost (T22).
+    /// Another stream's FLUSH of the same drive failed, so the unflushed writes of this stream on that
+    /// drive may be lost (T22).
     SharedFlush,
-    /// The target's log is not what this stream has sent to it (T18, T19).
+    /// The target's log does not match the entries that this stream has sent to it (T18, T19).
     LogMismatch,
-    /// The target came back, and its log or a drive is not what it was (T27).
+    /// The target came back, and its log or a drive has changed (T27).
     Changed(Option<Box<UnreachableCause>>),
-    /// The target could not be told that its log may forget the stream.
+    /// The target refused to drop the stream's log entries at its close, with this status.
     Forget(Status),
 }
 
-/// How long a target has been away, and why.
+/// How long a target has been unreachable, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// What was met last.
+    /// The error of the last attempt to reach it.
     pub why: UnreachableCause,
-    /// For how long it has been away.
+    /// How long it has been unreachable.
     pub since: Duration,
-    /// It is not tried again: the volume has to be opened anew.
+    /// Whether the initiator has given the target up: the volume must be opened again.
     pub for_good: bool,
 }
 
 impl FailureCause {
-    /// What the engine says of a failed request, and of a FLUSH or of a write.
+    /// The cause of a failed request, from the engine's report: `flush` is whether the request was a
+    /// FLUSH.
     pub(crate) fn of(cause: Cause, flush: bool, absence: Option<Absence>) -> Self {
         let absence = absence.map(Box::new);
         match cause {
@@ -141,35 +144,37 @@ impl fmt::Display for FailureCause {
         };
         match self {
             Self::NotOwner(status) => {
-                write!(f, "the target does not have this owner any more: {}", StatusText(*status))
+                write!(f, "the target does not accept this owner any more: {}", StatusText(*status))
             }
             Self::Write(status) => write!(f, "a write ended with: {}", StatusText(*status)),
             Self::Flush(status) => write!(f, "a FLUSH ended with: {}", StatusText(*status)),
-            Self::Disconnected(away) => {
-                f.write_str("the connection is gone")?;
-                absence(f, away)
+            Self::Disconnected(unreachable) => {
+                f.write_str("the connection is lost")?;
+                absence(f, unreachable)
             }
-            Self::TimedOut(away) => {
+            Self::TimedOut(unreachable) => {
                 f.write_str("the target stalls: no answer in time")?;
-                absence(f, away)
+                absence(f, unreachable)
             }
             Self::SharedFlush => f.write_str(
                 "another stream's FLUSH of the drive failed, so unflushed data there may be lost",
             ),
             Self::LogMismatch => f.write_str(
-                "the target's log is not what this stream has sent to it: another log stands in \
-                 its place, or it is damaged",
+                "the target's log does not match the entries that this stream has sent to it: it is \
+                 another log, or it is damaged",
             ),
             Self::Changed(Some(why)) => fmt::Display::fmt(why, f),
-            Self::Changed(None) => f.write_str("the target came back changed"),
+            Self::Changed(None) => {
+                f.write_str("the target came back, and its log or a drive has changed")
+            }
             Self::Forget(status) => {
-                write!(f, "forgetting the log failed: {}", StatusText(*status))
+                write!(f, "dropping the stream's log entries failed: {}", StatusText(*status))
             }
         }
     }
 }
 
-/// Whether a status says that the volume is another's.
+/// Whether a status means that the volume belongs to another owner, or to none.
 fn is_about_owner(status: Status) -> bool {
     [status::STALE_GENERATION, status::NOT_OWNER, status::OWNED, status::UNKNOWN_VOLUME]
         .iter()
@@ -180,26 +185,26 @@ fn is_about_owner(status: Status) -> bool {
 mod tests {
     use super::*;
 
-    fn away(for_good: bool) -> Option<Absence> {
+    fn unreachable(for_good: bool) -> Option<Absence> {
         let why = UnreachableCause::Claim(status::LEASE_OVER);
         Some(Absence { why, since: Duration::from_millis(1500), for_good })
     }
 
     #[test]
-    fn causes_say_what_happened_and_for_how_long() {
+    fn causes_show_the_failure_and_its_time() {
         for (cause, flush, absence, text) in [
             (Cause::Status(0x281), true, None, "a FLUSH ended with: "),
             (Cause::Status(0x281), false, None, "a write ended with: "),
-            (Cause::Status(0x702), false, None, "does not have this owner any more: a newer owner"),
-            (Cause::Disconnected, false, away(false), "gone (the owner's lease is over"),
-            (Cause::TimedOut, false, away(false), "no answer in time (the owner's"),
-            (Cause::Disconnected, true, away(false), "open it again; for 1500 ms now)"),
-            (Cause::Changed, false, away(true), "the owner's lease is over"),
-            (Cause::Changed, false, None, "came back changed"),
+            (Cause::Status(0x702), false, None, "not accept this owner any more: a newer owner"),
+            (Cause::Disconnected, false, unreachable(false), "lost (the owner's lease is over"),
+            (Cause::TimedOut, false, unreachable(false), "no answer in time (the owner's"),
+            (Cause::Disconnected, true, unreachable(false), "open it again; for 1500 ms now)"),
+            (Cause::Changed, false, unreachable(true), "the owner's lease is over"),
+            (Cause::Changed, false, None, "a drive has changed"),
             (Cause::SharedFlush, true, None, "another stream's FLUSH"),
         ] {
-            let said = FailureCause::of(cause, flush, absence).to_string();
-            assert!(said.contains(text), "{said}");
+            let shown = FailureCause::of(cause, flush, absence).to_string();
+            assert!(shown.contains(text), "{shown}");
         }
     }
 
@@ -207,7 +212,8 @@ mod tests {
     fn a_stream_that_another_owner_has_fenced_is_not_reopened() {
         let of = |cause, absence| FailureCause::of(cause, false, absence).is_retryable();
         assert!(of(Cause::Status(0x281), None) && of(Cause::TimedOut, None));
-        assert!(of(Cause::Disconnected, away(false)) && !of(Cause::Disconnected, away(true)));
+        assert!(of(Cause::Disconnected, unreachable(false)));
+        assert!(!of(Cause::Disconnected, unreachable(true)));
         assert!(!of(Cause::Status(0x702), None) && !of(Cause::Changed, None));
         assert!(!of(Cause::LogMismatch, None) && of(Cause::SharedFlush, None));
     }

@@ -1,4 +1,4 @@
-//! Staging a group: its writes, its tag, and its end.
+//! Staging a group: its writes, its tag, and its submission.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::error::SubmitError;
 use crate::piece::{Buf, Piece};
 use crate::stream::Stream;
 
-/// A group being staged on a stream. Nothing of it exists until it is submitted; it is then taken
-/// whole, or refused whole with its buffers handed back. The group's end is the submission, so it
-/// can't be forgotten.
+/// A group that is being staged on a stream. Nothing of it is sent or logged until it is submitted.
+/// It is then admitted whole, or refused whole, and the error has its buffers. The submission ends the
+/// group, so no group lacks its boundary.
 #[derive(Debug)]
 #[must_use = "a group that is not submitted is not written"]
 pub struct Group<'a> {
-    // The stream has the lists, so that staging a write moves nothing but two words.
+    // The stream has the lists, so that staging a write moves only two words.
     stream: &'a mut Stream,
     tag: u64,
 }
@@ -23,7 +23,7 @@ pub struct Group<'a> {
 /// The writes of the group that a stream stages, and their buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
-    /// Dropped before the buffers that their pieces are of.
+    /// The writes. Their pieces refer to `bufs`, so they are dropped before these.
     pub(crate) writes: Vec<Write<Piece>>,
     pub(crate) bufs: Vec<Buf>,
 }
@@ -40,14 +40,16 @@ impl<'a> Group<'a> {
         Self { stream, tag: 0 }
     }
 
-    /// Writes `data` at volume block `lba`.
+    /// Adds a write of `data` at volume block `lba`.
     ///
-    /// `place` says what becomes of the old content (T11):
+    /// `place` declares whether the old content of the blocks is still needed (T11):
     ///
-    /// - [`Place::Fresh`] only if no state that the volume may still recover to needs it;
-    /// - [`Place::Extend`] only if `data` serves as well as it for each of these states, block by
-    ///   block;
-    /// - [`Place::InPlace`] otherwise.
+    /// - [`Place::Fresh`]: no state to which the volume may still recover needs the old content.
+    /// - [`Place::Extend`]: for each of these states, `data` serves as well as the old content, block
+    ///   by block.
+    /// - [`Place::InPlace`]: in all other cases.
+    ///
+    /// The stream keeps the buffer until it needs no replay of the write.
     #[inline]
     pub fn write(self, lba: u64, mut data: Buf, place: Place) -> Self {
         let Staged { writes, bufs } = self.stream.staged.get_mut();
@@ -56,54 +58,55 @@ impl<'a> Group<'a> {
         self
     }
 
-    /// Makes `blocks` at `lba` read as zeroes. Their old content must be as dispensable as for
-    /// [`Place::Fresh`].
+    /// Adds a request that makes `blocks` blocks from volume block `lba` on read as zeroes. As with
+    /// [`Place::Fresh`], no state to which the volume may still recover may need their old content.
     pub fn discard(self, lba: u64, blocks: u32) -> Self {
         self.stream.staged.get_mut().writes.push(Write { lba, blocks, op: Op::Discard });
         self
     }
 
-    /// The caller's tag: a log sequence number, a transaction id. Recovery returns the tag of the
-    /// last group that survived.
+    /// Sets the caller's tag of the group, such as a log sequence number or a transaction id; 0 by
+    /// default. Recovery returns the tag of the last group of the prefix.
     pub fn tag(mut self, tag: u64) -> Self {
         self.tag = tag;
         self
     }
 
-    /// Submits the group and returns at once. It leaves with the stream's next
-    /// [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read or durable
-    /// group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)): so groups that
-    /// are submitted one after another go together.
+    /// Submits the group and returns its seq at once, without waiting. The group leaves with the
+    /// stream's next [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read or
+    /// durable group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)). So groups
+    /// that are submitted one after another leave together.
     ///
     /// # Errors
-    /// [`SubmitError`] with the buffers; nothing was taken.
+    /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit(self) -> Result<Seq, SubmitError> {
         self.stream.admit(self.tag, false)
     }
 
-    /// Submits the group with a joint FLUSH of every drive that the stream has dirtied: once it is
-    /// durable, so is everything before it. It and all before it are sent at once; returns without
-    /// waiting for answers.
+    /// Submits the group with a joint FLUSH of all drives that the stream has written since its last
+    /// one, and returns the group's seq. When this group is durable, all earlier groups are durable,
+    /// too. The call sends this group and all earlier ones, and does not wait for answers.
     ///
     /// # Errors
-    /// [`SubmitError`] with the buffers; nothing was taken.
+    /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit_durable(self) -> Result<Seq, SubmitError> {
         self.stream.admit(self.tag, true)
     }
 
-    /// As [`submit`](Self::submit); if there is no room now, waits for room, at most for `timeout`.
-    /// `None`: as long as it takes; a target that stays away makes the stream fail.
+    /// As [`submit`](Self::submit). If the replay memory or a log is full, waits for space, for
+    /// `timeout` at most. `None` means without limit; if a target stays unreachable, the stream fails,
+    /// and this ends.
     ///
     /// # Errors
-    /// [`SubmitError`] with the buffers; nothing was taken. [`SubmitErrorKind::Full`] if there was no
-    /// room in time.
+    /// [`SubmitError`] with the buffers; no write was admitted. [`SubmitErrorKind::Full`] if there was
+    /// no space in time.
     ///
     /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
     pub fn submit_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
         self.stream.admit_or_wait(self.tag, false, timeout)
     }
 
-    /// As [`submit_durable`](Self::submit_durable), and waits for room as
+    /// As [`submit_durable`](Self::submit_durable). If there is no space, waits for it as
     /// [`submit_or_wait`](Self::submit_or_wait) does.
     ///
     /// # Errors

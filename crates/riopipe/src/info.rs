@@ -7,25 +7,25 @@ use serde::{Serialize, Serializer};
 /// A volume, as its labels and targets describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeInfo {
-    /// Its name.
+    /// The name of the volume.
     pub name: String,
-    /// Its id.
+    /// The id of the volume: 16 random bytes.
     #[serde(serialize_with = "as_text")]
     pub id: VolumeId,
-    /// Bytes of a block.
+    /// The size of a block, bytes.
     pub block_size: u32,
-    /// Blocks.
+    /// The size of the volume, in blocks.
     pub blocks: u64,
-    /// Blocks of a stripe unit.
+    /// The size of a stripe unit, in blocks.
     pub unit_blocks: u32,
-    /// Streams.
+    /// The number of streams.
     pub streams: u16,
-    /// The owner's generation on the labels.
+    /// The generation on the labels: that of the last owner.
     pub generation: u32,
-    /// The engine that it was made for.
+    /// The engine for which the volume was created.
     #[serde(serialize_with = "as_text")]
     pub engine: EngineKind,
-    /// Its members, in order.
+    /// The members of the volume, in order.
     pub members: Vec<MemberInfo>,
 }
 
@@ -35,25 +35,25 @@ pub struct MemberInfo {
     /// The address of the member.
     #[serde(serialize_with = "as_text")]
     pub addr: crate::MemberAddr,
-    /// Its subsystem.
+    /// The NQN of the target's subsystem.
     pub nqn: String,
-    /// Its NGUID, hexadecimal.
+    /// The NGUID of the namespace, hexadecimal.
     pub nguid: String,
-    /// Blocks of the namespace.
+    /// The size of the namespace, in blocks.
     pub blocks: u64,
-    /// Whether it has a volatile write cache.
+    /// Whether the drive has a volatile write cache.
     pub volatile: bool,
-    /// The ordering log of its target: `none`, `file`, `dax`, `block`, `pci`; `foreign` if the
-    /// target doesn't have Rio's extension.
+    /// The kind of the target's ordering log: `none`, `file`, `dax`, `block`, `pci`; `foreign` if the
+    /// target does not have Rio's extension.
     pub log: String,
-    /// Log slots per stream there.
+    /// Log slots for each stream on this target.
     pub slots: u32,
-    /// Host NQN of the volume's owner as this target sees it, if it has one.
+    /// The host NQN of the volume's owner on this target, if another initiator owns it.
     pub owner: Option<String>,
-    /// Log entries that have not been recovered.
+    /// The number of log entries on this target that have not been recovered.
     pub unrecovered: u32,
-    /// Whether the log is lost: with the target's last boot, or because it is older than the
-    /// volume's labels.
+    /// Whether the target's log is lost: since its last boot, or because it is older than the volume's
+    /// labels.
     pub log_lost: bool,
 }
 

@@ -1,8 +1,11 @@
-//! Ordered volumes over NVMe-oF: a write goes after another without anyone waiting.
+//! Ordered volumes over NVMe-oF: writes keep their order, and the program does not wait between them.
 //!
 //! A [`Volume`] spans drives on one or several targets. A [`Stream`] of it takes *groups* of
-//! writes: groups are ordered, the writes inside one are not. After a crash the volume holds, for
-//! each stream, every group up to some point and no fresh block of a later one.
+//! writes. Groups are ordered; the writes inside one group are not. After a crash the volume holds,
+//! for each stream, every group up to some group and no fresh block of a later one.
+//!
+//! `docs/glossary.md` explains each term. Numbers such as T8 (a trap) and P2 (a promise) refer to
+//! `docs/ordering-contract.md`.
 //!
 //! ```no_run
 //! use riopipe::{OpenOptions, Place, StreamOptions, Until, Volume};
@@ -10,7 +13,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let members = ["10.0.0.1:4420".parse()?, "10.0.0.2:4420".parse()?];
 //! let (volume, recovery) = Volume::open("logs", &members, &OpenOptions::default())?;
-//! println!("{recovery}"); // what a crash has left, or that there was none
+//! println!("{recovery}"); // the findings after a crash, or "nothing to recover"
 //! let mut stream = volume.stream(0, &StreamOptions::default())?;
 //!
 //! let mut record = stream.buf(4096)?;
@@ -19,7 +22,7 @@
 //!
 //! let commit = stream.buf(4096)?;
 //! let seq = stream.group().write(1, commit, Place::Fresh).tag(2).submit_durable()?;
-//! stream.wait(Until::Durable(seq), None)?; // both are safe, in this order
+//! stream.wait(Until::Durable(seq), None)?; // both groups are durable
 //!
 //! stream.close()?;
 //! volume.close()?;
@@ -27,26 +30,26 @@
 //! # }
 //! ```
 //!
-//! # What happens when things fail
+//! # Failures
 //!
-//! - **This process dies.** Its targets keep the volume for it for a while
-//!   ([`OpenOptions::wait_for_lease`], [`OpenOptions::take_over`]). Whoever opens it next recovers
-//!   it: [`Volume::open`] returns how far each stream reaches and with which tag, what was undone,
-//!   and which in-place updates are in doubt. [`Volume::recover`] does the same by hand, or only
-//!   looks.
-//! - **A target dies or a connection breaks.** Streams wait for it, up to
-//!   [`ConnectOptions::loss_timeout`]; when it is back it gets again what it has lost. Then the
-//!   streams that need it fail.
-//! - **A stream fails.** Every call says why, others go on, and [`Stream::reopen`] undoes what is
-//!   beyond its last whole group and brings it back.
+//! - **This process dies.** Its targets keep the volume for it until its lease is over
+//!   ([`OpenOptions::wait_for_lease`], [`OpenOptions::take_over`]). The next [`Volume::open`], by any
+//!   initiator, recovers the volume. It returns, for each stream, the last group and its tag, the
+//!   undone blocks, and the in-place updates that may be there or not. [`Volume::recover`] does the
+//!   same by hand, or only reports what it would do.
+//! - **A target dies or a connection breaks.** Streams wait for the target, for
+//!   [`ConnectOptions::loss_timeout`] at most. When it is back, they replay the requests that it has
+//!   lost. If it does not come back in time, the streams that need it fail.
+//! - **A stream fails.** Each of its calls returns the cause, and other streams continue.
+//!   [`Stream::reopen`] undoes the fresh writes beyond its last whole group, and restarts it.
 //!
 //! # A block that is written again as it fills
 //!
-//! The last block of a log gets one more record, and is written again. What it held may still be
-//! needed, so it is not [`Place::Fresh`]. But the new content has all of the old one, so either
-//! serves: [`Place::Extend`] says so. After a crash the block is not zeroed, and nothing waits to be
-//! acknowledged. It may show records beyond the last group that counts; each record has a number,
-//! and the recovered tag tells which of them count.
+//! The last block of a log is written again with each record that is added to it. Its old content may
+//! still be needed, so the write is not [`Place::Fresh`]. But the new content contains all of the
+//! old, so either serves: the caller declares [`Place::Extend`]. After a crash such a block is not
+//! zeroed, and needs no acknowledgement. It may hold records of groups beyond the recovered one. Each
+//! record has a number, and the recovered tag is the number of the last record that counts.
 //!
 //! ```no_run
 //! # use riopipe::{Place, Stream};
@@ -54,15 +57,15 @@
 //! const RECORD: usize = 64;
 //! const RECORDS: usize = 4096 / RECORD;
 //!
-//! /// The last block of a log. Each record has its number and a checksum; each group has the
-//! /// number of its last record as its tag.
+//! /// The last block of a log. Each record has its number and a checksum. The tag of each group is
+//! /// the number of its last record.
 //! struct Tail {
 //!     block: [u8; 4096],
 //! }
 //!
 //! impl Tail {
-//!     /// After recovery: takes out what is beyond record `last`, the recovered tag. The first group
-//!     /// does that, before the numbers are given again.
+//!     /// After recovery: removes the records beyond record `last`, the recovered tag. The first
+//!     /// group does that, before the same numbers are used again.
 //!     fn cut(&mut self, stream: &mut Stream, last: u64) -> Result<()> {
 //!         let used = last as usize % RECORDS;
 //!         self.block[used * RECORD..].fill(0);
@@ -95,27 +98,28 @@
 //! }
 //! ```
 //!
-//! The example `extend_the_tail` is a whole program. `docs/ordering-contract.md` says what exactly the
-//! caller declares (T11).
+//! The example `extend_the_tail` is a whole program. `docs/ordering-contract.md` defines exactly what
+//! the caller declares (T11).
 //!
-//! # What it is doing
+//! # Metrics
 //!
-//! [`Volume::stat`] tells how far each stream is and where the time of the groups goes;
-//! [`Volume::stat_source`] has the same as text for Prometheus and as JSON, for the program's own HTTP
-//! server. Neither keeps a stream waiting.
+//! [`Volume::stat`] returns the marks of each stream, and the time that groups spend in each stage.
+//! [`Volume::stat_source`] has the same figures as text for Prometheus and as JSON, for the program's
+//! own HTTP server. No stream waits for either.
 //!
 //! # Threads
 //!
-//! A stream belongs to one thread at a time, which builds, sends and reaps in its own calls: there
-//! is no lock and no other thread on the way of a write, only a flag that says who has the stream.
-//! While its owner is elsewhere, one background thread for each volume takes the stream over: at once
-//! if other threads watch it, and otherwise after a while ([`Stream`] says when bytes leave). One
-//! thread for each target keeps the connection to it alive and makes new ones.
+//! A stream belongs to one thread at a time, its *owner*. The owner's calls build the requests, send
+//! them, and receive the answers. A write passes through no lock and no other thread: there is only a
+//! flag that shows which thread has the stream. While the owner is not calling, the background thread
+//! of the volume drives the stream: at once if other threads watch it, and otherwise after 50 ms
+//! ([when bytes leave](Stream#when-bytes-leave)). One thread for each target keeps the association
+//! with it alive, and makes new connections.
 //!
-//! A [`Watch`] is for other threads and for async code: it blocks, or is a future, until a group is
-//! complete or durable. A [`StreamWaker`] interrupts the owner's [wait](Stream::wait), and
-//! [`Stream::event_fd`] is for event loops. The example `group_commit` shows many threads that
-//! append and one that commits.
+//! A [`Watch`] is for other threads and for async code: it blocks until a group is complete or
+//! durable, or returns a future for that. A [`StreamWaker`] interrupts the owner's
+//! [wait](Stream::wait). [`Stream::event_fd`] is for event loops. In the example `group_commit` many
+//! threads append, and one of them commits for all.
 
 mod addr;
 mod association;
@@ -181,7 +185,7 @@ pub use volume::{OpenOptions, RecoverOptions, RecoverProgress, Volume};
 pub use waking::{StreamFd, StreamWaker};
 pub use watch::{MarkWait, Watch};
 
-/// What errors are made of: causes that come from the layers below, to be matched on.
+/// The causes in this crate's errors that come from the layers below, for programs that match on them.
 pub mod cause {
     pub use riopipe_net::ConnectError;
     pub use riopipe_nvme::command::Status;

@@ -155,7 +155,7 @@ fn run(
                     let give_up_in_s = give_up_ns / 1_000_000_000;
                     tracing::warn!(
                         volume = name, %target, %owner, lease_left_s, give_up_in_s,
-                        "the volume is owned; waiting for its owner to go, or for its lease to run out"
+                        "the volume is owned; waiting until its owner releases it, or its lease runs out"
                     );
                 }
                 OpeningEvent::Sent { .. }
@@ -344,10 +344,10 @@ fn inner(
     let granted = members.controllers.iter().map(|controller| controller.queues).collect();
     let logged = opened.engine.capabilities().keeps_log;
     let mut state = VolumeState::new(members.head.streams, granted, logged, FIRST_ATTEMPT);
-    let mut ledger = BlockOwnershipChecker::default();
+    let mut ownership = BlockOwnershipChecker::default();
     for found in streams_of(&opened.outcome, &opened.topology) {
         state.recovered(found.stream, found.last, found.pending());
-        ledger.restarted(found.stream, found.last);
+        ownership.restarted(found.stream, found.last);
     }
     let checks = (request.check_ownership || cfg!(debug_assertions)) && logged;
     let servers = (0..targets.len()).map(|index| {
@@ -388,7 +388,7 @@ fn inner(
         servers,
         connect: request.connect.clone(),
         state: Mutex::new(state),
-        ledger: checks.then(|| Mutex::new(ledger)),
+        ownership: checks.then(|| Mutex::new(ownership)),
         background,
         stages: Arc::new(Stages::of_initiator()),
         opened: Start::now(),

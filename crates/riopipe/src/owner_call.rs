@@ -8,11 +8,11 @@ use crate::background::Background;
 use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::waking::wake_all;
 
-/// See the [module](self). At its end the background thread is woken if it has to know that the
-/// stream is free: it has looked after the stream before, or has asked for it meanwhile. Those are
-/// woken that waited for what this call has found.
+/// See the [module](self). At its end it wakes the background thread if that must know that no call
+/// has the stream any more: it has driven the stream before, or has requested it meanwhile. It also
+/// wakes the waiters whose marks this call has reached.
 pub(crate) struct OwnerCall<'a> {
-    /// `Some` until the end.
+    /// `Some` until the end of the call.
     shell: Option<Taken<'a, StreamShell>>,
     handle: &'a StreamHandle,
     background: &'a Background,
@@ -37,14 +37,14 @@ impl Deref for OwnerCall<'_> {
 
     #[inline]
     fn deref(&self) -> &StreamShell {
-        self.shell.as_ref().expect("there until the end")
+        self.shell.as_ref().expect("it is taken only at the end of the call")
     }
 }
 
 impl DerefMut for OwnerCall<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut StreamShell {
-        self.shell.as_mut().expect("there until the end")
+        self.shell.as_mut().expect("it is taken only at the end of the call")
     }
 }
 

@@ -60,8 +60,8 @@ impl Buf {
         assert!(self.is_unique(), "the pieces of a buffer descend from one");
         self.shared().pieces.store(1, Ordering::Relaxed);
         let bytes: &[u8] = self;
-        // The pointer comes from a slice of all bytes, so it is valid for all of them; it is only
-        // read through.
+        // The pointer comes from a slice of all bytes, so it is valid for all of them. It is only used
+        // for reads.
         let first = NonNull::from(bytes).cast();
         Piece { of: Some(Of { shared: self.0, first }), blocks: self.blocks() }
     }
@@ -111,9 +111,8 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Whole blocks of a [`Buf`]. While there is one, the bytes stay where they are and as they are, so
-/// not even a target that answers before it was sent everything can make the stream send other
-/// bytes (T18).
+/// Whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor change. So even if a
+/// target answers before it has received all bytes, the stream sends no other bytes (T18).
 ///
 /// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another
 /// thread only together, with the owner of them all. That is a stream: while it stages them
@@ -180,7 +179,7 @@ impl Payload for Piece {
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         self.of.as_ref().map_or(&[], |of| {
-            // SAFETY: so many bytes of the buffer, which lives as long as this does; no thread
+            // SAFETY: these bytes are in the buffer, which lives as long as this does; no thread
             // writes to it while there are pieces.
             unsafe {
                 std::slice::from_raw_parts(of.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
@@ -235,7 +234,7 @@ impl Pool {
         Buf::zeroed(len)
     }
 
-    /// Takes back a buffer to which no piece refers, if there is space.
+    /// Accepts a buffer for reuse if no piece refers to it and the pool has space.
     pub(crate) fn give(&mut self, buf: Buf) {
         let len = buf.len();
         if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
@@ -256,7 +255,7 @@ pub(crate) struct Kept {
     /// The buffers, each with the group that it was written in, oldest first.
     bufs: VecDeque<(Seq, Buf)>,
     /// Buffers that are no longer needed, but are still being sent: to a target that has answered
-    /// before it got everything (T18).
+    /// before it received all bytes (T18).
     late: Vec<Buf>,
 }
 
@@ -268,7 +267,7 @@ impl Kept {
 
     /// Returns the buffers of groups up to `forgotten` to the pool, because their payload is no
     /// longer needed.
-    pub(crate) fn give_back(&mut self, forgotten: Seq, pool: &mut Pool) {
+    pub(crate) fn recycle(&mut self, forgotten: Seq, pool: &mut Pool) {
         if !self.late.is_empty() {
             for buf in self.late.extract_if(.., |buf| buf.is_unique()) {
                 pool.give(buf);
@@ -327,7 +326,7 @@ mod tests {
 
     #[test]
     #[should_panic = "has no pieces"]
-    fn bytes_under_way_are_not_written_to() {
+    fn bytes_in_flight_are_not_written_to() {
         let mut buf = Buf::zeroed(BLOCK_BYTES);
         let _piece = buf.piece();
         buf[0] = 1;
@@ -341,18 +340,18 @@ mod tests {
         let sending = piece.clone();
         kept.keep(Seq(7), [buf].into_iter());
         drop(piece);
-        kept.give_back(Seq(6), &mut pool);
+        kept.recycle(Seq(6), &mut pool);
         assert_eq!((kept.bufs.len(), kept.late.len()), (1, 0), "it may be replayed");
-        kept.give_back(Seq(7), &mut pool);
+        kept.recycle(Seq(7), &mut pool);
         assert_ne!(pool.take(BLOCK_BYTES).as_ptr(), address, "a piece of it is left");
         drop(sending);
-        kept.give_back(Seq(7), &mut pool);
+        kept.recycle(Seq(7), &mut pool);
         assert_eq!((kept.bufs.len(), kept.late.len()), (0, 0));
         assert_eq!(pool.take(BLOCK_BYTES).as_ptr(), address, "reused");
     }
 
     #[test]
-    fn streams_go_from_thread_to_thread_and_may_be_looked_at() {
+    fn streams_go_from_thread_to_thread_and_may_be_shared() {
         fn is_send<T: Send>() {}
         fn is_shared<T: Send + Sync>() {}
         is_send::<Staged>();

@@ -23,7 +23,7 @@ pub struct ReaderOptions {
     pub concurrent: usize,
     /// Requests in flight per target and call, 1 to 1024.
     pub queue_depth: usize,
-    /// How long a target may owe an answer before its connection is given up and made anew.
+    /// How long a target may owe an answer. After that its connection is given up and made anew.
     pub timeout: Duration,
 }
 
@@ -36,18 +36,18 @@ impl Default for ReaderOptions {
 /// Reads an open volume from any thread. Clone it to share it. It has connections of its own, so
 /// that its reads do not wait for a stream, and no stream waits for them.
 ///
-/// # What it sees
+/// # The data that a read returns
 ///
 /// - Of every stream: each group that was complete when the read began, as its owner or a
-///   [`Watch`](crate::Watch) could know (P9). While a target is unreachable, or gets again the data
-///   that it has lost, the read waits.
+///   [`Watch`](crate::Watch) could read from the marks (P9). While a target is unreachable, or while
+///   requests are replayed to it, the read waits.
 /// - Of groups in flight: of each block the old content or the new, in any mixture. There is no
 ///   order among blocks, also not those of one group: to read a group whole, wait until it is
 ///   complete.
 /// - Complete groups that are not durable may be lost in a crash. Before something outside of the
 ///   volume depends on the data that was read, wait until it is durable.
 /// - A stream that failed and is [reopened](crate::Stream::reopen) has its groups beyond the prefix
-///   undone; reads before that may have seen them.
+///   undone; reads before that may have returned their data.
 ///
 /// The volume stays open as long as it has a reader, unless it is [closed](crate::Volume::close).
 #[derive(Clone, Debug)]
@@ -133,8 +133,8 @@ impl Reader {
         Self(Arc::new(Pool { volume, options, state, freed: Condvar::new() }))
     }
 
-    /// Reads whole blocks at volume block `lba`, at most for `timeout`. The possible content is
-    /// described [above](Self#what-it-sees).
+    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
+    /// `None` means without limit. The possible content is described [above](Self#the-data-that-a-read-returns).
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffer is not defined then.
@@ -147,7 +147,8 @@ impl Reader {
         self.read_many(&mut [ReadExtent { lba, into }], timeout)
     }
 
-    /// Reads several extents, all at once: in one round trip, as far as the queue depth allows.
+    /// As [`read`](Self::read), for several extents at once: in one round trip, as far as the queue
+    /// depth allows.
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffers is not defined then.
@@ -180,7 +181,7 @@ impl Reader {
         let fit = !matches!(result, Err(ReadError::Failed(_)));
         // In the pool, no thread would take in data that a target still owes, and streams could not
         // replay until then (P9).
-        self.0.give_back((fit && !session.shell.driver.owes_reads()).then_some(session));
+        self.0.put_back((fit && !session.shell.driver.owes_reads()).then_some(session));
         result.map_err(late)
     }
 }
@@ -190,7 +191,7 @@ impl Pool {
         lock(&self.state)
     }
 
-    /// A session that no thread uses; a new one, as long as there may be more.
+    /// Takes a session that no thread uses, or makes a new one if the bound allows it; else waits.
     fn take(&self, left: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
         let mut state = self.state();
         loop {
@@ -204,7 +205,7 @@ impl Pool {
                     Ok(session) => return Ok(session),
                     Err(error) => error,
                 };
-                self.give_back(None);
+                self.put_back(None);
                 if let Some(left @ Duration::ZERO) = left() {
                     return Err(ReadError::Deadline(left));
                 }
@@ -233,8 +234,8 @@ impl Pool {
         }
     }
 
-    /// A session is free, or one fewer exists.
-    fn give_back(&self, session: Option<Session>) {
+    /// Puts a session back that is free; `None`: one fewer exists.
+    fn put_back(&self, session: Option<Session>) {
         let mut state = self.state();
         match session {
             Some(session) => state.idle.push(session),

@@ -11,16 +11,17 @@ use crate::error::ReadError;
 use crate::stream::nanos;
 use crate::stream_shell::StreamShell;
 
-/// Blocks to read, and where to put them.
+/// An extent of a read: consecutive blocks, and the buffer for their content.
 #[derive(Debug)]
 pub struct ReadExtent<'a> {
-    /// The first volume block.
+    /// The first volume block of the extent.
     pub lba: u64,
-    /// The buffer for them: whole blocks.
+    /// The buffer for the content. Its length is a multiple of 4096 bytes, and is the length of the
+    /// extent.
     pub into: &'a mut [u8],
 }
 
-/// The extents of one call, checked, and where the bytes of each begin in the whole.
+/// The extents of one call, checked, and the offset of each in the bytes of the whole call.
 #[derive(Debug)]
 pub(crate) struct Reads<'a> {
     extents: Vec<Extent>,
@@ -55,7 +56,7 @@ impl<'a> Reads<'a> {
         self.extents.is_empty()
     }
 
-    /// Takes bytes that have come, of one extent, by their offset in the whole.
+    /// Copies received bytes of one extent, by their offset in the whole call.
     fn put(&mut self, offset: usize, bytes: &[u8]) {
         let (index, at) = self.place(offset);
         if let Some((_, into)) = self.parts.get_mut(index)
@@ -65,7 +66,7 @@ impl<'a> Reads<'a> {
         }
     }
 
-    /// The extent in which an offset in the whole lies, and the offset in it.
+    /// The extent in which an offset of the whole call lies, and the offset in that extent.
     fn place(&self, offset: usize) -> (usize, usize) {
         let index = self.parts.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
         (index, offset - self.parts.get(index).map_or(0, |(start, _)| *start))
@@ -96,7 +97,7 @@ impl<'a> Reads<'a> {
         let deadline = timeout.map(|timeout| now_ns().saturating_add(nanos(timeout)));
         shell.driver.begin_read(&self.extents, deadline);
         let result = loop {
-            // The time of the round before is good enough, unless there was no round.
+            // Without a deadline, the time of the last round is exact enough.
             let now = if deadline.is_some() { now_ns() } else { shell.now };
             if let Some(result) = shell.driver.read_step(now) {
                 break result.map_err(|failure| self.error(failure, timeout));

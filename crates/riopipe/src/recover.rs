@@ -44,7 +44,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// Drops the list of in-place updates of a stream: the caller has seen it.
+    /// Drops the list of in-place updates of a stream: the caller has acknowledged it.
     pub(crate) fn acknowledge_stream(&self, stream: StreamId) -> Result<(), AcknowledgeError> {
         if lock(&self.state).pending(stream).is_none() {
             return Err(AcknowledgeError::NotPending { stream });

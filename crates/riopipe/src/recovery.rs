@@ -13,39 +13,40 @@ use riopipe_session::initiator::volume::recovery::StepTimes;
 
 use crate::error::EngineHindrance;
 
-/// The findings and actions of opening, recovering or reopening.
+/// The findings and actions of the recovery of a volume, when it was opened or by hand.
 ///
 /// Its `Display` is a report for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
     /// Whether this only reports what recovery would do: nothing was changed.
     pub dry_run: bool,
     /// The findings for each stream; empty for a volume without ordering logs.
     pub streams: Vec<StreamRecovery>,
-    /// How long each step took.
+    /// The duration of each step.
     pub steps: Steps,
-    /// Slots of the logs with bytes that are no whole entry: torn by the crash.
+    /// The number of log slots with a torn entry: the crash left only a part of it.
     pub torn: u64,
-    /// The file with the zeroed data, if the caller asked for it and there was any.
+    /// The file with the zeroed data, if [`save_undone`](crate::RecoverOptions::save_undone) named one
+    /// and blocks were zeroed.
     pub saved: Option<PathBuf>,
-    /// Why another engine runs than the one for which the volume was made, if so (T17).
+    /// Why the volume runs with engine `sync`, if it was created for engine `rio` (T17).
     pub fallback: Option<EngineHindrance>,
 }
 
-/// The findings for one stream, and their consequences.
+/// The findings and actions of the recovery of one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamRecovery {
     /// The stream.
     pub stream: StreamId,
-    /// Its last group: every group up to it is wholly there, and no fresh block of a later one
-    /// (P1). Blocks that later groups extended may show the content that these wrote
+    /// The recovered seq: every group up to it is wholly there, and no fresh block of a later one
+    /// (P1). Blocks that later groups extended may have the content that these groups wrote
     /// ([`Place::Extend`](crate::Place::Extend)).
     pub last: Seq,
     /// The caller's tag of that group; 0 if it has none.
     pub tag: u64,
-    /// Log entries found, on all targets.
+    /// The number of live log entries on all targets.
     pub found: u32,
     /// Number of groups that were not released before the crash and are kept.
     pub kept: u64,
@@ -71,7 +72,7 @@ pub struct StreamRecovery {
     pub acknowledge: bool,
 }
 
-/// How long the steps of an opening took.
+/// The durations of the steps of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// Connecting to all targets and reading the labels.
@@ -81,7 +82,7 @@ pub struct Steps {
     pub claim: Duration,
     /// Reading all lists.
     pub list: Duration,
-    /// Merging them into one order per stream, and deciding.
+    /// Merging the lists into one order for each stream, and deciding the recovered seqs.
     pub decide: Duration,
     /// Reading and saving the data that is about to be zeroed.
     pub save: Duration,
@@ -101,7 +102,7 @@ impl Recovery {
         self.torn == 0 && self.streams.iter().all(StreamRecovery::is_nothing)
     }
 
-    /// The findings for one stream.
+    /// The findings for stream `id`; `None` if the volume has no such stream or no ordering logs.
     #[must_use]
     pub fn stream(&self, id: u16) -> Option<&StreamRecovery> {
         self.streams.iter().find(|stream| stream.stream == StreamId(id))
@@ -121,7 +122,7 @@ impl StreamRecovery {
         self.acknowledge.then(|| self.in_place.iter().chain(&self.in_doubt).copied().collect())
     }
 
-    /// Blocks that were zeroed.
+    /// The number of blocks that were zeroed.
     #[must_use]
     pub fn undone_blocks(&self) -> u64 {
         self.undone.iter().map(|range| range.blocks).sum()
@@ -197,7 +198,7 @@ impl fmt::Display for Recovery {
         if self.is_nothing() {
             write!(f, "volume \"{name}\": nothing to recover")?;
             if self.streams.iter().any(|stream| stream.log_given_up) {
-                write!(f, "; a log was given up, and what only that one knew can't be told")?;
+                write!(f, "; a log was given up, and groups that only it recorded are not known")?;
             }
         } else {
             let would = if self.dry_run { " (a dry run: nothing was changed)" } else { "" };
@@ -209,7 +210,7 @@ impl fmt::Display for Recovery {
                 write!(f, "\n  {} torn log entries counted as absent", self.torn)?;
             }
             if let Some(path) = &self.saved {
-                write!(f, "\n  what was zeroed is kept in {}", path.display())?;
+                write!(f, "\n  the zeroed data is saved in {}", path.display())?;
             }
             write!(f, "\n  {}", self.steps)?;
         }
@@ -241,8 +242,8 @@ impl fmt::Display for StreamRecovery {
             write!(
                 f,
                 "; a log was given up, so nothing is undone on any target, and groups beyond may have \
-                 been durable: {blocks} blocks of fresh or extending writes are in doubt, and what \
-                 only the lost log knew"
+                 been durable: {blocks} blocks of fresh or extending writes are in doubt, and all \
+                 writes that only the lost log recorded"
             )?;
         }
         if self.acknowledge {
@@ -278,7 +279,7 @@ impl fmt::Display for Steps {
 mod tests {
     use super::*;
     #[test]
-    fn the_report_says_what_was_found_and_when_there_was_nothing() {
+    fn the_report_shows_the_findings_or_that_there_are_none() {
         let mut recovery = Recovery { volume: "v".into(), ..Recovery::default() };
         assert!(recovery.is_nothing());
         assert_eq!(recovery.to_string(), "volume \"v\": nothing to recover");

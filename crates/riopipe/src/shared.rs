@@ -31,7 +31,7 @@ pub(crate) struct Inner {
     pub(crate) engine: EngineKind,
     pub(crate) generation: u32,
     pub(crate) topology: Topology,
-    /// The volume as recovery sees it.
+    /// The volume, in the form that recovery needs.
     pub(crate) opening: OpeningConfig,
     pub(crate) nsids: Vec<u32>,
     pub(crate) servers: Vec<Arc<Server>>,
@@ -39,8 +39,8 @@ pub(crate) struct Inner {
     pub(crate) state: Mutex<VolumeState>,
     pub(crate) flush_failures: Arc<FlushFailures>,
     pub(crate) read_barrier: Arc<ReadBarrier>,
-    /// The ownership checker (T11, T15), if the caller has asked for it.
-    pub(crate) ledger: Option<Mutex<BlockOwnershipChecker>>,
+    /// The ownership checker (T11, T15), if the options or a debug build require it.
+    pub(crate) ownership: Option<Mutex<BlockOwnershipChecker>>,
     pub(crate) background: Arc<Background>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
@@ -49,15 +49,15 @@ pub(crate) struct Inner {
     pub(crate) recovering: Mutex<()>,
     /// The volume has been released on its targets.
     pub(crate) closed: AtomicBool,
-    /// Notifies waiting threads that something has happened at a target.
+    /// Wakes waiting threads at each event of a target.
     pub(crate) signal: Arc<Signal>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         for server in &self.servers {
-            // The target learns at once that the owner has ended for good, so that it needs no
-            // lease (T25).
+            // This shows the target at once that the owner has ended for good, so no lease is needed
+            // (T25).
             server.target.stop();
         }
     }
@@ -111,8 +111,8 @@ impl Inner {
     /// The stream has been recovered, and continues after the prefix.
     pub(crate) fn stream_recovered(&self, found: &StreamRecovery) {
         lock(&self.state).recovered(found.stream, found.last, found.pending());
-        if let Some(ledger) = &self.ledger {
-            lock(ledger).restarted(found.stream, found.last);
+        if let Some(ownership) = &self.ownership {
+            lock(ownership).restarted(found.stream, found.last);
         }
     }
 

@@ -1,4 +1,5 @@
-//! The sockets of an association's control queues: bytes go to and fro, and what is over is closed.
+//! The sockets of an association's control queues: they send and receive bytes, and are closed when
+//! their queue has ended.
 
 use riopipe_net::{Interest, LinkError, Poller, PollerError, Received, RecvBuf, Socket};
 use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
@@ -14,16 +15,16 @@ const RX_MAX: usize = (4 << 20) + 4096;
 struct ControlSocket {
     socket: Socket,
     rx: RecvBuf,
-    /// Whether the poller watches for room to send.
+    /// Whether the poller watches for space in the send buffer.
     wants_write: bool,
 }
 
-/// By [`ControlQueue`].
+/// The sockets, by [`ControlQueue`].
 #[derive(Debug, Default)]
 pub(crate) struct ControlSockets([Option<ControlSocket>; 3]);
 
 impl ControlSockets {
-    /// A queue has this connection from now on.
+    /// Assigns a connection to a queue.
     ///
     /// # Errors
     /// The poller cannot watch it.
@@ -39,8 +40,8 @@ impl ControlSockets {
         Ok(())
     }
 
-    /// Takes in what has come; whether something has. The admin queue comes first: it knows why the
-    /// others end.
+    /// Receives the bytes that have arrived; returns whether there were any, or a connection ended.
+    /// The admin queue comes first, because its answers explain why the others end.
     pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint<Piece = Page>, now: u64) -> bool {
         let mut came = false;
         for queue in ControlQueue::ALL {
@@ -67,14 +68,15 @@ impl ControlSockets {
             let used = endpoint.received(queue, rx.data(), now);
             rx.consume(used);
             if rx.reserve(endpoint.need(queue, rx.data())).is_err() {
-                let why = "a PDU larger than anything that was asked for".into();
+                let why = "a PDU larger than any that was requested".into();
                 endpoint.closed(queue, ConnectionEnd::Broken(why), now);
             }
         }
         came
     }
 
-    /// Sends what is to be sent, as far as the kernel takes it, and closes what is over.
+    /// Sends the outboxes as far as the kernel accepts them, and closes the sockets of queues that have
+    /// ended.
     pub(crate) fn send(
         &mut self,
         endpoint: &mut impl Endpoint<Piece = Page>,

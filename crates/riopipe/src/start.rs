@@ -1,4 +1,4 @@
-//! Starting a stream: the connections that its [`StreamStart`] asks for.
+//! Starting a stream: the connections that its [`StreamStart`] requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,11 +75,11 @@ fn start_with(
         let target = volume.server_name(server);
         StreamError::Target { stream, target, source }
     };
-    // The error of a socket, beside the one that the session reports.
+    // The last error of a socket, which the session does not have.
     let mut met = None;
     loop {
-        for mail in handle.take_mail() {
-            match mail {
+        for message in handle.take_messages() {
+            match message {
                 StreamMessage::AssociationEnded { server } => {
                     start.association_ended(server as u16, now_ns());
                 }
@@ -193,9 +193,9 @@ fn connect(
     // meanwhile.
     let queue = server.target.io_queue(request, handle).map_err(Unconnected::Unreachable)?;
     let socket = open_socket(&server.addr, &volume.connect);
-    let away =
+    let unreachable =
         |error: ConnectError| Unconnected::Unreachable(ConnectFailure(error.to_string()).into());
-    let socket = socket.map_err(away)?;
+    let socket = socket.map_err(unreachable)?;
     connections.open(at, socket).map_err(|error| {
         let (stream, target) = (request.stream, server.name.clone());
         Unconnected::Failed(StreamError::Target { stream, target, source: poll_error(error) })

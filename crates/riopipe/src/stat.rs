@@ -1,4 +1,4 @@
-//! What an open volume tells about itself while it is in use.
+//! The figures of an open volume.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -12,67 +12,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::shared::{Inner, Server};
 
-/// What an open volume tells about itself: what `rio volume stat` shows, and `/stat` serves as
-/// JSON.
+/// The figures of an open volume. `rio volume stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeStat {
-    /// [`VolumeStat::SCHEMA`].
+    /// The name and version of this format: [`VolumeStat::SCHEMA`].
     pub schema: String,
     /// The volume's name.
     pub volume: String,
-    /// The engine that runs.
+    /// The engine with which the volume was opened.
     pub engine: String,
     /// The owner's generation.
     pub generation: u32,
     /// The library's version.
     pub version: String,
-    /// When it was opened, milliseconds since 1970.
+    /// The time at which the volume was opened, milliseconds since 1970 UTC.
     pub opened_unix_ms: u64,
-    /// How long it has been open, seconds.
+    /// How long the volume has been open, seconds.
     pub uptime_s: f64,
-    /// Its targets, in the order of its members.
+    /// The volume's targets, in the order of its members.
     pub targets: Vec<TargetStat>,
-    /// The streams that are open, by their ids.
+    /// The open streams, in the order of their ids.
     pub streams: Vec<StreamStat>,
-    /// One group in so many is traced, on average.
+    /// On average one group in this number is traced.
     pub sampled_one_in: u64,
-    /// An initiator's stages of the traced groups, of all streams together, in the order in which
-    /// a group goes through them.
+    /// The time of the traced groups in each stage of the initiator, for all streams together, in the
+    /// order in which a group passes through the stages.
     pub stages: Vec<StageStat>,
 }
 
 /// A target of an open volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetStat {
-    /// Where it is, as `host:port`.
+    /// The target's address, as `host:port`.
     pub address: String,
-    /// Its subsystem.
+    /// The NQN of its subsystem.
     pub subnqn: String,
-    /// Whether it is there, as far as this side has noticed. While it is not, streams wait for it.
+    /// Whether there is an association with the target, as far as the initiator has detected. While
+    /// there is none, streams wait for the target.
     pub connected: bool,
 }
 
-/// How far an open stream is. Marks are places in its sequence of groups, which goes on when the
-/// volume is opened again: they are no counts.
+/// The marks of an open stream. A mark is the seq of a group, and seqs continue when the volume is
+/// opened again: marks are not counts since the opening.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStat {
-    /// Which.
+    /// The number of the stream in its volume, from 0.
     pub id: u16,
-    /// The group up to which all are complete.
+    /// The seq of the last group that is complete, with all earlier ones.
     pub complete: u64,
-    /// The group up to which all are durable.
+    /// The seq of the last group that is durable, with all earlier ones.
     pub durable: u64,
     /// Whether it has failed, and has not been reopened.
     pub failed: bool,
 }
 
 impl VolumeStat {
-    /// What [`schema`](Self::schema) says. The number changes if the meaning of a key has to.
+    /// The value of [`schema`](Self::schema). Its number changes if the meaning of a key changes.
     pub const SCHEMA: &str = "rio-volume-stat/1";
 
-    /// What has happened since `before`: its stages are those of the time between the two, which
-    /// `uptime_s` says. Marks stay what they are. If the volume has been opened again meanwhile,
-    /// what has happened since that.
+    /// The figures of the time from `before` to `self`: `uptime_s` is the length of that time, and
+    /// `stages` has its traced groups. Marks stay as they are in `self`. If the volume was opened again
+    /// after `before`, returns the figures since the new opening.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
@@ -83,16 +83,16 @@ impl VolumeStat {
         since
     }
 
-    /// Whether both were told between one opening of one volume and its end.
+    /// Whether both figures are of the same opening of the same volume.
     #[must_use]
     pub fn is_same_opening(&self, other: &Self) -> bool {
-        let life = |stat: &Self| (stat.volume.clone(), stat.generation, stat.opened_unix_ms);
-        life(self) == life(other)
+        let opening = |stat: &Self| (stat.volume.clone(), stat.generation, stat.opened_unix_ms);
+        opening(self) == opening(other)
     }
 }
 
 impl Inner {
-    /// The figures now. Takes what the streams have published, and waits for none of them.
+    /// The figures now. Reads the published marks of the streams, and waits for no stream.
     pub(crate) fn stat(&self) -> VolumeStat {
         let target = |server: &Arc<Server>| TargetStat {
             address: server.name.to_string(),
@@ -129,7 +129,7 @@ pub(crate) struct VolumeStatSource(pub(crate) Weak<Inner>);
 
 impl VolumeStatSource {
     fn stat(&self) -> Result<VolumeStat, StatError> {
-        // Let go at once: closing the volume does not wait until the figures are sent.
+        // Dropped before the figures are sent: closing the volume does not wait for that.
         let inner = self.0.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
         Ok(inner.stat())
     }
@@ -167,14 +167,14 @@ impl Collector for Page {
             let labels = [("target", target.address.as_str()), ("subnqn", target.subnqn.as_str())];
             (labels, u64::from(target.connected))
         });
-        let help = "Whether the target is there, as far as the volume has noticed";
+        let help = "Whether the target is connected, as far as the volume has detected";
         gauges(&mut to, "rio_target_connected", help, connected)?;
         let streams = |of: fn(&StreamStat) -> u64| {
             stat.streams.iter().map(move |stream| ([("stream", stream.id.to_string())], of(stream)))
         };
-        let help = "The group up to which all of the stream are complete";
+        let help = "The last complete group of the stream";
         gauges(&mut to, "rio_stream_complete_group", help, streams(|stream| stream.complete))?;
-        let help = "The group up to which all of the stream are durable";
+        let help = "The last durable group of the stream";
         gauges(&mut to, "rio_stream_durable_group", help, streams(|stream| stream.durable))?;
         let help = "Whether the stream has failed";
         gauges(&mut to, "rio_stream_failed", help, streams(|stream| stream.failed.into()))?;
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_looks_stages_count_and_marks_stay() {
+    fn between_two_readings_stages_count_and_marks_stay() {
         let before = stat(10.0, 100, &[(31, 1)]);
         let now = stat(15.0, 160, &[(31, 3)]);
         let since = now.since(&before);

@@ -1,4 +1,5 @@
-//! A stream, as its owner holds it: the owner's thread builds, sends and reaps.
+//! A stream, as its owner holds it: the owner's thread builds requests, sends them, and receives the
+//! answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,18 +28,18 @@ use crate::waking::{StreamFd, StreamWaker, wake_all};
 use crate::watch::Watch;
 use crate::watched::Over;
 
-/// How a stream is to work.
+/// The options of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Requests in flight per target, 1 to 1024.
     pub queue_depth: usize,
-    /// Payload bytes that may be held because they are not durable, or not complete (T14). A
-    /// single group may not be larger.
+    /// The bound of the replay memory, bytes: the payload that the stream keeps because it is not
+    /// complete or not durable (T14). A single group may not be larger.
     pub kept_bytes_max: u64,
-    /// Whether neighbouring requests are merged (T16), up to what goes with a command (32 KiB on a
-    /// Rio target). A group of more than so much takes several log entries.
+    /// Whether requests for adjacent blocks are merged (T16), up to the largest in-capsule data of a
+    /// command (32 KiB on a Rio target). A larger group takes several log entries.
     pub merge: bool,
-    /// How long a target may owe an answer before the stream gives it up.
+    /// How long a target may owe an answer. After that the stream gives up the connection.
     pub timeout: Duration,
 }
 
@@ -53,29 +54,33 @@ impl Default for StreamOptions {
     }
 }
 
-/// One sequence of ordered writes. It belongs to one thread at a time; move it as you like.
+/// One sequence of ordered writes. It belongs to one thread at a time, and may be moved to another
+/// thread at any time.
 ///
 /// # When bytes leave
 ///
-/// A durable group is sent by the call that submits it. Other groups are sent by the owner's next
-/// [`send`](Self::send), [`poll`](Self::poll), [`wait`](Self::wait), read or
-/// [`close`](Self::close), with the next durable group, or by the call that submits the 64th
-/// group in a row. What a full socket or queue does not take leaves as soon as there is room, in one
-/// of these calls or by the background thread.
+/// - The call that submits a durable group sends it, and all groups before it.
+/// - The call that submits the 64th group in a row sends all of them.
+/// - Other groups leave with the owner's next [`send`](Self::send), [`poll`](Self::poll),
+///   [`wait`](Self::wait), read or [`close`](Self::close).
+/// - If a socket or a queue is full, the rest leaves as soon as there is space: in one of these calls,
+///   or by the background thread.
 ///
-/// # While the owner is elsewhere
+/// # While the owner is not calling
 ///
-/// The volume's background thread looks after the stream: what was submitted is sent and completes,
-/// and targets that come back get what they have lost. It takes the stream over at once when a
-/// [watch](Self::watch) waits for its marks or reads them, and otherwise after 50 ms without a call.
+/// The volume's background thread drives the stream: submitted groups are sent and complete, and the
+/// requests that a target has lost are replayed when the target is back. It begins at once when a
+/// [watch](Self::watch) waits for the marks or reads them, and otherwise after 50 ms without a call.
 /// So no watch waits for a timer.
 ///
-/// A target that goes away costs time, not data (P7): the stream waits for it for
+/// # When a target is lost
+///
+/// A lost target costs time, not data (P7): the stream waits for it for
 /// [`ConnectOptions::loss_timeout`](crate::ConnectOptions::loss_timeout), then fails (P6). A failed
 /// stream can be [reopened](Self::reopen).
 ///
-/// Dropping a stream without [`close`](Self::close) is a crash of the stream: nothing is lost that
-/// was durable, and opening it again recovers it.
+/// Dropping a stream without [`close`](Self::close) is a crash of the stream: durable groups stay,
+/// and opening the stream again recovers it.
 pub struct Stream {
     id: StreamId,
     shell: Arc<Owned<StreamShell>>,
@@ -85,13 +90,13 @@ pub struct Stream {
     pub(crate) staged: Exclusive<Staged>,
     volume: Arc<Inner>,
     options: StreamOptions,
-    /// What its own recovery found, if it had one.
+    /// The findings of the stream's own recovery, if it had one.
     recovery: Option<StreamRecovery>,
     closed: bool,
 }
 
 impl Stream {
-    /// A stream that has been bound everywhere; the volume has reserved it.
+    /// A stream that has been bound on all targets; the volume has reserved it.
     pub(crate) fn new(
         volume: Arc<Inner>,
         shell: StreamShell,
@@ -124,37 +129,41 @@ impl Stream {
         OwnerCall::begin(&self.shell, &self.handle, &self.volume.background)
     }
 
-    /// Which stream of the volume.
+    /// The number of the stream in its volume, from 0.
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.id
     }
 
-    /// The last group submitted.
+    /// The seq of the last group submitted.
     #[must_use]
     pub fn last(&self) -> Seq {
         self.take().driver.last()
     }
 
-    /// The last group that is *released*: it and all before it are complete on all targets, durable
-    /// and delivered, so that nothing will undo them or send them again. A block whose old content
-    /// was needed up to group `n` may be written as [`Place::Fresh`](crate::Place::Fresh) again once
-    /// `n` is released (T11), and by another stream once the group that wrote it is (T15). [`Watch::released`] tells
-    /// it to other threads.
+    /// The seq of the last group that is *released*: this group and all earlier ones are complete on
+    /// all targets, durable and delivered, so no recovery undoes them and no replay sends them again.
+    /// Two rules depend on it:
     ///
-    /// A circular log shows what it is for. A block of the ring is written again, as fresh, when the
-    /// log no longer begins in it. Where the log begins is said by a group of the log itself, and
-    /// after a crash the volume may recover to the state before that group as long as it is not
-    /// released: then the block is still needed.
+    /// - A block whose old content was needed up to group `n` may be written as
+    ///   [`Place::Fresh`](crate::Place::Fresh) again once `n` is released (T11).
+    /// - Another stream may write a block once the group that wrote it is released (T15).
+    ///
+    /// Other threads read this mark by [`Watch::released`].
+    ///
+    /// A circular log is an example. A block of the ring is written again, as fresh, when its record
+    /// is no longer part of the log. A group of the log itself records where the log begins. Until
+    /// that group is released, the volume may recover to the state before it, which still needs the
+    /// block.
     ///
     /// ```no_run
     /// # fn log(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
     /// use riopipe::{Place, Seq, Until};
     ///
-    /// const RING: u64 = 1000; // blocks 1 to 1000; block 0 says where the log begins
+    /// const RING: u64 = 1000; // blocks 1 to 1000; block 0, the anchor, records where the log begins
     /// let (mut head, mut tail) = (0, 0); // records 0..: written up to `head`, needed from `tail` on
-    /// let mut trim = Seq(0); // the group that said so last
-    /// let mut free_up_to = RING; // records below have room: their blocks are needed by no state
+    /// let mut trim = Seq(0); // the group that wrote the anchor last
+    /// let mut free_up_to = RING; // records below have space: no state needs their blocks
     /// loop {
     ///     if stream.released() >= trim {
     ///         free_up_to = tail + RING; // no crash brings an older `tail` back
@@ -181,24 +190,26 @@ impl Stream {
         self.take().driver.released()
     }
 
-    /// What was found when the stream itself was recovered, on being opened after it had been
-    /// dropped, or on being reopened; of what was found when its volume was opened, that told.
+    /// The findings of the stream's own recovery: when it was opened after a drop without a close, or
+    /// when it was reopened. `None` if there was none. The findings of the volume's recovery are in
+    /// the [`Recovery`](crate::Recovery) that [`Volume::open`](crate::Volume::open) returned.
     #[must_use]
     pub fn recovery(&self) -> Option<&StreamRecovery> {
         self.recovery.as_ref()
     }
 
-    /// Requests that had to be sent again to targets that had been lost (P7), so far.
+    /// The number of requests that the stream has sent again so far, to targets that had been lost
+    /// (P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
         self.take().driver.replayed()
     }
 
-    /// A buffer of `len` bytes, a multiple of 4096. What is in it is not defined: it may have been
-    /// used before.
+    /// Returns a buffer of `len` bytes, a multiple of 4096. Its content is not defined: the buffer may
+    /// have been used before.
     ///
     /// # Errors
-    /// When `len` is 0, no multiple of 4096, or more than
+    /// `len` is 0, not a multiple of 4096, or more than
     /// [`kept_bytes_max`](StreamOptions::kept_bytes_max).
     pub fn buf(&mut self, len: usize) -> Result<Buf, BufError> {
         let kept_bytes_max = self.options.kept_bytes_max;
@@ -211,24 +222,25 @@ impl Stream {
         Ok(self.pool.take(len))
     }
 
-    /// Gives back a buffer that is not needed after all.
+    /// Returns an unused buffer to the stream, for reuse by [`buf`](Self::buf).
     pub fn recycle(&mut self, buf: Buf) {
         self.pool.give(buf);
     }
 
-    /// Stages a group.
+    /// Begins a group. Its writes are staged in this process until it is submitted.
     pub fn group(&mut self) -> Group<'_> {
         Group::new(self)
     }
 
-    /// Sends what is to be sent, takes in what has arrived, and returns the marks. Never blocks.
+    /// Sends the submitted groups as far as the connections take them, receives the answers that have
+    /// arrived, and returns the marks. Never blocks.
     ///
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
         let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
-        // First: what is found from now on makes the descriptor readable again.
-        self.handle.hear_news();
+        // First: news from now on makes the descriptor readable again.
+        self.handle.clear_news();
         shell.work(&mut |_, _| ());
         let marks = shell.marks()?;
         shell.driver.tell();
@@ -236,7 +248,7 @@ impl Stream {
         Ok(marks)
     }
 
-    /// Sends what was submitted, as far as the connections take it, and looks for no answers. Never
+    /// Sends the submitted groups as far as the connections take them, and receives nothing. Never
     /// blocks.
     ///
     /// # Errors
@@ -248,17 +260,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until something is so, at most for `timeout`. Looks for a while, then sleeps.
+    /// Sends the submitted groups, and waits for the state `until`, for `timeout` at most; `None`
+    /// means without limit. Returns the marks. It polls for
+    /// [`ConnectOptions::spin`](crate::ConnectOptions::spin), then sleeps.
     ///
     /// # Errors
-    /// The time is up, a [waker](Self::waker) has called, the group was never submitted, or the
-    /// stream has failed (P6).
+    /// The time is up, another thread has called a [waker](Self::waker), the group was never
+    /// submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(deadline_after);
         let Self { shell, handle, volume, waiter, pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, &volume.background);
-        handle.hear_news();
-        shell.hear_call();
+        handle.clear_news();
+        shell.take_call();
         shell.driver.begin_wait(until)?;
         let (end, marks) = loop {
             let worked = shell.work(&mut |_, _| ());
@@ -267,8 +281,8 @@ impl Stream {
                 break (end, marks);
             }
             if !worked && matches!(until, Until::Moved | Until::Woken) {
-                // Its owner may sleep here for good: then this call does what the background thread
-                // does elsewhere (T1).
+                // The owner may sleep here without limit: so this call does the work that the
+                // background thread does while the owner is not calling (T1).
                 let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
                 shell.driver.take_care(worked, flush_ns, now);
             }
@@ -283,13 +297,14 @@ impl Stream {
         }
     }
 
-    /// Reads whole blocks at volume block `lba`, at most for `timeout`. The stream sees what it
-    /// submitted itself, also what is not complete (P9). While a target is away, or gets again what
-    /// it has lost, the read waits.
+    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
+    /// `None` means without limit. The read returns the data of all writes that this stream has
+    /// submitted, also of incomplete groups (P9). While a target is unreachable, or while requests are
+    /// replayed to it, the read waits.
     ///
     /// # Errors
-    /// Out of range, the time is up, the drive failed, or the stream has. What is in the buffer is not
-    /// defined then.
+    /// [`ReadError`]: the blocks are out of range, the time is up, the drive failed, or the stream has
+    /// failed. The content of the buffer is not defined then.
     pub fn read(
         &mut self,
         lba: u64,
@@ -299,8 +314,8 @@ impl Stream {
         self.read_many(&mut [ReadExtent { lba, into }], timeout)
     }
 
-    /// Reads several extents, all at once: in one round trip, as far as the queue depth allows. The
-    /// rest is as with [`read`](Self::read).
+    /// As [`read`](Self::read), for several extents at once: in one round trip, as far as the queue
+    /// depth allows.
     ///
     /// ```no_run
     /// # fn index(mut stream: riopipe::Stream) -> Result<(), riopipe::ReadError> {
@@ -317,7 +332,7 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// As [`read`](Self::read); an error of one extent is one of the call.
+    /// As [`read`](Self::read). An error of one extent is the error of the call.
     pub fn read_many(
         &mut self,
         extents: &mut [ReadExtent<'_>],
@@ -329,21 +344,22 @@ impl Stream {
         reads.run(&mut shell, &mut self.waiter, timeout)
     }
 
-    /// The marks for other threads, to look at and to wait for.
+    /// Makes a watch: a handle by which other threads read the marks and wait for them.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(&self.handle, &self.volume.background)
     }
 
-    /// What other threads call the owner with: see [`StreamWaker::wake`].
+    /// Makes a waker: a handle by which any thread interrupts a wait of the owner. See
+    /// [`StreamWaker::wake`].
     #[must_use]
     pub fn waker(&self) -> StreamWaker {
         StreamWaker::new(&self.handle)
     }
 
-    /// A descriptor for epoll and event loops: it is readable when [`poll`](Self::poll) is to be
-    /// called. It can be held while the stream is used, and outlives it. Other calls may take in what
-    /// made it readable: poll before sleeping.
+    /// Makes a descriptor for epoll and event loops: it is readable when the loop must call
+    /// [`poll`](Self::poll). It does not borrow the stream, and outlives it. Other calls of the stream
+    /// may receive what made it readable, so call `poll` before the loop sleeps.
     ///
     /// ```no_run
     /// # fn runs(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -358,35 +374,37 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// The process has no descriptors left.
+    /// This process has no descriptors left.
     pub fn event_fd(&self) -> Result<StreamFd, Exhausted> {
         StreamFd::new(&self.handle)
     }
 
-    /// When an event loop calls [`poll`](Self::poll) at the latest, though the
-    /// [descriptor](Self::event_fd) may not be readable: a stalled target, and one that is away for
-    /// too long, is noticed then. It moves with each call of the stream.
+    /// The time at which an event loop must call [`poll`](Self::poll) at the latest, even if the
+    /// [descriptor](Self::event_fd) is not readable: a target that stalls, or that is unreachable for
+    /// too long, is detected then. Each call of the stream may change it. `None`: no such time.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadline = self.take().deadline()?;
         Instant::now().checked_add(Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
-    /// Waits until everything submitted is durable, tells the targets that their logs may forget
-    /// it, and closes the connections. Returns the last group.
+    /// Sends all groups with a FLUSH and waits until they are durable, has the targets drop their log
+    /// entries, and closes the connections. Returns the seq of the last group. There is no time limit:
+    /// see [`close_within`](Self::close_within).
     ///
     /// # Errors
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
         let closed = self.end(None)?;
-        Ok(closed.expect("without a deadline there is none that passes"))
+        Ok(closed.expect("only a deadline ends it without a result"))
     }
 
-    /// As [`close`](Self::close), at most for `timeout`. A stream that is not closed is given back:
-    /// it goes on as if it had not been asked for.
+    /// As [`close`](Self::close), for `timeout` at most. If the stream was not closed, the error
+    /// contains it, and it can be used as before.
     ///
     /// # Errors
-    /// The time is up, or the stream has failed and may be [reopened](Self::reopen).
+    /// [`StreamNotClosed`]: the time is up, or the stream has failed and may be
+    /// [reopened](Self::reopen).
     pub fn close_within(mut self, timeout: Duration) -> Result<Seq, StreamNotClosed> {
         let error = match self.end(Some(deadline_after(timeout))) {
             Ok(Some(last)) => return Ok(last),
@@ -396,7 +414,7 @@ impl Stream {
         Err(StreamNotClosed { error, back: Box::new(self) })
     }
 
-    /// Closes the stream; `None` if that was not done at the deadline.
+    /// Closes the stream; `None` if it was not closed at the deadline.
     fn end(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
         let Self { shell, handle, volume, waiter, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, &volume.background);
@@ -428,28 +446,28 @@ impl Stream {
         Ok(Some(closed.last))
     }
 
-    /// Brings a failed stream back: closes its connections, waits until no write of it is under
-    /// way anywhere (T8), finds its prefix, undoes what is beyond, and goes on from there. Other
-    /// streams go on meanwhile.
+    /// Restarts a failed stream: closes its connections, waits until none of its writes is in flight
+    /// at any target (T8), finds its prefix, undoes the fresh writes beyond it, and continues after the
+    /// prefix. Other streams continue meanwhile.
     ///
-    /// What was submitted after group [`last`](StreamRecovery::last) of what this returns is gone,
-    /// and its numbers are given again; the [marks](Self::watch) go back to it. Other threads' waits
-    /// for what is gone end with the failure, if they were [made](crate::MarkWait) before. With another
-    /// engine than `rio` nothing is undone: the stream goes on after what was durable.
+    /// Groups after [`last`](StreamRecovery::last) of the returned recovery are lost, and their seqs
+    /// are used again. The [marks](Self::watch) go back to `last`. Waits of other threads for lost
+    /// groups end with the failure, if they were [made](crate::MarkWait) before. With another engine
+    /// than `rio` nothing is undone: the stream continues after its last durable group.
     ///
     /// # Errors
-    /// [`ReopenError`]; the stream has failed still, and this may be tried again. A stream with
-    /// in-place updates beyond its prefix stays closed until they are acknowledged: look at them
+    /// [`ReopenError`]. The stream is still failed, and this may be tried again. A stream with
+    /// in-place updates beyond its prefix stays failed until they are acknowledged: check them
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
-    /// it again.
+    /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
         let mut shell = self.take();
         if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
-        // From here on nothing of the old life reaches a target.
+        // From here on no request of the old incarnation reaches a target.
         shell.hang_up();
-        // Of an engine without a log nothing else is known to be there after a crash (P2).
+        // With an engine without a log no later group is known to be there after a crash (P2).
         let durable = shell.driver.delivered().durable;
         let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
         drop(shell);
@@ -465,7 +483,7 @@ impl Stream {
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
-        // The last life's marks stay in sight until the new one stands.
+        // Other threads read the old marks until the new incarnation has been bound.
         let fresh = start(&self.volume, self.id, &qids, &self.options, &self.handle)?;
         let mut shell = self.shell.take();
         shell.restart(fresh, &mut self.pool);
@@ -477,7 +495,7 @@ impl Stream {
         Ok(recovery)
     }
 
-    /// Takes back what was staged and never submitted.
+    /// Takes back the buffers that were staged and never submitted.
     #[inline]
     pub(crate) fn unstage(&mut self) {
         let staged = self.staged.get_mut();
@@ -487,7 +505,7 @@ impl Stream {
         }
     }
 
-    /// What can be told about a group before it is submitted.
+    /// The checks of a group before it is submitted.
     fn check(&mut self) -> Result<(), SubmitErrorKind> {
         let volume = self.volume.topology.blocks();
         let writes = &self.staged.get_mut().writes;
@@ -498,8 +516,8 @@ impl Stream {
                 return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume });
             }
         }
-        if let Some(ledger) = &self.volume.ledger {
-            lock(ledger)
+        if let Some(ownership) = &self.volume.ownership {
+            lock(ownership)
                 .check(self.id, writes.iter().map(|w| (w.lba, w.blocks, w.op.is_fresh())))?;
         }
         Ok(())
@@ -510,7 +528,7 @@ impl Stream {
         self.try_admit(tag, durable).map_err(|kind| self.refused(kind))
     }
 
-    /// Submits the staged group, and waits for room at most until the timeout is over.
+    /// Submits the staged group, and waits for space for `timeout` at most.
     pub(crate) fn admit_or_wait(
         &mut self,
         tag: u64,
@@ -521,7 +539,7 @@ impl Stream {
         loop {
             let kind = match self.try_admit(tag, durable) {
                 Ok(seq) => return Ok(seq),
-                // What the wait ended for may not be enough: the deadline holds for all of them.
+                // The space may not be enough yet: the deadline holds for all waits together.
                 Err(kind @ SubmitErrorKind::Full(_))
                     if deadline.is_none_or(|deadline| now_ns() < deadline) =>
                 {
@@ -537,7 +555,7 @@ impl Stream {
         }
     }
 
-    /// Waits for room; false if there was none before the deadline.
+    /// Waits for space; false if there was none before the deadline.
     fn wait_for_space(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
         let Self { shell, handle, volume, waiter, pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, &volume.background);
@@ -575,12 +593,12 @@ impl Stream {
         if let Some(since) = traced {
             shell.driver.trace(seq, since, now_ns());
         }
-        if let Some(ledger) = &volume.ledger {
+        if let Some(ownership) = &volume.ownership {
             let writes = staged.writes.iter();
-            lock(ledger).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
+            lock(ownership).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
         }
-        // First of all, as long as the flag is held: what is left here of a write that was
-        // cut is counted with its parts there.
+        // First of all, while this thread holds the flag: the rest of a write that was split is
+        // counted together with its parts in the driver.
         staged.writes.clear();
         shell.kept.keep(seq, staged.bufs.drain(..));
         if durable {
@@ -592,7 +610,7 @@ impl Stream {
         Ok(seq)
     }
 
-    /// Hands the staged buffers back; the pieces that point into them go first.
+    /// Returns the staged buffers in the error; the pieces that point into them are dropped first.
     #[cold]
     fn refused(&mut self, kind: SubmitErrorKind) -> SubmitError {
         let staged = self.staged.get_mut();
@@ -606,7 +624,7 @@ impl Drop for Stream {
         self.volume.background.remove(self.id, &self.handle);
         self.volume.forget_stream(self.id, &self.handle);
         let last = self.last();
-        // Others may hold the stream for a moment longer; the connections end here.
+        // The background thread may hold the stream for a moment longer; the connections end here.
         self.shell.take().hang_up();
         let over = if self.closed { Over::Closed } else { Over::Dropped };
         wake_all(self.handle.watched.end(over));
@@ -631,7 +649,7 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// Nanoseconds; more than 584 years are that.
+/// The time in nanoseconds; 584 years at most.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! A stream in this process: its driver, its sockets and its buffers. The thread that has taken it,
-//! its owner's or the background thread, drives it.
+//! A stream in this process: its driver, its sockets and its buffers. The thread that has taken it
+//! drives it: its owner's thread or the background thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -20,28 +20,29 @@ use crate::shared::{Inner, lock};
 use crate::waking::wake_all;
 use crate::watched::{Over, Watched};
 
-/// What is reached without taking the stream: from the targets' threads, from watching threads, and
-/// from event loops.
+/// The part of a stream that other threads use without taking the stream: the targets' threads,
+/// watching threads, and event loops.
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     poller: Poller,
     waker: riopipe_net::Waker,
-    mail: Mutex<Vec<StreamMessage>>,
+    messages: Mutex<Vec<StreamMessage>>,
     /// Another thread has called the owner.
     called: AtomicBool,
-    /// What an event loop waits for, if there is one: what the stream's own poller waits for, that the
-    /// background thread has found something, and calls of the owner. It is woken for the latter two.
+    /// The poller of an event loop, if there is one. It is readable when the stream's own poller is,
+    /// when the background thread has moved a mark, and when another thread has called the owner. Its
+    /// waker is for the latter two, the *news*.
     news: OnceLock<Poller>,
-    /// Outlives the stream where somebody still watches it.
+    /// Outlives the stream as long as a watch has it.
     pub(crate) watched: Arc<Watched<StreamFailure>>,
 }
 
-/// What the targets' threads tell a stream.
+/// A message of a target's thread to a stream.
 #[derive(Debug)]
 pub(crate) enum StreamMessage {
     /// A connection to a server, and the queue to open on it.
     Connected { server: usize, socket: Socket, queue: Box<IoQueue> },
-    /// The association that a server's connections belong to is over.
+    /// The association to which a server's connections belong has ended.
     AssociationEnded { server: usize },
     /// A server will not come back.
     GiveUp { server: usize, cause: Cause },
@@ -52,16 +53,16 @@ impl StreamHandle {
         let poller = Poller::new()?;
         let waker = poller.waker();
         let watched = Arc::new(Watched::new(start));
-        let (mail, called, news) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        Ok(Arc::new(Self { poller, waker, mail, called, news, watched }))
+        let (messages, called, news) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        Ok(Arc::new(Self { poller, waker, messages, called, news, watched }))
     }
 
-    /// Readable when the stream has something to do.
+    /// The stream's poller: readable when a socket of the stream is, or when it has been woken.
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
     }
 
-    /// What an event loop waits for.
+    /// The poller for an event loop.
     pub(crate) fn news(&self) -> Result<&Poller, PollerError> {
         if self.news.get().is_none() {
             let news = Poller::new()?;
@@ -72,55 +73,56 @@ impl StreamHandle {
         Ok(self.news.get().expect("it was set above, or by another thread before"))
     }
 
-    /// There is something that the owner has not seen: the background thread has found it, or another
-    /// thread has called.
-    fn tell_news(&self) {
+    /// Wakes the event loop: the background thread has moved a mark, or another thread has called the
+    /// owner.
+    fn signal_news(&self) {
         if let Some(news) = self.news.get() {
             news.waker().wake();
         }
     }
 
-    /// The owner takes in all there is.
+    /// Clears the news: a call of the owner begins, and receives them.
     #[inline]
-    pub(crate) fn hear_news(&self) {
+    pub(crate) fn clear_news(&self) {
         if let Some(news) = self.news.get()
             && news.is_woken()
         {
-            // It only fails when the process is out of memory; then it is heard all the same.
+            // This only fails when the process is out of memory; the owner receives the news anyway.
             let _ = news.wait(&mut Vec::new(), Some(Duration::ZERO));
         }
     }
 
-    /// What wakes the thread that drives the stream.
+    /// The waker of the thread that drives the stream.
     pub(crate) fn waker(&self) -> &riopipe_net::Waker {
         &self.waker
     }
 
-    /// Calls the owner: its wait ends, or the next one does.
+    /// Calls the owner: ends its present wait, or else its next one.
     pub(crate) fn call_owner(&self) {
         self.called.store(true, Ordering::Release);
-        // An event loop is to see it though the background thread may hear it first.
-        self.tell_news();
+        // The event loop must wake even if the background thread receives the call first.
+        self.signal_news();
         self.waker.wake();
     }
 
-    /// Leaves something for the thread that drives the stream, and wakes it.
-    pub(crate) fn post(&self, mail: StreamMessage) {
-        lock(&self.mail).push(mail);
+    /// Posts a message to the thread that drives the stream, and wakes that thread.
+    pub(crate) fn post(&self, message: StreamMessage) {
+        lock(&self.messages).push(message);
         self.waker.wake();
     }
 
-    /// Takes what the targets' threads have left.
-    pub(crate) fn take_mail(&self) -> Vec<StreamMessage> {
-        std::mem::take(&mut *lock(&self.mail))
+    /// Takes the messages of the targets' threads.
+    pub(crate) fn take_messages(&self) -> Vec<StreamMessage> {
+        std::mem::take(&mut *lock(&self.messages))
     }
 
-    /// Sleeps until something comes or the time has come; whether there is mail.
+    /// Sleeps until bytes arrive, until the stream is woken, or until the time `until`. Returns
+    /// whether it was woken: there may be messages.
     pub(crate) fn sleep(&self, until: u64) -> bool {
         let left = Duration::from_nanos(until.saturating_sub(now_ns()));
         let mut events = Vec::new();
         self.poller.wait(&mut events, Some(left)).unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot sleep until something arrives; looking instead");
+            tracing::error!(%error, "cannot sleep until an event; polling instead");
             false
         })
     }
@@ -130,7 +132,7 @@ impl StreamHandle {
 struct Connection {
     socket: Socket,
     rx: RecvBuf,
-    /// Whether the poller watches for room to send.
+    /// Whether the poller watches for space in the send buffer.
     wants_write: bool,
 }
 
@@ -146,12 +148,12 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(servers: usize, handle: Arc<StreamHandle>) -> Self {
-        // What was left for an earlier life is about connections that are no more.
-        lock(&handle.mail).clear();
+        // Messages for an earlier incarnation are about connections that are closed.
+        lock(&handle.messages).clear();
         Self { servers: (0..servers).map(|_| None).collect(), handle }
     }
 
-    /// Takes a socket to a server.
+    /// Adds a connected socket to a server.
     pub(crate) fn open(&mut self, server: usize, socket: Socket) -> Result<(), PollerError> {
         self.handle.poller.add(&socket, server as u64, Interest::Read)?;
         let rx = RecvBuf::new(RX_MAX);
@@ -168,8 +170,8 @@ impl Connections {
         self.servers.fill_with(|| None);
     }
 
-    /// Receives once from each target, then sends what that makes possible; whether anything
-    /// moved.
+    /// Receives once from each target, then sends all that may be sent after that. Returns whether any
+    /// byte was received or sent.
     pub(crate) fn round(
         &mut self,
         driver: &mut StreamDriver<Piece>,
@@ -180,7 +182,7 @@ impl Connections {
         Ok(self.send_all(driver, now)? || received)
     }
 
-    /// Receives once from each target; whether anything came.
+    /// Receives once from each target. Returns whether any byte was received.
     #[inline]
     fn receive_all(
         &mut self,
@@ -192,11 +194,11 @@ impl Connections {
         for server in 0..self.servers.len() {
             received |= self.receive(driver, server, now, sink).map_err(|e| (server, e))?;
         }
-        tell_time(driver);
+        report_time(driver);
         Ok(received)
     }
 
-    /// Sends each target what may be sent; whether anything was.
+    /// Sends all that may be sent to each target. Returns whether any byte was sent.
     #[inline]
     fn send_all(
         &mut self,
@@ -205,7 +207,7 @@ impl Connections {
     ) -> Result<bool, (usize, CallError)> {
         let mut sent = false;
         driver.pump(now);
-        tell_time(driver);
+        report_time(driver);
         for server in 0..self.servers.len() {
             sent |= self.send(driver, server).map_err(|e| (server, e))?;
         }
@@ -232,7 +234,7 @@ impl Connections {
         let used = match driver.received(at, now, connection.rx.data(), sink) {
             Ok(used) => used,
             Err(error) => {
-                // Tell the target why, if it still listens.
+                // Sends the reason, if the target still receives.
                 let _ = connection.socket.send(driver.outbox(at).slices());
                 return Err(error.into());
             }
@@ -245,7 +247,7 @@ impl Connections {
         Ok(true)
     }
 
-    /// Sends from the outbox as far as the kernel takes it.
+    /// Sends the outbox as far as the kernel accepts it.
     fn send(&mut self, driver: &mut StreamDriver<Piece>, server: usize) -> Result<bool, CallError> {
         let Some(connection) = &mut self.servers[server] else { return Ok(false) };
         let out = driver.outbox(server as u16);
@@ -270,46 +272,47 @@ impl Connections {
     }
 }
 
-/// A traced group has entered a stage: the session has no clock to see when.
+/// Reports the time to the driver if a traced group has entered a stage: the session has no clock.
 #[inline]
-fn tell_time(driver: &mut StreamDriver<Piece>) {
+fn report_time(driver: &mut StreamDriver<Piece>) {
     if driver.wants_instant() {
         driver.instant(now_ns());
     }
 }
 
-/// See the [module](self). It owns the buffers of all that the driver has under way: pieces of one
-/// buffer never get into two shells, nor out of one.
+/// See the [module](self). It owns the buffers of all requests that the driver has in flight: the
+/// pieces of one buffer are never in two shells, and never leave one.
 pub(crate) struct StreamShell {
     pub(crate) driver: StreamDriver<Piece>,
-    /// What the driver's pieces are of; dropped after it.
+    /// The buffers of the driver's pieces; dropped after it.
     pub(crate) kept: Kept,
     connections: Connections,
     volume: Arc<Inner>,
-    /// When the last round began: looking at the clock costs as much as a look for answers does
-    /// beside the system call.
+    /// The time at which the last round began, ns. Reading the clock costs as much as a poll for
+    /// answers, apart from its system call.
     pub(crate) now: u64,
     failure: Option<Box<StreamFailure>>,
-    /// The mark that the ledger was last told.
+    /// The released mark that the ownership checker received last.
     released: Seq,
     /// The marks that were published last.
     published: Marks,
-    /// Those that waited for what has come: who drives the stream wakes them before it rests, or
-    /// right after it has given the stream back.
+    /// The waiters whose mark has been reached. The thread that drives the stream wakes them before it
+    /// rests, or right after it has released the stream.
     due: Vec<Waker>,
 }
 
 // SAFETY: only the driver's pieces are not `Send` (asserted below), because the counts of their
 // buffers take one thread at a time. All pieces of a buffer that the driver has are in it, and they
-// stay: it hands out none, and they are dropped in it. So they change threads with the shell and
-// only so, and what one thread counted happens before the next one's turn, as it does for whatever
-// is sent. The buffers' owners are here (`kept`), but one that is freed elsewhere, by a caller
-// that got it back, has no piece left (`Buf::is_unique`, acquired after the last piece's release).
+// stay: it hands out none, and they are dropped in it. So they change threads only together with the
+// shell. The counts of one thread happen before those of the next one, as for any value that is sent
+// to another thread. The buffers' owners are here (`kept`). A buffer that is freed elsewhere, by a
+// caller that got it back, has no piece left (`Buf::is_unique`, acquired after the last piece's
+// release).
 unsafe impl Send for StreamShell {}
 
 const _: () = {
     const fn is_send<T: Send>() {}
-    // The driver with a payload that may be sent; its engine is `Send` by an assertion of its own.
+    // The other fields. The driver's engine is `Send` by an assertion of its own.
     is_send::<Kept>();
     is_send::<Connections>();
     is_send::<Arc<Inner>>();
@@ -317,7 +320,7 @@ const _: () = {
 };
 
 impl StreamShell {
-    /// A stream that is bound everywhere.
+    /// A stream that has been bound on all targets.
     pub(crate) fn new(
         volume: Arc<Inner>,
         driver: StreamDriver<Piece>,
@@ -337,31 +340,31 @@ impl StreamShell {
         &self.connections.handle
     }
 
-    /// Closes all connections. The stream is no good for anything afterwards.
+    /// Closes all connections. The stream can't be used afterwards.
     pub(crate) fn hang_up(&mut self) {
         self.connections.close_all();
     }
 
-    /// Begins a new life on new connections. The attention goes on: its calls are counted.
-    /// The old life's buffers go to the pool.
+    /// Begins a new incarnation on new connections. The driver's attention is kept, because it counts
+    /// the owner's calls. The buffers of the old incarnation go to the pool.
     pub(crate) fn restart(&mut self, mut new: Self, pool: &mut Pool) {
         *new.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
         new.due.append(&mut self.due);
         let mut kept = std::mem::take(&mut self.kept);
         *self = new;
-        kept.give_back(Seq(u64::MAX), pool);
+        kept.recycle(Seq(u64::MAX), pool);
     }
 
-    /// Gives the buffers back that are no longer needed.
+    /// Returns the buffers that are no longer needed to the pool.
     pub(crate) fn reclaim(&mut self, pool: &mut Pool) {
-        self.kept.give_back(self.driver.reclaim(), pool);
+        self.kept.recycle(self.driver.reclaim(), pool);
     }
 
-    /// Sends what may be sent, without looking for answers.
+    /// Sends all that may be sent, without receiving.
     pub(crate) fn send(&mut self) {
         self.driver.want_durable(self.handle().watched.wanted(self.driver.last()));
         self.driver.pump(now_ns());
-        tell_time(&mut self.driver);
+        report_time(&mut self.driver);
         for server in 0..self.connections.servers.len() {
             if let Err(error) = self.connections.send(&mut self.driver, server) {
                 self.lose(server, &error);
@@ -369,7 +372,8 @@ impl StreamShell {
         }
     }
 
-    /// One round of all there is to do; whether anything was done.
+    /// One round: receives, sends, checks times, handles events. Returns whether any byte was received
+    /// or sent.
     #[inline]
     pub(crate) fn work(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
         let worked = loop {
@@ -384,27 +388,27 @@ impl StreamShell {
         }
         self.driver.settle(self.now);
         while let Some(event) = self.driver.next_event() {
-            self.happens(event);
+            self.handle_event(event);
         }
         worked
     }
 
-    /// As [`Connections::round`], with a look at the mail behind what was received: what the target
-    /// has said may be of its next life (T27).
+    /// As [`Connections::round`], but handles messages after receiving and before sending: the received
+    /// bytes may be of the target's next incarnation (T27).
     #[inline]
     fn round(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> Result<bool, (usize, CallError)> {
         let received = self.connections.receive_all(&mut self.driver, self.now, sink)?;
         if self.connections.handle.poller.is_woken() {
-            self.read_mail();
+            self.receive_messages();
         }
-        // Behind the mail: who waits for it has entered before that wakes this thread.
+        // After the messages: a waiter enters the list before it wakes this thread.
         let wanted = self.connections.handle.watched.wanted(self.driver.last());
         self.driver.want_durable(wanted);
         Ok(self.connections.send_all(&mut self.driver, self.now)? || received)
     }
 
     #[cold]
-    fn happens(&mut self, event: StreamEvent) {
+    fn handle_event(&mut self, event: StreamEvent) {
         match event {
             StreamEvent::Over { server } => self.connections.close(usize::from(server)),
             StreamEvent::Connect(request) => {
@@ -435,31 +439,31 @@ impl StreamShell {
         self.connections.close(server);
     }
 
-    /// Takes in what the targets' threads have left.
+    /// Resets the waker, and handles the messages of the targets' threads.
     #[cold]
-    fn read_mail(&mut self) {
-        // Before looking: mail that is posted from now on wakes again.
+    fn receive_messages(&mut self) {
+        // Before the messages are taken: a message that is posted from now on wakes again.
         let mut events = Vec::new();
-        // It only fails when the process is out of memory; then the mail is read all the same.
+        // This only fails when the process is out of memory; the messages are taken anyway.
         let _ = self.handle().poller.wait(&mut events, Some(Duration::ZERO));
-        self.take_mail();
+        self.handle_messages();
     }
 
-    /// Takes note of another thread's call. It may have come while no driver was there: the stream
-    /// was being reopened.
+    /// Passes another thread's call to the driver. The call may have come while there was no driver,
+    /// because the stream was being reopened.
     #[inline]
-    pub(crate) fn hear_call(&mut self) {
+    pub(crate) fn take_call(&mut self) {
         let called = &self.handle().called;
         if called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel) {
             self.driver.wake();
         }
     }
 
-    fn take_mail(&mut self) {
-        self.hear_call();
+    fn handle_messages(&mut self) {
+        self.take_call();
         let now = now_ns();
-        for mail in self.handle().take_mail() {
-            match mail {
+        for message in self.handle().take_messages() {
+            match message {
                 StreamMessage::GiveUp { server, cause } => {
                     self.driver.give_up(server as u16, cause)
                 }
@@ -477,25 +481,26 @@ impl StreamShell {
         }
     }
 
-    /// Sleeps until something comes, until `deadline`, or until the driver wants to be called.
+    /// Sleeps until bytes arrive, until the stream is woken, until `deadline`, or until the driver must
+    /// be called.
     pub(crate) fn sleep(&mut self, deadline: Option<u64>) {
         let until = self.driver.sleeps_until(now_ns());
         if self.handle().sleep(deadline.map_or(until, |deadline| deadline.min(until))) {
-            // The wait has taken note of the waker; the mail is there.
-            self.take_mail();
+            // The sleep has reset the waker.
+            self.handle_messages();
         }
     }
 
-    /// Takes those that are to be woken.
+    /// Takes the waiters that must be woken.
     #[inline]
     pub(crate) fn take_due(&mut self) -> Vec<Waker> {
         std::mem::take(&mut self.due)
     }
 
-    /// For a call of the owner: looks again at once, or sleeps until something comes.
+    /// For a call of the owner: returns at once for another poll, or sleeps.
     pub(crate) fn rest(&mut self, waiter: &mut Waiter, worked: bool, deadline: Option<u64>) {
         if !self.due.is_empty() {
-            // No other thread waits for the stream meanwhile: only its owner does that.
+            // No other thread waits for the ownership flag meanwhile: only the owner waits for it.
             wake_all(self.take_due());
         }
         if worked {
@@ -509,12 +514,13 @@ impl StreamShell {
         self.sleep(deadline);
     }
 
-    /// When [`work`](Self::work) should be called though nothing has come.
+    /// The time at which [`work`](Self::work) must be called even if no byte has arrived, ns.
     pub(crate) fn deadline(&self) -> Option<u64> {
         self.driver.deadline(now_ns())
     }
 
-    /// The driver's marks, and what follows from them.
+    /// Returns the driver's marks. If they have moved, publishes them, and reports the released mark to
+    /// the ownership checker.
     pub(crate) fn marks(&mut self) -> Result<Marks, StreamFailure> {
         if let Some(failure) = &self.failure {
             return Err((**failure).clone());
@@ -533,33 +539,33 @@ impl StreamShell {
         if let Err(failure) = result {
             return Err(self.poisoned(failure));
         }
-        if let Some(ledger) = &self.volume.ledger {
+        if let Some(ownership) = &self.volume.ownership {
             let released = self.driver.released();
             if released > self.released {
                 self.released = released;
-                lock(ledger).released(self.driver.id(), released);
+                lock(ownership).released(self.driver.id(), released);
             }
         }
         Ok(marks)
     }
 
-    /// The background thread's turn: some rounds of work. Returns when the next one is due though
-    /// nothing may have come.
+    /// The background thread's turn: some rounds of work. Returns the time at which the next turn is
+    /// due even if no byte has arrived, ns.
     pub(crate) fn tend(&mut self, flush_ns: u64) -> Option<u64> {
         let before = (self.published, self.driver.released(), self.failure.is_some());
         let mut worked = true;
         for _ in 0..ROUNDS_MAX {
             worked = worked && self.work(&mut |_, _| ());
         }
-        let looked = self.marks();
+        let marks = self.marks();
         if before != (self.published, self.driver.released(), self.failure.is_some()) {
-            self.handle().tell_news();
+            self.handle().signal_news();
         }
-        looked.ok()?;
+        marks.ok()?;
         self.driver.take_care(worked, flush_ns, now_ns())
     }
 
-    /// The stream has failed: the same error from now on, however often it is asked for (P6).
+    /// The stream has failed: returns its error, the same one at each call (P6).
     #[cold]
     pub(crate) fn poisoned(&mut self, failure: Failure) -> StreamFailure {
         if let Some(failure) = &self.failure {

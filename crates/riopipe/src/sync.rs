@@ -1,5 +1,5 @@
-//! What crosses threads here is made of these; a model check puts the checker's in their place
-//! (`tests/threads`).
+//! The types of all state that threads share in `watched.rs`. A model check (`tests/threads.rs`)
+//! replaces them by the checker's types.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -28,7 +28,7 @@ use crate::sockets::ControlSockets;
 use crate::stream::nanos;
 use crate::stream_shell::{StreamHandle, StreamMessage};
 
-/// Wakes the threads that wait for answers of some targets: something has happened at one of them.
+/// Wakes the threads that wait for answers of some targets, at each event of one of them.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     count: Mutex<u64>,
@@ -41,13 +41,13 @@ impl Signal {
         *lock(&self.count)
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         let mut count = lock(&self.count);
         *count = count.wrapping_add(1);
         self.changed.notify_all();
     }
 
-    /// Waits until an event has happened after the count was `seen`, or for so long.
+    /// Waits until an event has happened after the count was `seen`, for `most` at most.
     pub(crate) fn wait(&self, seen: u64, most: Duration) {
         let deadline = now_ns().saturating_add(nanos(most));
         let mut count = lock(&self.count);
@@ -79,15 +79,16 @@ struct Managed {
     handles: BTreeMap<StreamId, Arc<StreamHandle>>,
 }
 
+/// The association before the volume is open, or its manager after that.
 #[derive(Debug)]
-enum Link {
+enum Phase {
     Single(Box<Association<Page>>),
     Managed(Box<Managed>),
 }
 
 #[derive(Debug)]
 struct Control {
-    link: Link,
+    phase: Phase,
     sockets: ControlSockets,
     /// The connection that was made for a stream last.
     made: Option<Socket>,
@@ -116,7 +117,7 @@ impl Target {
         signal: Arc<Signal>,
     ) -> Result<Arc<Self>, CallError> {
         let control = Control {
-            link: Link::Single(Box::new(association)),
+            phase: Phase::Single(Box::new(association)),
             sockets: ControlSockets::default(),
             made: None,
             connect_error: None,
@@ -145,11 +146,11 @@ impl Target {
                 (happened, control.wanted(), control.deadline())
             };
             if happened {
-                self.signal.tell();
+                self.signal.notify();
             }
             if let Some(wanted) = wanted {
                 self.connect(wanted);
-                self.signal.tell();
+                self.signal.notify();
                 continue;
             }
             let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
@@ -174,7 +175,7 @@ impl Target {
         loop {
             let seen = self.signal.count();
             let mut control = lock(&self.control);
-            if let Link::Single(association) = &control.link {
+            if let Phase::Single(association) = &control.phase {
                 if let Some(entries) = association.discovered() {
                     return Ok(entries.to_vec());
                 }
@@ -189,12 +190,12 @@ impl Target {
         }
     }
 
-    /// Why the association does not stand.
+    /// Why there is no association.
     pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
         let mut control = lock(&self.control);
-        let nqn = match &control.link {
-            Link::Single(association) => association.subnqn().to_owned(),
-            Link::Managed(_) => String::new(),
+        let nqn = match &control.phase {
+            Phase::Single(association) => association.subnqn().to_owned(),
+            Phase::Managed(_) => String::new(),
         };
         AttachError::of(&self.name, nqn, error, control.connect_error.take())
     }
@@ -204,22 +205,22 @@ impl Target {
         &self,
         f: impl FnOnce(&mut Association<Page>) -> R,
     ) -> Option<R> {
-        self.change(|control, _| match &mut control.link {
-            Link::Single(association) => Some(f(association)),
-            Link::Managed(_) => None,
+        self.change(|control, _| match &mut control.phase {
+            Phase::Single(association) => Some(f(association)),
+            Phase::Managed(_) => None,
         })
     }
 
     /// Calls `f` with the association's manager, once the volume is open.
     pub(crate) fn with_manager(&self, f: &mut dyn FnMut(&mut AssociationManager<Page>)) {
         self.change(|control, _| {
-            if let Link::Managed(managed) = &mut control.link {
+            if let Phase::Managed(managed) = &mut control.phase {
                 f(&mut managed.manager);
             }
         });
     }
 
-    /// Changes the state, sends waiting bytes, and wakes the thread for the rest.
+    /// Changes the state, sends waiting bytes, and wakes the thread for all other work.
     fn change<T>(&self, change: impl FnOnce(&mut Control, u64) -> T) -> T {
         let mut control = lock(&self.control);
         let result = change(&mut control, now_ns());
@@ -239,7 +240,7 @@ impl Target {
         let mut control = lock(&self.control);
         let queue = control.association()?.io_queue(request.qid, request.depth);
         let queue = queue.ok_or(CallError::Closed)?;
-        if let Link::Managed(managed) = &mut control.link {
+        if let Phase::Managed(managed) = &mut control.phase {
             managed.handles.insert(request.stream, Arc::clone(handle));
         }
         Ok(queue)
@@ -247,8 +248,8 @@ impl Target {
 
     /// A stream has ended. Another one may have its number by now.
     pub(crate) fn forget(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
-        if let Link::Managed(managed) = &mut lock(&self.control).link
-            && managed.handles.get(&stream).is_some_and(|there| Arc::ptr_eq(there, handle))
+        if let Phase::Managed(managed) = &mut lock(&self.control).phase
+            && managed.handles.get(&stream).is_some_and(|current| Arc::ptr_eq(current, handle))
         {
             managed.handles.remove(&stream);
         }
@@ -258,13 +259,13 @@ impl Target {
     pub(crate) fn manage(&self, config: ManagerConfig, owner: Owner) {
         let loss_timeout = Duration::from_nanos(config.loss_ns);
         let mut control = lock(&self.control);
-        let Link::Single(association) = &mut control.link else { return };
+        let Phase::Single(association) = &mut control.phase else { return };
         // The replacement exists no longer than this function runs.
         let nothing = Association::new(association.config().clone());
         let association = core::mem::replace(&mut **association, nothing);
         let manager = AssociationManager::new(association, config);
         let handles = BTreeMap::new();
-        control.link = Link::Managed(Box::new(Managed { manager, owner, loss_timeout, handles }));
+        control.phase = Phase::Managed(Box::new(Managed { manager, owner, loss_timeout, handles }));
         drop(control);
         self.poller.waker().wake();
     }
@@ -272,7 +273,7 @@ impl Target {
     /// A stream wants another connection.
     pub(crate) fn request(&self, request: ConnectRequest) {
         self.change(|control, now| {
-            if let Link::Managed(managed) = &mut control.link {
+            if let Phase::Managed(managed) = &mut control.phase {
                 managed.manager.request(request, now);
             }
         });
@@ -280,44 +281,44 @@ impl Target {
 
     /// Why the target is unreachable, if it is.
     pub(crate) fn absence(&self) -> Option<Absence> {
-        match &lock(&self.control).link {
-            Link::Single(_) => None,
-            Link::Managed(managed) => managed.manager.absence().cloned(),
+        match &lock(&self.control).phase {
+            Phase::Single(_) => None,
+            Phase::Managed(managed) => managed.manager.absence().cloned(),
         }
     }
 
     /// Ends the association, unless the volume has been opened.
     pub(crate) fn stop_unless_open(&self) {
-        let is_open = matches!(lock(&self.control).link, Link::Managed(_));
+        let is_open = matches!(lock(&self.control).phase, Phase::Managed(_));
         if !is_open {
             self.stop();
         }
     }
 
-    /// Ends the association: the target learns at once that the owner has ended for good.
+    /// Ends the association, and shows the target at once that the owner has ended for good.
     pub(crate) fn stop(&self) {
         self.change(|control, now| {
             control.over = true;
-            match &mut control.link {
-                Link::Single(association) => association.hang_up(),
-                Link::Managed(managed) => managed.manager.stop(now),
+            match &mut control.phase {
+                Phase::Single(association) => association.hang_up(),
+                Phase::Managed(managed) => managed.manager.stop(now),
             }
         });
     }
 }
 
 impl Control {
-    /// One round: receives, handles events, sends. Returns whether something has happened.
+    /// One round: receives, handles events, sends. Returns whether bytes arrived or the state changed.
     fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
         let now = now_ns();
         let before = self.state();
-        let came = match &mut self.link {
-            Link::Single(association) => {
+        let came = match &mut self.phase {
+            Phase::Single(association) => {
                 let came = self.sockets.receive(&mut **association, now);
                 association.timeout(now);
                 came
             }
-            Link::Managed(managed) => {
+            Phase::Managed(managed) => {
                 let came = self.sockets.receive(&mut managed.manager, now);
                 managed.manager.timeout(now);
                 while let Some(event) = managed.manager.next_event() {
@@ -332,9 +333,9 @@ impl Control {
 
     /// The state that may change by time alone.
     fn state(&mut self) -> (u32, bool, bool) {
-        let number = match &self.link {
-            Link::Single(_) => 0,
-            Link::Managed(managed) => managed.manager.number(),
+        let number = match &self.phase {
+            Phase::Single(_) => 0,
+            Phase::Managed(managed) => managed.manager.number(),
         };
         let association = self.association().ok();
         let stands = association.is_some();
@@ -344,23 +345,23 @@ impl Control {
 
     fn send(&mut self, poller: &Poller) {
         let now = now_ns();
-        match &mut self.link {
-            Link::Single(association) => self.sockets.send(&mut **association, poller, now),
-            Link::Managed(managed) => self.sockets.send(&mut managed.manager, poller, now),
+        match &mut self.phase {
+            Phase::Single(association) => self.sockets.send(&mut **association, poller, now),
+            Phase::Managed(managed) => self.sockets.send(&mut managed.manager, poller, now),
         }
     }
 
     fn wanted(&self) -> Option<ConnectionId> {
-        match &self.link {
-            Link::Single(association) => association.wants_connection(),
-            Link::Managed(managed) => managed.manager.wants_connection(),
+        match &self.phase {
+            Phase::Single(association) => association.wants_connection(),
+            Phase::Managed(managed) => managed.manager.wants_connection(),
         }
     }
 
     fn deadline(&self) -> Option<u64> {
-        match &self.link {
-            Link::Single(association) => association.deadline(),
-            Link::Managed(managed) => managed.manager.deadline(),
+        match &self.phase {
+            Phase::Single(association) => association.deadline(),
+            Phase::Managed(managed) => managed.manager.deadline(),
         }
     }
 
@@ -389,27 +390,27 @@ impl Control {
             }
             ConnectionId::Stream(_) => self.made = Some(socket),
         }
-        match &mut self.link {
-            Link::Single(association) => association.connected(wanted, is_local, now),
-            Link::Managed(managed) => managed.manager.connected(wanted, is_local, now),
+        match &mut self.phase {
+            Phase::Single(association) => association.connected(wanted, is_local, now),
+            Phase::Managed(managed) => managed.manager.connected(wanted, is_local, now),
         }
     }
 
     fn connect_failed(&mut self, wanted: ConnectionId, failure: ConnectFailure, now: u64) {
-        match &mut self.link {
-            Link::Single(association) => association.connect_failed(wanted, failure, now),
-            Link::Managed(managed) => managed.manager.connect_failed(wanted, failure, now),
+        match &mut self.phase {
+            Phase::Single(association) => association.connect_failed(wanted, failure, now),
+            Phase::Managed(managed) => managed.manager.connect_failed(wanted, failure, now),
         }
     }
 
-    /// The association, if it stands; else the reason why not.
+    /// The association, or the reason why there is none.
     fn association(&mut self) -> Result<&mut Association<Page>, CallError> {
-        match &mut self.link {
-            Link::Single(association) => match association.state() {
+        match &mut self.phase {
+            Phase::Single(association) => match association.state() {
                 AssociationState::Lost(error) => Err(error.clone().into()),
                 _ => Ok(association),
             },
-            Link::Managed(managed) => {
+            Phase::Managed(managed) => {
                 let why = managed.manager.absence().map(|absence| absence.why.clone());
                 match (managed.manager.association(), why) {
                     (Some(association), _) => Ok(association),
@@ -436,7 +437,7 @@ impl Managed {
                 } else if self.loss_timeout.is_zero() {
                     tracing::warn!(
                         %volume, %target, error = %why,
-                        "lost the target; no time is given for it to come back"
+                        "lost the target; the loss timeout is 0, so it is not tried again"
                     );
                 } else {
                     tracing::warn!(
@@ -451,12 +452,12 @@ impl Managed {
             ),
             ManagerEvent::GivenUp { unreachable_ns } => tracing::error!(
                 %volume, %target, unreachable_ms = unreachable_ns / 1_000_000,
-                "given up: the streams fail; when the target comes back they can be reopened"
+                "the target is given up: the streams fail; when it is back they can be reopened"
             ),
             ManagerEvent::Refused { why, cause } => {
                 if !self.loss_timeout.is_zero() && !self.manager.is_released() {
                     tracing::error!(
-                        %volume, %target, %why, "the target will not have this owner back"
+                        %volume, %target, %why, "the target refuses this owner"
                     );
                 }
                 for handle in self.handles.values() {

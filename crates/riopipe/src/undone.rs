@@ -46,7 +46,7 @@ const RECORD: usize = 32;
 #[non_exhaustive]
 pub enum SaveError {
     /// A file of this name exists already.
-    #[error("{} exists already, and may be the only copy of something: give another name", .0.display())]
+    #[error("{} exists already, and may be the only copy of other data: use another name", .0.display())]
     Exists(PathBuf),
     /// The file can't be written.
     #[error("{}: {source}", .path.display())]
@@ -65,7 +65,7 @@ pub enum SaveError {
         source: crate::CallError,
     },
     /// No file was named.
-    #[error("there is no file for what is about to be zeroed")]
+    #[error("there is no file for the data that is about to be zeroed")]
     NoFile,
 }
 
@@ -144,8 +144,8 @@ pub fn read(path: &Path) -> Result<Saved, ReadSavedError> {
         return Err(damaged());
     }
     let extents: Vec<SavedExtent> = table.chunks_exact(RECORD).map(extent_of).collect();
-    let told = extents.iter().try_fold(0u64, |sum, extent| sum.checked_add(extent.range.blocks));
-    if told != Some(blocks) {
+    let listed = extents.iter().try_fold(0u64, |sum, extent| sum.checked_add(extent.range.blocks));
+    if listed != Some(blocks) {
         return Err(damaged());
     }
     let mut crc = 0;
@@ -247,7 +247,7 @@ impl Saving {
         }
     }
 
-    /// All blocks have been written: makes the file whole and durable.
+    /// Completes the file after the last block, and makes it durable.
     pub(crate) fn finish(mut self) -> Result<PathBuf, SaveError> {
         match self.seal() {
             Ok(()) => Ok(self.path),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_read_back() {
+    fn saved_blocks_are_read_back() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("undone");
         saved(&path);

@@ -1,4 +1,4 @@
-//! An open volume: who owns what, and the streams that come from it.
+//! An open volume: opening, recovering and releasing it, and the streams and readers that it makes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,72 +27,73 @@ use crate::stat::{VolumeStat, VolumeStatSource};
 use crate::stream::{Stream, StreamOptions};
 use crate::stream_shell::StreamHandle;
 
-/// How a volume is to be opened.
+/// The options for opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The engine; `None`: what the volume was made for.
+    /// The engine. `None`: the one for which the volume was created.
     pub engine: Option<EngineKind>,
     /// Fence an owner that is alive, or that may still come back (T8, T25).
     pub take_over: bool,
-    /// How long to wait for a volume that is owned. When an owner's connection is lost, its volume
-    /// stays its own for its [`loss_timeout`](ConnectOptions::loss_timeout) and a little longer,
-    /// 45 s unless told otherwise; then it is free. Zero: an owned volume is refused at once.
+    /// How long to wait for a volume that is owned. When an owner's connection is lost, its targets
+    /// keep the volume for it for its [`loss_timeout`](ConnectOptions::loss_timeout) and a little
+    /// longer, 45 s by default; then the volume is free. Zero: an owned volume is refused at once.
     pub wait_for_lease: Duration,
-    /// Give up an ordering log that is not there any more, is damaged, is older than the labels
-    /// (T24), or does not fit the others, and with it the knowledge of what was under way last
-    /// (T19). Nothing is undone then, on any target, and what is in doubt is listed (T26).
+    /// Give up an ordering log that is missing, damaged, or older than the labels (T24), or that
+    /// contradicts the others. The order of the writes that were in flight last is then not known
+    /// (T19). So nothing is undone, on any target, and the writes in doubt are listed (T26).
     pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
     pub check_ownership: bool,
-    /// How to connect.
+    /// The options of the connections.
     pub connect: ConnectOptions,
 }
 
-/// How a volume is to be recovered by hand.
+/// The options for recovering a volume by hand.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoverOptions {
-    /// Only tell what recovery would do. Nothing is changed, not even a generation.
+    /// Only report what recovery would do. Nothing is changed, not even a generation.
     pub dry_run: bool,
-    /// Keep what is about to be zeroed in this file, which must not be there yet
+    /// Save the data that is about to be zeroed in this file, which must not exist yet
     /// ([`undone`](crate::undone) reads it).
     pub save_undone: Option<PathBuf>,
-    /// Drop the lists of in-place updates that the recovery returns: somebody looks at them.
+    /// Acknowledge the lists of in-place updates that the recovery returns: the targets drop them.
+    /// The caller checks these blocks from the returned lists.
     pub acknowledge: bool,
     /// Fence an owner that is alive, or that may still come back (T8, T25). With
-    /// [`dry_run`](Self::dry_run), look at the volume of an owner that is away.
+    /// [`dry_run`](Self::dry_run), inspect the volume of an owner that may still come back.
     pub take_over: bool,
     /// How long to wait for a volume that is owned, as [`OpenOptions::wait_for_lease`].
     pub wait_for_lease: Duration,
     /// Give up an ordering log that is lost, damaged or older than the labels (T19, T24, T26).
     pub accept_lost_log: bool,
-    /// How to connect.
+    /// The options of the connections.
     pub connect: ConnectOptions,
 }
 
-/// How far a recovery is.
+/// The progress of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoverProgress {
-    /// What is being done, as `list`, `undo` or `flush`.
+    /// The current step, such as `list`, `undo` or `flush`.
     pub step: &'static str,
-    /// Parts of it that are done.
+    /// Commands of the step that are done; in step `list`, log partitions that were read.
     pub done: usize,
-    /// Of how many.
+    /// All commands of the step; in step `list`, all log partitions.
     pub total: usize,
 }
 
-/// An ordered volume over one or more drives, owned by this process as long as it, or a stream of
-/// it, is there.
+/// An ordered volume over one or more drives. This process owns it until [`close`](Self::close), or
+/// until the volume and all its streams and readers are dropped.
 #[derive(Debug)]
 pub struct Volume {
     inner: Arc<Inner>,
 }
 
 impl Volume {
-    /// Makes a volume of `members`, in this order: labels on every drive, and room in every
-    /// target's ordering log.
+    /// Creates a volume of `members`, in this order: log partitions at every target with an ordering
+    /// log, and labels on every drive.
     ///
     /// # Errors
-    /// [`CreateError`]; what was begun is taken back as far as the targets allow.
+    /// [`CreateError`]. The steps that were done are undone as far as the targets allow.
     pub fn create(
         name: &str,
         members: &[MemberAddr],
@@ -101,7 +102,7 @@ impl Volume {
         create::create(name, members, options)
     }
 
-    /// Looks at the volume that `members` make, without taking it.
+    /// Reads the properties of the volume that `members` make, without claiming it.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -112,9 +113,9 @@ impl Volume {
         open::inspect(members, connect)
     }
 
-    /// Opens the volume `name`, whose members are given in its order, and becomes its owner. What
-    /// a crash has left is recovered first: the returned [`Recovery`] tells for each stream how far
-    /// it reaches, with the caller's tag of its last group.
+    /// Opens the volume `name` and becomes its owner. `members` are the volume's drives, in its
+    /// order. After a crash the volume is recovered first: the returned [`Recovery`] has the last
+    /// group of each stream, with the caller's tag of that group.
     ///
     /// ```no_run
     /// use riopipe::{OpenOptions, Place, StreamOptions, Volume};
@@ -131,11 +132,11 @@ impl Volume {
     /// if found.acknowledge {
     ///     // Pages that were being overwritten: each may be old or new, or torn between blocks.
     ///     for update in &found.in_place {
-    ///         eprintln!("look at blocks {:?}", update.range);
+    ///         eprintln!("check blocks {:?}", update.range);
     ///     }
     ///     volume.acknowledge(0)?;
     /// }
-    /// // Everything up to here is there, and no fresh block of anything later.
+    /// // Every group up to this tag is there, and no fresh block of a later group.
     /// replay(found.tag);
     /// let mut log = volume.stream(0, &StreamOptions::default())?;
     /// let record = log.buf(4096)?;
@@ -145,9 +146,9 @@ impl Volume {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError`]: a member that is missing, foreign or out of order; an owner that is alive; a
-    /// log that is not the one that is due; a recovery that can't be done. Whatever it is, opening
-    /// again finds the same.
+    /// [`OpenError`]: a member is missing, belongs to another volume, or is out of order; an owner is
+    /// alive; a log is not the one that the labels name; the recovery failed. In each case the next
+    /// attempt finds the same volume and the same prefixes.
     pub fn open(
         name: &str,
         members: &[MemberAddr],
@@ -167,8 +168,9 @@ impl Volume {
         Ok((Self { inner }, recovery))
     }
 
-    /// Recovers a volume by hand, as opening it would, and gives it back; or only tells what there
-    /// is to recover.
+    /// Recovers a volume by hand, as opening it would, and releases it. With
+    /// [`dry_run`](RecoverOptions::dry_run) it only reports what there is to recover. It calls
+    /// `progress` to report how far it is.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -201,7 +203,7 @@ impl Volume {
                 volume.acknowledge(found.stream.0).map_err(|error| match error {
                     AcknowledgeError::Recover(error) => error,
                     AcknowledgeError::NotPending { .. } => {
-                        unreachable!("only those that wait for it are acknowledged")
+                        unreachable!("only lists that wait to be acknowledged are acknowledged")
                     }
                 })?;
                 found.acknowledge = false;
@@ -209,45 +211,46 @@ impl Volume {
         }
         volume.release(volume.inner.connect.timeout).map_err(|error| match error {
             CloseError::Call { target, source } => {
-                RecoverError::Call { target, doing: "giving the volume back", source }
+                RecoverError::Call { target, doing: "releasing the volume", source }
             }
             CloseError::StreamsOpen(_) => unreachable!("no stream was opened"),
         })?;
         Ok(recovery)
     }
 
-    /// What it is.
+    /// The properties of the volume, as they were when it was opened.
     #[must_use]
     pub fn info(&self) -> &VolumeInfo {
         &self.inner.info
     }
 
-    /// Its size in blocks.
+    /// The size of the volume, in blocks of 4096 bytes.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.inner.topology.blocks()
     }
 
-    /// Where the time of its groups has gone since it was opened: of about one in
-    /// [`stages::ONE_IN`], the times spent in each of an initiator's stages, for all streams
-    /// together. May be asked at any time, from any thread; no stream waits for it.
+    /// The time that groups have spent in each stage of the initiator since the volume was opened,
+    /// for all streams together. About one group in [`stages::ONE_IN`] is traced. Any thread may call
+    /// this at any time; no stream waits for it.
     #[must_use]
     pub fn stages(&self) -> Vec<(stages::Stage, stages::Distribution)> {
         self.inner.stages.snapshot().collect()
     }
 
-    /// What it is doing: its targets, how far its open streams are, and where the time of their
-    /// groups has gone. May be asked at any time, from any thread; no stream waits for it.
+    /// The figures of the open volume: its targets, the marks of its open streams, and the time that
+    /// their groups have spent in each stage. Any thread may call this at any time; no stream waits
+    /// for it.
     #[must_use]
     pub fn stat(&self) -> VolumeStat {
         self.inner.stat()
     }
 
-    /// The same figures for a server of metrics, as OpenMetrics text for Prometheus and as the JSON
-    /// of [`stat`](Self::stat), which `rio volume stat` shows at `/stat`. The library serves nothing
-    /// itself: give this to the HTTP server that the program has.
+    /// The same figures for a server of metrics: as OpenMetrics text for Prometheus, and as the JSON
+    /// of [`stat`](Self::stat), which `rio volume stat` reads at `/stat`. The library has no HTTP
+    /// server: pass this to the server of the program.
     ///
-    /// It does not keep the volume open. Once the volume and all its streams are gone, it answers
+    /// It does not keep the volume open. After the volume and all its streams are gone, it returns
     /// [`StatError::Gone`](crate::StatError::Gone).
     ///
     /// ```no_run
@@ -268,15 +271,16 @@ impl Volume {
         Arc::new(VolumeStatSource(Arc::downgrade(&self.inner)))
     }
 
-    /// The engine that runs.
+    /// The engine with which the volume was opened. It may differ from the one for which the volume
+    /// was created ([`Recovery::fallback`]).
     #[must_use]
     pub fn engine(&self) -> EngineKind {
         self.inner.engine
     }
 
-    /// Opens a stream. Its id means the same after a restart. If its last life in this process
-    /// ended without a close, it is recovered first ([`Stream::recovery`] tells what was found);
-    /// other streams go on meanwhile.
+    /// Opens stream `id`; ids count from 0, and keep their meaning after a restart. If the stream was
+    /// open in this process before, and was dropped without a close, it is recovered first
+    /// ([`Stream::recovery`] returns the findings). Other streams continue meanwhile.
     ///
     /// # Errors
     /// [`StreamError`].
@@ -313,8 +317,8 @@ impl Volume {
         started
     }
 
-    /// Reads the volume from any thread, beside its streams and without waiting for them. Connections
-    /// are made when they are first needed.
+    /// Makes a reader: a handle by which any thread reads the volume, beside its streams and without
+    /// waiting for them. Its connections are made when they are first needed.
     ///
     /// ```no_run
     /// use riopipe::{OpenOptions, ReaderOptions, Volume};
@@ -340,16 +344,17 @@ impl Volume {
         Reader::new(Arc::clone(&self.inner), options)
     }
 
-    /// The writes beyond a stream's last group that wait to be [acknowledged](Self::acknowledge):
-    /// in-place updates, and where a log was given up, fresh and extending writes in doubt. These blocks may hold
-    /// the old content or the new (T11, T26).
+    /// The writes beyond the last group of stream `id` that wait to be
+    /// [acknowledged](Self::acknowledge): in-place updates, and, if a log was given up, fresh and
+    /// extending writes in doubt. These blocks may hold the old content or the new (T11, T26). Empty
+    /// if none waits.
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
         lock(&self.inner.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
     }
 
-    /// Says that the in-place updates of a recovered stream have been looked at: the targets forget
-    /// the list, and the stream can be opened (T9).
+    /// Acknowledges the in-place updates of a recovered stream, once the caller has checked them. The
+    /// targets drop the list, and the stream can be opened (T9).
     ///
     /// # Errors
     /// [`AcknowledgeError`].
@@ -357,17 +362,17 @@ impl Volume {
         self.inner.acknowledge_stream(StreamId(id))
     }
 
-    /// Gives the volume back, so that anyone may open it. All streams must have been closed. A target
-    /// that is away is waited for, for as long as [`ConnectOptions::timeout`].
+    /// Releases the volume, so that any initiator may open it. All streams must have been closed. If
+    /// a target is unreachable, this waits for it, for [`ConnectOptions::timeout`] at most.
     ///
     /// # Errors
-    /// [`NotClosed`], with the volume: it is refused while streams are open, and fails at a target.
+    /// [`NotClosed`], with the volume: streams are still open, or a target did not release it.
     pub fn close(self) -> Result<(), NotClosed> {
         let timeout = self.inner.connect.timeout;
         self.close_within(timeout)
     }
 
-    /// As [`close`](Self::close), and waits for the targets at most for `timeout`.
+    /// As [`close`](Self::close), but waits for the targets for `timeout` at most.
     ///
     /// # Errors
     /// As [`close`](Self::close).

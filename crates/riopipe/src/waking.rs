@@ -1,5 +1,5 @@
-//! How a stream's owner is called: by other threads, and by what an event loop waits for. How those
-//! are woken that wait for a stream.
+//! Interrupting a stream's owner, from other threads and through event loops; waking the waiters of
+//! a stream.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,8 +9,8 @@ use std::task::Waker;
 use crate::failure::Exhausted;
 use crate::stream_shell::StreamHandle;
 
-/// Calls the owner of a stream from any thread. It is cheap to clone, and does not keep the stream
-/// open.
+/// A handle by which any thread interrupts a wait of the stream's owner. It is cheap to clone, and
+/// does not keep the stream open.
 #[derive(Clone, Debug)]
 pub struct StreamWaker(Arc<StreamHandle>);
 
@@ -19,24 +19,25 @@ impl StreamWaker {
         Self(Arc::clone(handle))
     }
 
-    /// Ends the [wait](crate::Stream::wait) that the owner is in, or else its next one, with
-    /// [`WaitError::Woken`](crate::WaitError::Woken); a wait for
-    /// [`Until::Woken`](crate::Until::Woken) ends well. So a thread sleeps on its stream and on a
-    /// queue of its own: a thread that puts something into the queue calls this afterwards.
+    /// Ends the present [wait](crate::Stream::wait) of the owner, or else its next one, with
+    /// [`WaitError::Woken`](crate::WaitError::Woken). A wait for
+    /// [`Until::Woken`](crate::Until::Woken) ends with success. So a thread can sleep on its stream and
+    /// on a queue of its own at the same time: a thread that puts an item into the queue calls this
+    /// afterwards.
     ///
-    /// An event loop sees a call, too: the stream's [descriptor](crate::Stream::event_fd) is readable
-    /// until the next [`poll`](crate::Stream::poll) or wait begins.
+    /// The call also makes the stream's [descriptor](crate::Stream::event_fd) readable, until the next
+    /// [`poll`](crate::Stream::poll) or wait begins.
     ///
-    /// Calls before the owner notices count as one. Reads, and waits for room by a submission, are
-    /// not interrupted: the call is kept for the next wait.
+    /// Several calls before the owner's next wait count as one. Reads, and waits of a submission for
+    /// space, are not interrupted: the call is kept for the next wait.
     pub fn wake(&self) {
         self.0.call_owner();
     }
 }
 
 /// A stream's descriptor for event loops: see [`Stream::event_fd`](crate::Stream::event_fd). It
-/// stays open as long as this, or a clone of it, is there. Once the stream is gone it means nothing:
-/// take it out of the event loop.
+/// stays open until this and all its clones are dropped. After the stream has been closed or dropped
+/// it has no meaning: remove it from the event loop.
 #[derive(Clone, Debug)]
 pub struct StreamFd(Arc<StreamHandle>);
 
@@ -60,7 +61,8 @@ impl AsRawFd for StreamFd {
 }
 
 /// Wakes waiters. A waker may run any code: it may drop a stream, which takes the stream's ownership
-/// flag. One that panics harms neither the other waiters nor this thread, which has streams to drive.
+/// flag. A waker that panics affects neither the other waiters nor this thread, which has streams to
+/// drive.
 pub(crate) fn wake_all(waiters: Vec<Waker>) {
     for waiter in waiters {
         if catch_unwind(AssertUnwindSafe(|| waiter.wake())).is_err() {

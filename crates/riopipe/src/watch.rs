@@ -17,15 +17,15 @@ use crate::shared::lock;
 use crate::stream_shell::StreamHandle;
 use crate::watched::{Over, Wait, Watched};
 
-/// The marks of a stream, for other threads, to read and to wait for. The stream's owner moves them
-/// in its calls. While the owner is in no call, and a watch reads them or waits for them, the
-/// volume's background thread moves them, without delay.
+/// A handle by which other threads read the marks of a stream, and wait for them. The stream's owner
+/// moves the marks in its calls. While the owner is in no call, and a watch reads the marks or waits
+/// for them, the volume's background thread moves them, without delay.
 ///
 /// A watch does not keep the stream open, and may be cloned and dropped at any time.
 ///
-/// A stream that is [reopened](crate::Stream::reopen) gives the numbers of lost groups again. A thread
-/// that waits for another thread's group is best given a [`MarkWait`], made right after the submission,
-/// and not a number: it never takes another group for its own.
+/// A stream that is [reopened](crate::Stream::reopen) uses the seqs of lost groups again. So a thread
+/// that waits for another thread's group should receive a [`MarkWait`], made right after the
+/// submission, and not the seq: a later group with the same seq does not end that wait.
 ///
 /// ```no_run
 /// # fn commits(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -52,33 +52,34 @@ impl Watch {
         Self { watched: Arc::clone(&handle.watched), driver, background }
     }
 
-    /// The marks, as they were found last. They never go back, unless the stream is
-    /// [reopened](crate::Stream::reopen). Reading them in a loop costs
-    /// more than [waiting](Self::wait_durable).
+    /// The marks that were published last. They never go back, unless the stream is
+    /// [reopened](crate::Stream::reopen). Reading them in a loop costs more than
+    /// [waiting](Self::wait_durable).
     #[must_use]
     pub fn marks(&self) -> Marks {
-        self.look();
+        self.begin_read();
         self.watched.marks()
     }
 
-    /// The last group that is *released*: see [`Stream::released`](crate::Stream::released). It may
-    /// lag behind what the stream itself would say, never run ahead.
+    /// The seq of the last group that is *released*: see
+    /// [`Stream::released`](crate::Stream::released). It may be behind the stream's own mark, never
+    /// ahead of it.
     #[must_use]
     pub fn released(&self) -> Seq {
-        self.look();
+        self.begin_read();
         self.watched.released()
     }
 
-    /// Whether the stream has failed.
+    /// Whether the stream has failed, and has not been reopened since.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.look();
+        self.begin_read();
         self.watched.has_failed()
     }
 
-    /// Blocks until group `seq` and all before it are durable, at most for `timeout`. If no group
-    /// submitted since asked for that, the drives are flushed. A group that has not been submitted
-    /// yet is waited for, too.
+    /// Blocks until group `seq` and all earlier ones are durable, for `timeout` at most; `None` means
+    /// without limit. If no durable group was submitted from `seq` on, the drives are flushed. The
+    /// group may be submitted later.
     ///
     /// # Errors
     /// The time is up; or the stream has failed, was closed or was dropped, and the group was not
@@ -87,8 +88,8 @@ impl Watch {
         self.durable(seq).wait(timeout)
     }
 
-    /// Blocks until group `seq` and all before it are complete on all targets, at most for
-    /// `timeout`. A group that has not been submitted yet is waited for, too.
+    /// Blocks until group `seq` and all earlier ones are complete on all targets, for `timeout` at
+    /// most; `None` means without limit. The group may be submitted later.
     ///
     /// # Errors
     /// As [`wait_durable`](Self::wait_durable).
@@ -107,22 +108,22 @@ impl Watch {
     }
 
     /// The background thread takes the stream over if its owner is in no call.
-    fn look(&self) {
-        if self.watched.look() {
+    fn begin_read(&self) {
+        if self.watched.begin_read() {
             self.background.wake();
         }
     }
 }
 
-/// Waits for a mark of a stream: a [`Future`] that needs no particular runtime. The thread that
+/// A wait for a mark of a stream: a [`Future`] that needs no particular runtime. The thread that
 /// moves the mark wakes it; nothing is polled. It may be dropped at any time.
 ///
 /// It ends as [`Watch::wait_durable`] does, without a time limit. It is for the group that has this
-/// number now, or gets it next: if the stream is [reopened](crate::Stream::reopen) after this was made,
-/// and that group was lost, it ends with the stream's failure, though another group may get the same
-/// number.
+/// seq now, or gets it next. If that group is lost, and the stream is
+/// [reopened](crate::Stream::reopen) after this was made, it ends with the stream's failure, even if
+/// another group gets the same seq.
 #[derive(Debug)]
-#[must_use = "nothing is waited for until it is"]
+#[must_use = "it does not wait until it is awaited or `wait` is called"]
 pub struct MarkWait {
     watch: Watch,
     mark: Mark,
@@ -143,7 +144,8 @@ impl MarkWait {
         }
     }
 
-    /// Blocks the thread until it has ended, at most for `timeout`: see [`Watch::wait_durable`].
+    /// Blocks the thread until the wait has ended, for `timeout` at most; `None` means without limit.
+    /// See [`Watch::wait_durable`].
     ///
     /// # Errors
     /// As [`Watch::wait_durable`].
@@ -152,8 +154,8 @@ impl MarkWait {
             return Ok(marks);
         }
         let since = Instant::now();
-        let bell = Arc::new(Bell::default());
-        let waker = Waker::from(Arc::clone(&bell));
+        let sleeper = Arc::new(Sleeper::default());
+        let waker = Waker::from(Arc::clone(&sleeper));
         loop {
             if let Poll::Ready(result) = self.check(&waker) {
                 return result;
@@ -162,7 +164,7 @@ impl MarkWait {
             if let (Some(timeout), Some(Duration::ZERO)) = (timeout, left) {
                 return Err(WaitError::Deadline(timeout));
             }
-            bell.sleep(left);
+            sleeper.sleep(left);
         }
     }
 
@@ -217,34 +219,35 @@ impl Drop for MarkWait {
     }
 }
 
-/// Wakes a thread that blocks in a wait. It is no unpark: who parks that thread for something else may
-/// depend on each of these.
+/// The sleep of a thread that blocks in a wait. It does not use park and unpark: other code may park
+/// the same thread, and depend on each unpark.
 #[derive(Debug, Default)]
-struct Bell {
-    rung: Mutex<bool>,
+struct Sleeper {
+    woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Bell {
-    /// Sleeps until it is rung, at most for so long; it is not rung any more afterwards.
+impl Sleeper {
+    /// Sleeps until it is woken, for `most` at most, and resets `woken`.
     fn sleep(&self, most: Option<Duration>) {
-        let rung = lock(&self.rung);
-        let mut rung = match most {
-            None => {
-                self.changed.wait_while(rung, |rung| !*rung).unwrap_or_else(PoisonError::into_inner)
-            }
+        let woken = lock(&self.woken);
+        let mut woken = match most {
+            None => self
+                .changed
+                .wait_while(woken, |woken| !*woken)
+                .unwrap_or_else(PoisonError::into_inner),
             Some(most) => {
-                let waited = self.changed.wait_timeout_while(rung, most, |rung| !*rung);
+                let waited = self.changed.wait_timeout_while(woken, most, |woken| !*woken);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
-        *rung = false;
+        *woken = false;
     }
 }
 
-impl Wake for Bell {
+impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        *lock(&self.rung) = true;
+        *lock(&self.woken) = true;
         self.changed.notify_one();
     }
 }

@@ -10,8 +10,8 @@ use riopipe_session::initiator::stream_driver::{
 
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
 
-/// The marks that whoever drives the stream has found last, and whether it has failed. One thread
-/// writes at a time: the one that has taken the stream. `F` is a failure.
+/// The marks that the driving thread of a stream has published last, and whether the stream has
+/// failed. One thread writes at a time: the one that has taken the stream. `F` is a failure.
 #[derive(Debug)]
 pub(crate) struct Watched<F> {
     complete: AtomicU64,
@@ -20,14 +20,15 @@ pub(crate) struct Watched<F> {
     failed: AtomicBool,
     /// The incarnation that the marks are of.
     incarnation: AtomicU64,
-    /// Groups up to this become durable without anybody asking for it.
+    /// Groups up to this seq become durable without a request of a waiter: the owner has submitted
+    /// them with a FLUSH.
     asked: AtomicU64,
-    /// The last group that somebody waits for to be durable.
+    /// The last group for whose durability a thread waits.
     wanted: AtomicU64,
-    /// Somebody is in the list of waiters.
+    /// Whether the list of waiters is not empty.
     waiting: AtomicBool,
-    /// Somebody has looked at the marks since the last call of the stream's owner.
-    looked: AtomicBool,
+    /// Whether a watch has read the marks since the last call of the stream's owner.
+    was_read: AtomicBool,
     waiters: Mutex<Waiters<F>>,
 }
 
@@ -39,7 +40,7 @@ struct Waiters<F> {
     lost: Option<Over<F>>,
 }
 
-/// Why the marks move no more.
+/// Why the marks do not move any more.
 #[derive(Clone, Debug)]
 pub(crate) enum Over<F> {
     Failed(F),
@@ -47,16 +48,17 @@ pub(crate) enum Over<F> {
     Dropped,
 }
 
-/// How a wait goes on.
+/// The state of a wait.
 #[derive(Debug)]
 pub(crate) enum Wait<F> {
     Reached(Marks),
     Over(Over<F>),
-    /// The waiter is in the list. Whom to wake because of that: the background thread, and whoever
-    /// drives the stream.
+    /// The waiter is in the list.
     Waits {
         place: Place,
+        /// Whether the caller must wake the background thread.
         background: bool,
+        /// Whether the caller must wake the thread that drives the stream.
         driver: bool,
     },
 }
@@ -72,20 +74,20 @@ impl<F: Clone> Watched<F> {
             asked: AtomicU64::new(start.0),
             wanted: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
-            looked: AtomicBool::new(false),
+            was_read: AtomicBool::new(false),
             waiters: Mutex::new(Waiters { list: Waitlist::new(), over: None, lost: None }),
         }
     }
 
-    /// The marks have moved. Everything that the writer did before is seen by whoever sees them.
-    /// Returns the waiters that are to be woken: they may do anything then, so the caller has no lock,
-    /// and a stream only if it is the stream's owner.
+    /// Publishes marks that have moved. A thread that reads them also sees all that the writer did
+    /// before. Returns the waiters that must be woken. A woken waiter may run any code, so the caller
+    /// must have no lock then, and may have a stream only if it is the stream's owner.
     #[must_use]
     pub(crate) fn publish(&self, marks: Marks) -> Vec<Waker> {
         self.complete.store(marks.complete.0, Ordering::Release);
         self.durable.store(marks.durable.0, Ordering::Release);
-        // Between these stores and the load, as the waiter's is between its store and its loads:
-        // one of the two threads sees what the other has done.
+        // The fence is between these stores and the load. The waiter's fence is between its store and
+        // its loads. So at least one of the two threads sees the store of the other.
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) { self.take_reached(marks) } else { Vec::new() }
     }
@@ -107,13 +109,13 @@ impl<F: Clone> Watched<F> {
         Seq(self.released.load(Ordering::Acquire))
     }
 
-    /// Groups up to `seq` become durable without anybody asking for it.
+    /// Groups up to `seq` become durable without a request of a waiter.
     #[inline]
     pub(crate) fn publish_asked(&self, seq: Seq) {
         self.asked.store(seq.0, Ordering::Release);
     }
 
-    /// The last group up to `last` that somebody waits for to be durable; 0 if there is none.
+    /// The last group up to `last` for whose durability a thread waits; 0 if there is none.
     #[inline]
     pub(crate) fn wanted(&self, last: Seq) -> Seq {
         let wanted = Seq(self.wanted.load(Ordering::Acquire));
@@ -125,8 +127,8 @@ impl<F: Clone> Watched<F> {
         lock(&self.waiters).list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
 
-    /// The marks move no more; the first reason counts. Returns the waiters that are to be woken, as
-    /// [`publish`](Self::publish) does.
+    /// The marks do not move any more; the first reason counts. Returns the waiters that must be
+    /// woken, as [`publish`](Self::publish) does.
     #[must_use]
     pub(crate) fn end(&self, over: Over<F>) -> Vec<Waker> {
         let mut waiters = lock(&self.waiters);
@@ -139,13 +141,14 @@ impl<F: Clone> Watched<F> {
         all
     }
 
-    /// The stream has been reopened: its marks may go back. Nobody waits: it had failed.
+    /// The stream has been reopened: its marks may go back. No thread waits, because the stream had
+    /// failed.
     pub(crate) fn restart(&self, start: Seq) {
         let mut waiters = lock(&self.waiters);
         waiters.list.restart(start);
-        // Before what is published next: who sees a later mark sees that it is of another incarnation.
+        // Before the stores below: a thread that reads a later mark then sees the new incarnation, too.
         self.incarnation.store(waiters.list.incarnation().0, Ordering::Release);
-        // The durable mark first, here alone: it goes down.
+        // Only here the durable mark comes first, because it goes back.
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
         self.released.store(start.0, Ordering::Release);
@@ -154,7 +157,7 @@ impl<F: Clone> Watched<F> {
         waiters.lost = waiters.over.take();
     }
 
-    /// The incarnation that the stream is in: waits that are begun now are of this one.
+    /// The present incarnation of the stream. Waits that begin now belong to it.
     pub(crate) fn incarnation(&self) -> StreamIncarnation {
         StreamIncarnation(self.incarnation.load(Ordering::Acquire))
     }
@@ -171,7 +174,7 @@ impl<F: Clone> Watched<F> {
     }
 
     pub(crate) fn marks(&self) -> Marks {
-        // The durable mark first: the complete one that is read after it is not behind it, unless
+        // The durable mark first: the complete mark, which is read after it, is not behind it, unless
         // the stream was reopened in between.
         let durable = Seq(self.durable.load(Ordering::Acquire));
         let complete = Seq(self.complete.load(Ordering::Acquire));
@@ -182,28 +185,28 @@ impl<F: Clone> Watched<F> {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Somebody is about to look at the marks. Whether the background thread is to be woken: nobody
-    /// may have driven the stream since its owner's last call.
+    /// A watch is about to read the marks. Returns whether it must wake the background thread: it is
+    /// the first since the owner's last call, and no thread may have driven the stream since then.
     #[inline]
-    pub(crate) fn look(&self) -> bool {
-        !self.looked.load(Ordering::Relaxed) && !self.looked.swap(true, Ordering::AcqRel)
+    pub(crate) fn begin_read(&self) -> bool {
+        !self.was_read.load(Ordering::Relaxed) && !self.was_read.swap(true, Ordering::AcqRel)
     }
 
-    /// A call of the owner ends: who looks next is the first.
+    /// A call of the owner ends: the next watch that reads the marks is the first.
     #[inline]
     pub(crate) fn owner_called(&self) {
-        if self.looked.load(Ordering::Relaxed) {
-            self.looked.store(false, Ordering::Relaxed);
+        if self.was_read.load(Ordering::Relaxed) {
+            self.was_read.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Whether somebody waits for the marks, or has looked at them since the owner's last call.
+    /// Whether a thread waits for the marks, or has read them since the owner's last call.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) || self.looked.load(Ordering::Acquire)
+        self.waiting.load(Ordering::Acquire) || self.was_read.load(Ordering::Acquire)
     }
 
-    /// A waiter of this incarnation goes on waiting until `mark` is at group `seq`; `place` is its place in
-    /// the list, if it has one.
+    /// Begins or continues a wait until `mark` is at group `seq`, for a waiter of this incarnation;
+    /// `place` is its place in the list, if it has one.
     pub(crate) fn wait(
         &self,
         mark: Mark,
@@ -212,7 +215,7 @@ impl<F: Clone> Watched<F> {
         place: Option<Place>,
         waker: &Waker,
     ) -> Wait<F> {
-        // Wakers are made and dropped without the lock: that may run any code, also a wait's drop.
+        // Wakers are cloned and dropped without the lock: that may run any code, also a wait's drop.
         let mut waker = waker.clone();
         let mut waiters = lock(&self.waiters);
         if let Some(place) = place {
@@ -226,22 +229,22 @@ impl<F: Clone> Watched<F> {
             }
         }
         let over = waiters.over.is_some();
-        // Whoever else waits for the same group has woken the driver.
+        // Another waiter for the same group has woken the driver.
         let awaited = waiters.list.wanted_up_to(seq) == Some(seq);
-        let look = || {
+        let read = || {
             self.waiting.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             Standing { marks: self.marks(), over }
         };
-        let wait = match waiters.list.enter(mark, seq, incarnation, waker, look) {
+        let wait = match waiters.list.enter(mark, seq, incarnation, waker, read) {
             Entry::Reached => Wait::Reached(self.marks()),
             Entry::Over => match waiters.over.clone() {
                 Some(over) => Wait::Over(over),
-                None => unreachable!("it was over under the same lock"),
+                None => unreachable!("`over` was set under the same lock"),
             },
             Entry::Lost => match waiters.lost.clone() {
                 Some(over) => Wait::Over(over),
-                None => unreachable!("a stream is reopened when it was over"),
+                None => unreachable!("a stream that is reopened has failed before"),
             },
             Entry::Waits { place, first } => {
                 let driver =
@@ -253,7 +256,7 @@ impl<F: Clone> Watched<F> {
         wait
     }
 
-    /// A waiter waits no more.
+    /// A waiter leaves the list.
     pub(crate) fn leave(&self, mark: Mark, place: Place) {
         let mut waiters = lock(&self.waiters);
         let waker = waiters.list.remove(mark, place);

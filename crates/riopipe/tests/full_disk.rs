@@ -1,5 +1,5 @@
-//! A disk that fills below one stream's write, in a process of its own: the limit on file sizes that
-//! stands in for the full disk is the whole process's.
+//! A disk that becomes full during one stream's write. A limit on file sizes replaces the full disk;
+//! it holds for the whole process, so the test is a process of its own.
 
 #[path = "real/site.rs"]
 mod site;
@@ -13,7 +13,7 @@ use site::{check, create_options, members, open_options, target, write};
 
 /// P6: only the stream whose write failed is poisoned; T22 is about failed FLUSHes.
 #[test]
-fn p6_other_streams_go_on_when_one_meets_a_full_disk_and_is_reopened() {
+fn p6_other_streams_continue_when_one_meets_a_full_disk_and_is_reopened() {
     let (log, dir) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let spec = format!("file:{}/drive,size=64M,io=threads", dir.path().display());
     let target = target(&[&spec], Some(&log));
@@ -49,8 +49,8 @@ fn p6_other_streams_go_on_when_one_meets_a_full_disk_and_is_reopened() {
     b.wait(Until::Durable(seq), Some(Duration::from_secs(120))).unwrap();
     check(&mut b, 300, 1, 1);
 
-    // There is room again, and the failed stream lives again: first its caller has to look at the
-    // in-place updates of which nothing is known (T11).
+    // There is space again, and the failed stream is reopened. Its caller must first acknowledge the
+    // in-place updates that may be there or not (T11).
     let error = b.reopen().unwrap_err();
     assert!(error.to_string().contains("has not failed"), "{error}");
     let limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };

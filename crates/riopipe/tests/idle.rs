@@ -1,5 +1,5 @@
-//! Idle costs nothing: a target that serves, and a volume that is open with a stream nobody uses,
-//! take next to no CPU time. A process of its own, since all of its time is counted.
+//! Idle costs nothing: a target without work, and an open volume with an unused stream, take almost no
+//! CPU time. The test is a process of its own, because it counts the CPU time of the whole process.
 
 #[allow(dead_code, reason = "shared with the other tests of real targets")]
 #[path = "real/site.rs"]
@@ -23,15 +23,16 @@ fn an_idle_target_and_an_idle_initiator_use_under_one_percent_of_a_core() {
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let last = write(&mut stream, 0, 40, 1, true);
     stream.wait(Until::Durable(last), None).unwrap();
-    // The background thread has its last look around, and everybody goes to sleep: when that is over is the
-    // machine's affair, and waking up costs more on a busy one.
+    // The background thread polls a last time, and all threads go to sleep. The time until then depends
+    // on the machine, and waking up costs more on a busy one. So there are several attempts.
     let used = || process_cpu_ns(std::process::id()).unwrap();
     let mut shares = (0..20).map(|_| {
         let (before, begun) = (used(), Instant::now());
         thread::sleep(Duration::from_secs(3));
         (used() - before) as f64 / begun.elapsed().as_nanos() as f64
     });
-    // All of it: two reactors, a thread for each target, the background thread, the stream.
+    // All threads are counted: two reactors, a thread for each target, the background thread, the
+    // stream's owner.
     let mut seen = Vec::new();
     let is_idle = |share: f64| {
         seen.push(format!("{:.3} % of a core", share * 100.0));

@@ -1,12 +1,12 @@
-//! What crosses threads, under a model checker: every interleaving, and every value that the
-//! memory model lets a load return. The files under test are compiled as they are, with the
-//! checker's atomics. (The ownership flag alone, and the waker with a mailbox beside it, are
-//! checked where they live, in `riopipe-net`.)
+//! State that threads share, under a model checker: it runs every interleaving, with every value that
+//! the memory model allows a load to return. The files under test are compiled unchanged, with the
+//! checker's atomics. (Tests in `riopipe-net` check the ownership flag alone, and the waker with a
+//! mailbox beside it.)
 
 #[allow(unreachable_pub)]
 #[path = "../../net/src/owned.rs"]
 mod owned;
-#[allow(dead_code, reason = "not all of it crosses threads in an interesting way")]
+#[allow(dead_code, reason = "some of its functions need no model check")]
 #[path = "../src/watched.rs"]
 mod watched;
 
@@ -53,23 +53,23 @@ use riopipe_session::initiator::stream_driver::{Attention, Mark, StreamIncarnati
 use std::task::{Wake, Waker};
 use watched::{Over, Wait};
 
-/// Its failures are nothing but that.
+/// Here a failure has no content.
 type Watched = watched::Watched<()>;
 
-/// What a waiter sleeps on.
+/// The sleep of a waiter.
 #[derive(Default)]
-struct Bell(Notify);
+struct Sleeper(Notify);
 
-impl Wake for Bell {
+impl Wake for Sleeper {
     fn wake(self: std::sync::Arc<Self>) {
         self.0.notify();
     }
 }
 
-/// Waits as a blocked thread does; `ring` wakes the background thread.
-fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>> {
-    let bell = std::sync::Arc::new(Bell::default());
-    let waker = Waker::from(std::sync::Arc::clone(&bell));
+/// Waits as a blocked thread does; `wake_background` wakes the background thread.
+fn wait(watched: &Watched, seq: u64, wake_background: impl Fn()) -> Result<Marks, Over<()>> {
+    let sleeper = std::sync::Arc::new(Sleeper::default());
+    let waker = Waker::from(std::sync::Arc::clone(&sleeper));
     let (mut at, incarnation) = (None, watched.incarnation());
     loop {
         match watched.wait(Mark::Durable, Seq(seq), incarnation, at, &waker) {
@@ -78,9 +78,9 @@ fn wait(watched: &Watched, seq: u64, ring: impl Fn()) -> Result<Marks, Over<()>>
             Wait::Waits { place, background, driver } => {
                 at = Some(place);
                 if background || driver {
-                    ring();
+                    wake_background();
                 }
-                bell.0.wait();
+                sleeper.0.wait();
             }
         }
     }
@@ -94,10 +94,10 @@ fn marks(complete: u64, durable: u64) -> Marks {
     Marks { complete: Seq(complete), durable: Seq(durable) }
 }
 
-/// The owner and the background thread publish by turns; a watching thread never sees durable ahead of
-/// complete, nor a mark go back, nor a mark before what it stands for.
+/// The owner and the background thread publish by turns. A watching thread never reads a durable mark
+/// ahead of the complete one, a mark that goes back, or a mark before the writes that it stands for.
 #[test]
-fn t1_marks_are_handed_over_whole() {
+fn t1_marks_are_published_whole() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -110,8 +110,8 @@ fn t1_marks_are_handed_over_whole() {
                 let first = watched.marks();
                 assert!(first.durable <= first.complete);
                 if first.complete >= Seq(1) {
-                    // SAFETY: who sees the mark sees what was done before it, and nothing is done
-                    // to it afterwards; the checker fails where that is not so.
+                    // SAFETY: the mark is read, so the write before it has happened, and no write
+                    // comes after that; the checker fails if this is not true.
                     written.with(|value| assert_eq!(unsafe { *value }, 7));
                 }
                 let second = watched.marks();
@@ -132,7 +132,7 @@ fn t1_marks_are_handed_over_whole() {
         };
         {
             let mut complete = owned.take();
-            // SAFETY: nobody reads it before the mark.
+            // SAFETY: no thread reads it before the mark.
             written.with_mut(|value| unsafe { *value = 7 });
             *complete = 1;
             wake(watched.publish(marks(1, 1)));
@@ -142,7 +142,7 @@ fn t1_marks_are_handed_over_whole() {
     });
 }
 
-/// A reopened stream's marks go back, and still durable is never seen ahead of complete.
+/// A reopened stream's marks go back. Even then no thread reads durable ahead of complete.
 #[test]
 fn durable_is_never_ahead_when_a_stream_is_reopened() {
     let mut model = loom::model::Builder::new();
@@ -156,7 +156,8 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
                 let seen = watched.marks();
                 assert!(seen.durable <= seen.complete);
                 let _ = watched.has_failed();
-                // Of the second incarnation, which goes on after group 5, these are others (P2).
+                // In the second incarnation, which continues after group 5, this seq is another group
+                // (P2).
                 if let Some(marks) = watched.reached(Mark::Durable, Seq(6), incarnation) {
                     assert!(
                         marks.durable
@@ -178,8 +179,8 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
     });
 }
 
-/// A waiter enters the list while the marks move to what it waits for: one of the two threads sees
-/// the other, and the waiter does not sleep for ever. It sees what was done before the mark.
+/// A waiter enters the list while the marks reach its group: one of the two threads sees the other's
+/// store, and the waiter does not sleep for ever. It also sees all stores before the mark.
 #[test]
 fn p8_a_mark_that_comes_while_a_waiter_enters_is_not_missed() {
     let mut model = loom::model::Builder::new();
@@ -200,7 +201,7 @@ fn p8_a_mark_that_comes_while_a_waiter_enters_is_not_missed() {
     });
 }
 
-/// As above, for the end of the stream; a mark that was there before it counts.
+/// As above, for the end of the stream. A mark that was reached before the end counts.
 #[test]
 fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
     for seq in [1, 2] {
@@ -222,27 +223,27 @@ fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
     }
 }
 
-/// What both threads share of a stream.
+/// The part of a stream that both threads share.
 #[derive(Default)]
 struct Stream {
     attention: Attention,
-    /// Left by the owner; whoever tends the stream does it.
+    /// Work that the owner has left; the thread that tends the stream next does it.
     undone: u32,
     /// The owner will not call again.
     left: bool,
 }
 
-/// Whatever an owner leaves behind, the background thread finds, though it sleeps for good once it
-/// looks after a stream that has nothing to do: an owner that calls then wakes it.
+/// The background thread finds all work that an owner leaves, although it sleeps without limit while
+/// it drives a stream without work: an owner that calls then wakes it.
 #[test]
-fn p8_what_an_owner_leaves_is_found() {
+fn p8_work_that_an_owner_leaves_is_found() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
         let stream = Arc::new(Owned::new(Stream::default()));
-        let bell = Arc::new(Notify::new());
+        let background = Arc::new(Notify::new());
         let owner = {
-            let (stream, bell) = (Arc::clone(&stream), Arc::clone(&bell));
+            let (stream, background) = (Arc::clone(&stream), Arc::clone(&background));
             thread::spawn(move || {
                 for call in 0..2 {
                     let mut stream = stream.take();
@@ -251,7 +252,7 @@ fn p8_what_an_owner_leaves_is_found() {
                     stream.left = call == 1;
                     drop(stream);
                     if wake {
-                        bell.notify();
+                        background.notify();
                     }
                 }
             })
@@ -260,9 +261,9 @@ fn p8_what_an_owner_leaves_is_found() {
         let mut minds = false;
         loop {
             if minds {
-                bell.wait();
+                background.wait();
             } else {
-                // The time after which an owner is taken to be elsewhere.
+                // The time after which an owner counts as not calling.
                 thread::yield_now();
             }
             minds = false;
@@ -283,8 +284,8 @@ fn p8_what_an_owner_leaves_is_found() {
     });
 }
 
-/// A waiter comes while the owner is in its last call: the background thread learns of it, and finds
-/// what the owner has left, without any timer. It sleeps whenever there is nothing to do.
+/// A waiter comes while the owner is in its last call: the background thread is woken, and finds the
+/// work that the owner has left, without any timer. It sleeps while there is no work.
 #[test]
 fn p8_an_awaited_stream_is_taken_over_at_once() {
     let mut model = loom::model::Builder::new();

@@ -1,4 +1,4 @@
-//! What crash tests share: targets that are killed and come back, and connections that break.
+//! Shared parts of crash tests: targets that are killed and come back, and connections that break.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,10 +16,10 @@ use tempfile::TempDir;
 
 use crate::site::{connect, create_options, fill};
 
-/// Longest that anything may take.
+/// The time limit of every wait.
 pub(crate) const SOON: Duration = Duration::from_secs(120);
 
-/// With no time for a lost target to come back.
+/// Options with a loss timeout of zero: a lost target is a failure at once.
 pub(crate) fn impatient() -> OpenOptions {
     with_loss_timeout(Duration::ZERO)
 }
@@ -37,17 +37,17 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// One `file:` drive, which has a volatile cache, and a `file:` log.
+    /// A target with one `file:` drive, which has a volatile cache, and a `file:` log.
     pub(crate) fn new() -> Self {
         Self::with_drives(&["drive"])
     }
 
-    /// Several such drives.
+    /// A target with several such drives.
     pub(crate) fn with_drives(names: &[&str]) -> Self {
         Self::with(names, |path| format!("file:{path},size=32M"))
     }
 
-    /// One drive with power-loss protection, kept in a file.
+    /// A target with one drive with power-loss protection, kept in a file.
     pub(crate) fn protected() -> Self {
         Self::with(&["drive"], |path| format!("ssd:optane,size=32M,file={path}"))
     }
@@ -67,7 +67,7 @@ impl Node {
         node
     }
 
-    /// The same with a log of another kind, a file all the same.
+    /// As [`new`](Self::new), with a log of another kind, which is also in a file.
     pub(crate) fn with_log(kind: &str) -> Self {
         let mut node = Self::new();
         node.stop();
@@ -77,20 +77,20 @@ impl Node {
         node
     }
 
-    /// Starts it where it was before.
+    /// Starts the target, at its former address.
     pub(crate) fn start(&mut self) {
         let running = Target::start(&self.config).expect("the target starts");
         self.config.listen = vec![running.addresses()[0].to_string()];
         self.running = Some(running);
     }
 
-    /// The same drive, as one with a volatile cache from the next start on.
+    /// From the next start on, the same drive has a volatile cache.
     pub(crate) fn lose_protection(&mut self) {
         let plain = format!("file:{}", self.path("drive").display());
         self.config.namespaces = Config::on_loopback(&[&plain]).namespaces;
     }
 
-    /// FLUSHes that its drives were asked for in this life.
+    /// The number of FLUSHes that its drives have received in this incarnation.
     pub(crate) fn flushes(&self) -> u64 {
         self.running.as_ref().expect("it runs").stat().counter("flushes")
     }
@@ -99,7 +99,7 @@ impl Node {
         self.running.take().expect("it runs").kill();
     }
 
-    /// Ends it in good order.
+    /// A clean stop.
     pub(crate) fn stop(&mut self) {
         self.running.take().expect("it runs").stop().unwrap();
     }
@@ -120,7 +120,7 @@ impl Node {
         self.dir.path().join(name)
     }
 
-    /// The files with its drive and its log.
+    /// The files of its drive and its log.
     pub(crate) fn files(&self) -> [PathBuf; 2] {
         ["drive", "log"].map(|name| self.path(name))
     }
@@ -130,7 +130,7 @@ pub(crate) fn members_of(nodes: &[Node]) -> Vec<MemberAddr> {
     nodes.iter().map(Node::member).collect()
 }
 
-/// A volume over such targets, in stripes of four blocks.
+/// Creates a volume on these targets, in stripes of four blocks. Returns its members.
 pub(crate) fn volume_on(nodes: &[Node]) -> Vec<MemberAddr> {
     let members = members_of(nodes);
     let options = CreateOptions { unit_blocks: 4, ..create_options() };
@@ -138,7 +138,7 @@ pub(crate) fn volume_on(nodes: &[Node]) -> Vec<MemberAddr> {
     members
 }
 
-/// Opens a volume whose last owner may not have been seen to be gone yet.
+/// Opens a volume; waits if its targets have not detected yet that the last owner has ended.
 pub(crate) fn open_soon(members: &[MemberAddr], options: &OpenOptions) -> (Volume, Recovery) {
     let began = Instant::now();
     loop {
@@ -177,8 +177,8 @@ pub(crate) fn put(
     }
 }
 
-/// Whether blocks hold what group `version` wrote (`Some(true)`), zeroes (`Some(false)`), or
-/// anything else.
+/// Whether blocks hold the data of group `version` (`Some(true)`), zeroes (`Some(false)`), or other
+/// data (`None`).
 pub(crate) fn holds(stream: &mut Stream, lba: u64, blocks: usize, version: u64) -> Option<bool> {
     let (mut is, mut should) = (vec![0; blocks * BLOCK_BYTES], vec![0; blocks * BLOCK_BYTES]);
     stream.read(lba, &mut is, None).unwrap();
@@ -189,7 +189,7 @@ pub(crate) fn holds(stream: &mut Stream, lba: u64, blocks: usize, version: u64) 
     is.iter().all(|byte| *byte == 0).then_some(false)
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true; `what` describes that.
 pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -198,7 +198,7 @@ pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// What stands between an initiator and a target, and breaks.
+/// A relay between an initiator and a target that breaks connections.
 pub(crate) struct Proxy {
     addr: SocketAddr,
     state: Arc<ProxyState>,
@@ -237,7 +237,7 @@ impl Proxy {
     /// Breaks every connection.
     pub(crate) fn cut(&self) {
         for stream in self.state.through.lock().unwrap().drain(..) {
-            // One that is over already can't be broken.
+            // A connection that has ended already can't be broken.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -270,13 +270,13 @@ impl ProxyState {
                         break;
                     }
                 }
-                // Either way it is over in both directions.
+                // In both cases the connection ends in both directions.
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);
             });
         }
         self.through.lock().unwrap().extend([near, far]);
-        // Shut meanwhile.
+        // The relay may have been shut meanwhile.
         if self.shut.load(Ordering::SeqCst) {
             for stream in self.through.lock().unwrap().drain(..) {
                 let _ = stream.shutdown(Shutdown::Both);

@@ -1,5 +1,5 @@
-//! The tail of a log, written again as it fills: after whatever crash it is neither zeroed nor waits
-//! to be acknowledged (T11).
+//! The tail of a log, written again as it fills: after any crash it is not zeroed, and needs no
+//! acknowledgement (T11).
 
 use riopipe::{EngineKind, OpenOptions, Place, Seq, Stream, StreamOptions, Until, Volume};
 
@@ -7,8 +7,8 @@ use crate::crash::{Node, SOON, holds, open_soon, put, volume_on};
 use crate::recovery::taking_over;
 use crate::site::open_options;
 
-/// Block 8 with one record, which is durable, and then with more, which may not be; the last group's
-/// number, and that of the durable one.
+/// Writes block 8 with one record, which is durable, and then with more records, which may not be
+/// durable. Returns the seq of the durable group, and that of the last one.
 fn fill(stream: &mut Stream) -> (Seq, Seq) {
     let durable = put(stream, 8, 1, 1, Place::Fresh, true);
     stream.wait(Until::Durable(durable), Some(SOON)).unwrap();
@@ -22,8 +22,8 @@ fn fill(stream: &mut Stream) -> (Seq, Seq) {
     (durable, last)
 }
 
-/// Opens the volume and judges it; `least` is a group that was durable.
-fn judge(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> Seq {
+/// Opens the volume and checks it; `least` is a group that was durable.
+fn check_volume(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> Seq {
     let (volume, recovery) = open_soon(members, options);
     let found = recovery.stream(0).unwrap();
     assert!(found.last >= least, "P2: {found}");
@@ -33,7 +33,7 @@ fn judge(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> 
     );
     assert!(volume.in_place(0).is_empty());
     assert!(found.undone.iter().all(|range| range.lba == 9), "{found}");
-    // It opens at once.
+    // The stream opens without an acknowledgement.
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let version = (1..=5).find(|version| holds(&mut stream, 8, 1, *version) == Some(true));
     let version = version.expect("not zeroed, and not torn");
@@ -41,10 +41,14 @@ fn judge(members: &[riopipe::MemberAddr], options: &OpenOptions, least: Seq) -> 
     let next = (6..=7).find(|version| holds(&mut stream, 9, 1, *version) == Some(true));
     match found.tag {
         6.. => assert!(next >= Some(found.tag)),
-        _ => assert_eq!(holds(&mut stream, 9, 1, 0), Some(false), "undone with what it extends"),
+        _ => assert_eq!(
+            holds(&mut stream, 9, 1, 0),
+            Some(false),
+            "undone with the block that it extends"
+        ),
     }
     let last = found.last;
-    // And it goes on where it was.
+    // The stream works after that.
     let seq = put(&mut stream, 8, 1, 9, Place::Extend, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     stream.close().unwrap();
@@ -62,9 +66,9 @@ fn t11_an_extended_block_survives_the_process_that_extended_it() {
         let (durable, last) = fill(&mut stream);
         stream.wait(Until::Complete(last), Some(SOON)).unwrap();
         drop((stream, volume));
-        let found = judge(&members, &open_options(), durable);
-        // On a drive that forgets only what was flushed counts; there the extensions are beyond.
-        assert!(!protected || found == last, "completed is durable");
+        let found = check_volume(&members, &open_options(), durable);
+        // On a drive with a volatile cache only flushed writes count: there the extensions are beyond.
+        assert!(!protected || found == last, "with PLP, a completed write is durable");
     }
 }
 
@@ -79,11 +83,11 @@ fn t11_an_extended_block_survives_the_target_and_the_process() {
         if wait {
             stream.wait(Until::Complete(last), Some(SOON)).unwrap();
         }
-        // What was not sent yet stays unsent.
+        // Groups that were not sent before are never sent.
         nodes[0].kill();
         drop((stream, volume));
         nodes[0].start();
-        judge(&members, &taking_over(), durable);
+        check_volume(&members, &taking_over(), durable);
     }
 }
 
@@ -107,7 +111,7 @@ fn t11_a_target_that_comes_back_gets_the_extensions_again() {
 }
 
 #[test]
-fn t11_a_reopened_stream_keeps_what_was_extended() {
+fn t11_a_reopened_stream_keeps_extended_blocks() {
     let nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());
@@ -142,7 +146,7 @@ fn t11_the_caller_s_duty_is_checked_for_extensions_too() {
     let error = other.group().write(8, buf, Place::Extend).submit().unwrap_err();
     assert!(error.to_string().contains("was written by stream 0"), "{error}");
     stream.close().unwrap();
-    // All of it is released now.
+    // All groups of the stream are released now.
     put(&mut other, 8, 1, 3, Place::Extend, false);
     other.close().unwrap();
     volume.close().unwrap();

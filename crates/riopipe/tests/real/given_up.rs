@@ -1,5 +1,5 @@
-//! A log that is lost or damaged is given up on demand: nothing is undone then, on any target, and
-//! what is in doubt is listed until somebody has acknowledged it (T26).
+//! A log that is lost or damaged is given up on demand: nothing is undone then, on any target, and the
+//! writes in doubt are listed until the caller has acknowledged them (T26).
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ fn accept() -> OpenOptions {
     OpenOptions { accept_lost_log: true, ..impatient() }
 }
 
-/// Acknowledges what stream 0 has listed, opens it, and says whether blocks hold their groups.
+/// Acknowledges the list of stream 0, opens it, and returns whether blocks hold their groups.
 fn there(volume: &Volume, recovery: &Recovery, blocks: &[(u64, u64)]) -> Vec<Option<bool>> {
     let found = recovery.stream(0).unwrap();
     assert!(found.log_given_up && found.undone.is_empty(), "{recovery}");
@@ -22,7 +22,7 @@ fn there(volume: &Volume, recovery: &Recovery, blocks: &[(u64, u64)]) -> Vec<Opt
     }
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let there = blocks.iter().map(|(lba, version)| holds(&mut stream, *lba, 1, *version)).collect();
-    // It goes on as any stream.
+    // The stream works as any other.
     let seq = put(&mut stream, 40, 1, 99, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     stream.close().unwrap();
@@ -30,7 +30,7 @@ fn there(volume: &Volume, recovery: &Recovery, blocks: &[(u64, u64)]) -> Vec<Opt
 }
 
 #[test]
-fn t26_giving_up_one_log_leaves_what_is_durable_on_the_other_target() {
+fn t26_giving_up_one_log_leaves_durable_blocks_on_the_other_target() {
     let mut nodes = [Node::new(), Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
@@ -101,7 +101,7 @@ fn damage(node: &Node, partition: u64, entry: u64) {
 }
 
 #[test]
-fn t26_damaged_partitions_are_given_up_by_whoever_opens_the_volume() {
+fn t26_damaged_partitions_are_given_up_when_the_volume_is_opened() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
@@ -116,7 +116,7 @@ fn t26_damaged_partitions_are_given_up_by_whoever_opens_the_volume() {
     nodes[0].kill();
     drop(streams);
     drop(volume);
-    // One partition after the other; how long one is follows from the room in the log.
+    // The second partition comes right after the first; its length depends on the space in the log.
     let second = stride_of(&nodes[0]);
     for partition in [0, second] {
         damage(&nodes[0], partition, 2);
@@ -132,8 +132,8 @@ fn t26_damaged_partitions_are_given_up_by_whoever_opens_the_volume() {
     drop(volume);
 }
 
-/// Bytes from one partition to the next, as the log's directory has it: 256 and 64 for each slot, in
-/// whole pages.
+/// The distance of two partitions in bytes, from the log's directory: 256, and 64 for each slot,
+/// rounded up to whole pages.
 fn stride_of(node: &Node) -> u64 {
     let log = fs::read(node.path("log")).unwrap();
     let slots = u32::from_le_bytes(log[128 + 24..128 + 28].try_into().unwrap());

@@ -1,4 +1,4 @@
-//! A target whose answers come late: after whoever asked has given up, and asks again (T23).
+//! A target whose answers come late: after the request was given up, and sent again (T23).
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,20 +12,19 @@ use riopipe::{
 use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
 use crate::site::create_options;
 
-/// What stands between an initiator and a target, and can keep back what the target answers on
-/// the connections that are there.
+/// A relay between an initiator and a target that can hold the target's answers.
 pub(crate) struct Late {
     addr: SocketAddr,
     held: Arc<(Mutex<Held>, Condvar)>,
 }
 
-/// What becomes of a new connection.
+/// How the relay handles a new connection.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Way {
-    /// It is made to the target.
+enum Admission {
+    /// It is connected to the target.
     #[default]
     Open,
-    /// It is stopped, and those after it are made.
+    /// The next one is stopped; later ones are connected.
     StopsNext,
     /// One is stopped, until it is let go.
     Stopped,
@@ -33,20 +32,21 @@ enum Way {
 
 #[derive(Default)]
 struct Held {
-    /// Made to the target so far; they are numbered from 0.
+    /// The number of connections to the target so far. They are numbered from 0.
     connections: usize,
-    /// Connections from this number on, and below that one, are held.
+    /// Connections with numbers from `from` on, and below `below`, are held.
     from: usize,
     below: usize,
-    /// Keep Alive commands that the initiator has sent.
+    /// The number of Keep Alive commands that the initiator has sent.
     keep_alives: usize,
-    /// Bytes that the initiator has sent there.
+    /// Bytes that the initiator has sent on held connections.
     asked: usize,
-    /// Bytes that wait there, and bytes that may go.
+    /// Bytes of the target that are held.
     waiting: usize,
+    /// Bytes of these that may pass.
     free: usize,
-    way: Way,
-    /// Nothing is passed on any more.
+    admission: Admission,
+    /// The relay has ended.
     over: bool,
 }
 
@@ -69,7 +69,7 @@ impl Late {
                 }
                 let (Ok(near), own) = (near, Arc::clone(&own)) else { continue };
                 std::thread::spawn(move || {
-                    wait_for_way(&own);
+                    wait_for_admission(&own);
                     let Ok(far) = TcpStream::connect(to) else { return };
                     let mut state = own.0.lock().unwrap();
                     let number = state.connections;
@@ -95,36 +95,35 @@ impl Late {
         self.held.1.notify_all();
     }
 
-    /// From now on nothing passes that the target says on the connections that are there.
+    /// From now on holds all bytes that the target sends on the present connections.
     pub(crate) fn hold(&self) {
         self.change(|held| held.below = held.connections);
     }
 
-    /// Nothing passes that the target says on its connection number `number`, also if that is still
-    /// to come.
+    /// Holds all bytes that the target sends on connection number `number`, which may not exist yet.
     pub(crate) fn hold_only(&self, number: usize) {
         self.change(|held| (held.from, held.below) = (number, number + 1));
     }
 
-    /// The next connection does not get to the target, whatever is said on it.
+    /// Stops the next connection: no byte on it reaches the target.
     fn stop_next(&self) {
-        self.change(|held| held.way = Way::StopsNext);
+        self.change(|held| held.admission = Admission::StopsNext);
     }
 
     fn has_stopped(&self) -> bool {
-        self.read(|held| held.way == Way::Stopped)
+        self.read(|held| held.admission == Admission::Stopped)
     }
 
-    /// Lets the stopped connection go on to whatever is there now.
+    /// Connects the stopped connection to the target that serves now.
     fn let_go(&self) {
-        self.change(|held| held.way = Way::Open);
+        self.change(|held| held.admission = Admission::Open);
     }
 
     fn connections(&self) -> usize {
         self.read(|held| held.connections)
     }
 
-    /// Whether the target has said something that is held.
+    /// Whether bytes of the target are held.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.read(|held| held.waiting > 0)
     }
@@ -133,7 +132,7 @@ impl Late {
         self.read(|held| held.keep_alives)
     }
 
-    /// What waits now passes, and nothing that comes after.
+    /// Lets the bytes pass that are held now, and none after them.
     fn let_through(&self) {
         self.change(|held| held.free = held.waiting);
     }
@@ -149,7 +148,7 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        self.change(|held| (held.over, held.below, held.way) = (true, 0, Way::Open));
+        self.change(|held| (held.over, held.below, held.admission) = (true, 0, Admission::Open));
         // Wakes the listener.
         let _ = TcpStream::connect(self.addr);
     }
@@ -169,7 +168,7 @@ fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>,
                 } else {
                     let mut state = held.0.lock().unwrap();
                     state.asked += if state.holds(number) { count } else { 0 };
-                    // A command capsule of its own, and the opcode in it.
+                    // The PDU type of a command capsule, and the opcode of a Keep Alive.
                     state.keep_alives += usize::from((bytes[0], bytes[8]) == (0x04, 0x18));
                 }
                 if to.write_all(&bytes[..count]).is_err() {
@@ -183,14 +182,14 @@ fn join(number: usize, near: TcpStream, far: TcpStream, held: &Arc<(Mutex<Held>,
 }
 
 /// Waits until a new connection may be made to the target.
-fn wait_for_way(held: &(Mutex<Held>, Condvar)) {
+fn wait_for_admission(held: &(Mutex<Held>, Condvar)) {
     let (state, changed) = held;
     let mut state = state.lock().unwrap();
-    if state.way != Way::StopsNext {
+    if state.admission != Admission::StopsNext {
         return;
     }
-    state.way = Way::Stopped;
-    while state.way == Way::Stopped {
+    state.admission = Admission::Stopped;
+    while state.admission == Admission::Stopped {
         state = changed.wait(state).unwrap();
     }
 }
@@ -219,7 +218,7 @@ fn stream_soon(volume: &Volume) -> Stream {
 }
 
 #[test]
-fn t23_a_list_that_comes_late_is_not_taken_for_the_next_attempts() {
+fn t23_a_list_that_comes_late_is_not_used_for_the_next_attempt() {
     let nodes = [Node::new(), Node::new()];
     let _ = volume_on(&nodes);
     let late = Late::to(nodes[1].addr());
@@ -227,29 +226,31 @@ fn t23_a_list_that_comes_late_is_not_taken_for_the_next_attempts() {
     let mut options = with_loss_timeout(SOON);
     options.connect.timeout = Duration::from_millis(700);
     let (volume, _) = Volume::open("v", &members, &options).unwrap();
-    // A stream whose owner leaves it; its logs come to rest.
+    // A stream is dropped after its groups are durable.
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     put(&mut stream, 0, 1, 1, Place::Fresh, true);
     let seq = put(&mut stream, 4, 1, 2, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     drop(stream);
 
-    // It is opened again, and the second target's list comes too late.
+    // The stream is opened again, and the second target's list comes too late.
     late.hold();
     assert!(volume.stream(0, &StreamOptions::default()).is_err(), "the answer is held");
     soon("the target has answered", || late.read(|held| held.waiting) > 0);
-    // Again: while it waits, the first attempt's list comes, and its own is held.
+    // Once more: while this attempt waits, the first attempt's list comes, and its own list is held.
     let before = late.read(|held| (held.asked, held.connections));
     let second = std::thread::scope(|scope| {
         let second = scope.spawn(|| volume.stream(0, &StreamOptions::default()));
-        soon("it asks", || late.read(|held| held.asked) > before.0 || second.is_finished());
+        soon("it sends a request", || {
+            late.read(|held| held.asked) > before.0 || second.is_finished()
+        });
         late.let_through();
         second.join().unwrap()
     });
-    // Two connections are the stream's own. More: the association was made anew meanwhile, which
-    // a slow machine may bring about.
+    // Two connections are the stream's own. If there are more, the association was set up again
+    // meanwhile, which may happen on a slow machine.
     let same = late.read(|held| held.connections) <= before.1 + 2;
-    assert!(!same || second.is_err(), "the late answer was believed");
+    assert!(!same || second.is_err(), "the late answer was accepted");
     late.open();
     let mut stream = second.unwrap_or_else(|_| stream_soon(&volume));
     let written = [(8, 3), (12, 4), (9, 5)];
@@ -266,13 +267,13 @@ fn t23_a_list_that_comes_late_is_not_taken_for_the_next_attempts() {
 }
 
 /// A stream is being opened while its target dies and comes back with a drive without power-loss
-/// protection. Its Connect gets to the new target when that one has an association again, with the
-/// same controller number, that nobody has looked at yet.
+/// protection. Its Connect reaches the new target when there is an association again, with the same
+/// controller number, and the initiator has not identified that controller yet.
 #[test]
-fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_association() {
+fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
     let mut node = Node::protected();
     let late = Late::to(node.addr());
-    // With its name, so that nothing but the association takes a controller's number.
+    // With the subsystem's name, so that only the association takes a controller number.
     let member = format!("{},nqn={}", late.addr(), node.nqn());
     let members = [member.parse::<MemberAddr>().unwrap()];
     let create = CreateOptions { engine: Some(EngineKind::Sync), ..create_options() };
@@ -282,7 +283,7 @@ fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_associa
     let (volume, _) = Volume::open("v", &members, &with_loss_timeout(SOON)).unwrap();
     let before = late.connections();
     late.stop_next();
-    // Nothing may be called durable that the new drive has only in its cache.
+    // A group that the new drive has only in its cache may not be reported durable.
     let put_durably = || -> Result<Seq, String> {
         let mut stream = volume.stream(0, &StreamOptions::default()).map_err(|e| e.to_string())?;
         let buf = stream.buf(4096).unwrap();
@@ -296,8 +297,8 @@ fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_associa
         soon("the stream connects", || late.has_stopped());
         node.kill();
         node.lose_protection();
-        // The next connection is the new association's. It gets as far as Identify Controller: the
-        // target has enabled a controller, and the initiator does not know yet what it is.
+        // The next connection is the new association's. It continues until Identify Controller: the
+        // target has enabled a controller, and the initiator does not know its properties yet.
         late.hold_only(before);
         node.start();
         loop {
@@ -307,10 +308,11 @@ fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_associa
             }
             let asked = late.read(|held| held.asked);
             late.let_through();
-            soon("the next question", || late.read(|held| held.asked) > asked);
+            soon("the next request", || late.read(|held| held.asked) > asked);
         }
         late.let_go();
-        // Time enough for a write, were it taken; however slow the machine, none must be.
+        // Enough time for a write, if the Connect were accepted. On a slow machine the test may check
+        // less, but it does not fail.
         let began = Instant::now();
         while !put.is_finished() && began.elapsed() < Duration::from_millis(500) {
             std::thread::sleep(Duration::from_millis(1));
@@ -318,6 +320,6 @@ fn t27_a_connect_from_before_the_targets_death_gets_nobody_into_the_next_associa
         late.open();
         put.join().unwrap()
     });
-    let said = result.expect_err("what is in a volatile cache was called durable");
-    assert!(said.contains("volatile write cache"), "{said}");
+    let text = result.expect_err("a group in a volatile cache was reported durable");
+    assert!(text.contains("volatile write cache"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! Ownership is a lease: an owner that is away for a moment keeps its volume (T25).
+//! Ownership is a lease: an owner that is disconnected for a moment keeps its volume (T25).
 
 use std::time::Duration;
 
@@ -10,25 +10,26 @@ use crate::crash::{
 };
 use crate::site::{connect, open_options};
 
-/// Somebody who opens the volume without taking it over is refused, and is told what to do.
-fn is_refused(members: &[MemberAddr], away: bool) {
+/// Checks that opening the volume without taking it over is refused, and that the error contains what
+/// to do. `disconnected` is whether the target has lost the owner's connection.
+fn is_refused(members: &[MemberAddr], disconnected: bool) {
     match Volume::open("v", members, &impatient()) {
         Err(error @ OpenError::Claim { error: ClaimError::Owned { lease_left_ms, .. }, .. }) => {
             let text = error.to_string();
             assert!(text.contains("take_over"), "{text}");
             assert_eq!(
                 (lease_left_ms > 0, text.contains("wait_for_lease")),
-                (away, away),
+                (disconnected, disconnected),
                 "{text}"
             );
         }
         Err(error) => panic!("{error}"),
-        Ok(_) => panic!("a living owner was displaced without a take-over"),
+        Ok(_) => panic!("a live owner was fenced without a take-over"),
     }
 }
 
-/// Whether the target knows that its owner is away.
-fn is_unreachable(members: &[MemberAddr]) -> bool {
+/// Whether the target has detected that its owner is disconnected.
+fn is_disconnected(members: &[MemberAddr]) -> bool {
     let opened = Volume::open("v", members, &impatient()).map(|_| ());
     matches!(
         opened,
@@ -37,7 +38,7 @@ fn is_unreachable(members: &[MemberAddr]) -> bool {
 }
 
 #[test]
-fn t25_a_living_owner_keeps_its_volume_while_its_target_restarts() {
+fn t25_a_live_owner_keeps_its_volume_while_its_target_restarts() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &with_loss_timeout(Duration::from_secs(30)));
@@ -47,19 +48,19 @@ fn t25_a_living_owner_keeps_its_volume_while_its_target_restarts() {
     is_refused(&members, false);
     nodes[0].kill();
     nodes[0].start();
-    // The rival is there before the owner, or after it.
+    // The other initiator comes before the owner, or after it.
     assert!(Volume::open("v", &members, &impatient()).is_err());
     let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     assert_eq!(holds(&mut stream, 0, 1, 1), Some(true));
     stream.close().unwrap();
     volume.close().unwrap();
-    let (volume, _) = Volume::open("v", &members, &impatient()).expect("closed in good order");
+    let (volume, _) = Volume::open("v", &members, &impatient()).expect("the owner has closed it");
     volume.close().unwrap();
 }
 
 #[test]
-fn t25_a_living_owner_keeps_its_volume_while_its_connections_are_away() {
+fn t25_a_live_owner_keeps_its_volume_while_its_connections_are_broken() {
     let nodes = [Node::new(), Node::new()];
     let direct = volume_on(&nodes);
     let proxy = Proxy::to(nodes[1].addr());
@@ -71,7 +72,7 @@ fn t25_a_living_owner_keeps_its_volume_while_its_connections_are_away() {
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     is_refused(&direct, false);
     proxy.shut();
-    // The first target has its owner, the second has lost it: neither lets anybody in.
+    // The first target has its owner, the second has lost it: neither accepts another initiator.
     for _ in 0..20 {
         is_refused(&direct, false);
     }
@@ -84,7 +85,7 @@ fn t25_a_living_owner_keeps_its_volume_while_its_connections_are_away() {
 }
 
 #[test]
-fn t25_an_owner_that_is_gone_is_waited_for_or_taken_over_from() {
+fn t25_an_initiator_waits_for_a_lost_owner_or_takes_over() {
     let nodes = [Node::new()];
     let direct = volume_on(&nodes);
     let proxy = Proxy::to(nodes[0].addr());
@@ -94,15 +95,15 @@ fn t25_an_owner_that_is_gone_is_waited_for_or_taken_over_from() {
     let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     proxy.shut();
-    soon("the target notices", || is_unreachable(&direct));
+    soon("the target detects it", || is_disconnected(&direct));
     is_refused(&direct, true);
     let wait = OpenOptions { wait_for_lease: Duration::from_millis(50), ..open_options() };
     assert!(Volume::open("v", &direct, &wait).is_err(), "the lease is longer than that");
-    // What is there can be looked at; nothing changes by that.
-    let look = RecoverOptions { dry_run: true, connect: connect(), ..RecoverOptions::default() };
-    assert!(Volume::recover("v", &direct, &look, &mut |_| ()).is_err());
-    let look = RecoverOptions { take_over: true, ..look };
-    assert!(Volume::recover("v", &direct, &look, &mut |_| ()).is_ok());
+    // A dry run with take_over inspects the volume, and changes nothing.
+    let dry = RecoverOptions { dry_run: true, connect: connect(), ..RecoverOptions::default() };
+    assert!(Volume::recover("v", &direct, &dry, &mut |_| ()).is_err());
+    let dry = RecoverOptions { take_over: true, ..dry };
+    assert!(Volume::recover("v", &direct, &dry, &mut |_| ()).is_ok());
     is_refused(&direct, true);
     let take = OpenOptions { take_over: true, ..open_options() };
     let (next, recovery) = Volume::open("v", &direct, &take).unwrap();
@@ -111,7 +112,7 @@ fn t25_an_owner_that_is_gone_is_waited_for_or_taken_over_from() {
 }
 
 #[test]
-fn t25_whoever_waits_gets_the_volume_when_its_owner_closes_it() {
+fn t25_a_waiting_initiator_gets_the_volume_when_its_owner_closes_it() {
     let nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());

@@ -1,5 +1,5 @@
-//! Logs that are not the ones that the last owner wrote: taken back by a power cut, or put back by
-//! an operator (T24). None is taken for "nothing to undo".
+//! Logs that are older than the ones that the last owner wrote, after a power cut or by an operator
+//! (T24). None of them counts as a log with nothing to undo.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use riopipe::{ClaimError, OpenError, OpenOptions, Place, StreamOptions, Until, V
 
 use crate::crash::{Node, SOON, holds, impatient, put, volume_on, with_loss_timeout};
 
-/// The log as if it had been served in another boot last.
+/// Changes the log as if a target had served it last in another boot.
 fn of_another_boot(log: &Path) {
     let mut bytes = fs::read(log).unwrap();
     for copy in bytes[..8192].chunks_exact_mut(4096) {
@@ -58,8 +58,8 @@ fn t24_an_older_copy_of_the_log_is_refused() {
     }
 }
 
-/// A mapped log whose target was not stopped in good order is lost with the boot, although the
-/// volume was closed: its pages may be of different moments. One that was, is not.
+/// After a clean stop of its target, a mapped log survives a boot. Without one it is lost, even if the
+/// volume was closed: its pages may be of different times.
 #[test]
 fn t24_a_mapped_log_survives_a_boot_only_if_it_was_synced() {
     let mut nodes = [Node::new()];
@@ -77,7 +77,7 @@ fn t24_a_mapped_log_survives_a_boot_only_if_it_was_synced() {
     nodes[0].stop();
     of_another_boot(&nodes[0].path("log"));
     nodes[0].start();
-    // It is served again: the stamp has gone.
+    // A target serves it again, so the stamp is cleared.
     let (volume, mut stream) = write(2);
     assert_eq!(holds(&mut stream, 10, 1, 1), Some(true));
     stream.close().unwrap();
@@ -93,10 +93,10 @@ fn t24_a_mapped_log_survives_a_boot_only_if_it_was_synced() {
     assert!(Volume::inspect(&members, &crate::site::connect()).unwrap().members[0].log_lost);
 }
 
-/// A crash of everything, and only then a stop in good order and another boot: what the log says
-/// is undone and nothing else.
+/// A crash of everything, and then a clean stop and another boot: exactly the entries of the log are
+/// undone.
 #[test]
-fn t24_what_was_synced_is_recovered_from_in_the_next_boot() {
+fn t24_a_log_that_was_synced_is_recovered_in_the_next_boot() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = Volume::open("v", &members, &impatient()).unwrap();
@@ -118,9 +118,9 @@ fn t24_what_was_synced_is_recovered_from_in_the_next_boot() {
     assert_eq!(holds(&mut stream, 2, 1, 2), Some(false));
 }
 
-/// The owner lives while its target is down and its log is replaced by an older copy.
+/// The owner stays alive while its target is down and its log is replaced by an older copy.
 #[test]
-fn t24_an_owner_is_told_that_its_log_went_back_in_time() {
+fn t24_an_owner_gets_the_error_that_its_log_went_back_in_time() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     open_and_close(&members);

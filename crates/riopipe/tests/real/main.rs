@@ -3,9 +3,9 @@
 mod crash;
 mod extend;
 mod given_up;
+mod incarnations;
 mod late;
 mod lease;
-mod lives;
 mod lost_log;
 mod metrics;
 mod reads;

@@ -1,4 +1,4 @@
-//! An open volume tells what it is doing, and does not wait for a server of its figures.
+//! The figures of an open volume. They do not keep the volume open.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::site::{create_options, members, open_options, target, write};
 
 #[test]
-fn figures_tell_of_an_open_volume_and_of_its_end() {
+fn figures_show_an_open_volume_and_its_end() {
     let log = TempDir::new().unwrap();
     let target = target(&["mem:16M", "mem:16M"], Some(&log));
     let members = members(&[&target], 2);
@@ -19,9 +19,9 @@ fn figures_tell_of_an_open_volume_and_of_its_end() {
     let idle = volume.stat();
     assert_eq!((idle.volume.as_str(), idle.engine.as_str()), ("v", "rio"));
     assert!(idle.streams.is_empty() && idle.opened_unix_ms > 0, "{idle:?}");
-    let [link] = &idle.targets[..] else { panic!("{idle:?}") };
-    assert_eq!(link.address, target.addresses()[0].to_string());
-    assert_eq!((link.subnqn.as_str(), link.connected), (target.subnqn(), true));
+    let [stat] = &idle.targets[..] else { panic!("{idle:?}") };
+    assert_eq!(stat.address, target.addresses()[0].to_string());
+    assert_eq!((stat.subnqn.as_str(), stat.connected), (target.subnqn(), true));
 
     let options = StreamOptions { merge: false, ..StreamOptions::default() };
     let mut stream = volume.stream(2, &options).unwrap();
@@ -52,7 +52,7 @@ fn figures_tell_of_an_open_volume_and_of_its_end() {
     stream.close().unwrap();
     assert!(volume.stat().streams.is_empty());
     volume.close().unwrap();
-    // The background thread may still be looking around.
+    // The background thread may still have the volume for a moment.
     let began = Instant::now();
     let error = loop {
         if let Err(error) = figures.open_metrics() {
@@ -64,7 +64,7 @@ fn figures_tell_of_an_open_volume_and_of_its_end() {
     assert_eq!(error, StatError::Gone("the volume has been closed"));
     assert_eq!(figures.json().unwrap_err(), error);
 
-    // Given back: the next owner needs no permission of the figures' holder.
+    // The volume is released: the next owner gets it although the figures' handle still exists.
     let (volume, recovery) = Volume::open("v", &members, &open_options()).unwrap();
     assert!(recovery.is_nothing(), "{recovery}");
     assert!(!volume.stat().is_same_opening(&stat));

@@ -12,7 +12,7 @@ use crate::crash::{Node, SOON, soon, volume_on, with_loss_timeout};
 use crate::late::Late;
 use crate::site::{check, create_options, fill, members, open_options, target, write};
 
-/// Long enough for the answers of a target that lives.
+/// Long enough for the answers of a live target.
 const MOMENT: Duration = Duration::from_millis(300);
 
 fn expected(lba: u64, version: u64) -> Vec<u8> {
@@ -45,7 +45,7 @@ fn a_read_ends_at_its_deadline_when_its_target_dies_meanwhile() {
         });
         let began = Instant::now();
         let killer = scope.spawn(|| {
-            soon("it was asked", || late.is_waited_for());
+            soon("the target has answered", || late.is_waited_for());
             nodes[1].kill();
         });
         let error = stream.read(4, &mut block, Some(2 * MOMENT)).unwrap_err();
@@ -54,10 +54,10 @@ fn a_read_ends_at_its_deadline_when_its_target_dies_meanwhile() {
         killer.join().unwrap();
         other.join().unwrap();
     });
-    // Its other target is not concerned.
+    // The other target is not affected.
     stream.read(0, &mut block, Some(SOON)).unwrap();
     assert!(block == expected(0, 1));
-    // When the target is back, both go on as if nothing had been.
+    // When the target is back, the stream and the reader read from it again.
     late.open();
     nodes[1].start();
     stream.read(4, &mut block, Some(SOON)).unwrap();
@@ -76,7 +76,7 @@ fn a_read_ends_at_its_deadline_when_its_target_dies_meanwhile() {
 }
 
 #[test]
-fn extents_on_two_targets_are_asked_for_at_once() {
+fn extents_on_two_targets_are_requested_at_once() {
     let nodes = [Node::new(), Node::new()];
     let _ = volume_on(&nodes);
     let late = [Late::to(nodes[0].addr()), Late::to(nodes[1].addr())];
@@ -114,7 +114,7 @@ fn extents_on_two_targets_are_asked_for_at_once() {
 }
 
 #[test]
-fn readers_in_four_threads_see_what_is_complete_beside_a_writer() {
+fn readers_in_four_threads_see_complete_groups_beside_a_writer() {
     let targets = [target(&["mem:16M"], None), target(&["mem:16M"], None)];
     let members = members(&[&targets[0], &targets[1]], 1);
     let options = CreateOptions { unit_blocks: 4, ..create_options() };
@@ -133,7 +133,7 @@ fn readers_in_four_threads_see_what_is_complete_beside_a_writer() {
                 let (reader, complete) = (reader.clone(), &complete);
                 scope.spawn(move || {
                     let mut lba = thread;
-                    let mut looks = 0;
+                    let mut reads = 0;
                     loop {
                         let known = complete.load(Ordering::Acquire);
                         let far = (lba + 7) % AREA;
@@ -148,9 +148,9 @@ fn readers_in_four_threads_see_what_is_complete_beside_a_writer() {
                             assert!(version >= known, "block {lba}: {version}, not {known}");
                             assert!(version == 0 || *block == expected(lba, version), "torn");
                         }
-                        looks += 1;
+                        reads += 1;
                         if known == ROUNDS {
-                            return looks;
+                            return reads;
                         }
                         lba = (lba + 1) % AREA;
                     }

@@ -1,4 +1,4 @@
-//! Targets that go away and come back, connections that break, owners that are elsewhere.
+//! Targets that become unreachable and come back, connections that break, owners that are not calling.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::crash::{
 };
 use crate::site::{connect, create_options, open_options};
 
-/// Nothing is lost, though nothing was flushed when the target died: it gets all of it again.
+/// Nothing is lost, although nothing was flushed when the target died: all of it is replayed.
 #[test]
 fn p7_a_target_that_dies_and_comes_back_costs_time_not_data() {
     let mut nodes = [Node::new(), Node::new()];
@@ -26,7 +26,7 @@ fn p7_a_target_that_dies_and_comes_back_costs_time_not_data() {
         }
         stream.poll().unwrap();
         nodes[round % 2].kill();
-        // What is submitted meanwhile waits.
+        // Groups that are submitted meanwhile wait.
         for _ in 0..20 {
             group += 1;
             put(&mut stream, 3 * group, 3, group, Place::Fresh, false);
@@ -48,7 +48,7 @@ fn p7_a_target_that_dies_and_comes_back_costs_time_not_data() {
     volume.close().unwrap();
 }
 
-/// Both sides live on; only the connections break, some at a time, in the middle of everything.
+/// Both sides stay alive; only the connections break, again and again, while writes are in flight.
 #[test]
 fn p7_broken_connections_are_made_again() {
     let node = Node::new();
@@ -66,7 +66,7 @@ fn p7_broken_connections_are_made_again() {
         if group % 70 == 0 {
             let mut block = [0; 4096];
             stream.read(group, &mut block, None).unwrap();
-            assert_eq!(block[..8], group.to_le_bytes(), "reads wait for the way back (P9)");
+            assert_eq!(block[..8], group.to_le_bytes(), "reads wait for the replay (P9)");
         }
     }
     let seq = put(&mut stream, 201, 1, 201, Place::Fresh, true);
@@ -78,9 +78,9 @@ fn p7_broken_connections_are_made_again() {
     volume.close().unwrap();
 }
 
-/// While its owner is elsewhere, the background thread brings a stream back.
+/// While the owner is not calling, the background thread reconnects the stream.
 #[test]
-fn a_stream_that_nobody_polls_comes_back_too() {
+fn a_stream_that_is_not_polled_comes_back_too() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());
@@ -92,7 +92,7 @@ fn a_stream_that_nobody_polls_comes_back_too() {
     }
     nodes[0].kill();
     nodes[0].start();
-    soon("the groups become durable without being waited for", || watch.marks().durable >= last);
+    soon("the groups become durable without a call of the owner", || watch.marks().durable >= last);
     for group in 1..=20 {
         assert_eq!(holds(&mut stream, group, 1, group), Some(true), "group {group}");
     }
@@ -107,13 +107,13 @@ fn t1_an_idle_stream_leaves_its_log_at_rest_without_being_polled() {
     let (volume, _) = open_soon(&members, &open_options());
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let watch = stream.watch();
-    // Submitted, not even sent, and never asked to be durable.
+    // Submitted, but not sent, and without a FLUSH.
     let seq = put(&mut stream, 5, 1, 1, Place::Fresh, false);
     soon("the group is flushed in the background", || watch.marks().durable >= seq);
     let live = || Volume::inspect(&members, &connect()).unwrap().members[0].unrecovered;
-    soon("the log forgets it", || live() == 0);
+    soon("the log drops its entry", || live() == 0);
     assert_eq!(stream.poll().unwrap().durable, stream.last());
-    // And the owner finds everything in order when it is back.
+    // The owner calls again, and the stream works.
     let seq = put(&mut stream, 6, 1, 2, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     stream.close().unwrap();
@@ -121,7 +121,7 @@ fn t1_an_idle_stream_leaves_its_log_at_rest_without_being_polled() {
 }
 
 #[test]
-fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
+fn p6_a_target_that_is_unreachable_too_long_is_given_up_and_its_stream_can_be_reopened() {
     let mut nodes = [Node::new(), Node::new()];
     let members = volume_on(&nodes);
     let options = with_loss_timeout(Duration::from_millis(300));
@@ -140,7 +140,8 @@ fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
     assert!(stat.streams[0].failed, "{stat:?}");
     assert_eq!(stat.targets.iter().map(|t| t.connected).collect::<Vec<_>>(), [true, false]);
     let error = stream.reopen().unwrap_err().to_string();
-    assert!(error.contains("away") && error.contains(&nodes[1].addr().to_string()), "{error}");
+    let (address, unreachable) = (nodes[1].addr().to_string(), "is unreachable");
+    assert!(error.contains(unreachable) && error.contains(&address), "{error}");
     nodes[1].start();
     soon("the target is reached again, and the stream reopened", || stream.reopen().is_ok());
     assert!(stream.recovery().unwrap().last >= seq);
@@ -153,9 +154,10 @@ fn p6_a_target_that_is_away_too_long_is_given_up_and_can_be_reopened_to() {
     volume.close().unwrap();
 }
 
-/// A target that is away has not dropped its owner for want of keep-alives: the owner hung up.
+/// If the target is unreachable when the volume is closed, the reason is not a missing keep-alive: the
+/// connection ended before.
 #[test]
-fn a_close_while_the_target_is_away_does_not_blame_the_keep_alive() {
+fn a_close_while_the_target_is_unreachable_does_not_blame_the_keep_alive() {
     let mut nodes = [Node::new()];
     let members = volume_on(&nodes);
     let mut options = open_options();
@@ -167,7 +169,7 @@ fn a_close_while_the_target_is_away_does_not_blame_the_keep_alive() {
     assert!(!error.contains("keep-alive ran out"), "{error}");
 }
 
-/// Zero time: a lost target is a failure at once, and nobody tries again.
+/// With a loss timeout of zero, a lost target is a failure at once, and is not tried again.
 #[test]
 fn p6_without_time_a_lost_target_is_a_failure_at_once() {
     let mut nodes = [Node::new()];
@@ -186,7 +188,7 @@ fn p6_without_time_a_lost_target_is_a_failure_at_once() {
 }
 
 #[test]
-fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
+fn t8_an_owner_fenced_while_its_connections_are_broken_gets_the_reason_and_writes_nothing() {
     let node = Node::new();
     let proxy = Proxy::to(node.addr());
     let direct = [node.member()];
@@ -197,7 +199,7 @@ fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
     let seq = put(&mut stale, 0, 1, 1, Place::Fresh, true);
     stale.wait(Until::Durable(seq), Some(SOON)).unwrap();
     proxy.shut();
-    // Submitted while nobody hears it.
+    // Submitted while the target is unreachable.
     put(&mut stale, 1, 1, 2, Place::Fresh, false);
     let options = OpenOptions { take_over: true, ..open_options() };
     let (second, recovery) = open_soon(&direct, &options);
@@ -208,7 +210,7 @@ fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
     proxy.open();
     let error = stale.wait(Until::Idle, Some(SOON)).unwrap_err();
     assert!(error.to_string().contains("newer owner"), "{error}");
-    soon("also an idle stream is told", || idle.poll().is_err());
+    soon("an idle stream gets the reason, too", || idle.poll().is_err());
     let error = stale.reopen().unwrap_err();
     assert!(error.to_string().contains("newer owner"), "{error}");
     assert_eq!(holds(&mut stream, 1, 1, 3), Some(true));
@@ -216,10 +218,10 @@ fn t8_who_was_overtaken_while_away_is_told_and_harms_nobody() {
     second.close().unwrap();
 }
 
-/// A target that keeps no log of a volume has forgotten its owners when it is started again. The
-/// labels have not.
+/// A target without a log of the volume does not know the owners after a restart. The labels have
+/// the generation of the last one.
 #[test]
-fn t8_who_was_overtaken_learns_it_from_the_labels_where_no_log_knows() {
+fn t8_without_a_log_a_fenced_owner_finds_the_newer_one_in_the_labels() {
     let mut node = Node::new();
     let proxy = Proxy::to(node.addr());
     let direct = [node.member()];
@@ -236,16 +238,16 @@ fn t8_who_was_overtaken_learns_it_from_the_labels_where_no_log_knows() {
     node.kill();
     node.start();
     proxy.open();
-    soon("the stream notices that it was away", || stale.poll().is_err());
-    soon("it is told of the newer owner", || match stale.reopen() {
-        Ok(_) => panic!("an overtaken owner writes again"),
+    soon("the stream fails", || stale.poll().is_err());
+    soon("the error names the newer owner", || match stale.reopen() {
+        Ok(_) => panic!("a fenced owner writes again"),
         Err(error) => error.to_string().contains("newer owner"),
     });
     let (third, _) = open_soon(&direct, &open_options());
     third.close().unwrap();
 }
 
-/// A drive that comes back empty is not taken for the one that went away.
+/// A drive that comes back empty is not accepted as the one before.
 #[test]
 fn t19_a_target_that_comes_back_without_its_drive_is_refused() {
     let mut nodes = [Node::new()];
@@ -263,10 +265,10 @@ fn t19_a_target_that_comes_back_without_its_drive_is_refused() {
     drop((stream, volume));
 }
 
-/// A drive that comes back with a volatile cache is not believed without a FLUSH: the volume says so,
-/// and goes on once it has been opened again.
+/// If a drive comes back with a volatile cache, no write counts as durable without a FLUSH: the streams
+/// fail with this reason, and work after the volume has been opened again.
 #[test]
-fn t27_a_drive_that_comes_back_without_power_loss_protection_is_not_believed() {
+fn t27_a_drive_that_comes_back_without_power_loss_protection_is_refused() {
     let mut node = Node::protected();
     let members = volume_on(std::slice::from_ref(&node));
     let (volume, _) = open_soon(&members, &with_loss_timeout(SOON));
@@ -277,29 +279,29 @@ fn t27_a_drive_that_comes_back_without_power_loss_protection_is_not_believed() {
     node.kill();
     node.lose_protection();
     node.start();
-    // Whatever it is asked for, nothing is called durable.
+    // No later group is reported durable.
     let buf = stream.buf(4096).unwrap();
     let later = stream.group().write(1, buf, Place::Fresh).submit_durable();
-    let said = match later {
+    let text = match later {
         Ok(seq) => stream.wait(Until::Durable(seq), Some(SOON)).unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
     for part in ["namespace 1", "volatile write cache", "Open the volume again"] {
-        assert!(said.contains(part), "no {part:?} in: {said}");
+        assert!(text.contains(part), "no {part:?} in: {text}");
     }
-    soon("an idle stream is told, too", || idle.poll().is_err());
+    soon("an idle stream fails, too", || idle.poll().is_err());
     let again = stream.reopen().unwrap_err().to_string();
     assert!(again.contains("volatile write cache"), "{again}");
     drop((stream, idle, volume));
 
     let (volume, recovery) =
         open_soon(&members, &OpenOptions { take_over: true, ..open_options() });
-    assert!(recovery.stream(0).unwrap().last >= seq, "what was durable is there");
+    assert!(recovery.stream(0).unwrap().last >= seq, "durable groups are there");
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
     let before = node.flushes();
     let seq = put(&mut stream, 2, 1, 3, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    assert!(node.flushes() > before, "now it takes a FLUSH");
+    assert!(node.flushes() > before, "now a FLUSH is needed");
     stream.close().unwrap();
     volume.close().unwrap();
 }

@@ -1,4 +1,4 @@
-//! What a crash of the initiator leaves, and how it is found, undone, told and kept.
+//! Recovery after a crash of the initiator: finding the prefix, undoing, reporting, saving.
 
 use std::fs;
 
@@ -10,8 +10,8 @@ use riopipe::{
 use crate::crash::{Node, SOON, holds, open_soon, put, volume_on};
 use crate::site::{connect, open_options};
 
-/// Groups of two blocks, one after the other, each with its number as tag; then the owner dies
-/// without a word.
+/// Writes groups of two blocks, one after the other, each with its number as its tag. Then the owner
+/// crashes.
 fn crash(members: &[riopipe::MemberAddr], first: u64, groups: u64) {
     let (volume, _) = open_soon(members, &open_options());
     let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
@@ -46,7 +46,7 @@ fn p1_p2_after_a_crash_of_the_initiator_there_is_a_prefix() {
         let (volume, recovery) = open_soon(&members, &open_options());
         let found = recovery.stream(0).unwrap();
         assert_eq!(found.last, Seq(found.tag), "round {round}: the tag is the last group's");
-        assert!(found.last >= Seq(first + 20), "round {round}: what was durable is there");
+        assert!(found.last >= Seq(first + 20), "round {round}: durable groups are there");
         let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
         for group in 1..first + 40 {
             let whole = holds(&mut stream, 2 * group, 2, group);
@@ -85,7 +85,7 @@ fn a_dropped_stream_is_recovered_when_it_is_opened_again() {
         assert_eq!(whole, Some(group <= found.last.0), "group {group}: {found}");
     }
     let seq = put(&mut stream, 2 * (found.last.0 + 1), 2, 77, Place::Fresh, true);
-    assert_eq!(seq, found.last.next(), "numbers go on after the last group");
+    assert_eq!(seq, found.last.next(), "seqs continue after the last group");
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     stream.close().unwrap();
     other.close().unwrap();
@@ -105,7 +105,7 @@ fn t9_in_place_lists_stay_until_they_are_acknowledged() {
     stream.wait(Until::Complete(last), Some(SOON)).unwrap();
     drop((stream, volume));
     for _ in 0..2 {
-        // Looked at, and not acknowledged: the next owner sees it, too.
+        // Read, but not acknowledged: the next owner gets the list, too.
         let (volume, recovery) = open_soon(&members, &open_options());
         let found = recovery.stream(0).unwrap();
         assert!(found.acknowledge && found.last == seq, "{found}");
@@ -151,14 +151,14 @@ fn a_dry_run_changes_no_byte_and_no_generation() {
     assert!(dry.dry_run && !dry.is_nothing() && dry.to_string().contains("dry run"), "{dry}");
     assert!(bytes(&nodes) == before, "not a byte has changed");
     assert_eq!(generation(), generation_before);
-    // And it told the truth.
+    // The real recovery has the same findings.
     let (volume, recovery) = Volume::open("v", &members, &taking_over()).unwrap();
     assert_eq!(recovery.streams, dry.streams);
     volume.close().unwrap();
 }
 
 #[test]
-fn what_is_zeroed_can_be_kept() {
+fn zeroed_data_can_be_saved() {
     let nodes = [Node::new(), Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());
@@ -185,7 +185,7 @@ fn what_is_zeroed_can_be_kept() {
 
     let recovery = recover(&members, RecoverOptions { save_undone: Some(path.clone()), ..options });
     let found = recovery.stream(0).unwrap();
-    assert!(found.undone_blocks() > 0, "nothing was flushed, so something is undone: {found}");
+    assert!(found.undone_blocks() > 0, "nothing was flushed, so some blocks are undone: {found}");
     assert_eq!(recovery.saved.as_deref(), Some(&*path));
     let saved = undone::read(&path).unwrap();
     assert_eq!(saved.blocks(), found.undone_blocks());

@@ -1,4 +1,4 @@
-//! Streams that have failed, and live again beside others that have not.
+//! Streams that have failed, and are reopened beside others that have not failed.
 
 use std::fs;
 
@@ -10,8 +10,8 @@ use riopipe::{
 use crate::crash::{Node, Proxy, SOON, holds, open_soon, put, soon, volume_on};
 use crate::site::{create_options, open_options};
 
-/// A drive vanishes below one stream; another, on the drive beside it, never notices (P6, T22).
-/// When the drive is back, the first one is reopened.
+/// A drive under one stream vanishes. Another stream, on the other drive, is not affected (P6, T22).
+/// When the drive is back, the first stream is reopened.
 #[test]
 fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
     let mut node = Node::with_drives(&["one", "two"]);
@@ -21,49 +21,49 @@ fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
     Volume::create("v", &members, &options).unwrap();
     let (volume, _) = open_soon(&members, &open_options());
     // Blocks 0–3 lie on the first drive, 4–7 on the second, and so on.
-    let mut lame = volume.stream(0, &StreamOptions::default()).unwrap();
-    let mut well = volume.stream(1, &StreamOptions::default()).unwrap();
-    let kept = put(&mut lame, 0, 2, 1, Place::Fresh, true);
-    lame.wait(Until::Durable(kept), Some(SOON)).unwrap();
-    let lost = put(&mut lame, 2, 2, 2, Place::Fresh, false);
-    lame.wait(Until::Complete(lost), Some(SOON)).unwrap();
+    let mut failing = volume.stream(0, &StreamOptions::default()).unwrap();
+    let mut healthy = volume.stream(1, &StreamOptions::default()).unwrap();
+    let kept = put(&mut failing, 0, 2, 1, Place::Fresh, true);
+    failing.wait(Until::Durable(kept), Some(SOON)).unwrap();
+    let lost = put(&mut failing, 2, 2, 2, Place::Fresh, false);
+    failing.wait(Until::Complete(lost), Some(SOON)).unwrap();
 
-    let (there, away) = (node.path("one"), node.path("away"));
-    fs::copy(&there, &away).unwrap();
-    fs::remove_file(&there).unwrap();
-    let flushed = put(&mut lame, 8, 1, 3, Place::Fresh, true);
-    let error = lame.wait(Until::Durable(flushed), Some(SOON)).unwrap_err();
+    let (drive, copy) = (node.path("one"), node.path("copy"));
+    fs::copy(&drive, &copy).unwrap();
+    fs::remove_file(&drive).unwrap();
+    let flushed = put(&mut failing, 8, 1, 3, Place::Fresh, true);
+    let error = failing.wait(Until::Durable(flushed), Some(SOON)).unwrap_err();
     let WaitError::Failed(failure) = error else { panic!("{error}") };
     assert!(failure.to_string().contains("FLUSH"), "{failure}");
     assert!(failure.seq > kept);
-    let seq = put(&mut well, 4, 2, 1, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let seq = put(&mut healthy, 4, 2, 1, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
 
-    let error = lame.reopen().unwrap_err();
-    assert!(error.to_string().contains("member 0"), "the drive is still away: {error}");
-    assert_eq!(lame.poll().unwrap_err(), failure, "and the stream as it was");
-    let seq = put(&mut well, 6, 2, 2, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let error = failing.reopen().unwrap_err();
+    assert!(error.to_string().contains("member 0"), "the drive is still missing: {error}");
+    assert_eq!(failing.poll().unwrap_err(), failure, "the stream is still failed");
+    let seq = put(&mut healthy, 6, 2, 2, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
 
     node.kill();
-    fs::rename(&away, &there).unwrap();
+    fs::rename(&copy, &drive).unwrap();
     node.start();
-    let seq = put(&mut well, 12, 2, 3, Place::Fresh, true);
-    well.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    let found = lame.reopen().unwrap();
+    let seq = put(&mut healthy, 12, 2, 3, Place::Fresh, true);
+    healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let found = failing.reopen().unwrap();
     assert!(found.last >= kept && found.last < flushed, "{found}");
-    assert_eq!(holds(&mut lame, 0, 2, 1), Some(true));
-    assert_eq!(holds(&mut lame, 2, 2, 2), Some(found.last >= lost), "{found}");
-    assert_eq!(holds(&mut lame, 8, 1, 3), Some(false), "{found}");
+    assert_eq!(holds(&mut failing, 0, 2, 1), Some(true));
+    assert_eq!(holds(&mut failing, 2, 2, 2), Some(found.last >= lost), "{found}");
+    assert_eq!(holds(&mut failing, 8, 1, 3), Some(false), "{found}");
     for (lba, version) in [(4, 1), (6, 2), (12, 3)] {
-        assert_eq!(holds(&mut lame, lba, 2, version), Some(true), "the other's are untouched");
+        assert_eq!(holds(&mut failing, lba, 2, version), Some(true), "the other's are untouched");
     }
-    let seq = put(&mut lame, 8, 1, 4, Place::Fresh, true);
+    let seq = put(&mut failing, 8, 1, 4, Place::Fresh, true);
     assert_eq!(seq, found.last.next());
-    lame.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    assert_eq!(holds(&mut well, 8, 1, 4), Some(true));
-    lame.close().unwrap();
-    well.close().unwrap();
+    failing.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut healthy, 8, 1, 4), Some(true));
+    failing.close().unwrap();
+    healthy.close().unwrap();
     volume.close().unwrap();
     let (volume, recovery) = open_soon(&members, &open_options());
     assert!(recovery.is_nothing(), "{recovery}");
@@ -71,7 +71,7 @@ fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
 }
 
 #[test]
-fn t8_reopening_after_a_take_over_says_who_has_the_volume() {
+fn t8_reopening_after_a_take_over_names_the_new_owner() {
     let nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());
@@ -80,7 +80,7 @@ fn t8_reopening_after_a_take_over_says_who_has_the_volume() {
     stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
     let take = OpenOptions { take_over: true, ..open_options() };
     let (later, _) = Volume::open("v", &members, &take).unwrap();
-    soon("the stream learns it", || {
+    soon("the stream fails", || {
         stream.poll().is_err() || {
             let mut buf = stream.buf(4096).unwrap();
             buf.fill(1);
@@ -93,7 +93,7 @@ fn t8_reopening_after_a_take_over_says_who_has_the_volume() {
     let by = format!("taken over by {host}");
     assert!(text.contains(&by) && text.contains("open it again"), "{text}");
     assert!(!text.contains("zeroing"), "{text}");
-    // The later owner loses its connections: the target would tell the lists to anybody.
+    // The later owner loses its connections: now the target would send the lists to any initiator.
     drop(later);
     let text = stream.reopen().unwrap_err().to_string();
     assert!(text.contains("was taken over") && !text.contains("zeroing"), "{text}");
@@ -115,10 +115,10 @@ fn a_healthy_stream_is_not_reopened() {
     volume.close().unwrap();
 }
 
-/// Without a log nothing but what was flushed is known to be there: what was only complete, on a
-/// drive that may forget it, is not called durable because the stream was reopened (P2).
+/// Without a log only flushed writes are known to be there. A group that was only complete, on a drive
+/// with a volatile cache, does not become durable because the stream is reopened (P2).
 #[test]
-fn p2_a_reopened_stream_without_a_log_calls_durable_only_what_was() {
+fn p2_a_reopened_stream_without_a_log_reports_only_durable_groups_durable() {
     let node = Node::new();
     Volume::create("v", &[node.member()], &create_options()).unwrap();
     let proxy = Proxy::to(node.addr());
@@ -130,7 +130,7 @@ fn p2_a_reopened_stream_without_a_log_calls_durable_only_what_was() {
     proxy.cut();
     let began = std::time::Instant::now();
     while stream.poll().is_ok() {
-        assert!(began.elapsed() < SOON, "the stream does not notice");
+        assert!(began.elapsed() < SOON, "the stream does not fail");
         std::thread::yield_now();
     }
     let found = loop {
@@ -139,7 +139,7 @@ fn p2_a_reopened_stream_without_a_log_calls_durable_only_what_was() {
             Err(error) => assert!(began.elapsed() < SOON, "{error}"),
         }
     };
-    assert_eq!(before.durable, Seq::ZERO, "nobody has flushed");
+    assert_eq!(before.durable, Seq::ZERO, "there was no FLUSH");
     assert_eq!(found.last, Seq::ZERO, "{found}");
     assert_eq!(stream.poll().unwrap().durable, Seq::ZERO);
     stream.close().unwrap();

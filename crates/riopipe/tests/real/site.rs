@@ -1,4 +1,4 @@
-//! Targets in this process, members, and blocks that say what they are.
+//! Targets in this process, members, and blocks that contain their number and version.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use riopipe::{
 use riopipe_target::{Config, Running, Target};
 use tempfile::TempDir;
 
-/// A target over these drives, with a log in `dir` if it is to have one.
+/// A target with these drives, and with a log in directory `log` if there is one.
 pub(crate) fn target(drives: &[&str], log: Option<&TempDir>) -> Running {
     static TARGETS: AtomicU32 = AtomicU32::new(0);
     // Ports come from the system, so names can't come from the address.
@@ -48,7 +48,7 @@ pub(crate) fn open_options() -> OpenOptions {
     OpenOptions { connect: connect(), ..OpenOptions::default() }
 }
 
-/// Fills a buffer with what block `lba` is to hold after write number `version`.
+/// Fills a buffer with the content of block `lba` after write number `version`.
 pub(crate) fn fill(bytes: &mut [u8], lba: u64, version: u64) {
     for (i, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
         block.fill((lba as u8).wrapping_add(i as u8).wrapping_mul(31) ^ version as u8);

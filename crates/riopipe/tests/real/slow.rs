@@ -1,5 +1,5 @@
-//! A volume whose targets don't all answer at once: the quick ones must not take the wait for the
-//! end of this host, and what is said of those that fail is why.
+//! A volume with a slow target: the quick targets must not drop the initiator while it waits for the
+//! slow one. Errors name each target that failed, and the reason.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use crate::crash::{Node, Proxy, soon, volume_on, with_loss_timeout};
 use crate::late::Late;
 use crate::site::create_options;
 
-/// How long targets wait for a sign of life: half of what the test waits for.
+/// The keep-alive timeout of the targets: shorter than the time for which the test waits.
 const KEEP_ALIVE: Duration = Duration::from_secs(6);
 
-/// Which of the connections to a target: the first asks for the name of its subsystem.
+/// Numbers of connections to a target. Number 0 asks discovery for the name of the subsystem.
 const ADMIN: usize = 1;
 const DRIVES: usize = 2;
 
 fn options() -> OpenOptions {
     let mut options = with_loss_timeout(Duration::ZERO);
     options.connect.keep_alive = KEEP_ALIVE;
-    // Longer than the test waits for anything.
+    // Longer than any wait of the test.
     options.connect.timeout = Duration::from_secs(300);
     options
 }
 
-/// Lets a slow target answer when a test has seen enough, or has failed.
+/// Lets a slow target answer at the end of a test, also if the test has failed.
 struct Held<'a>(&'a Late);
 
 impl Drop for Held<'_> {
@@ -34,8 +34,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Runs `work` over a quick target and one that says nothing on its connection `held` until the
-/// quick one has been told of this host for longer than it waits.
+/// Runs `work` with a quick target and a slow one. The slow one sends nothing on its connection `held`
+/// until the quick one has received keep-alives for longer than the keep-alive timeout.
 fn with_a_slow_target<T: Send>(
     nodes: &[Node],
     held: usize,
@@ -47,10 +47,10 @@ fn with_a_slow_target<T: Send>(
     std::thread::scope(|scope| {
         let working = scope.spawn(move || work(&members));
         let held = Held(&slow);
-        soon("the slow one is waited for", || slow.is_waited_for());
+        soon("an answer of the slow one is held", || slow.is_waited_for());
         let before = quick.keep_alives();
-        // Three for each time that the target waits.
-        soon("the quick one is told", || {
+        // The initiator sends three for each keep-alive timeout.
+        soon("the quick one receives keep-alives", || {
             assert!(!working.is_finished(), "nothing ends before the slow target answers");
             quick.keep_alives() >= before + 4
         });
@@ -60,7 +60,7 @@ fn with_a_slow_target<T: Send>(
 }
 
 #[test]
-fn a_slow_target_costs_no_other_its_connection_while_a_volume_is_opened() {
+fn a_slow_target_breaks_no_other_connection_while_a_volume_is_opened() {
     let nodes = [Node::new(), Node::new()];
     let _ = volume_on(&nodes);
     for held in [ADMIN, DRIVES] {
@@ -72,7 +72,7 @@ fn a_slow_target_costs_no_other_its_connection_while_a_volume_is_opened() {
 }
 
 #[test]
-fn a_slow_target_costs_no_other_its_connection_while_a_volume_is_made() {
+fn a_slow_target_breaks_no_other_connection_while_a_volume_is_created() {
     let nodes = [Node::new(), Node::new()];
     let create = CreateOptions { connect: options().connect, ..create_options() };
     with_a_slow_target(&nodes, DRIVES, |members| Volume::create("v", members, &create)).unwrap();
@@ -84,7 +84,7 @@ fn every_target_that_fails_is_named_with_its_reason() {
     let closed = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (one, two) = (closed(), closed());
     let member = |addr: std::net::SocketAddr| MemberAddr {
-        nqn: Some("nqn.2026-01.org.example:nobody".into()),
+        nqn: Some("nqn.2026-01.org.example:none".into()),
         ..addr.to_string().parse().unwrap()
     };
     let members = [member(one), nodes[0].member(), member(two)];
@@ -95,7 +95,8 @@ fn every_target_that_fails_is_named_with_its_reason() {
     assert!(!text.contains(&nodes[0].addr().to_string()), "{text}");
 }
 
-/// A target that drops its connections while another is waited for is named, and not a queue.
+/// If a target drops its connections while the initiator waits for another one, the error names that
+/// target, and not a queue.
 #[test]
 fn a_target_that_drops_the_connection_meanwhile_is_named() {
     let nodes = [Node::new(), Node::new()];
@@ -107,8 +108,8 @@ fn a_target_that_drops_the_connection_meanwhile_is_named() {
     let error = std::thread::scope(|scope| {
         let working = scope.spawn(|| Volume::open("v", &members, &options()));
         let held = Held(&slow);
-        soon("the slow one is waited for", || slow.is_waited_for());
-        soon("the other one is up", || quick.keep_alives() > 0);
+        soon("an answer of the slow one is held", || slow.is_waited_for());
+        soon("the other one is connected", || quick.keep_alives() > 0);
         breaks.cut();
         drop(held);
         working.join().unwrap().unwrap_err()

@@ -1,4 +1,4 @@
-//! Volumes against real targets on real sockets: the main way, and the ways that must be refused.
+//! Volumes against real targets on real sockets: ordinary use, and uses that must be refused.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn an_ordered_write_end_to_end_on_two_striped_targets() {
                     false,
                 );
                 if engine == EngineKind::None {
-                    // It promises nothing, not even for overlapping writes under way together.
+                    // This engine keeps no order, not even of overlapping writes in flight.
                     stream.wait(Until::Idle, Some(Duration::from_secs(20))).unwrap();
                 }
             }
@@ -63,7 +63,7 @@ fn an_ordered_write_end_to_end_on_two_striped_targets() {
         }
         volume.close().unwrap();
     }
-    // Seqs go on where the last owner of engine rio stopped.
+    // Seqs continue after those of the last owner with engine rio.
     let (volume, recovery) = Volume::open("v", &members, &open_options()).unwrap();
     assert!(recovery.streams[0].last > Seq(100), "{recovery:?}");
     volume.close().unwrap();
@@ -132,7 +132,7 @@ fn t13_a_tiny_log_never_stops_the_stream_for_good() {
     }
     let SubmitError { kind, bufs } = group.submit().unwrap_err();
     assert!(matches!(kind, SubmitErrorKind::TooLarge(_)), "{kind}");
-    assert_eq!(bufs.len(), 20, "the buffers are handed back");
+    assert_eq!(bufs.len(), 20, "the error has the buffers");
     stream.close().unwrap();
     volume.close().unwrap();
     target.stop().unwrap();
@@ -204,9 +204,9 @@ fn t8_a_second_owner_is_refused_and_take_over_fences_the_first() {
     target.stop().unwrap();
 }
 
-/// A claim waits for connections on other reactors; a wake-up that is slept over stalls it.
+/// A claim waits for connections on other reactors. A lost wake-up would stall it.
 #[test]
-fn p8_taking_and_giving_back_over_and_over_never_stalls() {
+fn p8_claiming_and_releasing_over_and_over_never_stalls() {
     let log = TempDir::new().unwrap();
     let target = target(&["ssd:flash,size=16M"], Some(&log));
     let members = members(&[&target], 1);
@@ -222,7 +222,7 @@ fn p8_taking_and_giving_back_over_and_over_never_stalls() {
 }
 
 #[test]
-fn p6_a_target_that_goes_poisons_its_streams_with_one_clear_error() {
+fn p6_a_lost_target_poisons_its_streams_with_one_clear_error() {
     let logs = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let targets = [target(&["mem:16M"], Some(&logs[0])), target(&["mem:16M"], Some(&logs[1]))];
     let members = members(&[&targets[0], &targets[1]], 1);
@@ -289,7 +289,7 @@ fn t19_t20_members_must_be_all_there_and_in_order() {
 }
 
 #[test]
-fn t17_without_a_log_the_volume_falls_back_to_sync_and_says_so() {
+fn t17_without_a_log_the_volume_falls_back_to_sync_and_reports_it() {
     let target = target(&["ssd:flash,size=16M"], None);
     let members = members(&[&target], 1);
     let wanted = CreateOptions { engine: Some(EngineKind::Rio), ..create_options() };
@@ -312,7 +312,7 @@ fn t17_without_a_log_the_volume_falls_back_to_sync_and_says_so() {
     target.stop().unwrap();
 }
 
-/// A target that listens on all addresses is named by the one that the host came by.
+/// If a target listens on all addresses, discovery returns the one to which the initiator connected.
 #[test]
 fn discovery_names_an_address_that_can_be_reached() {
     let mut config = riopipe_target::Config::on_loopback(&["mem:16M"]);
@@ -327,7 +327,7 @@ fn discovery_names_an_address_that_can_be_reached() {
 }
 
 #[test]
-fn bad_input_is_told_clearly() {
+fn bad_input_has_clear_errors() {
     let log = TempDir::new().unwrap();
     let target = target(&["mem:16M", "mem:1M"], Some(&log));
     let members = members(&[&target], 2);
@@ -343,8 +343,8 @@ fn bad_input_is_told_clearly() {
     assert!(text(Volume::create("v", &twice, &create_options())).contains("given twice"));
     let large = CreateOptions { slots: 1 << 20, ..create_options() };
     assert!(text(Volume::create("v", &members[..1], &large)).contains("too small"));
-    let nobody: MemberAddr = "127.0.0.1:1".parse().unwrap();
-    assert!(text(Volume::create("v", &[nobody], &create_options())).contains("127.0.0.1:1"));
+    let closed: MemberAddr = "127.0.0.1:1".parse().unwrap();
+    assert!(text(Volume::create("v", &[closed], &create_options())).contains("127.0.0.1:1"));
     let nqn = MemberAddr { nqn: Some("nqn.2020-01.org.example:none".into()), ..members[0].clone() };
     assert!(text(Volume::create("v", &[nqn], &create_options())).contains("no such subsystem"));
 

@@ -1,5 +1,4 @@
-//! Other threads, async code and event loops that wait for a stream, and calls that wait at most for
-//! so long.
+//! Other threads, async code and event loops that wait for a stream, and calls with a time limit.
 
 use std::future::Future;
 use std::os::fd::AsFd;
@@ -22,11 +21,11 @@ use crate::site::open_options;
 #[path = "../../examples/group_commit.rs"]
 mod group_commit;
 
-/// Less than the background thread lets pass before it takes a stream over that nobody watches.
+/// Less than the time after which the background thread takes over a stream without a watch.
 const BEFORE_ANY_TIMER: Duration = Duration::from_millis(40);
-/// So many attempts are made at being faster than that: a busy machine may spoil some.
+/// The number of attempts to be faster than that: on a busy machine some may be slow.
 const ATTEMPTS: u64 = 50;
-/// For a wait that is not to end by itself.
+/// The time limit of waits that must not succeed.
 const SHORT: Duration = Duration::from_millis(30);
 
 fn volume(nodes: &[Node]) -> Volume {
@@ -37,7 +36,7 @@ fn stream(volume: &Volume) -> Stream {
     volume.stream(0, &StreamOptions::default()).unwrap()
 }
 
-/// A whole async runtime.
+/// A minimal async runtime.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(thread::Thread);
     impl Wake for Unpark {
@@ -65,7 +64,7 @@ impl Wake for Count {
     }
 }
 
-/// How long it takes until `visible` returns, after the submission: of many attempts, the fastest.
+/// The time from a submission until `visible` returns: the shortest of many attempts.
 fn fastest(stream: &mut Stream, durable: bool, visible: impl Fn(&Stream, Seq)) -> Duration {
     let attempt = |number| {
         let begun = Instant::now();
@@ -76,9 +75,9 @@ fn fastest(stream: &mut Stream, durable: bool, visible: impl Fn(&Stream, Seq)) -
     (1..=ATTEMPTS).map(attempt).min().unwrap()
 }
 
-/// The owner submits and only watches: nothing waits for the background thread's timer.
+/// The owner submits and then only watches: no wait depends on the background thread's timer.
 #[test]
-fn p8_what_an_owner_submits_is_visible_to_watchers_without_a_timer() {
+fn p8_submitted_groups_are_visible_to_watchers_without_a_timer() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let mut stream = stream(&volume);
@@ -99,12 +98,12 @@ fn p8_what_an_owner_submits_is_visible_to_watchers_without_a_timer() {
         let watch = stream.watch();
         soon("it is durable", || watch.marks().durable >= seq);
     });
-    assert!(took < BEFORE_ANY_TIMER, "looking at the marks took {took:?}");
+    assert!(took < BEFORE_ANY_TIMER, "reading the marks took {took:?}");
     stream.close().unwrap();
     volume.close().unwrap();
 }
 
-/// Threads wait while the owner sleeps in a call of its own, and while it is elsewhere.
+/// Threads wait while the owner sleeps in a call, and while it is not calling.
 #[test]
 fn p8_many_threads_wait_for_one_stream() {
     const THREADS: u64 = 4;
@@ -135,7 +134,7 @@ fn p8_many_threads_wait_for_one_stream() {
         drop(queue);
         let mut left = THREADS * EACH;
         while left > 0 {
-            // By turns on its stream, and on its queue alone.
+            // By turns the owner sleeps on its stream, and on its queue alone.
             let first = match left % 2 {
                 0 => {
                     match stream.wait(Until::Woken, Some(SHORT)) {
@@ -158,7 +157,7 @@ fn p8_many_threads_wait_for_one_stream() {
 }
 
 #[test]
-fn a_future_wakes_who_polled_it_last_and_may_be_polled_and_dropped_at_any_time() {
+fn a_future_wakes_its_last_poller_and_may_be_polled_and_dropped_at_any_time() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let mut stream = stream(&volume);
@@ -169,7 +168,7 @@ fn a_future_wakes_who_polled_it_last_and_may_be_polled_and_dropped_at_any_time()
     let mut future = pin!(watch.durable(next));
     let mut dropped = Box::pin(watch.complete(next));
     for waker in &wakers {
-        // Not submitted yet: it may be waited for all the same.
+        // The group is not submitted yet, and a wait for it may begin.
         assert!(future.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
     }
     assert!(dropped.as_mut().poll(&mut Context::from_waker(&wakers[0])).is_pending());
@@ -178,15 +177,15 @@ fn a_future_wakes_who_polled_it_last_and_may_be_polled_and_dropped_at_any_time()
     assert_eq!(Arc::strong_count(&first), 2, "it has left the list");
     assert_eq!(put(&mut stream, 1, 1, 1, Place::Fresh, false), next);
     soon("the future is woken", || second.0.load(Ordering::SeqCst) > 0);
-    assert_eq!(first.0.load(Ordering::SeqCst), 0, "it does not poll it any more");
+    assert_eq!(first.0.load(Ordering::SeqCst), 0, "the first waker has been replaced");
     let Poll::Ready(Ok(Marks { durable, .. })) =
         future.as_mut().poll(&mut Context::from_waker(&wakers[0]))
     else {
-        panic!("it was woken because it is so")
+        panic!("it was woken, so the group is durable")
     };
     assert!(durable >= next);
     assert_eq!(second.0.load(Ordering::SeqCst), 1, "woken once");
-    assert!(block_on(watch.durable(next)).is_ok(), "what is there is not waited for");
+    assert!(block_on(watch.durable(next)).is_ok(), "a reached mark needs no wait");
     stream.close().unwrap();
     volume.close().unwrap();
 }
@@ -210,14 +209,14 @@ fn a_waker_ends_a_wait_before_and_during_it() {
             stream.wait(Until::Woken, Some(SOON)).unwrap();
         });
     }
-    // What another wait waits for stays to come.
+    // A call interrupts another wait, and the mark still moves later.
     waker.wake();
     let error = stream.wait(Until::Moved, Some(SOON)).unwrap_err();
     assert!(matches!(error, WaitError::Woken) && error.is_retryable(), "{error}");
     let seq = put(&mut stream, 1, 1, 1, Place::Fresh, true);
     assert!(stream.wait(Until::Moved, Some(SOON)).unwrap().complete >= seq);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
-    // A call that comes with what is waited for is kept; reads are not interrupted.
+    // If a wait succeeds, a call is kept for the next one. Reads are not interrupted.
     waker.wake();
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     stream.read(1, &mut [0; BLOCK_BYTES], Some(SOON)).unwrap();
@@ -227,7 +226,7 @@ fn a_waker_ends_a_wait_before_and_during_it() {
     waker.wake();
 }
 
-/// Nobody waits for a stream that is no more.
+/// No wait outlasts its stream.
 #[test]
 fn p8_the_end_of_a_stream_ends_all_waits() {
     let mut nodes = [Node::new()];
@@ -247,7 +246,7 @@ fn p8_the_end_of_a_stream_ends_all_waits() {
             assert!(matches!(error, WaitError::Closed { .. }), "{error}");
         }
     });
-    assert!(watch.wait_durable(last, None).is_ok(), "what was reached counts");
+    assert!(watch.wait_durable(last, None).is_ok(), "a mark that was reached counts");
     assert!(matches!(watch.wait_complete(never, None), Err(WaitError::Closed { .. })));
     // Dropped.
     let two = stream(&volume);
@@ -258,7 +257,7 @@ fn p8_the_end_of_a_stream_ends_all_waits() {
         let error = waits.join().unwrap().unwrap_err();
         assert!(matches!(error, WaitError::Dropped { seq } if seq == never), "{error}");
     });
-    // Failed, while its owner is elsewhere.
+    // Failed, while the owner is not calling.
     let mut three = stream(&volume);
     let kept = put(&mut three, 1, 1, 2, Place::InPlace, true);
     let watch = three.watch();
@@ -270,7 +269,7 @@ fn p8_the_end_of_a_stream_ends_all_waits() {
     assert_eq!(three.poll().unwrap_err(), failure, "the same error everywhere (P6)");
     assert!(block_on(watch.durable(kept)).is_ok());
     assert!(matches!(block_on(watch.complete(lost)), Err(WaitError::Failed(_))));
-    // It is given back by a close: it may be reopened, and waited for again.
+    // A close that fails returns the stream: it may be reopened, and waits work again.
     let mut three = three.close_within(SOON).unwrap_err().back;
     nodes[0].start();
     three.waker().wake();
@@ -282,8 +281,8 @@ fn p8_the_end_of_a_stream_ends_all_waits() {
     volume.close().unwrap();
 }
 
-/// The descriptor is held while the stream is used, and tells also of what the background thread has
-/// found.
+/// The descriptor may be held while the stream is used. It is also readable when the background thread
+/// has moved a mark.
 #[test]
 fn an_event_loop_waits_for_the_descriptor() {
     let nodes = [Node::new()];
@@ -298,12 +297,12 @@ fn an_event_loop_waits_for_the_descriptor() {
             assert!(wait_readable(fd.as_fd(), left.min(SOON)).unwrap() || left < SOON);
         }
     }
-    // Others see it first, with the background thread's help.
+    // Another thread reads the mark first, with the background thread's help.
     let watch = stream.watch();
     assert_eq!(stream.poll().unwrap().durable, seq);
     let seq = put(&mut stream, 30, 1, 1, Place::Fresh, true);
     watch.wait_durable(seq, Some(SOON)).unwrap();
-    assert!(wait_readable(fd.as_fd(), SOON).unwrap(), "the event loop is told");
+    assert!(wait_readable(fd.as_fd(), SOON).unwrap(), "the event loop is woken");
     assert_eq!(stream.poll().unwrap().durable, seq);
     stream.close().unwrap();
     volume.close().unwrap();
@@ -311,7 +310,7 @@ fn an_event_loop_waits_for_the_descriptor() {
 }
 
 #[test]
-fn t14_a_submission_waits_for_room_and_gives_its_buffers_back() {
+fn t14_a_submission_waits_for_space_and_returns_its_buffers() {
     let mut nodes = [Node::new()];
     let volume = volume(&nodes);
     let options =
@@ -327,7 +326,7 @@ fn t14_a_submission_waits_for_room_and_gives_its_buffers_back() {
         };
     }
     stream.wait(Until::Durable(stream.last()), Some(SOON)).unwrap();
-    // Nothing completes any more, so that there is no room.
+    // No group completes any more, so there is no space.
     nodes[0].kill();
     stream.waker().wake();
     let error = loop {
@@ -341,7 +340,7 @@ fn t14_a_submission_waits_for_room_and_gives_its_buffers_back() {
     assert!(matches!(error.kind, SubmitErrorKind::Full(_)) && error.is_retryable(), "{error}");
     assert_eq!(error.bufs.len(), 1);
     stream.wait(Until::Woken, Some(SOON)).expect("the call is kept for a wait");
-    // Nor is the stream closed, but it is given back.
+    // A close fails, too, and returns the stream.
     let back = stream.close_within(SHORT).unwrap_err();
     assert!(matches!(back.error, WaitError::Deadline(_)) && back.is_retryable(), "{back}");
     let mut stream = *back.back;
@@ -359,7 +358,7 @@ fn t14_a_submission_waits_for_room_and_gives_its_buffers_back() {
 }
 
 #[test]
-fn a_volume_that_is_not_closed_is_given_back() {
+fn a_volume_that_is_not_closed_is_returned() {
     let nodes = [Node::new()];
     let members = volume_on(&nodes);
     let (volume, _) = open_soon(&members, &open_options());
@@ -368,7 +367,7 @@ fn a_volume_that_is_not_closed_is_given_back() {
     assert!(matches!(refused.error, CloseError::StreamsOpen(1)) && !refused.is_retryable());
     let volume = refused.back;
     let seq = put(&mut stream, 1, 1, 1, Place::Fresh, true);
-    stream.wait(Until::Durable(seq), Some(SOON)).expect("the volume is as it was");
+    stream.wait(Until::Durable(seq), Some(SOON)).expect("the volume still works");
     stream.close().unwrap();
     volume.close_within(SOON).unwrap();
     let (volume, recovery) = open_soon(&members, &open_options());

@@ -1,4 +1,4 @@
-//! Wakers that do what they like, and waiters that outlive what they wait for.
+//! Wakers that run any code, and waiters that outlive their stream or their group.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,7 +15,7 @@ use riopipe_net::wait_readable;
 use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
 use crate::site::open_options;
 
-/// For a wait that is not to end by itself.
+/// The time limit of waits that must not succeed.
 const SHORT: Duration = Duration::from_millis(30);
 
 fn volume(nodes: &[Node]) -> Volume {
@@ -34,7 +34,7 @@ fn poll(wait: &mut MarkWait, waker: &Waker) -> Poll<Result<riopipe::Marks, WaitE
     Future::poll(Pin::new(wait), &mut Context::from_waker(waker))
 }
 
-/// Tells that it has been woken.
+/// Records that it has been woken.
 #[derive(Default)]
 struct Flag(AtomicBool);
 
@@ -50,10 +50,10 @@ impl Wake for Flag {
     }
 }
 
-/// The number of a group that was lost is given again: who waited for the lost one is not told that
-/// it is durable.
+/// The seq of a lost group is used again. A wait for the lost group does not end when the later group
+/// is durable.
 #[test]
-fn p2_a_wait_for_a_lost_group_does_not_take_the_next_of_that_number_for_it() {
+fn p2_a_wait_for_a_lost_group_does_not_end_with_the_next_one_of_that_seq() {
     let mut nodes = [Node::new()];
     let options = with_loss_timeout(Duration::from_millis(200));
     let (volume, _) = open_soon(&volume_on(&nodes), &options);
@@ -77,7 +77,7 @@ fn p2_a_wait_for_a_lost_group_does_not_take_the_next_of_that_number_for_it() {
         recovery = stream.reopen().ok();
         recovery.is_some()
     });
-    assert!(recovery.unwrap().last < seq, "it never got to the target");
+    assert!(recovery.unwrap().last < seq, "it never reached the target");
     while put(&mut stream, 2, 1, 3, Place::InPlace, true) < seq {}
     let marks = stream.wait(Until::Durable(stream.last()), Some(SOON)).unwrap();
     assert!(marks.durable >= seq);
@@ -91,7 +91,7 @@ fn p2_a_wait_for_a_lost_group_does_not_take_the_next_of_that_number_for_it() {
     volume.close().unwrap();
 }
 
-/// The pollers of this process that watch what a stream's descriptor watches, beside that.
+/// The number of other pollers of this process that watch the same stream as this descriptor.
 fn watchers_of(fd: &StreamFd) -> usize {
     let own = fd.as_raw_fd();
     let watched = |line: &str| {
@@ -109,20 +109,20 @@ fn watchers_of(fd: &StreamFd) -> usize {
     others.filter(watches).count()
 }
 
-/// A descriptor or a waker may be kept longer than the stream. The background thread does not watch
-/// what is left: a call of the waker would keep it awake for ever.
+/// A descriptor or a waker may outlive the stream. The background thread does not watch the rest of
+/// such a stream: a call of the waker would keep the thread awake for ever.
 #[test]
-fn a_stream_that_is_gone_is_not_watched_though_somebody_holds_its_descriptor() {
+fn a_dropped_stream_is_not_watched_while_its_descriptor_is_held() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     for has_other in [true, false] {
         let other = has_other.then(|| stream(&volume, 1));
-        let mut gone = stream(&volume, 0);
-        let (fd, waker) = (gone.event_fd().unwrap(), gone.waker());
-        let seq = put(&mut gone, 1, 1, 1, Place::InPlace, true);
-        gone.watch().wait_durable(seq, Some(SOON)).unwrap();
+        let mut dropped = stream(&volume, 0);
+        let (fd, waker) = (dropped.event_fd().unwrap(), dropped.waker());
+        let seq = put(&mut dropped, 1, 1, 1, Place::InPlace, true);
+        dropped.watch().wait_durable(seq, Some(SOON)).unwrap();
         soon("the background thread watches it", || watchers_of(&fd) == 1);
-        drop(gone);
+        drop(dropped);
         waker.wake();
         soon("the background thread watches it no more", || watchers_of(&fd) == 0);
         if let Some(other) = other {
@@ -133,7 +133,7 @@ fn a_stream_that_is_gone_is_not_watched_though_somebody_holds_its_descriptor() {
     volume.close().unwrap();
 }
 
-/// A task that is dropped with its last waker, and its waits with it.
+/// A task that is dropped with its last waker, together with its waits.
 struct Task {
     _waits: Mutex<Vec<MarkWait>>,
 }
@@ -161,7 +161,7 @@ fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
     thread::spawn(move || {
         let mut wait = watch.durable(never);
         assert!(poll(&mut wait, &task()).is_pending());
-        assert!(poll(&mut wait, &task()).is_pending(), "the first task goes");
+        assert!(poll(&mut wait, &task()).is_pending(), "the first task is dropped");
         drop(wait);
         done.send(()).unwrap();
     });
@@ -170,7 +170,7 @@ fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
     volume.close().unwrap();
 }
 
-/// As a task whose runtime is gone: being woken, it is dropped, and the stream that it has.
+/// A task of a runtime that has ended: when it is woken, it drops itself and its stream.
 #[derive(Default)]
 struct Dropping {
     stream: Mutex<Option<Stream>>,
@@ -184,7 +184,7 @@ impl Wake for Dropping {
     }
 }
 
-/// The background thread calls wakers when it has no stream: they may do anything with any.
+/// The background thread calls wakers while it has taken no stream: they may use any stream.
 #[test]
 fn p8_a_waker_may_drop_the_stream() {
     let nodes = [Node::new()];
@@ -204,7 +204,7 @@ fn p8_a_waker_may_drop_the_stream() {
         }
     }
     let seq = put(&mut other, 2, 1, 1, Place::InPlace, true);
-    other.watch().wait_durable(seq, Some(SOON)).expect("the background thread is there");
+    other.watch().wait_durable(seq, Some(SOON)).expect("the background thread still runs");
     other.close().unwrap();
     stream(&volume, 0).close().unwrap();
     volume.close().unwrap();
@@ -214,13 +214,13 @@ struct Panicking;
 
 impl Wake for Panicking {
     fn wake(self: Arc<Self>) {
-        panic!("a waker that panics, as it is to");
+        panic!("a waker that panics on purpose");
     }
 }
 
-/// A waker that panics harms neither other waiters nor who drives the stream.
+/// A waker that panics affects neither other waiters nor the thread that drives the stream.
 #[test]
-fn p8_a_waker_that_panics_harms_nobody_else() {
+fn p8_a_waker_that_panics_affects_no_other_waiter() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let mut stream = stream(&volume, 0);
@@ -233,7 +233,7 @@ fn p8_a_waker_that_panics_harms_nobody_else() {
         assert!(poll(&mut waits[1], &Waker::from(Arc::clone(&flag))).is_pending());
         (waits, flag)
     };
-    // The background thread finds it, then the owner; then it is the end.
+    // First the background thread calls the waker, then the owner's wait does, then the close.
     let (_waits, flag) = waits(next(&stream));
     put(&mut stream, 1, 1, 1, Place::InPlace, true);
     soon("the other waiter is woken", || flag.is_set());
@@ -247,37 +247,37 @@ fn p8_a_waker_that_panics_harms_nobody_else() {
     volume.close().unwrap();
 }
 
-/// The background thread may take note of a call before the event loop has looked.
+/// The background thread may receive a call before the event loop polls.
 #[test]
 fn p8_a_call_of_the_owner_makes_its_descriptor_readable() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let mut stream = stream(&volume, 0);
     let (fd, waker) = (stream.event_fd().unwrap(), stream.waker());
-    soon("the background thread looks after it", || watchers_of(&fd) == 1);
+    soon("the background thread drives it", || watchers_of(&fd) == 1);
     stream.poll().unwrap();
-    soon("the background thread looks after it again", || watchers_of(&fd) == 1);
+    soon("the background thread drives it again", || watchers_of(&fd) == 1);
     waker.wake();
-    // It is there by now, or else this shows nothing.
+    // The background thread has received the call by now, or this test checks nothing.
     thread::sleep(10 * SHORT);
     assert!(wait_readable(fd.as_fd(), Duration::ZERO).unwrap());
     stream.poll().unwrap();
-    assert!(!wait_readable(fd.as_fd(), SHORT).unwrap(), "the owner has been told");
-    stream.wait(Until::Woken, Some(SOON)).expect("and a wait tells it again");
+    assert!(!wait_readable(fd.as_fd(), SHORT).unwrap(), "the poll has cleared it");
+    stream.wait(Until::Woken, Some(SOON)).expect("the call is kept for a wait");
     stream.close().unwrap();
     volume.close().unwrap();
 }
 
-/// Who waits for what has not been submitted does not have everything flushed until it is.
+/// A wait for a group that has not been submitted does not cause a FLUSH of earlier groups.
 #[test]
-fn a_wait_for_a_group_to_come_flushes_nothing_before() {
+fn a_wait_for_a_later_group_flushes_no_earlier_one() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let mut stream = stream(&volume, 0);
     let watch = stream.watch();
     let mut far = watch.durable(Seq(1 << 40));
     assert!(poll(&mut far, Waker::noop()).is_pending());
-    // Left alone for long enough, it is flushed anyway.
+    // On a slow machine an idle stream is flushed anyway, so there are several attempts.
     let is_left = (1..5).any(|lba| {
         let flushes = nodes[0].flushes();
         let seq = put(&mut stream, lba, 1, 1, Place::Fresh, false);
@@ -285,17 +285,17 @@ fn a_wait_for_a_group_to_come_flushes_nothing_before() {
         thread::sleep(SHORT);
         nodes[0].flushes() == flushes
     });
-    assert!(is_left, "nobody wants these groups to be durable");
-    // Another one wants it now.
+    assert!(is_left, "no thread waits for these groups to be durable");
+    // Now a thread waits for one.
     let seq = put(&mut stream, 60, 1, 1, Place::Fresh, false);
     watch.wait_durable(seq, Some(SOON)).unwrap();
     stream.close().unwrap();
     volume.close().unwrap();
 }
 
-/// A blocking wait leaves the token alone by which others unpark its thread.
+/// A blocking wait does not consume the token by which other code unparks its thread.
 #[test]
-fn p8_a_blocking_wait_takes_no_unpark_of_others() {
+fn p8_a_blocking_wait_takes_no_unpark_of_other_code() {
     let nodes = [Node::new()];
     let volume = volume(&nodes);
     let stream = stream(&volume, 0);

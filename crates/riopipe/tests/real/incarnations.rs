@@ -1,4 +1,4 @@
-//! Streams and volumes that end badly and live again, or meet one another.
+//! Streams and volumes that end without a close and are opened again, or that conflict.
 
 use std::time::Duration;
 
@@ -16,14 +16,15 @@ fn synchronous() -> CreateOptions {
 }
 
 #[test]
-fn t8_an_earlier_life_of_a_stream_never_writes_over_a_later_one() {
+fn t8_an_earlier_incarnation_of_a_stream_never_writes_over_a_later_one() {
     for round in 0..6u64 {
         let target = target(&["ssd:flash,size=16M"], None);
         let members = members(&[&target], 1);
         Volume::create("v", &members, &synchronous()).unwrap();
         let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
         let options = StreamOptions { queue_depth: 240, ..StreamOptions::default() };
-        // Another stream's queue is free again when the stream is reopened: the tempting one.
+        // Another stream's queue is free when this stream is opened again. This stream must not use
+        // that queue.
         let zero = volume.stream(0, &options).unwrap();
         let mut stream = volume.stream(1, &options).unwrap();
         zero.close().unwrap();
@@ -73,7 +74,7 @@ fn a_stream_that_is_reopened_at_once_is_open_once() {
 }
 
 #[test]
-fn p6_a_failed_stream_says_so_to_every_read() {
+fn p6_each_read_of_a_failed_stream_returns_the_failure() {
     let logs = [TempDir::new().unwrap(), TempDir::new().unwrap()];
     let targets = [target(&["mem:16M"], Some(&logs[0])), target(&["mem:16M"], Some(&logs[1]))];
     let members = members(&[&targets[0], &targets[1]], 1);
@@ -94,7 +95,7 @@ fn p6_a_failed_stream_says_so_to_every_read() {
 }
 
 #[test]
-fn a_target_that_goes_during_a_read_ends_it() {
+fn a_target_that_stops_during_a_read_ends_it() {
     for round in 0..6u64 {
         let logs = [TempDir::new().unwrap(), TempDir::new().unwrap()];
         let targets =
@@ -110,7 +111,7 @@ fn a_target_that_goes_during_a_read_ends_it() {
         });
         let mut page = vec![0; 4000 * BLOCK_BYTES];
         while stream.read(0, &mut page, None).is_ok() {}
-        // What still comes from the other target is nobody's.
+        // Bytes that still come from the other target belong to no read.
         for _ in 0..100 {
             assert!(stream.poll().is_err());
             std::thread::sleep(Duration::from_micros(50));
@@ -121,7 +122,7 @@ fn a_target_that_goes_during_a_read_ends_it() {
 }
 
 #[test]
-fn of_two_creators_at_most_one_is_told_that_it_succeeded() {
+fn of_two_creators_at_most_one_succeeds() {
     for _ in 0..10 {
         let target = target(&["mem:16M"], None);
         let members = members(&[&target], 1);
@@ -135,7 +136,7 @@ fn of_two_creators_at_most_one_is_told_that_it_succeeded() {
             let other = scope.spawn(move || create_a("a"));
             usize::from(create_b("b")) + usize::from(other.join().unwrap())
         });
-        assert!(made <= 1, "both were told so, on one drive, without force");
+        assert!(made <= 1, "both succeeded, on one drive, without force");
     }
 }
 
@@ -174,8 +175,8 @@ fn an_endless_timeout_is_a_timeout() {
     target.stop().unwrap();
 }
 
-/// An owner that dies idle, with everything durable and delivered, leaves nothing to recover (T1:
-/// the mark is told alone when idle).
+/// An owner that dies while idle, with all groups durable and delivered, leaves nothing to recover
+/// (T1: an idle stream sends its mark alone).
 #[test]
 fn t1_an_idle_owner_leaves_a_log_at_rest() {
     let log = TempDir::new().unwrap();
@@ -199,7 +200,7 @@ fn t1_an_idle_owner_leaves_a_log_at_rest() {
     target.stop().unwrap();
 }
 
-/// A log that is gone is never taken for one with nothing to undo; giving it up is said aloud.
+/// A lost log never counts as one with nothing to undo; it is given up only with an option.
 #[test]
 fn t19_a_lost_log_is_given_up_only_on_demand() {
     let (old, new) = (TempDir::new().unwrap(), TempDir::new().unwrap());
