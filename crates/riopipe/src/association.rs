@@ -9,10 +9,11 @@ use riopipe_session::initiator::volume::Associations;
 use riopipe_session::initiator::volume::members::MemberPlace;
 
 use crate::addr::{MemberAddr, TargetAddr};
-use crate::error::AttachError;
+use crate::call_error::AttachError;
 use crate::identity::ConnectOptions;
-use crate::stream::nanos;
+use crate::sockets::Page;
 use crate::target::{Signal, Target};
+use crate::time::nanos;
 
 /// Number of requested I/O queues: one for labels and undo, the rest for streams.
 const IO_QUEUES: u16 = 128;
@@ -98,9 +99,6 @@ impl Associations for &Targets {
         done.expect("no manager has the associations of a volume that is being opened or created")
     }
 }
-
-/// The data written over an association's own queues: a label, or a claim.
-pub(crate) type Page = Arc<[u8]>;
 
 /// Ends the target when it is dropped, unless the volume has been opened.
 #[derive(Debug)]

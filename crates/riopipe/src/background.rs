@@ -15,9 +15,9 @@ use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Finding};
 
 use crate::failure::StreamFailure;
-use crate::shared::lock;
+use crate::lock::lock;
 use crate::stream_shell::{StreamHandle, StreamShell};
-use crate::waking::wake_all;
+use crate::waiters::wake_all;
 use crate::watched::Watched;
 
 /// How long the thread sleeps if it cannot wait for events.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use riopipe_net::{ConnectError, LinkError};
 use riopipe_nvme::command::Status;
+use riopipe_session::claim::ClaimError;
 use riopipe_session::initiator::association::{AssociationError, ConnectFailure};
 use riopipe_session::initiator::attach::AttachError as BringUpError;
 use riopipe_session::initiator::keep_alive::Loss;
@@ -14,7 +15,6 @@ use riopipe_session::initiator::volume::error::{CallFailure, Nonsense};
 use riopipe_session::wire::retry;
 
 use crate::addr::TargetAddr;
-use crate::error::opening_may_pass;
 use crate::failure::{Exhausted, StatusText};
 
 /// Why a request to a target failed.
@@ -200,4 +200,16 @@ fn in_brackets(nqn: &Option<String>) -> String {
 
 fn list(found: &[String]) -> String {
     if found.is_empty() { String::new() } else { format!(" ({})", found.join(", ")) }
+}
+
+/// Whether an opening that failed like this may succeed later.
+pub(crate) fn opening_may_pass(error: &OpeningError) -> bool {
+    match error {
+        OpeningError::Missing { .. } | OpeningError::Undo { .. } | OpeningError::Flush { .. } => {
+            true
+        }
+        OpeningError::Claim(error) => matches!(error, ClaimError::Owned { .. }),
+        OpeningError::Refused { status, .. } => retry::is_claim_passing(*status),
+        _ => false,
+    }
 }

@@ -10,8 +10,10 @@ use riopipe_session::initiator::volume::error::VolumeCreateError;
 
 use crate::addr::MemberAddr;
 use crate::association::Targets;
+use crate::call_error::CallError;
+use crate::create_error::CreateError;
 use crate::create_error::lack_text;
-use crate::error::{CallError, CreateError, OpenError};
+use crate::error::OpenError;
 use crate::identity::{ConnectOptions, random_id};
 use crate::info::VolumeInfo;
 use crate::open::inspect;

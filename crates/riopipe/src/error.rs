@@ -11,7 +11,6 @@ use riopipe_order::engine::EngineKind;
 use riopipe_order::ownership::Violation;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::claim::ClaimError;
-use riopipe_session::engine_choice::Lack;
 use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::stream_driver::NotSubmitted;
@@ -19,30 +18,11 @@ use riopipe_session::label::AssembleError;
 use riopipe_session::wire::retry;
 
 use crate::addr::{MemberAddr, TargetAddr};
-pub use crate::call_error::{AttachError, CallError};
-pub use crate::create_error::CreateError;
+use crate::call_error::{AttachError, CallError, opening_may_pass};
 use crate::failure::{Exhausted, FailureCause, StatusText, StreamFailure};
 use crate::piece::Buf;
-use crate::stream::Stream;
+use crate::recovery::EngineHindrance;
 use crate::undone::SaveError;
-use crate::volume::Volume;
-
-/// Why engine `rio` can't run on a volume.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineHindrance {
-    /// A target lacks Rio's extension or an ordering log.
-    #[error("target {target} does not have Rio's extension or has no ordering log")]
-    Target {
-        /// The target.
-        target: TargetAddr,
-        /// The feature that it lacks.
-        lack: Lack,
-    },
-    /// The volume was created for this other engine, so it has no log partitions.
-    #[error("it was created for engine {0}, without space in the ordering logs")]
-    MadeFor(EngineKind),
-}
 
 /// Why a volume could not be opened or inspected.
 #[derive(Debug, thiserror::Error)]
@@ -218,17 +198,6 @@ pub enum UnreachableReason {
     /// It was unreachable during the call, and is back already.
     #[error("it was unreachable for a moment")]
     Passed,
-}
-
-pub(crate) fn opening_may_pass(error: &OpeningError) -> bool {
-    match error {
-        OpeningError::Missing { .. } | OpeningError::Undo { .. } | OpeningError::Flush { .. } => {
-            true
-        }
-        OpeningError::Claim(error) => matches!(error, ClaimError::Owned { .. }),
-        OpeningError::Refused { status, .. } => retry::is_claim_passing(*status),
-        _ => false,
-    }
 }
 
 fn on(target: &Option<TargetAddr>) -> String {
@@ -659,44 +628,5 @@ impl CloseError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Call { source, .. } if source.is_retryable())
-    }
-}
-
-/// A volume that was not closed, and the reason. It is as before, and may be closed again. Nothing
-/// more is written on targets that have released it already.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct NotClosed {
-    /// The reason.
-    #[source]
-    pub error: CloseError,
-    /// The volume.
-    pub back: Volume,
-}
-
-impl NotClosed {
-    /// See [`CloseError::is_retryable`].
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        self.error.is_retryable()
-    }
-}
-
-/// A stream that was not closed in time, and the reason. The stream is as before the call.
-#[derive(Debug, thiserror::Error)]
-#[error("the stream was not closed: {error}")]
-pub struct StreamNotClosed {
-    /// The reason: [`WaitError::Deadline`] or [`WaitError::Failed`].
-    #[source]
-    pub error: WaitError,
-    /// The stream.
-    pub back: Box<Stream>,
-}
-
-impl StreamNotClosed {
-    /// Whether the stream may be closed later, if only time passes. False: it has failed.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        self.error.is_retryable()
     }
 }

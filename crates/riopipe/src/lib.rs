@@ -132,6 +132,7 @@ mod failure;
 mod group;
 mod identity;
 mod info;
+mod lock;
 mod open;
 mod owner_call;
 mod piece;
@@ -147,20 +148,22 @@ mod stream;
 mod stream_shell;
 mod sync;
 mod target;
+mod time;
 pub mod undone;
 mod volume;
+mod waiters;
 mod waking;
 mod watch;
 mod watched;
 
 pub use addr::{MemberAddr, ParseMemberError, TargetAddr};
 pub use association::discover;
+pub use call_error::{AttachError, CallError};
 pub use create::CreateOptions;
+pub use create_error::CreateError;
 pub use error::{
-    AcknowledgeError, AttachError, Bound, BufError, CallError, CloseError, CreateError,
-    EngineHindrance, NotClosed, OpenError, ReadError, RecoverError, ReopenError, StreamError,
-    StreamNotClosed, StreamOptionsError, SubmitError, SubmitErrorKind, UnreachableReason,
-    WaitError,
+    AcknowledgeError, Bound, BufError, CloseError, OpenError, ReadError, RecoverError, ReopenError,
+    StreamError, StreamOptionsError, SubmitError, SubmitErrorKind, UnreachableReason, WaitError,
 };
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
@@ -169,7 +172,7 @@ pub use info::{MemberInfo, VolumeInfo};
 pub use piece::Buf;
 pub use reader::{Reader, ReaderOptions};
 pub use reading::ReadExtent;
-pub use recovery::{BlockRange, InPlaceRange, Recovery, Steps, StreamRecovery};
+pub use recovery::{BlockRange, EngineHindrance, InPlaceRange, Recovery, Steps, StreamRecovery};
 pub use riopipe_metrics::{StageStat, StatError, StatSource};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};
@@ -180,8 +183,8 @@ pub use riopipe_session::claim::ClaimError;
 pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
 pub use stat::{StreamStat, TargetStat, VolumeStat};
-pub use stream::{Stream, StreamOptions};
-pub use volume::{OpenOptions, RecoverOptions, RecoverProgress, Volume};
+pub use stream::{Stream, StreamNotClosed, StreamOptions};
+pub use volume::{NotClosed, OpenOptions, RecoverOptions, RecoverProgress, Volume};
 pub use waking::{StreamFd, StreamWaker};
 pub use watch::{MarkWait, Watch};
 

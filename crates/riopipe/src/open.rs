@@ -29,14 +29,16 @@ use riopipe_session::wire::VolumeStatus;
 use crate::addr::MemberAddr;
 use crate::association::Targets;
 use crate::background::Background;
-use crate::error::{CallError, EngineHindrance, OpenError, RecoverError};
+use crate::call_error::CallError;
+use crate::error::{OpenError, RecoverError};
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, VolumeInfo};
+use crate::recovery::EngineHindrance;
 use crate::recovery::{Recovery, streams_of};
 use crate::shared::{Inner, Server};
-use crate::stream::nanos;
 use crate::target::Owner;
+use crate::time::nanos;
 use crate::undone::{SaveError, Saving};
 
 /// The attempt that claims a volume: the first over its connections. Later ones are counted (T23).

@@ -6,7 +6,7 @@ use riopipe_net::{Owned, Taken};
 
 use crate::background::Background;
 use crate::stream_shell::{StreamHandle, StreamShell};
-use crate::waking::wake_all;
+use crate::waiters::wake_all;
 
 /// See the [module](self). At its end it wakes the background thread if that must know that no call
 /// has the stream any more: it has driven the stream before, or has requested it meanwhile. It also

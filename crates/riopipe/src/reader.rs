@@ -9,11 +9,12 @@ use riopipe_session::initiator::volume::state::ReserveError;
 
 use crate::error::{ReadError, StreamError};
 use crate::failure::Exhausted;
+use crate::lock::lock;
 use crate::reading::{ReadExtent, Reads};
-use crate::shared::{Inner, lock};
+use crate::shared::Inner;
 use crate::start::start_reading;
-use crate::stream::nanos;
 use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::time::nanos;
 
 /// The options of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use riopipe_session::initiator::stream_driver::ReadFailure;
 
 use crate::BLOCK_BYTES;
 use crate::error::ReadError;
-use crate::stream::nanos;
 use crate::stream_shell::StreamShell;
+use crate::time::nanos;
 
 /// An extent of a read: consecutive blocks, and the buffer for their content.
 #[derive(Debug)]

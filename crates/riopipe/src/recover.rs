@@ -13,10 +13,12 @@ use riopipe_session::initiator::volume::streams::{
 };
 
 use crate::addr::TargetAddr;
-use crate::error::{AcknowledgeError, CallError, CloseError, RecoverError, UnreachableReason};
+use crate::call_error::CallError;
+use crate::error::{AcknowledgeError, CloseError, RecoverError, UnreachableReason};
+use crate::lock::lock;
 use crate::recovery::{Steps, StreamRecovery, streams_of};
-use crate::shared::{Inner, lock};
-use crate::stream::nanos;
+use crate::shared::Inner;
+use crate::time::nanos;
 
 /// The longest sleep between two polls.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);

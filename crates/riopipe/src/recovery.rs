@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
+use riopipe_session::engine_choice::Lack;
 use riopipe_session::initiator::opening::{Outcome, StreamOutcome};
 pub use riopipe_session::initiator::volume::ranges::{BlockRange, InPlaceRange};
 use riopipe_session::initiator::volume::ranges::{listed_ranges, volume_ranges};
 use riopipe_session::initiator::volume::recovery::StepTimes;
 
-use crate::error::EngineHindrance;
+use crate::addr::TargetAddr;
 
 /// The findings and actions of the recovery of a volume, when it was opened or by hand.
 ///
@@ -273,6 +275,23 @@ impl fmt::Display for Steps {
         }
         Ok(())
     }
+}
+
+/// Why engine `rio` can't run on a volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineHindrance {
+    /// A target lacks Rio's extension or an ordering log.
+    #[error("target {target} does not have Rio's extension or has no ordering log")]
+    Target {
+        /// The target.
+        target: TargetAddr,
+        /// The feature that it lacks.
+        lack: Lack,
+    },
+    /// The volume was created for this other engine, so it has no log partitions.
+    #[error("it was created for engine {0}, without space in the ordering logs")]
+    MadeFor(EngineKind),
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The shared state of the streams of an open volume.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use riopipe_metrics::Start;
 use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
@@ -18,6 +18,7 @@ use crate::background::Background;
 use crate::error::StreamError;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
+use crate::lock::lock;
 use crate::recovery::StreamRecovery;
 use crate::stream_shell::StreamHandle;
 use crate::target::{Signal, Target};
@@ -135,9 +136,4 @@ impl Inner {
     pub(crate) fn is_logged(&self) -> bool {
         lock(&self.state).is_logged()
     }
-}
-
-/// Locks. A panic of another thread while it held the lock leaves no change unfinished here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

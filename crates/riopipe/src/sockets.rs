@@ -5,8 +5,10 @@ use riopipe_net::{Interest, LinkError, Poller, PollerError, Received, RecvBuf, S
 use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
 use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::outbox::Outbox;
+use std::sync::Arc;
 
-use crate::association::Page;
+/// The data written over an association's own queues: a label, or a claim.
+pub(crate) type Page = Arc<[u8]>;
 
 /// Bytes that one PDU may have at most: the largest read and its header.
 const RX_MAX: usize = (4 << 20) + 4096;

@@ -15,12 +15,14 @@ use riopipe_session::initiator::stream_driver::{
 };
 
 use crate::association::open_socket;
-use crate::error::{CallError, RecoverError, StreamError};
+use crate::call_error::CallError;
+use crate::error::{RecoverError, StreamError};
 use crate::piece::Piece;
 use crate::reader::ReaderOptions;
 use crate::shared::{Inner, Server};
-use crate::stream::{StreamOptions, nanos};
+use crate::stream::StreamOptions;
 use crate::stream_shell::{Connections, StreamHandle, StreamMessage, StreamShell, poll_error};
+use crate::time::nanos;
 
 /// Connects a stream to all targets and binds it there.
 pub(crate) fn start(

@@ -12,19 +12,21 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd
 use crate::BLOCK_BYTES;
 use crate::background::OpenStream;
 use crate::error::{
-    Bound, BufError, ReadError, ReopenError, StreamError, StreamNotClosed, SubmitError,
-    SubmitErrorKind, WaitError,
+    Bound, BufError, ReadError, ReopenError, StreamError, SubmitError, SubmitErrorKind, WaitError,
 };
 use crate::failure::{Exhausted, FailureCause, StreamFailure};
 use crate::group::{Group, Staged};
+use crate::lock::lock;
 use crate::owner_call::OwnerCall;
 use crate::piece::{Buf, Exclusive, Pool};
 use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
-use crate::shared::{Inner, lock};
+use crate::shared::Inner;
 use crate::start::start;
 use crate::stream_shell::{StreamHandle, StreamShell};
-use crate::waking::{StreamFd, StreamWaker, wake_all};
+use crate::time::{deadline_after, nanos};
+use crate::waiters::wake_all;
+use crate::waking::{StreamFd, StreamWaker};
 use crate::watch::Watch;
 use crate::watched::Over;
 
@@ -649,16 +651,6 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// The time in nanoseconds; 584 years at most.
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The time that is `timeout` from now, ns.
-pub(crate) fn deadline_after(timeout: Duration) -> u64 {
-    now_ns().saturating_add(nanos(timeout))
-}
-
 /// A bound, with the address of its target.
 #[cold]
 fn named(bound: engine::Bound, volume: &Inner) -> Bound {
@@ -667,5 +659,24 @@ fn named(bound: engine::Bound, volume: &Inner) -> Bound {
             Bound::Log { target: volume.server_name(usize::from(server)) }
         }
         engine::Bound::Memory => Bound::Memory,
+    }
+}
+
+/// A stream that was not closed in time, and the reason. The stream is as before the call.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream was not closed: {error}")]
+pub struct StreamNotClosed {
+    /// The reason: [`WaitError::Deadline`] or [`WaitError::Failed`].
+    #[source]
+    pub error: WaitError,
+    /// The stream.
+    pub back: Box<Stream>,
+}
+
+impl StreamNotClosed {
+    /// Whether the stream may be closed later, if only time passes. False: it has failed.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.error.is_retryable()
     }
 }

@@ -13,11 +13,12 @@ use riopipe_session::initiator::queue_pair::{IoQueue, QueuePair};
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
 use riopipe_session::initiator::volume::error::Nonsense;
 
-use crate::error::CallError;
+use crate::call_error::CallError;
 use crate::failure::{Absence, Exhausted, FailureCause, StreamFailure};
+use crate::lock::lock;
 use crate::piece::{Kept, Piece, Pool};
-use crate::shared::{Inner, lock};
-use crate::waking::wake_all;
+use crate::shared::Inner;
+use crate::waiters::wake_all;
 use crate::watched::{Over, Watched};
 
 /// The part of a stream that other threads use without taking the stream: the targets' threads,

@@ -4,4 +4,4 @@
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-pub(crate) use crate::shared::lock;
+pub(crate) use crate::lock::lock;

@@ -20,13 +20,12 @@ use riopipe_session::initiator::queue_pair::IoQueue;
 use riopipe_session::initiator::reconnect::ConnectRequest;
 
 use crate::addr::TargetAddr;
-use crate::association::Page;
-use crate::error::{AttachError, CallError};
+use crate::call_error::{AttachError, CallError};
 use crate::failure::Exhausted;
-use crate::shared::lock;
-use crate::sockets::ControlSockets;
-use crate::stream::nanos;
+use crate::lock::lock;
+use crate::sockets::{ControlSockets, Page};
 use crate::stream_shell::{StreamHandle, StreamMessage};
+use crate::time::nanos;
 
 /// Wakes the threads that wait for answers of some targets, at each event of one of them.
 #[derive(Debug, Default)]

@@ -11,17 +11,18 @@ use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
 use crate::create::{self, CreateOptions};
+use crate::create_error::CreateError;
 use crate::error::{
-    AcknowledgeError, CloseError, CreateError, NotClosed, OpenError, RecoverError, StreamError,
-    StreamOptionsError,
+    AcknowledgeError, CloseError, OpenError, RecoverError, StreamError, StreamOptionsError,
 };
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
+use crate::lock::lock;
 use crate::open::{self, OpenRequest};
 use crate::reader::{Reader, ReaderOptions};
 use crate::recovery::{InPlaceRange, Recovery};
-use crate::shared::{Inner, lock};
+use crate::shared::Inner;
 use crate::start::start;
 use crate::stat::{VolumeStat, VolumeStatSource};
 use crate::stream::{Stream, StreamOptions};
@@ -386,5 +387,25 @@ impl Volume {
             return Err(CloseError::StreamsOpen(open));
         }
         self.inner.release(timeout)
+    }
+}
+
+/// A volume that was not closed, and the reason. It is as before, and may be closed again. Nothing
+/// more is written on targets that have released it already.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct NotClosed {
+    /// The reason.
+    #[source]
+    pub error: CloseError,
+    /// The volume.
+    pub back: Volume,
+}
+
+impl NotClosed {
+    /// See [`CloseError::is_retryable`].
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        self.error.is_retryable()
     }
 }

@@ -2,9 +2,7 @@
 //! a stream.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::task::Waker;
 
 use crate::failure::Exhausted;
 use crate::stream_shell::StreamHandle;
@@ -57,16 +55,5 @@ impl AsFd for StreamFd {
 impl AsRawFd for StreamFd {
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
-    }
-}
-
-/// Wakes waiters. A waker may run any code: it may drop a stream, which takes the stream's ownership
-/// flag. A waker that panics affects neither the other waiters nor this thread, which has streams to
-/// drive.
-pub(crate) fn wake_all(waiters: Vec<Waker>) {
-    for waiter in waiters {
-        if catch_unwind(AssertUnwindSafe(|| waiter.wake())).is_err() {
-            tracing::error!("the waker of a task that waits for a stream has panicked");
-        }
     }
 }

@@ -13,7 +13,7 @@ use riopipe_session::initiator::stream_driver::{Mark, Place, StreamIncarnation};
 use crate::background::Background;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
-use crate::shared::lock;
+use crate::lock::lock;
 use crate::stream_shell::StreamHandle;
 use crate::watched::{Over, Wait, Watched};
 
