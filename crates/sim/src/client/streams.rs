@@ -43,7 +43,7 @@ impl Client {
         if stream.is_in_call() {
             let mut process = Process { end, ledger: &mut volume.ledger, drives };
             stream.go_on(&mut process, core);
-        } else if stream.has_begun() && self.background.minds(StreamId(id)) {
+        } else if stream.has_begun() && self.background.has_taken_over(StreamId(id)) {
             self.take_care(Some(id), drives, core);
         }
     }
@@ -115,7 +115,7 @@ impl Client {
                 self.background.remove(id);
                 continue;
             };
-            if self.background.look(id, turn, awaited, attention, core.now) == Finding::Drive {
+            if self.background.check(id, turn, awaited, attention, core.now) == Finding::Drive {
                 let next = stream.tend(flush_ns, &mut volume.ledger, drives, core);
                 self.background.tended(id, next);
             }
@@ -200,8 +200,8 @@ impl Client {
         for server in 0..self.servers.len() {
             self.hear(server, core);
         }
-        let minds = |stream: &Stream| self.background.minds(StreamId(stream.id));
-        let driven = |stream: &Stream| stream.is_in_call() || minds(stream);
+        let has_taken_over = |stream: &Stream| self.background.has_taken_over(StreamId(stream.id));
+        let driven = |stream: &Stream| stream.is_in_call() || has_taken_over(stream);
         asked || self.streams.iter().flatten().any(|s| s.has_mail() && driven(s))
     }
 }
