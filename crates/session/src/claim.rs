@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_says_where() {
+    fn errors_name_the_target() {
         assert_eq!(ClaimError::LogLost { target: 3 }.target(), Some(3));
         assert_eq!(ClaimError::Generations.target(), None);
         let last = [(0, status(u32::MAX, [0, 0]))];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn t25_an_owner_that_is_away_is_told_of_with_its_lease() {
+    fn t25_an_unreachable_owner_is_reported_with_its_lease() {
         let mut away = status(7, [0, 0]);
         (away.owned, away.lease_left_ms, away.owner) = (true, 31_001, "nqn.x".into());
         (away.unrecovered, away.live_entries) = (true, 3);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn t19_live_entries_are_told_of() {
+    fn t19_live_entries_are_reported() {
         let mut live = status(1, [0, 0]);
         (live.unrecovered, live.live_entries) = (true, 3);
         let found = |s: VolumeStatus, take_over| {

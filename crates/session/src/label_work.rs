@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn t20_somebody_who_came_before_the_claim_is_noticed() {
+    fn t20_an_owner_from_before_the_claim_is_noticed() {
         let mut work = relabel(None);
         work.done(&copies(0, 4)).unwrap();
         let mut other = label(1, 4);

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_bytes_become_one_slice() {
+    fn adjacent_bytes_become_one_slice() {
         let mut out: Outbox<Vec<u8>> = Outbox::new();
         out.push_bytes(|b| b.extend(b"ab"));
         out.push_bytes(|b| b.extend(b"cd"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn any_partial_send_leaves_the_rest_and_drops_what_is_done() {
+    fn any_partial_send_leaves_the_rest_and_drops_the_sent_part() {
         for n in 0..=9 {
             let payload = Rc::new([1u8, 2, 3, 4]);
             let mut out: Outbox<RcBuf> = Outbox::new();

@@ -114,7 +114,7 @@ impl Extension {
     pub fn find(identify: &[u8]) -> Option<Self> {
         let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
         if r[0..8] != EXTENSION_MAGIC {
-            return believed_unsaid();
+            return accepted_without_properties();
         }
         let version = u16::from_le_bytes([r[8], r[9]]);
         if version != EXTENSION_VERSION {
@@ -135,7 +135,7 @@ impl Extension {
 }
 
 /// The record of a target that reports none: `None`, since nothing may be assumed (T17).
-fn believed_unsaid() -> Option<Extension> {
+fn accepted_without_properties() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
     probe::planted(Plant::T17AssumeExtension).then_some(Extension {
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_lies_where_the_wire_format_says() {
+    fn an_attribute_has_its_place_in_the_wire_format() {
         let a = Attribute {
             seq: Seq(0x1_8293_a4b5),
             num: 0x9182,
@@ -904,7 +904,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_lie_where_the_wire_format_says() {
+    fn command_fields_have_their_places_in_the_wire_format() {
         let volume = VolumeId(core::array::from_fn(|i| 0x80 + i as u8));
         let mark = Seq(0x8182_8384_8586_8788);
         let bind = bind_command(volume, StreamId(0x8102), 0x9192_9394, mark);

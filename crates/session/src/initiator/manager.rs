@@ -50,7 +50,7 @@ pub struct ManagerConfig {
     /// How long the streams wait for the target when it is lost, ns. The manager tries to reach it
     /// after that, too. 0: it does not try at all.
     pub loss_ns: u64,
-    /// How long attempts, and requests of streams, wait.
+    /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
     /// Makes the waits of different initiators differ: any number that does.
     pub seed: u64,
@@ -80,8 +80,8 @@ pub enum ManagerEvent {
         /// How long it has been unreachable, ns.
         unreachable_ns: u64,
     },
-    /// The target is lost to this owner, and the manager does not try it again: every stream must
-    /// give it up.
+    /// The target is lost to this owner, and the manager does not try to reach it again: every stream
+    /// must give it up.
     Refused {
         /// The cause.
         why: UnreachableCause,
@@ -101,7 +101,7 @@ pub enum ManagerEvent {
 /// Why a target is unreachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// Since when, ns.
+    /// The time of the loss, ns.
     pub since: u64,
     /// The cause of the last failure.
     pub why: UnreachableCause,
@@ -135,7 +135,7 @@ enum Step {
     Rest(u64),
     Attach,
     OpenDrives,
-    /// The label of the volume's drive number so much on this target is being read.
+    /// The label of the volume's drive with this number on this target is being read.
     Label(usize),
     Claim,
 }
@@ -154,11 +154,11 @@ enum Failure {
 pub struct AssociationManager<P> {
     config: ManagerConfig,
     association: Association<P>,
-    /// Counts the associations.
+    /// The number of associations so far.
     number: u32,
     state: State,
     requests: ReconnectQueue,
-    /// The request that a connection is being made for.
+    /// The request for which a connection is being made.
     serving: Option<ConnectRequest>,
     events: VecDeque<ManagerEvent>,
     chance: u64,
@@ -167,7 +167,7 @@ pub struct AssociationManager<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// Manages an association that stands, with the volume claimed and nothing asked.
+    /// The manager of an association that stands, with the volume claimed and no open question.
     #[must_use]
     pub fn new(association: Association<P>, config: ManagerConfig) -> Self {
         let mut manager = Self {
@@ -189,7 +189,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// Without replay, giving up a target that hangs has no advantage.
     fn set_answer_limit(&mut self) {
         if self.config.loss_ns == 0 {
-            self.association.set_patient();
+            self.association.extend_answer_limit();
         }
     }
 
@@ -210,7 +210,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.is_standing().then_some(&mut self.association)
     }
 
-    /// Counts the associations with the target; from 1.
+    /// The number of the association with the target, from 1.
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.number
@@ -222,7 +222,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         matches!(self.state, State::Standing)
     }
 
-    /// The controller as last attached; `None` before a new attempt has got so far.
+    /// The controller of the present association; `None` until a new attempt has attached to it.
     #[must_use]
     pub const fn controller(&self) -> Option<&Controller> {
         self.association.controller()
@@ -242,8 +242,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.pop_front()
     }
 
-    /// A stream wants a connection. It is made when the association stands, and after a pause if
-    /// earlier connections failed. An earlier request of the stream is forgotten.
+    /// A stream requests a connection. It is made when the association stands, and after a pause if
+    /// earlier connections failed. An earlier request of the stream is dropped.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
         if matches!(self.state, State::Refused(_) | State::Over) {
             return;

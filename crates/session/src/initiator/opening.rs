@@ -275,7 +275,7 @@ pub struct Opening {
     /// Why a log can't be read, if one can't.
     unreadable: Option<OpeningError>,
     /// The logs are not valid: the caller gives them up (T26).
-    disbelieved: bool,
+    logs_invalid: bool,
     settle: Vec<SettleStream>,
     outcome: Outcome,
 }
@@ -314,7 +314,7 @@ impl Opening {
             statuses: Vec::new(),
             lists: Lists::default(),
             unreadable: None,
-            disbelieved: false,
+            logs_invalid: false,
             settle: Vec::new(),
             outcome: Outcome::default(),
         };

@@ -65,7 +65,7 @@ pub(super) struct ScriptedTarget {
     pub(super) generation: u32,
     /// The subsystems that discovery lists.
     pub(super) subsystems: Vec<&'static str>,
-    /// It answers no admin command after the bring-up, except Keep Alive if that is `true`.
+    /// It answers no admin command after the bring-up; `true`: except Keep Alive.
     pub(super) mute: Option<bool>,
     /// The statuses with which queue 1 is refused, one after the other.
     pub(super) refusals: Vec<u16>,

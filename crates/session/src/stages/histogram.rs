@@ -223,21 +223,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_seen_is_nothing() {
+    fn an_empty_histogram_counts_nothing() {
         let none = Histogram::new().snapshot();
         assert_eq!((none.count(), none.quantile(500_000), none.filled().count()), (0, 0, 0));
         assert_eq!(none, Distribution::default());
     }
 
     #[test]
-    fn what_is_too_long_is_the_longest() {
+    fn a_time_beyond_the_limit_counts_as_the_longest() {
         let histogram = Histogram::new();
         histogram.record(u64::MAX / 2);
         assert_eq!(histogram.snapshot().quantile(1), HIGHEST);
     }
 
     #[test]
-    fn a_snapshot_survives_being_told_and_leaves_what_came_since() {
+    fn a_snapshot_survives_a_report_and_leaves_later_samples() {
         let histogram = Histogram::new();
         [3, 70_000, 70_000].into_iter().for_each(|ns| histogram.record(ns));
         let before = histogram.snapshot();

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_stays_due() {
+    fn a_due_sample_stays_due() {
         let mut sampler = Sampler::new(3);
         while !sampler.is_due() {}
         assert!(sampler.is_due());

@@ -57,10 +57,10 @@ pub struct Page {
 
 impl Page {
     /// The bytes of the page on the wire: `len` bytes, of which the entries take as many as they
-    /// need. The caller has made sure that they fit ([`room`]).
+    /// need. The caller has made sure that they fit ([`capacity`]).
     #[must_use]
     pub fn encode(&self, len: usize) -> Vec<u8> {
-        debug_assert!(self.entries.len() <= room(len));
+        debug_assert!(self.entries.len() <= capacity(len));
         let mut d = alloc::vec![0; len];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
@@ -87,7 +87,7 @@ impl Page {
             return None;
         }
         let count = u32_at(d, 20) as usize;
-        if count > room(d.len()) {
+        if count > capacity(d.len()) {
             return None;
         }
         let records = d[RECORD_BYTES..].chunks_exact(RECORD_BYTES).take(count);
@@ -110,7 +110,7 @@ impl Page {
 
 /// How many entries fit into a page of `len` bytes.
 #[must_use]
-pub const fn room(len: usize) -> usize {
+pub const fn capacity(len: usize) -> usize {
     (len / RECORD_BYTES).saturating_sub(1)
 }
 

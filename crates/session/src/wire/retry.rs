@@ -48,7 +48,7 @@ mod tests {
     use crate::wire::status::{OWNED, STALE_GENERATION};
 
     #[test]
-    fn a_command_is_tried_again_unless_the_target_says_not_to() {
+    fn a_command_is_tried_again_unless_dnr_is_set() {
         for status in [STREAM_BUSY, Status::NAMESPACE_NOT_READY, Status::CONNECT_BUSY] {
             assert!(is_passing(status), "{status}");
             assert!(!is_passing(status.with_dnr()), "{status}");
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_an_owner_that_has_been_overtaken_does_not_try_again() {
+    fn t8_a_fenced_owner_does_not_try_again() {
         assert!(!is_claim_passing(STALE_GENERATION.with_dnr()));
         assert!(!is_claim_passing(OWNED));
         assert!(is_claim_passing(STREAM_BUSY));

@@ -8,7 +8,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::ordering_log::SLOTS_MAX;
 use riopipe_order::recovery::{ListedEntry, StreamList};
 
-use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, capacity};
 
 /// Bytes of a first page when nothing is known of how much there is.
 const FIRST_PAGE_BYTES: usize = 32 << 10;
@@ -82,8 +82,8 @@ impl Lists {
         let read = self.partials.get(&(stream, server));
         let missing =
             read.map(|partial| (partial.live as usize).saturating_sub(partial.list.entries.len()));
-        let entries = missing.or(expected).unwrap_or(room(FIRST_PAGE_BYTES)).max(1);
-        let most = room(most.min(PAGE_BYTES_MAX)).max(1);
+        let entries = missing.or(expected).unwrap_or(capacity(FIRST_PAGE_BYTES)).max(1);
+        let most = capacity(most.min(PAGE_BYTES_MAX)).max(1);
         (1 + entries.min(most)) * RECORD_BYTES
     }
 

@@ -88,7 +88,7 @@ impl Opening {
             }
             Phase::Settle => {
                 let batches = self.settle.len().div_ceil(SETTLE_STREAMS_MAX);
-                let mut servers = self.keepers();
+                let mut servers = self.logged();
                 if probe::planted(Plant::T9RestartEarly) {
                     servers.truncate(1);
                 }
@@ -140,7 +140,7 @@ impl Opening {
             Phase::List => {
                 match self.decide() {
                     Err(error) if self.may_give_up(&error) => {
-                        self.disbelieved = true;
+                        self.logs_invalid = true;
                         if !matches!(self.mode, Mode::DryRun(_)) {
                             return self.claim_again();
                         }
@@ -189,7 +189,7 @@ impl Opening {
             OpeningError::Refused { status, .. } => status.is(wire::status::LOG_LOST),
             _ => false,
         };
-        accepts && of_logs && !self.disbelieved
+        accepts && of_logs && !self.logs_invalid
     }
 
     /// Each log must have durably recorded that it is given up before anything relies on it: the
@@ -212,7 +212,7 @@ impl Opening {
         };
         accepts
             && self.config.servers[server].logged
-            && (self.disbelieved || self.status(server).is_some_and(gone))
+            && (self.logs_invalid || self.status(server).is_some_and(gone))
     }
 
     fn acknowledges(&self) -> bool {
@@ -233,14 +233,14 @@ impl Opening {
     }
 
     /// The targets with a log of the volume.
-    fn keepers(&self) -> Vec<usize> {
+    fn logged(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
         servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
     }
 
     /// The targets whose logs are read: all that have one (T20).
     fn listed(&self) -> Vec<usize> {
-        let mut servers = self.keepers();
+        let mut servers = self.logged();
         if matches!(self.mode, Mode::DryRun(_)) {
             // A lost log that is given up stays blank until the volume is claimed.
             servers.retain(|server| {
@@ -469,7 +469,7 @@ impl Opening {
         let mut lists = self.lists.of(stream, servers);
         // A dry run gives no log up, and reports what giving it up would mean.
         if matches!(self.mode, Mode::DryRun(_)) {
-            for server in self.keepers().into_iter().filter(|server| self.gives_up(*server)) {
+            for server in self.logged().into_iter().filter(|server| self.gives_up(*server)) {
                 let server = server as u16;
                 match lists.iter_mut().find(|list| list.server == server) {
                     Some(list) => list.in_doubt = true,
@@ -581,7 +581,7 @@ impl Opening {
         if probe::planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
         }
-        let members = self.keepers().into_iter().flat_map(|server| {
+        let members = self.logged().into_iter().flat_map(|server| {
             let members = &self.config.servers[server].members;
             members.iter().filter(|m| m.volatile).map(move |m| (server, m.place.member))
         });

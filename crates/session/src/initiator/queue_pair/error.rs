@@ -10,7 +10,7 @@ use crate::wire::retry;
 /// Why a command could not be submitted. No part of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many commands are in flight as the queue may have.
+    /// The queue's limit of commands in flight is reached.
     #[error("the queue is full")]
     Full,
     /// The connection is not set up yet, or has ended.
@@ -72,7 +72,7 @@ pub enum SessionError {
     NoDigests(&'static str),
     /// The target has given up the queue, and reports that for a command on it (Base, figure
     /// "Generic Command Status Values", 08h): its association has ended. The commands in flight may
-    /// be asked again on another connection.
+    /// be sent again on another connection.
     #[error("the target has given up the queue: its association has ended")]
     QueueDeleted,
     /// The connection has ended before.

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t15_what_recovery_dropped_keeps_nobody_waiting() {
+    fn t15_groups_that_recovery_dropped_block_no_stream() {
         let mut ledger = BlockOwnershipChecker::default();
         ledger.note(StreamId(0), [(5, 1)].into_iter(), Seq(3));
         let check = |ledger: &BlockOwnershipChecker| {

@@ -322,14 +322,16 @@ impl VolumeCreation {
         cqe: Cqe,
         page: &[u8],
     ) -> Result<(), VolumeCreateError> {
-        let said = cqe.status();
+        let answer = cqe.status();
         match question {
             Question::Forget => return Ok(()),
-            Question::Claim if said.is(status::LOG_TOO_SMALL) => {
+            Question::Claim if answer.is(status::LOG_TOO_SMALL) => {
                 let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
                 return Err(VolumeCreateError::LogTooSmall { target, need, free });
             }
-            _ if !said.is_ok() => return Err(self.call_failed(target, CallFailure::Status(said))),
+            _ if !answer.is_ok() => {
+                return Err(self.call_failed(target, CallFailure::Status(answer)));
+            }
             Question::Label(member) => {
                 let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {

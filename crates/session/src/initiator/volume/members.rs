@@ -292,8 +292,8 @@ mod tests {
     fn t25_a_lease_covers_the_time_until_the_owner_has_noticed_the_loss() {
         let times = LeaseTimes { loss_ms: 30_000, keep_alive_ms: 15_000, timeout_ms: 10_000 };
         assert_eq!(times.lease_ms(EngineKind::Rio), 45_000, "5 s and 10 s");
-        let patient = LeaseTimes { timeout_ms: 60_000, ..times };
-        assert_eq!(patient.lease_ms(EngineKind::Rio), 95_000);
+        let slow = LeaseTimes { timeout_ms: 60_000, ..times };
+        assert_eq!(slow.lease_ms(EngineKind::Rio), 95_000);
         let hasty = LeaseTimes { timeout_ms: 10, ..times };
         assert_eq!(hasty.lease_ms(EngineKind::Rio), 45_000, "never below the Keep Alive timeout");
         assert_eq!(LeaseTimes { loss_ms: 0, ..times }.lease_ms(EngineKind::Rio), 0);

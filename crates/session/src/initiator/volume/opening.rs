@@ -270,7 +270,7 @@ pub struct VolumeOpening {
     began: u64,
     attempt_began: u64,
     /// The time of the last report to the caller that it waits, ns.
-    told: Option<u64>,
+    reported: Option<u64>,
     /// The last progress of recovery that was reported.
     progress: Option<Progress>,
     /// The opening must continue at once, with a clock that is read anew.
@@ -296,7 +296,7 @@ impl VolumeOpening {
             steps: StepTimes::default(),
             began: now,
             attempt_began: now,
-            told: None,
+            reported: None,
             progress: None,
             at_once: false,
             decided: false,

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_of_drives_are_told_in_volume_blocks() {
+    fn extents_of_drives_are_reported_in_volume_blocks() {
         let at = |member, lba, blocks| DriveExtent { member: Member(member), lba, blocks };
         // Blocks 2–5 of drive 0 are the volume's 2, 3 and 8, 9; 0–3 of drive 1 its 4–7.
         let ranges = volume_ranges(&striped(), &[at(0, 258, 4), at(1, 256, 4)]);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_stream_that_ended_badly_gets_its_own_queues_again() {
+    fn t8_a_stream_that_ended_without_a_close_gets_its_own_queues_again() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [2, 2]);
         state.dropped(StreamId(0));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn when_queues_run_out_those_of_dead_streams_are_taken() {
+    fn when_queues_run_out_those_of_ended_streams_are_taken() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2, 2]);
         state.dropped(StreamId(7));

@@ -55,7 +55,7 @@ impl VolumeOpening {
         match &mut self.step {
             Step::Attaching => self.attach(now, a),
             Step::Labels(_) => self.read_labels(now, a),
-            Step::Status { .. } => self.looked(a),
+            Step::Status { .. } => self.inspected(a),
             Step::Recovering => self.recover(now, a),
             Step::Relabeling { .. } => self.relabel(now, a),
             Step::Saving { .. } => self.save(now, a),
@@ -222,7 +222,7 @@ impl VolumeOpening {
     }
 
     /// All targets have reported their state of the volume.
-    fn looked(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
+    fn inspected(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         if self.targets.is_owed() {
             return Ok(false);
         }
@@ -485,8 +485,11 @@ impl VolumeOpening {
         if left == 0 {
             return None;
         }
-        if self.told.is_none_or(|told| now.saturating_sub(told) >= self.config.wait.report_ns) {
-            self.told = Some(now);
+        if self
+            .reported
+            .is_none_or(|reported| now.saturating_sub(reported) >= self.config.wait.report_ns)
+        {
+            self.reported = Some(now);
             self.events.push_back(OpeningEvent::Owned {
                 server: *target,
                 owner: owner.clone(),
