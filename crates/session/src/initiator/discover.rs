@@ -15,7 +15,7 @@ use crate::outbox::Outbox;
 pub const RECORDS_MAX: u64 = 4096;
 /// Number of records read by one command: as many as fit into a memory page.
 const CHUNK: u64 = 4;
-/// How often the log is read again because it changed while it was read.
+/// The most repetitions of the reading because the log changed while it was read.
 const RETRIES: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,8 +37,8 @@ pub trait Endpoint {
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
-    /// The bytes that the next PDU in `buf` needs. `buf` has the bytes that a queue has received and
-    /// not taken.
+    /// The bytes that the next PDU in `buf` needs. `buf` has the bytes that a queue has received
+    /// and not taken.
     #[must_use]
     fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
 

@@ -30,7 +30,7 @@ pub struct Loss {
     pub after: u64,
     /// The longest recent time for which no command was sent to the target, ns.
     pub silence: u64,
-    /// How long the target waits for a command, ns.
+    /// The time for which the target waits for a command, ns.
     pub timeout: u64,
 }
 
@@ -83,7 +83,8 @@ impl KeepAlive {
     }
 
     fn silence_until(&self, now: u64) -> u64 {
-        // An association that still exists so long after a silence was not dropped because of it.
+        // An association that still exists a whole timeout after a silence was not dropped because
+        // of it.
         let is_over = now.saturating_sub(self.silence_end) > self.timeout_ns;
         let before = if is_over { 0 } else { self.silence };
         before.max(now.saturating_sub(self.last_sent))

@@ -100,8 +100,8 @@ pub enum Changed {
     /// In a power cut it may now lose completed writes, which it could not before.
     #[error(
         "namespace {0} came back with a volatile write cache and was protected against power loss \
-         before: completed writes counted as durable without a FLUSH, and do not any more. Open the \
-         volume again: it is then flushed first"
+         before: completed writes counted as durable without a FLUSH, and do not any more. Open \
+         the volume again: it is then flushed first"
     )]
     Unprotected(u32),
     /// Its label has the generation of a newer owner (T8).
@@ -114,8 +114,8 @@ pub enum Changed {
     /// there before it relied on anything (T27).
     #[error(
         "namespace {0} came back as it was before the volume was opened (its label has an earlier \
-         generation): an older copy of the drive is in its place. Let the target serve the right one \
-         there, and open the volume again"
+         generation): an older copy of the drive is in its place. Let the target serve the right \
+         one there, and open the volume again"
     )]
     Older(u32),
     /// Its label is not the volume's.

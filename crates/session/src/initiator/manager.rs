@@ -10,7 +10,7 @@
 //! A target that comes back is checked again before any command is sent to its drives: identity,
 //! log region, volatility and the labels on its drives (T19, T27). Then the volume is claimed again
 //! (T8, T25).
-//! Streams ask for connections with [`request`](AssociationManager::request), and none is made
+//! Streams request connections with [`request`](AssociationManager::request), and none is made
 //! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
 //! connections of an association end with it ([`ManagerEvent::Lost`]).
 //!
@@ -47,7 +47,7 @@ pub struct ManagerConfig {
     /// How the same owner claims the volume again there; `None` where the target does not speak the
     /// extension.
     pub claim: Option<Claim>,
-    /// How long the streams wait for the target when it is lost, ns. The manager tries to reach it
+    /// The time for which the streams wait for a lost target, ns. The manager tries to reach it
     /// after that, too. 0: it does not try at all.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
@@ -69,19 +69,19 @@ pub enum ManagerEvent {
     },
     /// A new association stands, and the volume is claimed.
     Back {
-        /// How long the target was unreachable, ns.
+        /// The time for which the target was unreachable, ns.
         unreachable_ns: u64,
-        /// How many attempts it took.
+        /// The number of attempts.
         attempts: u32,
     },
     /// The target has been unreachable for longer than the streams wait: they fail. The manager
     /// still tries to reach it, and the streams can be reopened when it is back.
     GivenUp {
-        /// How long it has been unreachable, ns.
+        /// The time for which it has been unreachable, ns.
         unreachable_ns: u64,
     },
-    /// The target is lost to this owner, and the manager does not try to reach it again: every stream
-    /// must give it up.
+    /// The target is lost to this owner, and the manager does not try to reach it again: every
+    /// stream must give it up.
     Refused {
         /// The cause.
         why: UnreachableCause,
@@ -204,8 +204,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// The association, while it stands: for questions, and for the queue to the drives. The caller
-    /// takes the answers to its own questions. None of them comes after the association was lost; its
-    /// successor has another [number](Self::number).
+    /// takes the answers to its own questions. None of them comes after the association was lost;
+    /// its successor has another [number](Self::number).
     pub fn association(&mut self) -> Option<&mut Association<P>> {
         self.is_standing().then_some(&mut self.association)
     }
@@ -265,9 +265,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.released
     }
 
-    /// The volume is closed. The target learns at once that the owner has ended for good, so that
-    /// it needs no lease (T25). The contents of the admin queue's outbox must be sent before the
-    /// connection is closed.
+    /// The volume is closed. The target gets a release at once, so that it keeps no lease (T25).
+    /// The contents of the admin queue's outbox must be sent before the connection is closed.
     pub fn stop(&mut self, now: u64) {
         let owns = self.is_standing() && !self.released;
         if let Some(claim) = self.config.claim.as_ref().filter(|_| owns) {
@@ -375,8 +374,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         })
     }
 
-    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if none
-    /// does, it is of no use any more.
+    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if
+    /// none does, it is of no use any more.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         match connection {
             ConnectionId::Control(_) => {

@@ -72,7 +72,7 @@ pub struct OpeningServer {
     pub speaks: bool,
     /// Whether a log is due there, by the labels.
     pub logged: bool,
-    /// Most bytes of data of one of its commands (MDTS).
+    /// The most bytes of data of one of its commands (MDTS).
     pub transfer_bytes_max: usize,
     /// The volume's drives there.
     pub members: Vec<OpeningMember>,
@@ -151,7 +151,7 @@ impl Phase {
             Self::Ask | Self::AskAgain => "asking for the volume's state",
             Self::Claim | Self::Claimed => "claiming the volume",
             Self::List | Self::Decided => "reading the ordering log",
-            Self::Undo => "zeroing what is beyond the prefix",
+            Self::Undo => "zeroing the blocks beyond the prefix",
             Self::Flush => "flushing a drive",
             Self::Settle | Self::Over => "recording the prefix in the log",
         }
@@ -241,7 +241,7 @@ pub struct PutOff {
     pub attempts: u32,
 }
 
-/// A command and how often it has been put off.
+/// A command, and the number of times that it has been put off.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     job: Job,
@@ -414,7 +414,7 @@ impl Opening {
         Progress { phase: self.phase, done: self.done, total: self.total }
     }
 
-    /// How many targets the volume has.
+    /// The number of the volume's targets.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.queues.len()
@@ -427,7 +427,7 @@ impl Opening {
     }
 
     /// The command that a target has last put off, if it is still to be sent again: the driver
-    /// waits a moment before it asks for the target's [`next`](Self::next).
+    /// waits a moment before it calls [`next`](Self::next) for the target.
     #[must_use]
     pub fn put_off(&self, server: usize) -> Option<PutOff> {
         self.queues.get(server).and_then(|queue| queue.put_off)

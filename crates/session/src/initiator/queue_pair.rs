@@ -266,8 +266,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         &self.config
     }
 
-    /// Sets the limit of data in an I/O command capsule, bytes (IOCCSZ of Identify Controller). Until
-    /// then the limit is 0 on I/O queues and 8 KiB on the admin queue.
+    /// Sets the limit of data in an I/O command capsule, bytes (IOCCSZ of Identify Controller).
+    /// Until then the limit is 0 on I/O queues and 8 KiB on the admin queue.
     pub fn set_in_capsule(&mut self, bytes: u32) {
         self.in_capsule = bytes;
     }
@@ -379,8 +379,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         Ok(Cid(cid))
     }
 
-    /// Takes the whole PDUs at the start of `buf` and returns their length in bytes. The rest is the
-    /// beginning of a PDU, which must be passed again with the bytes that follow it.
+    /// Takes the whole PDUs at the start of `buf` and returns their length in bytes. The rest is
+    /// the beginning of a PDU, which must be passed again with the bytes that follow it.
     ///
     /// # Errors
     /// The connection has ended. The contents of the outbox must then be sent before it is closed.
@@ -529,8 +529,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::header(20, "a completion of no command in flight").into());
         };
         let mut cqe = *cqe;
-        // A write may fail while its data is still being sent. All bytes that were queued before its
-        // capsule have been sent: no more than the queue's depth can be unfinished.
+        // A write may fail while its data is still being sent. All bytes that were queued before
+        // its capsule have been sent: no more than the queue's depth can be unfinished.
         if !out.has_sent(if cqe.status().is_ok() { slot.end } else { slot.capsule_end }) {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }

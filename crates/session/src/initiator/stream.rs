@@ -172,8 +172,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Turns the session into one that only reads: no group may be admitted, and the engine needs no
-    /// bind. Its reads return all groups that are complete in all streams (P9).
+    /// Turns the session into one that only reads: no group may be admitted, and the engine needs
+    /// no bind. Its reads return all groups that are complete in all streams (P9).
     #[must_use]
     pub fn reads_only(self) -> Self {
         Self { reads_only: true, ..self }
@@ -253,8 +253,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if reading.unsent > 0 {
                 reading.send(server as u16, connection);
             }
-            // A mark of its own when idle (T1), so that a crash of an idle initiator leaves a log that
-            // needs no recovery.
+            // A mark of its own when idle (T1), so that a crash of an idle initiator leaves a log
+            // that needs no recovery.
             if let Some(released) = idle_mark(&**engine, config.engine)
                 && released > connection.reported.0
                 && (*closing || now.saturating_sub(connection.reported.1) >= IDLE_MARK_NS)
@@ -454,8 +454,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .map(|server| server as u16)
     }
 
-    /// Sends every target the released mark, to be recorded durably. This is for a clean close, when
-    /// all groups are durable and delivered.
+    /// Sends every target the released mark, to be recorded durably. This is for a clean close,
+    /// when all groups are durable and delivered.
     pub fn send_marks(&mut self) {
         self.closing = true;
     }

@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_still_exists_is_connected_again() {
-        // Also if the target forbids a retry: it does not know that the end is near.
+        // Also if the target forbids a retry: it does not know that the connection is about to end.
         assert!(is_connect_passing(Status::CONNECT_INVALID.with_dnr()));
         assert!(!is_connect_passing(Status::CONNECT_INVALID_HOST));
     }

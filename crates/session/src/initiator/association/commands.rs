@@ -9,7 +9,7 @@ use super::error::AskError;
 use crate::initiator::queue_pair::{Data, Event, QueuePair, SessionError, SubmitError};
 use crate::outbox::Outbox;
 
-/// Limit of Keep Alive commands in flight. A target that has so many to answer needs no more of
+/// Limit of Keep Alive commands in flight. A target that has not answered these needs no more of
 /// them, and the rest of the queue is for other commands.
 const KEEP_ALIVES_MAX: usize = 3;
 

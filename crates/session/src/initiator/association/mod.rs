@@ -8,16 +8,17 @@
 //! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one,
 //! so no answer of an earlier attempt is ever taken for its own (T23). It decides which connections
 //! it needs, which commands it sends on them and in which order, when it sends Keep Alive, and when
-//! an answer has been missing for too long. The program around it has the sockets and the clock, and
-//! does this, in order:
+//! an answer has been missing for too long. The program around it has the sockets and the clock,
+//! and does this, in order:
 //!
 //! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
 //! 2. for each queue that has a connection: bytes go from [`outbox`](Endpoint::outbox) to the
 //!    socket and from the socket to [`received`](Endpoint::received); the end of the connection is
 //!    reported with [`closed`](Endpoint::closed). [`ControlQueue::ALL`] is the order: the admin
 //!    queue comes first, since its end explains the end of the others;
-//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent as
-//!    far as the connection takes them at once (it may be a last PDU), and the connection is closed;
+//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent
+//!    as far as the connection takes them at once (it may be a last PDU), and the connection is
+//!    closed;
 //! 4. [`wants_connection`](Endpoint::wants_connection): it is made, which
 //!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
 //!    reports.
@@ -167,12 +168,13 @@ pub struct Association<P> {
     answers: VecDeque<Answer>,
     /// The number of commands sent so far, on all queues.
     asked: u64,
-    /// The limit for an answer on the admin queue, in multiples of [`AssociationConfig::answer_ns`].
+    /// The limit for an answer on the admin queue, in multiples of
+    /// [`AssociationConfig::answer_ns`].
     answer_factor: u64,
 }
 
-/// The factor of an [extended](Association::extend_answer_limit) limit for an answer. There is still
-/// a limit, because a machine whose power was cut never answers.
+/// The factor of an [extended](Association::extend_answer_limit) limit for an answer. There is
+/// still a limit, because a machine whose power was cut never answers.
 pub const EXTENDED_FACTOR: u64 = 10;
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
@@ -239,7 +241,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.controller.as_ref()
     }
 
-    /// The NQN of the subsystem that it attaches to; that of discovery until the subsystem is known.
+    /// The NQN of the subsystem that it attaches to; that of discovery until the subsystem is
+    /// known.
     #[must_use]
     pub fn subnqn(&self) -> &str {
         self.subnqn.as_deref().unwrap_or(DISCOVERY_NQN)
@@ -333,8 +336,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// A new I/O queue for a stream's connection, with space for `depth` commands, or for as many as
-    /// the controller takes; `None` unless attached.
+    /// A new I/O queue for a stream's connection, with space for `depth` commands, or for as many
+    /// as the controller takes; `None` unless attached.
     #[must_use]
     pub fn io_queue(&self, qid: u16, depth: usize) -> Option<IoQueue> {
         let controller = self.controller.as_ref().filter(|_| self.is_attached())?;

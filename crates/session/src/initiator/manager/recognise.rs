@@ -40,7 +40,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// Reads the label of the volume's drive number `index` here; after the last, claims the volume.
+    /// Reads the label of the volume's drive number `index` here; after the last, claims the
+    /// volume.
     fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
         let Some(nsid) = self.config.known.namespaces().nth(index) else { return self.claim(now) };
         let read = Sqe::read(nsid, 0, 2);

@@ -14,7 +14,7 @@ pub struct StreamOutcome {
     pub pending: bool,
 }
 
-/// How much was read and sent.
+/// The numbers of things that were read and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Live entries read from all logs.
@@ -42,6 +42,6 @@ pub struct Outcome {
     pub needed: bool,
     /// Every stream that was examined, in order of number.
     pub streams: Vec<StreamOutcome>,
-    /// How much was read and sent.
+    /// The numbers of things that were read and sent.
     pub counts: Counts,
 }

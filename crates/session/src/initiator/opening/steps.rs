@@ -280,7 +280,7 @@ impl Opening {
         plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
     }
 
-    /// Where a member is.
+    /// The target of a member, and the member there.
     fn place(&self, member: Member) -> Option<(usize, &OpeningMember)> {
         self.config.servers.iter().enumerate().find_map(|(i, server)| {
             Some((i, server.members.iter().find(|m| m.place.member == member)?))
@@ -370,7 +370,7 @@ impl Opening {
                     .ok_or(OpeningError::Nonsense {
                         server,
                         stream: None,
-                        what: "the volume's state as the target tells it makes no sense",
+                        what: "the volume's state that the target reports is not valid",
                     })?;
                 self.statuses.push((server, status));
                 self.statuses.sort_by_key(|(server, _)| *server);
@@ -442,7 +442,7 @@ impl Opening {
         let nonsense = |what| OpeningError::Nonsense { server, stream: Some(stream), what };
         let page = Page::decode(data)
             .filter(|page| page.volume == self.config.volume)
-            .ok_or(nonsense("a page of the log's list makes no sense"))?;
+            .ok_or(nonsense("a page of the log's list is not valid"))?;
         self.outcome.counts.pages += 1;
         match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
             Some(from) => {
@@ -454,8 +454,8 @@ impl Opening {
         }
     }
 
-    /// Whether an entry's blocks lie in its drive's data area. A member that is elsewhere or
-    /// missing is reported when deciding.
+    /// Whether an entry's blocks lie in its drive's data area. Deciding reports a member that is on
+    /// another target or missing.
     fn is_inside(&self, a: &Attribute) -> bool {
         let inside = |m: &OpeningMember| {
             a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
@@ -467,7 +467,7 @@ impl Opening {
     /// there, and undo must never reach them (T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
         let mut lists = self.lists.of(stream, servers);
-        // A dry run gives no log up, and reports what giving it up would mean.
+        // A dry run gives no log up, and reports the result that giving it up would have.
         if matches!(self.mode, Mode::DryRun(_)) {
             for server in self.logged().into_iter().filter(|server| self.gives_up(*server)) {
                 let server = server as u16;

@@ -168,8 +168,8 @@ impl Participant {
         });
     }
 
-    /// The stream, which is not bound there, reports that the target is in this incarnation. If it is
-    /// newer than the known one, no stream is up to date.
+    /// The stream, which is not bound there, reports that the target is in this incarnation. If it
+    /// is newer than the known one, no stream is up to date.
     pub(super) fn note_incarnation(&self, incarnation: u32) {
         self.change(|word| match incarnation > word.incarnation {
             true => Word { incarnation, current: 0, ..word },

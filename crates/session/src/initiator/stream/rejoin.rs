@@ -29,7 +29,7 @@ use crate::wire::{self, status};
 
 /// The longest pause before a bind that found the target busy is sent again, ns.
 const BUSY_PAUSE_MAX_NS: u64 = 100_000_000;
-/// The time between two checks whether other streams let this one continue, ns.
+/// The time between two checks whether this stream may read or replay (P9), ns.
 const CHECK_NS: u64 = 2_000_000;
 
 /// The result of setting up a connection.

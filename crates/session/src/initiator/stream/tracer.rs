@@ -10,8 +10,8 @@ use crate::stages::{Sampler, Spent, Stage, Trace};
 const NO_GROUP: u64 = u64::MAX;
 const NO_REQUEST: u32 = u32::MAX;
 
-/// The trace of a stream: it follows one group at a time, from its submission until all groups up to
-/// it are complete.
+/// The trace of a stream: it follows one group at a time, from its submission until all groups up
+/// to it are complete.
 ///
 /// Of a group of several requests, it follows the last one sent on the wire. The time until the
 /// others are answered, too, counts as waiting for order.

@@ -1,4 +1,5 @@
-//! Whether a stream's owner calls it. The record is kept with the stream, behind its ownership flag.
+//! Whether a stream's owner calls it. The record is kept with the stream, behind its ownership
+//! flag.
 
 /// The record that the owner and the background driver keep for each other.
 #[derive(Debug, Default)]

@@ -1,15 +1,15 @@
 //! The background driver drives the streams that their owners do not call.
 //!
-//! A stream belongs to its owner, which drives it in its own calls. The background driver takes over
-//! a stream that its owner has not called for
-//! [`unreachable_ns`](BackgroundConfig::unreachable_ns). It takes in answers, sends waiting requests,
-//! sends the released mark of an idle stream, flushes it (T1), and binds the stream again on a target
-//! that comes back. The driver sleeps until a stream that it has taken over has an event, or until
-//! the next owner may have stopped calling.
+//! A stream belongs to its owner, which drives it in its own calls. The background driver takes
+//! over a stream that its owner has not called for
+//! [`unreachable_ns`](BackgroundConfig::unreachable_ns). It takes in answers, sends waiting
+//! requests, sends the released mark of an idle stream, flushes it (T1), and binds the stream again
+//! on a target that comes back. The driver sleeps until a stream that it has taken over has an
+//! event, or until the next owner may have stopped calling.
 //!
 //! A stream is *awaited* if another thread waits for its marks. The driver takes over an awaited
-//! stream at once whenever its owner is in no call: the shell wakes the driver when the first waiter
-//! comes, and when a call of the owner ends. No waiter waits for a timer.
+//! stream at once whenever its owner is in no call: the shell wakes the driver when the first
+//! waiter comes, and when a call of the owner ends. No waiter waits for a timer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -22,10 +22,10 @@ use super::Attention;
 /// The times of the background driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackgroundConfig {
-    /// An owner that has not called for so long counts as not calling, ns.
+    /// An owner that has not called for this time counts as not calling, ns.
     pub unreachable_ns: u64,
-    /// A stream that has been taken over is flushed when it has been idle for so long, ns. So flushes
-    /// that it did not request do not slow down an owner that writes now and then.
+    /// A stream that has been taken over is flushed when it has been idle for this time, ns. So an
+    /// owner that writes now and then is not slowed down by flushes that it did not request.
     pub flush_ns: u64,
 }
 
@@ -35,11 +35,11 @@ impl Default for BackgroundConfig {
     }
 }
 
-/// The shell drives a stream for so many rounds at a time: its owner may come back and wait for the
-/// ownership flag.
+/// The shell drives a stream for this number of rounds at a time: its owner may call again and wait
+/// for the ownership flag.
 pub const ROUNDS_MAX: u32 = 4;
 
-/// The result of a check of a stream, and what the shell does with the stream.
+/// The result of a check of a stream: the next action of the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Its owner drives it: release it.
@@ -65,8 +65,8 @@ struct Stream {
     in_call: bool,
 }
 
-/// The background driver of a volume, with its records of the open streams. Times are nanoseconds of
-/// one monotonic clock.
+/// The background driver of a volume, with its records of the open streams. Times are nanoseconds
+/// of one monotonic clock.
 #[derive(Debug)]
 pub struct BackgroundDriver {
     config: BackgroundConfig,
@@ -109,9 +109,10 @@ impl BackgroundDriver {
         self.streams.get(&stream).is_some_and(|stream| stream.taken_over)
     }
 
-    /// The streams to check now, and for each whether it is its turn. It is a stream's turn if it is
-    /// due, if an event has `happened` to it, if its owner was in a call, or if it is `awaited` and
-    /// was not taken over. For the others, the driver only checks whether the owner calls again.
+    /// The streams to check now, and for each whether it is its turn. It is a stream's turn if it
+    /// is due, if an event has `happened` to it, if its owner was in a call, or if it is `awaited`
+    /// and was not taken over. For the others, the driver only checks whether the owner calls
+    /// again.
     pub fn due(
         &self,
         now: u64,
@@ -131,10 +132,10 @@ impl BackgroundDriver {
         checks
     }
 
-    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left a
-    /// request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise the
-    /// stream is checked again later: an owner that makes one call after the other does not wake
-    /// the driver at the end of each call.
+    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left
+    /// a request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise
+    /// the stream is checked again later: an owner that makes one call after the other does not
+    /// wake the driver at the end of each call.
     pub fn in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
         let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
@@ -144,8 +145,8 @@ impl BackgroundDriver {
         }
     }
 
-    /// Checks a stream that the shell has taken; `turn` is from [`due`](Self::due), and `awaited` is
-    /// whether another thread waits for its marks.
+    /// Checks a stream that the shell has taken; `turn` is from [`due`](Self::due), and `awaited`
+    /// is whether another thread waits for its marks.
     pub fn check(
         &mut self,
         stream: StreamId,

@@ -127,9 +127,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Continues a wait, as of the last [`marks`](Self::marks). Returns how it ended, if it has: the
-    /// condition comes before another thread's call, and that call before the deadline. A call that
-    /// does not end the wait is kept for the next one. `now` is called only if there is a deadline.
+    /// Continues a wait, as of the last [`marks`](Self::marks). Returns how it ended, if it has:
+    /// the condition comes before another thread's call, and that call before the deadline. A call
+    /// that does not end the wait is kept for the next one. `now` is called only if there is a
+    /// deadline.
     pub fn wait_step(
         &mut self,
         until: Until,
@@ -173,9 +174,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.reported = (self.session.marks(), self.session.engine().released());
     }
 
-    /// Begins a read of some extents, none of them empty. The caller has checked that they lie on the
-    /// volume. The read is given up at `deadline`, and so is an earlier read that has not ended. The
-    /// caller then drives the stream and calls [`read_step`](Self::read_step).
+    /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
+    /// the volume. The read is given up at `deadline`, and so is an earlier read that has not
+    /// ended. The caller then drives the stream and calls [`read_step`](Self::read_step).
     pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>) {
         self.give_up_read();
         self.read.waiting.extend_from_slice(extents);
@@ -244,8 +245,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Begins to close the stream: all submitted groups become durable, and the targets durably
-    /// record the released mark, so that their logs may drop them. The caller then drives the stream
-    /// and calls [`close_step`](Self::close_step).
+    /// record the released mark, so that their logs may drop them. The caller then drives the
+    /// stream and calls [`close_step`](Self::close_step).
     pub fn begin_close(&mut self) {
         let last = self.session.engine().last();
         self.session.ask_durable(last);
@@ -270,7 +271,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 Some(Closing::Durable(seq)) if self.reached(Until::Durable(seq)) => {
                     self.closing = Some(Closing::Idle);
                 }
-                // A flush that the engine inserted itself counts, too: the last group may have moved.
+                // A flush that the engine inserted itself counts, too: the last group may have
+                // moved.
                 Some(Closing::Idle) if self.reached(Until::Idle) => {
                     let last = self.session.marks().durable;
                     self.session.send_marks();

@@ -45,8 +45,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.unsettled = true;
     }
 
-    /// A [requested](StreamEvent::Connect) connection is made, with a queue that has not been started.
-    /// Returns false if the stream does not need it any more: then the shell closes it.
+    /// A [requested](StreamEvent::Connect) connection is made, with a queue that has not been
+    /// started. Returns false if the stream does not need it any more: then the shell closes it.
     #[cold]
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
         let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
@@ -62,10 +62,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         true
     }
 
-    /// The association of a server's connections has ended. A connection that is still open is of no
-    /// use any more: the target may have lost its power while nothing was in flight. A connection
-    /// that is being made may get into the next association (T27). Reads of other streams wait until
-    /// this stream is bound again (P9).
+    /// The association of a server's connections has ended. A connection that is still open is of
+    /// no use any more: the target may have lost its power while nothing was in flight. A
+    /// connection that is being made may get into the next association (T27). Reads of other
+    /// streams wait until this stream is bound again (P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_late = self.session.connection(server) == ConnectionState::Joining;

@@ -70,8 +70,8 @@ pub enum StreamEvent {
     },
 }
 
-/// The longest sleep of an owner in a call, ns. Another stream's failed FLUSH makes this stream fail
-/// although nothing arrives (T22).
+/// The longest sleep of an owner in a call, ns. Another stream's failed FLUSH makes this stream
+/// fail although nothing arrives (T22).
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
 /// The number of admitted groups that are sent without a request: four full TCP segments of blocks.
@@ -156,8 +156,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         Ok(seq)
     }
 
-    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without a
-    /// request: one is durable, or they are so many that waiting for more would gain nothing.
+    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
+    /// a request: one is durable, or there are [`ADMITTED_MAX`] of them, and waiting for more would
+    /// gain nothing.
     #[inline]
     #[must_use]
     pub fn should_send(&self) -> bool {
@@ -239,8 +240,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Other threads wait until groups up to `seq` are durable, and for no later submitted group.
-    /// Once these groups have been submitted, the drives are flushed, unless a group submitted since
-    /// has requested that.
+    /// Once these groups have been submitted, the drives are flushed, unless a group submitted
+    /// since has requested that.
     #[inline]
     pub fn want_durable(&mut self, seq: Seq) {
         if seq != self.wanted {
@@ -263,7 +264,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.outbox(server)
     }
 
-    /// Time has passed, and nothing has arrived: a target that has not answered for too long is lost.
+    /// Time has passed, and nothing has arrived: a target that has not answered for too long is
+    /// lost.
     pub fn timeout(&mut self, now: u64) {
         while let Some(server) = self.session.stalled(now) {
             self.session.lost(server, riopipe_order::engine::Cause::TimedOut, now);

@@ -1,9 +1,10 @@
 //! The start of a stream: it makes a connection to every target, and binds the stream on each.
 //!
 //! A target may still be ending the stream's last connection: it refuses the queue until nothing of
-//! that connection is in flight any more (T8). Then the start tries everything again a moment later.
-//! It does the same while a target is unreachable, and when a target was lost since its connection
-//! was begun: a stream starts only over associations that have not ended meanwhile (T27).
+//! that connection is in flight any more (T8). Then the start tries everything again a moment
+//! later. It does the same while a target is unreachable, and when a target was lost since its
+//! connection was begun: a stream starts only over associations that have not ended meanwhile
+//! (T27).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -83,8 +84,8 @@ pub enum StartStep {
     /// [`pump`](StreamDriver::pump) and send; but do not [`settle`](StreamDriver::settle) it. Call
     /// [`failed`](StreamStart::failed) for a connection that ends.
     Drive,
-    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. It may be
-    /// past.
+    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. It may
+    /// be past.
     Rest(u64),
     /// The stream is bound on all targets: take it with [`into_driver`](StreamStart::into_driver).
     Ready,
@@ -201,8 +202,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     }
 
     /// A connection has ended, with an error of the session if there was one. The start tries
-    /// everything again if the target only waits for the end of the stream's last connection, or has
-    /// closed the connection without an error, as a target does that dies.
+    /// everything again if the target only waits for the end of the stream's last connection, or
+    /// has closed the connection without an error, as a target does that dies.
     pub fn failed(&mut self, server: u16, error: Option<SessionError>, now: u64) {
         if matches!(self.stage, Stage::Failed(_)) {
             return;
@@ -215,8 +216,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// The association of a server's connections has ended: a connection that was begun before is of
-    /// no use, and neither are the answers on it (T27). The start tries everything again.
+    /// The association of a server's connections has ended: a connection that was begun before is
+    /// of no use, and neither are the answers on it (T27). The start tries everything again.
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let concerned = match &self.stage {
             Stage::Connecting(pending) => {
@@ -237,8 +238,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// A requested connection cannot be made now, because the target is unreachable. The start tries
-    /// everything again a moment later, this server first, until its time limit.
+    /// A requested connection cannot be made now, because the target is unreachable. The start
+    /// tries everything again a moment later, this server first, until its time limit.
     pub fn put_off(&mut self, server: u16, now: u64) {
         self.first = server;
         self.stage = if now < self.deadline {

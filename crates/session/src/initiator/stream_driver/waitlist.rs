@@ -1,12 +1,12 @@
 //! The list of a stream's waiters: other threads and futures, each with the mark that it waits for.
 //!
 //! A waiter enters the list, and then reads the marks once more. The thread that drives the stream
-//! publishes the marks first, and then takes the waiters whose marks are reached out of the list. So
-//! one of the two sees a mark that is published while a waiter enters.
+//! publishes the marks first, and then takes the waiters whose marks are reached out of the list.
+//! So one of the two sees a mark that is published while a waiter enters.
 //!
 //! A stream that is reopened begins another [`StreamIncarnation`], and uses the seqs of lost groups
-//! again. So a wait belongs to the incarnation in which it was begun: a later group with the same seq
-//! never ends it (P2).
+//! again. So a wait belongs to the incarnation in which it was begun: a later group with the same
+//! seq never ends it (P2).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -44,8 +44,8 @@ pub struct Standing {
     pub over: bool,
 }
 
-/// The number of an incarnation of a stream. The first begins when the stream is opened, and another
-/// begins at each reopening.
+/// The number of an incarnation of a stream. The first begins when the stream is opened, and
+/// another begins at each reopening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamIncarnation(pub u64);
 
@@ -110,8 +110,8 @@ impl<W> Waitlist<W> {
         self.durable.last_key_value().map(|(place, _)| place.seq)
     }
 
-    /// As [`wanted`](Self::wanted), among the groups up to `last`, which have been submitted: nothing
-    /// can be done yet for others.
+    /// As [`wanted`](Self::wanted), among the groups up to `last`, which have been submitted:
+    /// nothing can be done yet for others.
     #[must_use]
     pub fn wanted_up_to(&self, last: Seq) -> Option<Seq> {
         let (first, last) =
@@ -130,15 +130,15 @@ impl<W> Waitlist<W> {
         self.starts.push(start);
     }
 
-    /// Whether a group of that incarnation is kept, and durable, in all incarnations since; `None` in
-    /// the same incarnation.
+    /// Whether a group of that incarnation is kept, and durable, in all incarnations since; `None`
+    /// in the same incarnation.
     fn is_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
         let since = self.starts.get(incarnation.0 as usize..).filter(|since| !since.is_empty())?;
         Some(since.iter().all(|start| seq <= *start))
     }
 
-    /// A waiter of this incarnation waits until `mark` is at group `seq`. `standing` returns the stream's
-    /// standing; it is called once the waiter is in the list, and not before.
+    /// A waiter of this incarnation waits until `mark` is at group `seq`. `standing` returns the
+    /// stream's standing; it is called once the waiter is in the list, and not before.
     pub fn enter(
         &mut self,
         mark: Mark,

@@ -448,7 +448,7 @@ impl VolumeOpening {
             for (server, controller) in members.controllers.iter().enumerate() {
                 if controller.extension.is_some() {
                     let to = (server, ControlQueue::Admin);
-                    // A target that can't be asked notices the end when the connection closes.
+                    // A target that can't get a command notices the end when the connection closes.
                     let _ = self.targets.ask(a, to, release, Data::None, Question::Release, now);
                 }
             }
@@ -471,7 +471,7 @@ impl VolumeOpening {
         }
     }
 
-    /// The time at which a volume that is owned is asked for again (T25); `None` if it is not.
+    /// The time at which an owned volume is requested again, ns (T25); `None` if it is not.
     fn wait_for(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
         let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned {
             target,
