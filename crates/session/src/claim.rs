@@ -25,7 +25,7 @@ pub struct Intent {
     /// that had been set up before and still stand. So a log that is older was in its place already
     /// when they were read.
     pub label_generation: u32,
-    /// Streams of the volume.
+    /// The number of streams of the volume.
     pub streams: u16,
     /// The time for which the volume stays its owner's when a target loses the owner, milliseconds:
     /// see [`lease_ms`] (T25).
@@ -127,9 +127,9 @@ pub enum ClaimError {
     Streams {
         /// The target.
         target: usize,
-        /// Streams in the log.
+        /// The number of streams in the log.
         have: u16,
-        /// Streams on the labels.
+        /// The number of streams on the labels.
         want: u16,
     },
     /// Marks beyond any that a stream can reach.
@@ -138,7 +138,7 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
-    /// Generations are used up.
+    /// The volume has had the highest possible generation.
     #[error("the volume's generation counter is used up")]
     Generations,
 }

@@ -46,7 +46,7 @@ pub struct Choice<W> {
     pub fallback: Option<W>,
 }
 
-/// Chooses the engine for a volume that is to be made. `wanted` is the engine that the caller
+/// Chooses the engine for a new volume. `wanted` is the engine that the caller
 /// insists on, and `extensions` has each target's record of the extension in Identify Controller.
 ///
 /// # Errors
@@ -82,7 +82,8 @@ fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<La
     })
 }
 
-/// The engine that is wanted, or for which the volume was made, unless that is `rio` and can't run.
+/// The engine that the caller insists on, or for which the volume was made, unless that is `rio`
+/// and can't run.
 fn fit<W>(
     made_for: EngineKind,
     wanted: Option<EngineKind>,

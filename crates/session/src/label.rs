@@ -44,13 +44,13 @@ pub struct Label {
     pub volume: VolumeId,
     /// The name of the volume.
     pub name: String,
-    /// Bytes of a block.
+    /// The bytes of a block.
     pub block_size: u32,
-    /// Blocks of a stripe unit.
+    /// The blocks of a stripe unit.
     pub unit_blocks: u32,
-    /// Blocks of this member's data area.
+    /// The number of blocks of this member's data area.
     pub data_blocks: u64,
-    /// Streams.
+    /// The number of streams.
     pub streams: u16,
     /// The engine that the volume was made for.
     pub engine: EngineKind,
@@ -71,7 +71,7 @@ pub enum LabelError {
     /// Neither copy has a label's magic number.
     #[error("no Rio label: the drive belongs to no volume")]
     Blank,
-    /// Made by a later version of Rio.
+    /// A label of a later version of Rio.
     #[error("a label of version {0}, newer than this program reads: upgrade rio")]
     Newer(u32),
     /// A damaged label: in both copies the checksum or a field is wrong.
@@ -112,7 +112,7 @@ impl Label {
         b
     }
 
-    /// Reads one copy.
+    /// Reads one copy of a label.
     ///
     /// # Errors
     /// [`LabelError`]; a copy without a label's magic number is [`LabelError::Blank`].
@@ -239,7 +239,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
-    /// No members given.
+    /// No members were given.
     #[error("no members given")]
     NoMembers,
     /// A drive without a valid label.
@@ -279,9 +279,9 @@ pub enum AssembleError {
     /// Too few or too many drives.
     #[error("the volume has {needed} members, {given} were given: all are needed")]
     Count {
-        /// Members the volume has.
+        /// The number of members of the volume.
         needed: usize,
-        /// Members given.
+        /// The number of members given.
         given: usize,
     },
     /// A label copied from another drive.

@@ -304,9 +304,9 @@ pub struct Claim {
     /// The same owner comes back after its association or the target died: `generation` is the one
     /// on record, and the content of the logs stays (P7).
     pub resume: bool,
-    /// Streams of the volume, at most 1024.
+    /// The number of streams of the volume, at most 1024.
     pub streams: u16,
-    /// Log slots per stream when creating; 0 lets the target choose.
+    /// The number of log slots per stream when creating; 0 lets the target choose.
     pub slots: u32,
     /// The time for which the volume stays the owner's, and guarded, when the target loses its
     /// association, milliseconds (T25).
@@ -448,11 +448,11 @@ pub struct VolumeStatus {
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
-    /// Streams of the volume.
+    /// The number of streams of the volume.
     pub streams: u16,
-    /// Log slots per stream.
+    /// The number of log slots per stream.
     pub slots: u32,
-    /// Entries in its partitions at rest that no recovery has settled.
+    /// The number of entries in its partitions at rest that no recovery has settled.
     pub live_entries: u32,
     /// Host NQN of the owner, empty if none; cut at 223 bytes.
     pub owner: String,

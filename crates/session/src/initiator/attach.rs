@@ -32,15 +32,15 @@ pub struct Controller {
     pub version: u32,
     /// Its subsystem's name.
     pub subnqn: String,
-    /// Serial number.
+    /// Its serial number.
     pub serial: String,
-    /// Model.
+    /// Its model.
     pub model: String,
-    /// Firmware revision.
+    /// Its firmware revision.
     pub firmware: String,
     /// The most data of one command, in bytes; `u32::MAX` if it states no limit.
     pub mdts_bytes: u32,
-    /// Data that may go in an I/O command's capsule, in bytes.
+    /// The most data in an I/O command's capsule, in bytes.
     pub in_capsule_bytes: u32,
     /// Whether there is a volatile write cache: then FLUSH has an effect.
     pub vwc: bool,
@@ -48,9 +48,9 @@ pub struct Controller {
     pub kas: u16,
     /// The most entries of an I/O queue.
     pub sqsize_max: u16,
-    /// I/O queues that were granted.
+    /// The number of I/O queues that were granted.
     pub queues: u16,
-    /// Largest namespace identifier.
+    /// The largest namespace identifier.
     pub nn: u32,
     /// Whether it has Write Zeroes.
     pub write_zeroes: bool,
@@ -71,7 +71,7 @@ pub struct Namespace {
     pub blocks: u64,
     /// The bytes of a block.
     pub block_size: u32,
-    /// Bytes of metadata with each block; a namespace with metadata cannot be used here.
+    /// The bytes of metadata with each block; a namespace with metadata cannot be used here.
     pub metadata: u16,
     /// Whether it is write protected.
     pub read_only: bool,

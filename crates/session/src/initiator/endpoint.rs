@@ -7,7 +7,7 @@ use riopipe_order::attribute::StreamId;
 use super::association::{ConnectFailure, ConnectionEnd, ControlQueue};
 use crate::outbox::Outbox;
 
-/// A connection that is wanted.
+/// A connection that must be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConnectionId {
     /// A connection of the association.
@@ -25,11 +25,11 @@ pub trait Endpoint {
     #[must_use]
     fn wants_connection(&self) -> Option<ConnectionId>;
 
-    /// A connection that was [wanted](Self::wants_connection) has been made. `is_local`: it does
+    /// A connection that was [requested](Self::wants_connection) has been made. `is_local`: it does
     /// not leave this machine.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
 
-    /// A connection that was [wanted](Self::wants_connection) cannot be made.
+    /// A connection that was [requested](Self::wants_connection) cannot be made.
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
 
     /// Whether a queue has a use for its connection. If not, the program sends the contents of the

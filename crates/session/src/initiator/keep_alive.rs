@@ -1,5 +1,5 @@
 //! The times at which an initiator sends Keep Alive, and the loss of a connection that the target
-//! drops all the same (Base §3.9).
+//! still drops (Base §3.9).
 
 use core::fmt;
 

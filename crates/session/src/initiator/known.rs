@@ -32,7 +32,7 @@ struct KnownDrive {
     nguid: [u8; 16],
     uuid: Option<[u8; 16]>,
     block_size: u32,
-    /// Blocks that the volume needs there.
+    /// The number of blocks that the volume needs there.
     blocks: u64,
     /// The number of the member, as the label gives it.
     index: u16,
@@ -45,11 +45,11 @@ pub struct DriveOfVolume {
     pub nsid: u32,
     /// The number of the member, as its label gives it.
     pub index: u16,
-    /// Blocks that the volume needs there, from the first one on.
+    /// The number of blocks that the volume needs there, from the first one on.
     pub blocks: u64,
 }
 
-/// A target has come back, and its properties have changed.
+/// The changed property of a target that has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Changed {
@@ -79,9 +79,9 @@ pub enum Changed {
     BlockSize {
         /// The namespace.
         nsid: u32,
-        /// Bytes of a block when the volume was opened.
+        /// The bytes of a block when the volume was opened.
         was: u32,
-        /// Bytes of a block now.
+        /// The bytes of a block now.
         now: u32,
     },
     /// The drive has become too small.
@@ -92,9 +92,9 @@ pub enum Changed {
     Shrunk {
         /// The namespace.
         nsid: u32,
-        /// Blocks that the volume needs.
+        /// The number of blocks that the volume needs.
         needed: u64,
-        /// Blocks that it has now.
+        /// The number of blocks that it has now.
         now: u64,
     },
     /// In a power cut it may now lose completed writes, which it could not before.

@@ -193,7 +193,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// A pseudo-random number.
+    /// The next pseudo-random number.
     fn chance(&mut self) -> u64 {
         // Numerical Recipes' linear congruential generator; its upper half is good enough here.
         self.chance = self

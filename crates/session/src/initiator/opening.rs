@@ -55,9 +55,9 @@ pub const UNDO_BLOCKS_MAX: u32 = 2048;
 pub struct OpeningMember {
     /// Its number in the volume, and its namespace on its target.
     pub place: MemberNamespace,
-    /// First block of its data area; labels lie before.
+    /// The first block of its data area; the labels lie before it.
     pub start: u64,
-    /// Blocks of its data area.
+    /// The number of blocks of its data area.
     pub blocks: u64,
     /// Whether it has a volatile write cache.
     pub volatile: bool,
@@ -180,9 +180,9 @@ impl Phase {
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
-    /// Commands done (of [`Phase::List`]: partitions read).
+    /// The number of commands done (of [`Phase::List`]: partitions read).
     pub done: usize,
-    /// All commands of the phase (of [`Phase::List`]: all partitions).
+    /// The number of all commands of the phase (of [`Phase::List`]: all partitions).
     pub total: usize,
 }
 
@@ -220,9 +220,9 @@ pub enum Call {
     Admin {
         /// The command.
         sqe: Sqe,
-        /// The data that goes with it; empty if none does.
+        /// The data to send with it; empty if there is none.
         send: Vec<u8>,
-        /// Bytes of data that come back; 0 if none do.
+        /// The number of bytes that the target returns; 0 if none.
         receive: usize,
     },
     /// On an I/O queue of the owner, without data.
@@ -389,10 +389,10 @@ impl Opening {
         taken
     }
 
-    /// Goes on after a pause; does nothing outside of one.
+    /// Continues after a pause; does nothing outside of one.
     ///
     /// # Errors
-    /// As of [`done`](Self::done).
+    /// As [`done`](Self::done).
     pub fn go_on(&mut self) -> Result<(), OpeningError> {
         if self.failed || !self.phase.is_pause() {
             return Ok(());
@@ -420,7 +420,7 @@ impl Opening {
         self.queues.len()
     }
 
-    /// Commands in flight to a target.
+    /// The number of commands in flight to a target.
     #[must_use]
     pub fn out(&self, server: usize) -> usize {
         self.queues.get(server).map_or(0, |queue| queue.out)

@@ -68,9 +68,9 @@ pub enum Event<'a, T = u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    /// ICReq sent.
+    /// ICReq has been sent.
     Initializing,
-    /// Connect sent.
+    /// Connect has been sent.
     Connecting,
     Ready,
     Dead,
@@ -97,7 +97,7 @@ struct Slot<P, T> {
     /// Some of its data did not match the digest.
     corrupted: bool,
     direction: Direction,
-    /// Bytes of data.
+    /// The length of the data, bytes.
     len: u32,
     /// Bytes requested by R2Ts (`Out`), or received (`In`): both go strictly upwards.
     moved: u32,

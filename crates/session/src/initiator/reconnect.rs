@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::StreamId;
 
-/// A stream wants a connection to one of its servers, with a queue on it.
+/// The request of a stream for a connection to one of its servers, with a queue on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// The stream.
@@ -13,7 +13,7 @@ pub struct ConnectRequest {
     pub server: u16,
     /// The queue to create.
     pub qid: u16,
-    /// Commands for which the queue must have space.
+    /// The number of commands for which the queue must have space.
     pub depth: usize,
     /// The number of failed connections since the stream was last bound there: each makes the pause
     /// before the next one longer.

@@ -77,9 +77,9 @@ pub(super) struct ScriptedTarget {
     pub(super) asked: Vec<u8>,
     /// Commands without an answer.
     pub(super) withheld: Vec<Vec<u8>>,
-    /// Keep Alive commands.
+    /// The number of Keep Alive commands.
     pub(super) kept_alive: usize,
-    /// Queues that were connected.
+    /// The ids of the queues that were connected.
     pub(super) connects: Vec<u16>,
     /// The digest flags of the last ICReq.
     pub(super) digests: u8,

@@ -63,7 +63,8 @@ pub struct StreamConfig {
 /// write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// Commands beside the queue depth for which a queue must have space: reads, marks, bind.
+/// The number of commands beside the queue depth for which a queue must have space: reads, marks,
+/// bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.

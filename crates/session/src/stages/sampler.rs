@@ -8,7 +8,7 @@ use super::ONE_IN;
 pub(crate) struct Sampler {
     seen: u64,
     next: u64,
-    /// Never 0.
+    /// The state of the generator, which is never 0.
     state: u64,
 }
 

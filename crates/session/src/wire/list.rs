@@ -47,7 +47,7 @@ pub struct Page {
     pub tag: (Seq, u64),
     /// The position at which the next page starts.
     pub next: Position,
-    /// Slots with bytes that are no whole entry.
+    /// The number of torn slots: their bytes are no whole entry.
     pub torn: u32,
     /// Live entries of the partition in all.
     pub live: u32,

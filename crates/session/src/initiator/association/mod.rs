@@ -88,7 +88,7 @@ pub struct AssociationConfig {
     pub header_digest: bool,
     /// CRC32C over every PDU's data; `None`: unless the connection stays on this machine.
     pub data_digest: Option<bool>,
-    /// CRC32C.
+    /// The CRC32C implementation.
     pub crc: Crc32c,
     /// The most data that one read may request, in bytes: a bound on all buffered data.
     pub data_max: u32,
@@ -119,7 +119,7 @@ pub enum DrivesState<'a> {
     /// Questions may be asked.
     Ready,
     /// It could not be opened, or it has ended. No open question on it will be answered.
-    /// [`Association::open_drives`] tries anew.
+    /// [`Association::open_drives`] tries again.
     Failed(&'a AssociationError),
 }
 
@@ -138,11 +138,11 @@ pub struct Answer {
 
 #[derive(Debug)]
 enum State<P> {
-    /// Discovery wants its connection.
+    /// Discovery needs its connection.
     Undiscovered,
     /// Discovery is running; its deadline, ns.
     Discovering(Box<Discover<P>>, u64),
-    /// The admin queue wants its connection.
+    /// The admin queue needs its connection.
     Unattached,
     /// The bring-up is running; its deadline, ns.
     Attaching(Box<Attach<P>>, u64),
@@ -158,7 +158,7 @@ pub struct Association<P> {
     /// The common configuration of its queues, from the admin connection on.
     queues: Option<QpConfig>,
     state: State<P>,
-    /// By [`ControlQueue`].
+    /// The outbox of each [`ControlQueue`].
     outboxes: [Outbox<P>; 3],
     subnqn: Option<String>,
     only_discovers: bool,
@@ -272,7 +272,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// The queue for which such a connection is wanted.
+    /// The queue that needs such a connection.
     fn queue_of(&self, connection: ConnectionId) -> Option<ControlQueue> {
         self.wanted().filter(|queue| connection == ConnectionId::Control(*queue))
     }

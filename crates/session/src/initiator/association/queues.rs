@@ -16,7 +16,7 @@ use crate::outbox::Outbox;
 
 /// The I/O queue of labels and recovery; streams have the others.
 pub const DRIVES_QUEUE: u16 = 1;
-/// Commands for which it has space: those of a recovery, and one more.
+/// The number of commands for which it has space: those of a recovery, and one more.
 pub const DRIVES_COMMANDS: usize = IO_COMMANDS_MAX + 1;
 /// The pause before a queue that the target refused is requested again, ns.
 const REST_NS: u64 = 2_000_000;

@@ -27,7 +27,7 @@ struct Target {
     ready_after: u32,
     /// CSTS from then on.
     ready: u64,
-    /// CAP.
+    /// The value of CAP.
     cap: u64,
     version: u32,
     controller: Vec<u8>,

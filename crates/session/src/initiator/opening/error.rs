@@ -51,7 +51,7 @@ pub enum OpeningError {
         doing: &'static str,
         /// The stream that the command was about, if it was about one.
         stream: Option<StreamId>,
-        /// Its answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A target's answer is not valid (T18).
@@ -80,9 +80,9 @@ pub enum OpeningError {
         seq: Seq,
         /// The member.
         member: u8,
-        /// First block.
+        /// The first block.
         lba: u64,
-        /// Blocks.
+        /// The number of blocks.
         blocks: u32,
     },
     /// The lists of all targets don't fit together.
@@ -99,11 +99,11 @@ pub enum OpeningError {
         server: usize,
         /// The member.
         member: u8,
-        /// First block.
+        /// The first block.
         lba: u64,
-        /// Blocks.
+        /// The number of blocks.
         blocks: u32,
-        /// The target's answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A drive could not be flushed.
@@ -117,7 +117,7 @@ pub enum OpeningError {
         server: usize,
         /// The member.
         member: u8,
-        /// The target's answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A stream has no in-place list that could be acknowledged.

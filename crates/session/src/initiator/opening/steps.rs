@@ -387,7 +387,7 @@ impl Opening {
                     return Err(refused("claiming the volume", None)(status));
                 }
                 // One after the other, in the members' order, which is the same for every
-                // initiator: of two that want the volume, one gets all of it.
+                // initiator: of two that claim the volume, one gets all of it.
                 if let Some(next) = self.speaking().into_iter().find(|at| *at > server) {
                     self.add(next, Job::Claim);
                 }
@@ -576,7 +576,7 @@ impl Opening {
 
     /// Every volatile drive of the targets that keep logs. Also a drive without anything to undo
     /// may hold an in-place update of a dropped group in its cache, and the content that the caller
-    /// sees when acknowledging it must not change again.
+    /// reads when acknowledging it must not change again.
     fn to_flush(&self) -> Vec<(usize, Member)> {
         if probe::planted(Plant::T9UndoNotFlushed) {
             return Vec::new();

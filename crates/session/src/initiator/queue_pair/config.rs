@@ -26,7 +26,7 @@ pub struct QpConfig {
     pub header_digest: bool,
     /// Ask for data digests.
     pub data_digest: bool,
-    /// CRC32C.
+    /// The CRC32C implementation.
     pub crc: Crc32c,
     /// R2Ts that the target may have open for one command, at least 1.
     pub maxr2t: u32,

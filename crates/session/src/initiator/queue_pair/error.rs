@@ -20,14 +20,14 @@ pub enum SubmitError {
     /// §3.6.2.8 to §3.6.2.10).
     #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
     Misaligned {
-        /// Bytes of data.
+        /// The length of the data, bytes.
         len: u64,
     },
     /// [`Data::Bytes`](super::Data::Bytes) longer than a capsule takes, or a read beyond
     /// [`QpConfig::data_max`](super::QpConfig::data_max).
     #[error("{len} bytes of data are more than the {max} that may go with this command")]
     TooLong {
-        /// Bytes of data.
+        /// The length of the data, bytes.
         len: u64,
         /// The limit, bytes.
         max: u32,
@@ -61,7 +61,7 @@ pub enum SessionError {
         /// The completion's result; names the field after *invalid parameters*.
         result: u64,
     },
-    /// The target wants in-band authentication, which is not supported.
+    /// The target requires in-band authentication, which is not supported.
     #[error("{subnqn} wants the host to authenticate, which is not supported")]
     Authentication {
         /// The subsystem.

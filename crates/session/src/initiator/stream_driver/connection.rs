@@ -11,7 +11,7 @@ use crate::initiator::stream::{ConnectionState, StreamQueue};
 #[derive(Debug)]
 pub(super) struct ServerConnection {
     pub(super) qid: u16,
-    /// Commands for which its queue has space.
+    /// The number of commands for which its queue has space.
     pub(super) depth: usize,
     /// The shell has a connection.
     open: bool,

@@ -65,7 +65,7 @@ pub enum StreamEvent {
         server: u16,
         /// The time for which the stream was without the server, ns.
         unreachable_ns: u64,
-        /// Requests that were sent again, to any server.
+        /// The number of requests that were sent again, to any server.
         replayed: u64,
     },
 }

@@ -61,7 +61,7 @@ pub struct VolumeCreationConfig {
     pub streams: u16,
     /// The engine of the volume; `None`: `rio` where every target can, else `sync` (T17).
     pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: as many as fit.
+    /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
     /// Whether to give up the volumes that the drives belong to, with all their data.
     pub force: bool,
@@ -314,7 +314,7 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// An answer has come.
+    /// Takes in an answer.
     fn take(
         &mut self,
         target: usize,

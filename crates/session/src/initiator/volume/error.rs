@@ -193,9 +193,9 @@ pub enum VolumeCreateError {
     TooSmall {
         /// The member.
         member: usize,
-        /// Blocks it has.
+        /// The number of its blocks.
         blocks: u64,
-        /// Blocks it needs.
+        /// The number of blocks that it needs.
         needed: u64,
     },
     /// The drive belongs to a volume already.
@@ -231,9 +231,9 @@ pub enum VolumeCreateError {
     LogTooSmall {
         /// The target.
         target: usize,
-        /// Bytes needed.
+        /// The bytes needed.
         need: u32,
-        /// Bytes free.
+        /// The free bytes.
         free: u32,
     },
     /// The log has too few slots to make progress.
@@ -241,9 +241,9 @@ pub enum VolumeCreateError {
     TooFewSlots {
         /// The target.
         target: usize,
-        /// Slots that the log would have.
+        /// The number of slots that the log would have.
         have: u32,
-        /// Slots needed.
+        /// The number of slots needed.
         need: u32,
     },
     /// The members make no volume.

@@ -78,9 +78,9 @@ pub enum MembersError {
     Shrunk {
         /// The member.
         member: usize,
-        /// Blocks of the drive.
+        /// The number of blocks of the drive.
         blocks: u64,
-        /// Blocks that the label requires.
+        /// The number of blocks that the label requires.
         needed: u64,
     },
 }
@@ -278,7 +278,8 @@ pub(super) fn region_of(controller: &Controller) -> Option<[u8; 16]> {
 }
 
 impl Layout {
-    /// Blocks that a volume needs on the drive with this label, from the first one on.
+    /// The number of blocks that a volume needs on the drive with this label, from the first one
+    /// on.
     fn needed(&self, label: &Label) -> u64 {
         self.start.saturating_add(label.data_blocks)
     }

@@ -5,18 +5,18 @@
 //! attaching → labels → (statuses, if the volume is only inspected)
 //!                    → claiming and recovering, with its pauses:
 //!                        claimed: the labels are rewritten
-//!                        decided: data that will be zeroed is saved, if the caller wants that
+//!                        decided: data that will be zeroed is saved, if the caller requests that
 //!                    → over
 //! ```
 //!
 //! The program has the targets' associations, new ones when it begins: it makes their connections,
 //! carries their bytes, and calls them when their deadlines are due. It calls
-//! [`advance`](VolumeOpening::advance) when an answer has come from a target or
+//! [`advance`](VolumeOpening::advance) when an answer has arrived from a target or
 //! [`deadline`](VolumeOpening::deadline) is due, and then sends the contents of the outboxes. It
 //! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! The program asks again for a volume that is owned for as long as the caller wants to wait (T25),
+//! The program asks again for a volume that is owned for the time that the caller allows (T25),
 //! each time over new associations. When an attempt fails after the volume may have been claimed,
 //! it is released.
 

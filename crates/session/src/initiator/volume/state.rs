@@ -15,7 +15,7 @@ pub enum ReserveError {
     /// The volume has no such stream.
     #[error("the volume has {streams} streams, numbered from 0")]
     NoSuchStream {
-        /// Streams of the volume.
+        /// The number of streams of the volume.
         streams: u16,
     },
     /// The stream is open already.
@@ -32,7 +32,7 @@ pub enum ReserveError {
     NoQueue {
         /// The target, as the volume counts them.
         server: usize,
-        /// Queues that it grants.
+        /// The number of queues that it grants.
         queues: u16,
     },
 }

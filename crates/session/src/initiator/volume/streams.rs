@@ -2,7 +2,7 @@
 //! streams, to drop lists of in-place updates, to release the volume.
 //!
 //! The targets' associations belong to their [`AssociationManager`]s. The program passes the
-//! managers to [`advance`](StreamsRecovery::advance) when an answer has come from a target or a
+//! managers to [`advance`](StreamsRecovery::advance) when an answer has arrived from a target or a
 //! deadline is due, and then sends the contents of the outboxes.
 
 use alloc::vec::Vec;
@@ -98,7 +98,7 @@ impl StreamsRecovery {
         Self { driver, begun, sent: Vec::new() }
     }
 
-    /// Continues: takes in answers that have come from the targets, sends the commands that are
+    /// Continues: takes in answers that have arrived from the targets, sends the commands that are
     /// due, and ends a pause. `with` calls its argument with the manager of a target.
     ///
     /// # Errors

@@ -70,7 +70,7 @@ impl VolumeOpening {
         }
     }
 
-    /// An answer has come.
+    /// Takes in an answer.
     fn take(
         &mut self,
         server: usize,
