@@ -108,19 +108,19 @@ pub fn queue_pair(data: &[u8]) -> bool {
 /// The structures of the extension; the first byte says which. What was decoded says the same after
 /// a trip through the encoder. Says whether it was taken as valid.
 pub fn extension(data: &[u8]) -> bool {
-    use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, room};
+    use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, capacity};
     use riopipe_session::wire::{Claim, Extension, SEQ_MAX, VolumeStatus};
 
     let Some((&kind, data)) = data.split_first() else { return false };
     if kind % 5 == 0 {
         let Some(page) = Page::decode(data) else { return false };
-        assert!(page.entries.len() <= room(data.len()) && page.released <= SEQ_MAX);
+        assert!(page.entries.len() <= capacity(data.len()) && page.released <= SEQ_MAX);
         for entry in &page.entries {
             assert!(entry.attribute.seq_end() <= SEQ_MAX);
             assert!(riopipe_order::entry::loggable(&entry.attribute));
         }
         let len = (data.len() / RECORD_BYTES * RECORD_BYTES).min(PAGE_BYTES_MAX);
-        if page.entries.len() <= room(len) {
+        if page.entries.len() <= capacity(len) {
             assert_eq!(Page::decode(&page.encode(len)), Some(page));
         }
         return true;

@@ -187,7 +187,7 @@ impl Thread<'_> {
                 Some(mut shell) => {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
-                    if self.driver.look(id, turn, awaited, attention, now) == Finding::Drive {
+                    if self.driver.check(id, turn, awaited, attention, now) == Finding::Drive {
                         let next = shell.tend(self.driver.config().flush_ns);
                         self.driver.tended(id, next);
                     }
@@ -204,7 +204,7 @@ impl Thread<'_> {
     fn watch(&mut self, id: StreamId, now: u64) {
         let Some((OpenStream { handle, .. }, watched)) = self.streams.get_mut(&id) else { return };
         let poller = &self.background.poller;
-        if !self.driver.minds(id) {
+        if !self.driver.has_taken_over(id) {
             if std::mem::take(watched) {
                 // It is watched, so this can't fail.
                 let _ = poller.remove(handle.poller());

@@ -245,7 +245,7 @@ impl Stream {
         self.handle.clear_news();
         shell.work(&mut |_, _| ());
         let marks = shell.marks()?;
-        shell.driver.tell();
+        shell.driver.marks_reported();
         shell.reclaim(&mut self.pool);
         Ok(marks)
     }
@@ -290,7 +290,7 @@ impl Stream {
             }
             shell.rest(waiter, worked, deadline);
         };
-        shell.driver.tell();
+        shell.driver.marks_reported();
         shell.reclaim(pool);
         match end {
             WaitEnd::Reached => Ok(marks),

@@ -268,7 +268,7 @@ fn p8_work_that_an_owner_leaves_is_found() {
             }
             minds = false;
             let Some(mut stream) = stream.try_take() else { continue };
-            if let Some(calls) = stream.attention.look(seen) {
+            if let Some(calls) = stream.attention.check(seen) {
                 seen = calls;
                 continue;
             }
@@ -276,7 +276,7 @@ fn p8_work_that_an_owner_leaves_is_found() {
             if stream.left {
                 break;
             }
-            stream.attention.mind();
+            stream.attention.take_over();
             minds = true;
         }
         owner.join().unwrap();
@@ -318,10 +318,10 @@ fn p8_an_awaited_stream_is_taken_over_at_once() {
                 continue;
             }
             let Some(mut stream) = stream.take_or_ask() else { continue };
-            if let Some(calls) = stream.attention.look(seen) {
+            if let Some(calls) = stream.attention.check(seen) {
                 seen = calls;
             }
-            stream.attention.mind();
+            stream.attention.take_over();
             if std::mem::take(&mut stream.undone) == 1 {
                 wake(watched.publish(marks(1, 1)));
                 break;

@@ -25,16 +25,16 @@ pub struct Intent {
     /// that had been set up before and still stand. So a log that is older was in its place already
     /// when they were read.
     pub label_generation: u32,
-    /// Streams of the volume.
+    /// The number of streams of the volume.
     pub streams: u16,
-    /// How long the volume stays its owner's when a target loses the owner, milliseconds: see
-    /// [`lease_ms`] (T25).
+    /// The time for which the volume stays its owner's when a target loses the owner, milliseconds:
+    /// see [`lease_ms`] (T25).
     pub lease_ms: u32,
 }
 
 /// The lease of an owner that waits `loss_ms` milliseconds for a lost target and sends Keep Alive
 /// at least every `keep_alive_ms`. When a target has noticed the loss and the lease has run out,
-/// the owner has noticed the loss, too, and has given the target up. An owner that can't go on
+/// the owner has noticed the loss, too, and has given the target up. An owner that can't continue
 /// after a loss (`loss_ms` is 0, or its engine has no replay) needs no lease (T25).
 ///
 /// No target grants more than [`LEASE_MS_MAX`]: an owner that waits longer may find that another
@@ -55,8 +55,8 @@ pub struct Plan {
     pub generation: u32,
     /// The largest mark of each stream among the targets (T1).
     pub released: Vec<Seq>,
-    /// The first target whose log holds entries to recover, and how many: recovery comes before any
-    /// stream. The log of a connected owner is not known before the owner is fenced.
+    /// The first target whose log holds entries to recover, and their number: recovery comes before
+    /// any stream. The log of a connected owner is not known before the owner is fenced.
     pub unrecovered: Option<(usize, u32)>,
 }
 
@@ -78,8 +78,8 @@ pub enum ClaimError {
     /// The log is of another boot, and was lost with it (T19).
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
-         power loss), so what was in flight is unknown; to accept that, start the target and open \
-         the volume once with accept_lost_log"
+         power loss), so the writes in flight are unknown; to accept that, start the target and \
+         open the volume once with accept_lost_log"
     )]
     LogLost {
         /// The target that reports this.
@@ -87,9 +87,9 @@ pub enum ClaimError {
     },
     /// Partitions of the log can't be read (T19).
     #[error(
-        "the target's ordering log is damaged, so what was in flight is unknown (the target's own log \
-         says what is wrong); put the right log back, or open with accept_lost_log: then nothing \
-         is undone on any target, and what is in doubt is listed"
+        "the target's ordering log is damaged, so the writes in flight are unknown (the target has \
+         reported the damage); put the right log back, or open with accept_lost_log: then nothing \
+         is undone on any target, and the writes in doubt are listed"
     )]
     LogDamaged {
         /// The target that reports this.
@@ -99,7 +99,7 @@ pub enum ClaimError {
     /// volume.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \
-         taken for \"nothing to undo\"; to accept the loss, open with accept_lost_log"
+         used as \"nothing to undo\"; to accept the loss, open with accept_lost_log"
     )]
     LogMissing {
         /// The target.
@@ -109,9 +109,10 @@ pub enum ClaimError {
     /// on any label, so this log is not the one that the last owner wrote (T24).
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
-         labels say {label}): an older copy was put back, or a power cut took it back, and what \
-         was in flight is unknown. Put the right log back; to accept the loss, open the volume once \
-         with accept_lost_log: then nothing is undone on any target, and what is in doubt is listed"
+         labels have {label}): an older copy was put back, or a power cut has undone its last \
+         changes, and the writes in flight are unknown. Put the right log back; to accept the \
+         loss, open the volume once with accept_lost_log: then nothing is undone on any target, \
+         and the writes in doubt are listed"
     )]
     LogBehind {
         /// The target.
@@ -122,22 +123,22 @@ pub enum ClaimError {
         label: u32,
     },
     /// The target knows the volume with another number of streams.
-    #[error("the target's ordering log has {have} streams for the volume, its labels say {want}")]
+    #[error("the target's ordering log has {have} streams for the volume, its labels have {want}")]
     Streams {
         /// The target.
         target: usize,
-        /// Streams in the log.
+        /// The number of streams in the log.
         have: u16,
-        /// Streams on the labels.
+        /// The number of streams on the labels.
         want: u16,
     },
     /// Marks beyond any that a stream can reach.
-    #[error("the target tells of groups beyond all that there can be: its log can't be trusted")]
+    #[error("the target reports groups beyond any that can exist: its log is not valid")]
     Marks {
         /// The target.
         target: usize,
     },
-    /// Generations are used up.
+    /// The volume has had the highest possible generation.
     #[error("the volume's generation counter is used up")]
     Generations,
 }
@@ -177,7 +178,7 @@ impl ClaimError {
 }
 
 /// Whether a target's log of the volume is older than its labels, whose largest generation is
-/// `label` (T24). A newer one is fine: a claim that was cut off before it wrote its labels.
+/// `label` (T24). A newer log is valid: a claim was cut off before it wrote its labels.
 #[must_use]
 pub fn is_behind(status: &VolumeStatus, label: u32) -> bool {
     status.known
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_says_where() {
+    fn errors_name_the_target() {
         assert_eq!(ClaimError::LogLost { target: 3 }.target(), Some(3));
         assert_eq!(ClaimError::Generations.target(), None);
         let last = [(0, status(u32::MAX, [0, 0]))];
@@ -308,11 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn t25_an_owner_that_is_away_is_told_of_with_its_lease() {
-        let mut away = status(7, [0, 0]);
-        (away.owned, away.lease_left_ms, away.owner) = (true, 31_001, "nqn.x".into());
-        (away.unrecovered, away.live_entries) = (true, 3);
-        let statuses = [(0, away)];
+    fn t25_an_unreachable_owner_is_reported_with_its_lease() {
+        let mut unreachable = status(7, [0, 0]);
+        (unreachable.owned, unreachable.lease_left_ms, unreachable.owner) =
+            (true, 31_001, "nqn.x".into());
+        (unreachable.unrecovered, unreachable.live_entries) = (true, 3);
+        let statuses = [(0, unreachable)];
         let error = plan(&intent(), &statuses, |_| true).unwrap_err();
         let text = alloc::string::ToString::to_string(&error);
         for word in ["owned by nqn.x", "another 32 s", "wait_for_lease", "take_over"] {
@@ -327,13 +329,17 @@ mod tests {
         assert_eq!(lease_ms(EngineKind::Rio, 30_000, 15_000), 45_000);
         assert_eq!(lease_ms(EngineKind::Rio, u64::MAX, 15_000), LEASE_MS_MAX);
         assert_eq!(lease_ms(EngineKind::Rio, u32::MAX.into(), 0), LEASE_MS_MAX);
-        assert_eq!(lease_ms(EngineKind::Rio, 0, 15_000), 0, "who does not wait needs no lease");
+        assert_eq!(
+            lease_ms(EngineKind::Rio, 0, 15_000),
+            0,
+            "an owner that does not wait needs no lease"
+        );
         assert_eq!(lease_ms(EngineKind::Sync, 30_000, 15_000), 0, "without replay");
         assert_eq!(lease_ms(EngineKind::None, 30_000, 15_000), 0);
     }
 
     #[test]
-    fn t19_live_entries_are_told_of() {
+    fn t19_live_entries_are_reported() {
         let mut live = status(1, [0, 0]);
         (live.unrecovered, live.live_entries) = (true, 3);
         let found = |s: VolumeStatus, take_over| {
@@ -342,7 +348,7 @@ mod tests {
         };
         assert_eq!(found(live.clone(), false), Some((1, 3)));
         live.owned = true;
-        assert_eq!(found(live.clone(), true), None, "a living owner's log can't be judged");
+        assert_eq!(found(live.clone(), true), None, "the log of a connected owner can't be judged");
         live.own = true;
         assert_eq!(found(live, false), Some((1, 3)));
         assert_eq!(found(status(1, [0, 0]), false), None);

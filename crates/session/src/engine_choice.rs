@@ -46,7 +46,7 @@ pub struct Choice<W> {
     pub fallback: Option<W>,
 }
 
-/// Chooses the engine for a volume that is to be made. `wanted` is the engine that the caller
+/// Chooses the engine for a new volume. `wanted` is the engine that the caller
 /// insists on, and `extensions` has each target's record of the extension in Identify Controller.
 ///
 /// # Errors
@@ -73,14 +73,17 @@ pub fn choose(
 
 /// The first target on which engine `rio` can't run.
 fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
-    extensions.into_iter().enumerate().find_map(|(target, said)| match said {
+    extensions.into_iter().enumerate().find_map(|(target, extension)| match extension {
         None => Some(Lacking { target, what: Lack::Extension }),
-        Some(said) if said.log_kind.is_none() => Some(Lacking { target, what: Lack::Log }),
+        Some(extension) if extension.log_kind.is_none() => {
+            Some(Lacking { target, what: Lack::Log })
+        }
         Some(_) => None,
     })
 }
 
-/// The engine that is wanted, or for which the volume was made, unless that is `rio` and can't run.
+/// The engine that the caller insists on, or for which the volume was made, unless that is `rio`
+/// and can't run.
 fn fit<W>(
     made_for: EngineKind,
     wanted: Option<EngineKind>,
@@ -131,7 +134,7 @@ mod tests {
             let hindrance = Hindrance::Target(lacking);
             let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
             assert_eq!(choose(RIO, None, targets), Ok(back));
-            assert_eq!(choose(RIO, Some(RIO), targets), Err(hindrance), "never without a word");
+            assert_eq!(choose(RIO, Some(RIO), targets), Err(hindrance), "never without a report");
             let back = Choice { engine: EngineKind::Sync, fallback: Some(lacking) };
             assert_eq!(choose_for_new(None, targets), Ok(back));
             assert_eq!(choose_for_new(Some(RIO), targets), Err(lacking));

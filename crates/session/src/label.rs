@@ -19,9 +19,9 @@ pub const LABEL_LEN: usize = 4096;
 pub const LABEL_VERSION: u32 = 1;
 /// First block of the data area on every member.
 pub const DATA_START: u64 = 256;
-/// Members of a volume at most: a label has no space for more.
+/// The most members of a volume: a label has no space for more.
 pub const MEMBERS_MAX: usize = 120;
-/// Bytes of a volume's name at most.
+/// The most bytes of a volume's name.
 pub const NAME_MAX: usize = 64;
 
 const MAGIC: [u8; 8] = *b"RIOLABEL";
@@ -42,15 +42,15 @@ pub struct MemberId {
 pub struct Label {
     /// The volume.
     pub volume: VolumeId,
-    /// Its name, for people.
+    /// The name of the volume.
     pub name: String,
-    /// Bytes of a block.
+    /// The bytes of a block.
     pub block_size: u32,
-    /// Blocks of a stripe unit.
+    /// The blocks of a stripe unit.
     pub unit_blocks: u32,
-    /// Blocks of this member's data area.
+    /// The number of blocks of this member's data area.
     pub data_blocks: u64,
-    /// Streams.
+    /// The number of streams.
     pub streams: u16,
     /// The engine that the volume was made for.
     pub engine: EngineKind,
@@ -58,7 +58,7 @@ pub struct Label {
     pub index: u16,
     /// The owner's generation when the label was written.
     pub generation: u32,
-    /// Counts the label's own rewrites.
+    /// The number of rewrites of the label.
     pub sequence: u32,
     /// All members, in order.
     pub members: Vec<MemberId>,
@@ -71,7 +71,7 @@ pub enum LabelError {
     /// Neither copy has a label's magic number.
     #[error("no Rio label: the drive belongs to no volume")]
     Blank,
-    /// Made by a later version of Rio.
+    /// A label of a later version of Rio.
     #[error("a label of version {0}, newer than this program reads: upgrade rio")]
     Newer(u32),
     /// A damaged label: in both copies the checksum or a field is wrong.
@@ -112,7 +112,7 @@ impl Label {
         b
     }
 
-    /// Reads one copy.
+    /// Reads one copy of a label.
     ///
     /// # Errors
     /// [`LabelError`]; a copy without a label's magic number is [`LabelError::Blank`].
@@ -128,8 +128,8 @@ impl Label {
             a.copy_from_slice(&b[at..at + 16]);
             a
         };
-        let believed = probe::planted(Plant::T19NewerLabel) && u32_at(8) > LABEL_VERSION;
-        if u32_at(8) > LABEL_VERSION && !believed {
+        let accepted = probe::planted(Plant::T19NewerLabel) && u32_at(8) > LABEL_VERSION;
+        if u32_at(8) > LABEL_VERSION && !accepted {
             return Err(LabelError::Newer(u32_at(8)));
         }
         if crc32c(0, &b[16..LABEL_LEN]) != u32_at(12) {
@@ -138,7 +138,7 @@ impl Label {
         let name = &b[32..96];
         let name = &name[..name.iter().position(|c| *c == 0).unwrap_or(NAME_MAX)];
         let members = usize::from(u16_at(126));
-        let sane = (u32_at(8) == LABEL_VERSION || believed)
+        let sane = (u32_at(8) == LABEL_VERSION || accepted)
             && u64_at(104) == DATA_START
             && u32_at(96) == 4096
             && u32_at(100) > 0
@@ -239,7 +239,7 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
-    /// No members given.
+    /// No members were given.
     #[error("no members given")]
     NoMembers,
     /// A drive without a valid label.
@@ -260,10 +260,10 @@ pub enum AssembleError {
         /// Its id.
         volume: VolumeId,
     },
-    /// The volume is not the one asked for.
+    /// The volume is not the requested one.
     #[error("these drives are volume \"{found}\", not \"{wanted}\"")]
     OtherName {
-        /// The name asked for.
+        /// The requested name.
         wanted: String,
         /// The name on the labels.
         found: String,
@@ -279,9 +279,9 @@ pub enum AssembleError {
     /// Too few or too many drives.
     #[error("the volume has {needed} members, {given} were given: all are needed")]
     Count {
-        /// Members the volume has.
+        /// The number of members of the volume.
         needed: usize,
-        /// Members given.
+        /// The number of members given.
         given: usize,
     },
     /// A label copied from another drive.
@@ -298,7 +298,7 @@ pub enum AssembleError {
     },
     /// The target serves the drive with another log than the one that is due by the label (T19).
     #[error(
-        "member {given}: its target has {} where the label says another one is due; start the \
+        "member {given}: its target has {} where another one is due by the label; start the \
          target with the volume's log, or open with the loss accepted (accept_lost_log)",
         if *.blank { "no ordering log" } else { "another ordering log" }
     )]
@@ -314,7 +314,7 @@ pub enum AssembleError {
 /// complete and in order. [`logs_due`] checks their logs.
 ///
 /// # Errors
-/// The first error found, by name.
+/// The first error found.
 pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
     let mut first: Option<&Label> = None;
     for (given, drive) in found.iter().enumerate() {

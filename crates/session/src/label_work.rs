@@ -2,7 +2,7 @@
 //! and the checks of the labels.
 //!
 //! An opening or creation reads the labels of all members over associations that it has set up
-//! before, and has them [judged](judge). Once it has claimed the volume on all targets it
+//! before, and [checks](judge) them. Once it has claimed the volume on all targets it
 //! [rewrites](Relabel) them, and only then relies on anything.
 
 use alloc::string::String;
@@ -45,8 +45,8 @@ pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: C
     Found { nguid, region, label: Label::newest([a, b], crc32c) }
 }
 
-/// Whether these drives are a volume that may be opened, by their labels alone. `name` is the
-/// volume that is wanted, and `accept_lost_log` allows another log than the one that is due.
+/// Checks, by their labels alone, that these drives are a volume that may be opened. `name` is the
+/// requested volume, and `accept_lost_log` allows another log than the one that is due.
 ///
 /// # Errors
 /// The first error found.
@@ -68,17 +68,18 @@ pub fn generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
-/// Of each member: the copy that stays is written and flushed, then the other one.
+/// The number of steps for each member: the copy that stays is written and flushed, then the other
+/// one.
 const STEPS: usize = 4;
 
-/// Rewrites a volume's labels for the owner that has just claimed it. All are read once more, since
-/// another initiator may have written them before the claim; then each is written over its older
-/// copy.
+/// Rewrites a volume's labels for the owner that has just claimed it. All labels are read once
+/// more, since another initiator may have written them before the claim. Then each is written over
+/// its older copy.
 ///
 /// The copy that stays is made durable first. It may have been read from a volatile cache, and the
 /// drive would then fall back to the copy that is overwritten. For that, the copy is written once
-/// more, with the same bytes, so that it does not matter if half of them land: it may come from a
-/// write that failed, and a FLUSH covers only completed writes (M2).
+/// more, with the same bytes, so that a torn write leaves it as it was. It may come from a write
+/// that failed, and a FLUSH covers only completed writes (M2).
 #[derive(Debug)]
 pub struct Relabel {
     name: String,
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn t20_somebody_who_came_before_the_claim_is_noticed() {
+    fn t20_an_owner_from_before_the_claim_is_noticed() {
         let mut work = relabel(None);
         work.done(&copies(0, 4)).unwrap();
         let mut other = label(1, 4);

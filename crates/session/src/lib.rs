@@ -1,9 +1,9 @@
 //! The initiator's and the target's sessions: the exchange of commands, as pure state machines.
 //!
-//! A session is fed the bytes that came and the events that happened, and leaves the bytes to be
-//! sent in an [`outbox::Outbox`]. It opens no socket, reads no clock (`now` is an argument) and
-//! starts no thread; payloads are ranges of the receive buffer or buffers passed through, never
-//! copied.
+//! A session receives bytes and events as arguments, and leaves the bytes to send in an
+//! [`outbox::Outbox`]. It opens no socket, reads no clock (`now` is an argument) and starts no
+//! thread. Payloads are ranges of the receive buffer, or buffers that are passed through; they are
+//! never copied.
 //!
 //! - [`initiator`]: a queue pair, bringing up a controller, discovery, an ordered stream;
 //! - [`target`]: the other end of the same connections;

@@ -1,5 +1,5 @@
-//! The bytes that a session has to send, in order: some that it wrote itself, and payloads passed
-//! through.
+//! The bytes that a session must send, in order: bytes that it wrote itself, and payloads that it
+//! passes through.
 //!
 //! Payloads are never copied: the shell gathers the slices into one `sendmsg`. Headers share one
 //! growing buffer, which is reused; in steady state nothing is allocated.
@@ -11,7 +11,7 @@ use core::ops::Range;
 use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::pdu::Tx;
 
-/// Bytes sent out of the header buffer before its rest is moved to the front.
+/// The number of bytes sent out of the header buffer before its rest is moved to the front.
 const COMPACT_BYTES: usize = 64 * 1024;
 
 /// A piece of the bytes to be sent.
@@ -37,7 +37,7 @@ pub struct Outbox<P> {
     bytes: Vec<u8>,
     segs: VecDeque<Seg<P>>,
     len: usize,
-    /// Number of bytes ever taken off.
+    /// The number of bytes taken off so far.
     sent: u64,
 }
 
@@ -60,7 +60,7 @@ impl<P> Outbox<P> {
         self.segs.is_empty()
     }
 
-    /// Bytes left to send, payloads included.
+    /// The number of bytes left to send, including payloads.
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         self.len
@@ -78,7 +78,7 @@ impl<P> Outbox<P> {
         self.sent >= end
     }
 
-    /// Slices that [`Outbox::slices`] yields.
+    /// The number of slices that [`Outbox::slices`] yields.
     #[must_use]
     pub fn len_slices(&self) -> usize {
         self.segs.len()
@@ -124,7 +124,7 @@ impl<P> Outbox<P> {
         }
     }
 
-    /// Forgets everything; payloads are dropped, memory is kept.
+    /// Drops all bytes and payloads; the memory is kept for later bytes.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.segs.clear();
@@ -136,7 +136,7 @@ impl<P> Outbox<P> {
     /// dropped.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If fewer bytes are left.
     pub fn consume(&mut self, mut n: usize) {
         assert!(n <= self.len, "{n} bytes sent of {}", self.len);
         self.len -= n;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_bytes_become_one_slice() {
+    fn adjacent_bytes_become_one_slice() {
         let mut out: Outbox<Vec<u8>> = Outbox::new();
         out.push_bytes(|b| b.extend(b"ab"));
         out.push_bytes(|b| b.extend(b"cd"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn any_partial_send_leaves_the_rest_and_drops_what_is_done() {
+    fn any_partial_send_leaves_the_rest_and_drops_the_sent_part() {
         for n in 0..=9 {
             let payload = Rc::new([1u8, 2, 3, 4]);
             let mut out: Outbox<RcBuf> = Outbox::new();

@@ -1,7 +1,7 @@
 //! Rio's extension of NVMe over Fabrics, version 1: the commands and fields that it adds.
 //!
 //! A target that has the extension reports it in the vendor area of Identify Controller
-//! ([`Extension`]); none of these fields is ever set toward any other target (T17).
+//! ([`Extension`]); none of these fields is ever set in commands to any other target (T17).
 //!
 //! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
 //!   (vendor specific) whose attribute travels in command dwords that NVMe leaves free on
@@ -9,8 +9,9 @@
 //!   CDW12 19:16, which NVMe 2.x gave to CETYPE.
 //! * **Claim**, **status** and **release** are vendor specific admin commands about the owner of a
 //!   volume, its generation, and the content of its logs.
-//! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a connection.
-//!   Mark sends how far the stream has been released when no other command is due that carries it.
+//! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
+//!   connection. Mark sends the released mark of the stream when no other command is due that
+//!   carries it.
 //!
 //! docs/wire-format.md draws every byte.
 
@@ -33,7 +34,7 @@ pub mod status;
 pub const SEQ_MAX: Seq = Seq(1 << 62);
 /// The version of the extension that this crate implements.
 pub const EXTENSION_VERSION: u16 = 1;
-/// Where the extension's record starts in Identify Controller (its vendor area, bytes 3072–4095).
+/// The offset of the extension's record in Identify Controller (its vendor area, bytes 3072–4095).
 pub const EXTENSION_OFFSET: usize = 3072;
 /// The record's magic number.
 pub const EXTENSION_MAGIC: [u8; 8] = *b"RIOPIPE\x01";
@@ -114,7 +115,7 @@ impl Extension {
     pub fn find(identify: &[u8]) -> Option<Self> {
         let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
         if r[0..8] != EXTENSION_MAGIC {
-            return believed_unsaid();
+            return accepted_without_properties();
         }
         let version = u16::from_le_bytes([r[8], r[9]]);
         if version != EXTENSION_VERSION {
@@ -135,7 +136,7 @@ impl Extension {
 }
 
 /// The record of a target that reports none: `None`, since nothing may be assumed (T17).
-fn believed_unsaid() -> Option<Extension> {
+fn accepted_without_properties() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
     probe::planted(Plant::T17AssumeExtension).then_some(Extension {
@@ -303,12 +304,12 @@ pub struct Claim {
     /// The same owner comes back after its association or the target died: `generation` is the one
     /// on record, and the content of the logs stays (P7).
     pub resume: bool,
-    /// Streams of the volume, at most 1024.
+    /// The number of streams of the volume, at most 1024.
     pub streams: u16,
-    /// Log slots per stream when creating; 0 lets the target choose.
+    /// The number of log slots per stream when creating; 0 lets the target choose.
     pub slots: u32,
-    /// How long the volume stays the owner's, and guarded, when the target loses its association,
-    /// milliseconds (T25).
+    /// The time for which the volume stays the owner's, and guarded, when the target loses its
+    /// association, milliseconds (T25).
     pub lease_ms: u32,
     /// The member namespaces on this target, with the volume's numbers for them.
     pub members: Vec<MemberNamespace>,
@@ -316,9 +317,9 @@ pub struct Claim {
 
 /// Length of a [`Claim`] on the wire, bytes.
 pub const CLAIM_LEN: usize = 4096;
-/// Namespaces that one claim names at most.
+/// The most namespaces that one claim names.
 pub const CLAIM_NAMESPACES_MAX: usize = 255;
-/// Streams of a volume at most.
+/// The most streams of a volume.
 pub const STREAMS_MAX: u16 = 1024;
 
 /// The namespaces, as members 0, 1, … in this order.
@@ -330,7 +331,7 @@ pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
 
 impl Claim {
     /// A claim of a volume that the target knows and that has no owner: it gives up no log, takes
-    /// over from no owner, and asks for no lease.
+    /// over from no owner, and requests no lease.
     #[must_use]
     pub const fn plain(
         volume: VolumeId,
@@ -423,7 +424,7 @@ impl Claim {
 /// | 8448–8451 | rest of the lease of an owner whose connection is lost, ms |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStatus {
-    /// The volume asked for.
+    /// The requested volume.
     pub volume: VolumeId,
     /// The highest generation on record; 0 if none.
     pub generation: u32,
@@ -447,11 +448,11 @@ pub struct VolumeStatus {
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
-    /// Streams of the volume.
+    /// The number of streams of the volume.
     pub streams: u16,
-    /// Log slots per stream.
+    /// The number of log slots per stream.
     pub slots: u32,
-    /// Entries in its partitions at rest that no recovery has settled.
+    /// The number of entries in its partitions at rest that no recovery has settled.
     pub live_entries: u32,
     /// Host NQN of the owner, empty if none; cut at 223 bytes.
     pub owner: String,
@@ -461,7 +462,7 @@ pub struct VolumeStatus {
 
 /// Length of a [`VolumeStatus`] on the wire, bytes.
 pub const STATUS_LEN: usize = LEASE_AT + 16;
-/// Where the marks of a [`VolumeStatus`] end and the rest of the lease begins.
+/// The offset at which the marks of a [`VolumeStatus`] end and the rest of the lease begins, bytes.
 const LEASE_AT: usize = 256 + 8 * STREAMS_MAX as usize;
 
 impl VolumeStatus {
@@ -696,7 +697,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attribute_lies_where_the_wire_format_says() {
+    fn an_attribute_has_its_place_in_the_wire_format() {
         let a = Attribute {
             seq: Seq(0x1_8293_a4b5),
             num: 0x9182,
@@ -748,14 +749,14 @@ mod tests {
             assert!(meaning.is_some() && !meanings[..i].contains(meaning), "{meaning:?}");
         }
         let found = status::meaning(status::OWNED.with_dnr());
-        assert_eq!(found, meanings[0], "whether to try again or not");
+        assert_eq!(found, meanings[0], "with DNR and without");
         for other in [0x700, 0x716, 0x001, 0x280] {
             assert_eq!(status::meaning(Status(other)), None);
         }
     }
 
     #[test]
-    fn t18_senseless_attributes_are_refused() {
+    fn t18_attributes_that_are_not_valid_are_refused() {
         let refused = |change: fn(&mut Attribute), released: u64| {
             let mut a = sample();
             change(&mut a);
@@ -904,7 +905,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_lie_where_the_wire_format_says() {
+    fn command_fields_have_their_places_in_the_wire_format() {
         let volume = VolumeId(core::array::from_fn(|i| 0x80 + i as u8));
         let mark = Seq(0x8182_8384_8586_8788);
         let bind = bind_command(volume, StreamId(0x8102), 0x9192_9394, mark);
@@ -927,9 +928,9 @@ mod tests {
         for flag in [false, true] {
             let release = release_command(volume, flag);
             assert_eq!((release.opcode(), release.dword(10)), (ADMIN_RELEASE, flag.into()));
-            let told = mark_command(mark, flag);
-            assert_eq!((told.opcode(), told.dword(10)), (IO_MARK, flag.into()));
-            assert_eq!((volume_of(&release), mark_of(&told)), (volume, mark));
+            let mark_sqe = mark_command(mark, flag);
+            assert_eq!((mark_sqe.opcode(), mark_sqe.dword(10)), (IO_MARK, flag.into()));
+            assert_eq!((volume_of(&release), mark_of(&mark_sqe)), (volume, mark));
         }
         assert_eq!((claim_command().opcode(), claim_command().dword(10)), (ADMIN_CLAIM, 4096));
         assert_eq!((settle_command().opcode(), settle_command().dword(10)), (ADMIN_SETTLE, 4096));
@@ -958,6 +959,6 @@ mod tests {
         assert_eq!(Extension::find(&identify[..EXTENSION_OFFSET + 47]), None);
         extension.put(&mut identify);
         identify[EXTENSION_OFFSET + 8] = 9;
-        assert_eq!(Extension::find(&identify), None, "another version is not spoken (T17)");
+        assert_eq!(Extension::find(&identify), None, "another version is not used (T17)");
     }
 }

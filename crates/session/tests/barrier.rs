@@ -136,13 +136,13 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
         let reads = {
             let replayed = loom::sync::Arc::clone(&replayed);
             thread::spawn(move || {
-                reader.hears_of(2);
+                reader.note_incarnation(2);
                 if reader.begin_read() {
                     // SAFETY: the stream is up to date, and so writes to it no more.
                     replayed.with(|replayed| assert!(unsafe { *replayed }));
                     reader.end_read();
                 }
-                reader.hears_of(1);
+                reader.note_incarnation(1);
                 reader
             })
         };

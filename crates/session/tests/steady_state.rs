@@ -69,7 +69,7 @@ fn allocations_per_warm_round(digests: bool, in_capsule: u32, read: bool) -> u64
     for _ in 0..50 {
         cids.clear();
         let before = allocations();
-        while qp.room() > 0 {
+        while qp.space() > 0 {
             let (sqe, data) = if read {
                 (Sqe::read(1, 0, 2), Data::Read(8192))
             } else {

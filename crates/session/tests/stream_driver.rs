@@ -708,7 +708,7 @@ fn a_wait_ends_with_what_comes_first() {
     rig.write(0);
     rig.driver.marks().unwrap();
     assert_eq!(step(&mut rig, Until::Moved, now), Some(WaitEnd::Reached));
-    rig.driver.tell();
+    rig.driver.marks_reported();
     assert_eq!(step(&mut rig, Until::Moved, now), None);
 }
 

@@ -73,7 +73,7 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlockError {
     /// It is zero, or not a block of any log.
-    #[error("it is no block of a log")]
+    #[error("it is not a block of a log")]
     Blank,
     /// It has another version of the format.
     #[error("it has version {0} of the log format; this program reads version {VERSION}")]

@@ -78,7 +78,7 @@ pub enum FindError<E> {
     #[error(transparent)]
     Read(#[from] E),
     /// No block of the ring belongs to the log.
-    #[error("no block of the log is there")]
+    #[error("the ring has no block of the log")]
     Empty,
     /// A block is damaged, though later blocks, or the volume's tag, show that it was durable.
     #[error(

@@ -113,8 +113,8 @@ pub struct Writer {
     flushed_blocks: u64,
     /// The last FLUSH that is done covers the records that begin below this Lsn.
     flush_done: Lsn,
-    /// Whether the appenders also wait, as far as was seen. A group is then submitted with its
-    /// FLUSH, instead of one after it.
+    /// Whether callers waited for the records of the last FLUSHes. A group is then submitted with
+    /// its FLUSH, instead of one after it.
     is_waited_for: bool,
     trim: Lsn,
     /// The block that holds `trim`.
@@ -245,8 +245,8 @@ impl Writer {
                 return group(1, 0, may_flush);
             }
         }
-        // Records wait for space that only the release of a submitted trim frees, and only what is
-        // durable is released. The log must not depend on a caller that waits for durable records.
+        // Records wait for space that only the release of a submitted trim frees, and only durable
+        // groups are released. The log must not depend on a caller that waits for durable records.
         let is_starved = queued > 0 && self.free() == 0 && self.carried > self.free_from;
         let alone = may_flush && (wanted > self.flushed || is_due || is_starved);
         if alone && self.head > self.flushed_blocks { group(0, 0, true) } else { None }
@@ -357,7 +357,8 @@ impl Writer {
             if planted(Plant::W1ConfirmComplete) { marks.complete } else { marks.durable };
         while let Some(group) = self.undurable.front().filter(|g| g.seq <= confirmed) {
             if group.flush {
-                // Whether no caller has waited for the records that it made durable.
+                // It stays set only if a caller waited for the records that this FLUSH made
+                // durable.
                 self.is_waited_for &= wanted > self.flush_done;
                 self.flush_done = group.whole;
             }

@@ -5,7 +5,7 @@
 //!   → active namespaces → each one's Identify and identifiers → attached
 //! ```
 //!
-//! The admin queue that comes out of it serves for keep alive, events and Rio's admin commands.
+//! The admin queue of the result serves for Keep Alive, events and Rio's admin commands.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -32,25 +32,25 @@ pub struct Controller {
     pub version: u32,
     /// Its subsystem's name.
     pub subnqn: String,
-    /// Serial number.
+    /// Its serial number.
     pub serial: String,
-    /// Model.
+    /// Its model.
     pub model: String,
-    /// Firmware revision.
+    /// Its firmware revision.
     pub firmware: String,
-    /// Most data of one command in bytes; `u32::MAX` if it states no limit.
+    /// The most data of one command, in bytes; `u32::MAX` if it states no limit.
     pub mdts_bytes: u32,
-    /// Data that may go in an I/O command's capsule, in bytes.
+    /// The most data in an I/O command's capsule, in bytes.
     pub in_capsule_bytes: u32,
-    /// Whether there is a volatile write cache: FLUSH means something.
+    /// Whether there is a volatile write cache: then FLUSH has an effect.
     pub vwc: bool,
     /// Granularity of the keep alive timer in 100 ms; 0: it has none.
     pub kas: u16,
-    /// Most entries of an I/O queue.
+    /// The most entries of an I/O queue.
     pub sqsize_max: u16,
-    /// I/O queues that were granted.
+    /// The number of I/O queues that were granted.
     pub queues: u16,
-    /// Largest namespace identifier.
+    /// The largest namespace identifier.
     pub nn: u32,
     /// Whether it has Write Zeroes.
     pub write_zeroes: bool,
@@ -67,11 +67,11 @@ pub struct Controller {
 pub struct Namespace {
     /// Its identifier on this controller.
     pub nsid: u32,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
-    /// Bytes of a block.
+    /// The bytes of a block.
     pub block_size: u32,
-    /// Bytes of metadata with each block; a namespace with metadata cannot be used here.
+    /// The bytes of metadata with each block; a namespace with metadata cannot be used here.
     pub metadata: u16,
     /// Whether it is write protected.
     pub read_only: bool,
@@ -104,7 +104,7 @@ pub struct Attach<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Attach<P> {
-    /// Attaches to the subsystem of `config` (an admin queue's) and asks for `io_queues` queues.
+    /// Attaches to the subsystem of `config` (an admin queue's) and requests `io_queues` queues.
     #[must_use]
     pub fn new(config: QpConfig, io_queues: u16) -> Self {
         debug_assert_eq!(config.qid, 0);
@@ -117,23 +117,23 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         }
     }
 
-    /// Begins.
+    /// Begins the bring-up: sends the first PDU.
     pub fn start(&mut self, out: &mut Outbox<P>) {
         self.up.start(out);
     }
 
-    /// When [`Attach::tick`] has something to do, in nanoseconds of the caller's clock.
+    /// When [`Attach::tick`] has work to do, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.up.next_deadline()
     }
 
-    /// Time has passed.
+    /// Does the work that is due at `now`, ns.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
         self.up.tick(now, out);
     }
 
-    /// Takes the whole PDUs at the start of `buf`; returns how many bytes they were.
+    /// Takes the whole PDUs at the start of `buf`; returns their length in bytes.
     ///
     /// # Errors
     /// The controller cannot be used; the outbox may hold a last PDU to it.
@@ -150,7 +150,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         Ok(used)
     }
 
-    /// Bytes that the next PDU in `buf` needs.
+    /// The bytes that the next PDU in `buf` needs.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         self.up.exchange.qp.need(buf)

@@ -54,7 +54,7 @@ pub enum AttachError {
     Short(#[from] ShortData),
 }
 
-/// How long to wait before CSTS is read again, in nanoseconds.
+/// The pause before CSTS is read again, in nanoseconds.
 const POLL_NS: u64 = 1_000_000;
 
 /// The reply to the one command in flight.
@@ -66,7 +66,7 @@ pub(super) enum Reply {
     Done(Cqe),
 }
 
-/// One command at a time.
+/// An exchange of one command at a time.
 #[derive(Debug)]
 pub(super) struct Exchange<P> {
     pub(super) qp: QueuePair<P>,
@@ -133,9 +133,9 @@ pub(super) struct BringUp<P> {
     step: Step,
     pub(super) cap: Cap,
     pub(super) version: u32,
-    /// When the controller must be ready.
+    /// When the controller must be ready, ns.
     ready_by: u64,
-    /// When to read CSTS again, if it waits.
+    /// When to read CSTS again, ns, if the controller is not ready.
     poll_at: Option<u64>,
 }
 
@@ -168,7 +168,7 @@ impl<P: AsRef<[u8]> + Clone> BringUp<P> {
         }
     }
 
-    /// Takes bytes that have come. A reply that is not part of the bring-up is returned.
+    /// Takes bytes that have arrived. A reply that is not part of the bring-up is returned.
     pub(super) fn receive(
         &mut self,
         now: u64,

@@ -1,4 +1,4 @@
-//! Asking a discovery service for its log (Base §5.16.1.23).
+//! Reading the log of a discovery service (Base §5.16.1.23).
 
 use alloc::vec::Vec;
 
@@ -15,7 +15,7 @@ use crate::outbox::Outbox;
 pub const RECORDS_MAX: u64 = 4096;
 /// Number of records read by one command: as many as fit into a memory page.
 const CHUNK: u64 = 4;
-/// How often the log is read again because it changed while it was read.
+/// The most repetitions of the reading because the log changed while it was read.
 const RETRIES: u32 = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,23 +53,23 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         }
     }
 
-    /// Begins.
+    /// Begins to read: sends the first PDU.
     pub fn start(&mut self, out: &mut Outbox<P>) {
         self.up.start(out);
     }
 
-    /// When [`Discover::tick`] has something to do, in nanoseconds of the caller's clock.
+    /// When [`Discover::tick`] has work to do, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         self.up.next_deadline()
     }
 
-    /// Time has passed.
+    /// Does the work that is due at `now`, ns.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
         self.up.tick(now, out);
     }
 
-    /// Takes the whole PDUs at the start of `buf`; returns how many bytes they were.
+    /// Takes the whole PDUs at the start of `buf`; returns their length in bytes.
     ///
     /// # Errors
     /// The log cannot be read; the outbox may hold a last PDU to the service.
@@ -113,7 +113,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         Ok(used)
     }
 
-    /// Bytes that the next PDU in `buf` needs.
+    /// The bytes that the next PDU in `buf` needs.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         self.up.exchange.qp.need(buf)

@@ -7,12 +7,12 @@ use riopipe_order::attribute::StreamId;
 use super::association::{ConnectFailure, ConnectionEnd, ControlQueue};
 use crate::outbox::Outbox;
 
-/// A connection that is wanted.
+/// A connection that must be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConnectionId {
-    /// Of the association.
+    /// A connection of the association.
     Control(ControlQueue),
-    /// Of a stream.
+    /// A connection of a stream.
     Stream(StreamId),
 }
 
@@ -25,11 +25,11 @@ pub trait Endpoint {
     #[must_use]
     fn wants_connection(&self) -> Option<ConnectionId>;
 
-    /// A connection that was [wanted](Self::wants_connection) has been made. `is_local`: it does
+    /// A connection that was [requested](Self::wants_connection) has been made. `is_local`: it does
     /// not leave this machine.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
 
-    /// A connection that was [wanted](Self::wants_connection) cannot be made.
+    /// A connection that was [requested](Self::wants_connection) cannot be made.
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
 
     /// Whether a queue has a use for its connection. If not, the program sends the contents of the
@@ -37,21 +37,22 @@ pub trait Endpoint {
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
-    /// Bytes that the next PDU in `buf` needs. `buf` is what a queue has received and not taken.
+    /// The bytes that the next PDU in `buf` needs. `buf` has the bytes that a queue has received
+    /// and not taken.
     #[must_use]
     fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize;
 
     /// The bytes to be sent on a queue's connection, in order.
     fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<Self::Piece>;
 
-    /// Takes the whole PDUs at the start of `bytes`, which came on a queue's connection; returns
-    /// how many bytes they were. The rest must be passed again with the bytes that follow it.
+    /// Takes the whole PDUs at the start of `bytes`, which arrived on a queue's connection; returns
+    /// their length in bytes. The rest must be passed again with the bytes that follow it.
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
 
     /// A queue's connection has ended, and this side has not closed it.
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
 
-    /// Time has passed: sends Keep Alive, gives up answers that are owed for too long, and
+    /// Time has passed: sends Keep Alive, gives up answers that have been missing for too long, and
     /// continues work that was put off.
     fn timeout(&mut self, now: u64);
 

@@ -1,5 +1,5 @@
 //! The times at which an initiator sends Keep Alive, and the loss of a connection that the target
-//! drops all the same (Base §3.9).
+//! still drops (Base §3.9).
 
 use core::fmt;
 
@@ -15,12 +15,12 @@ pub struct KeepAlive {
     /// The start of the association, ns.
     since: u64,
     /// When the last command was sent, ns.
-    told: u64,
-    /// The longest time between two commands because of which the target may yet end the
-    /// association, ns.
+    last_sent: u64,
+    /// The longest time between two commands that may still make the target end the association,
+    /// ns.
     silence: u64,
     /// The end of that time, ns.
-    heard: u64,
+    silence_end: u64,
 }
 
 /// An association that a target has dropped.
@@ -30,22 +30,22 @@ pub struct Loss {
     pub after: u64,
     /// The longest recent time for which no command was sent to the target, ns.
     pub silence: u64,
-    /// How long the target waits for a command, ns.
+    /// The time for which the target waits for a command, ns.
     pub timeout: u64,
 }
 
 impl KeepAlive {
-    /// An association that exists from `now` on, whose target gives up after `timeout_ms`
-    /// milliseconds (KATO); never if that is 0.
+    /// The commands of an association that exists from `now` on. Its target gives up after
+    /// `timeout_ms` milliseconds (KATO); never if that is 0.
     #[must_use]
     pub fn new(timeout_ms: u32, now: u64) -> Self {
         let timeout_ns = u64::from(timeout_ms) * 1_000_000;
         let every_ns = (timeout_ns > 0).then_some(timeout_ns / 3);
-        Self { timeout_ns, every_ns, since: now, told: now, silence: 0, heard: now }
+        Self { timeout_ns, every_ns, since: now, last_sent: now, silence: 0, silence_end: now }
     }
 
-    /// The same, but a command goes out every `every_ns` nanoseconds, also if the target never
-    /// gives up: its answers show that it runs.
+    /// Sends a command every `every_ns` nanoseconds instead, also if the target never gives up: its
+    /// answers show that it runs.
     #[must_use]
     pub const fn every(self, every_ns: u64) -> Self {
         Self { every_ns: Some(every_ns), ..self }
@@ -54,7 +54,7 @@ impl KeepAlive {
     /// When the next command is due, ns; `None`: never.
     #[must_use]
     pub fn next(&self) -> Option<u64> {
-        self.every_ns.map(|every| self.told.saturating_add(every))
+        self.every_ns.map(|every| self.last_sent.saturating_add(every))
     }
 
     /// Whether a command is due.
@@ -63,13 +63,13 @@ impl KeepAlive {
         self.next().is_some_and(|next| now >= next)
     }
 
-    /// A command is sent at `now`.
-    pub fn tell(&mut self, now: u64) {
-        let silence = now.saturating_sub(self.told);
+    /// Records that a command is sent at `now`, ns.
+    pub fn sent(&mut self, now: u64) {
+        let silence = now.saturating_sub(self.last_sent);
         if silence >= self.silence_until(now) {
-            (self.silence, self.heard) = (silence, now);
+            (self.silence, self.silence_end) = (silence, now);
         }
-        self.told = now;
+        self.last_sent = now;
     }
 
     /// The target has dropped the association, which was noticed at `now`.
@@ -83,15 +83,16 @@ impl KeepAlive {
     }
 
     fn silence_until(&self, now: u64) -> u64 {
-        // An association that still exists so long after a silence was not dropped because of it.
-        let is_over = now.saturating_sub(self.heard) > self.timeout_ns;
+        // An association that still exists a whole timeout after a silence was not dropped because
+        // of it.
+        let is_over = now.saturating_sub(self.silence_end) > self.timeout_ns;
         let before = if is_over { 0 } else { self.silence };
-        before.max(now.saturating_sub(self.told))
+        before.max(now.saturating_sub(self.last_sent))
     }
 }
 
 impl Loss {
-    /// Whether the target has waited in vain for a command of its host.
+    /// Whether the target has waited for a command for longer than its timeout.
     #[must_use]
     pub fn ran_out(&self) -> bool {
         self.timeout > 0 && self.silence >= self.timeout
@@ -111,7 +112,9 @@ impl fmt::Display for Loss {
                 s(self.timeout)
             )
         } else {
-            f.write_str("; its own log may say why: see that it runs, and try again")
+            f.write_str(
+                "; the target's own messages may show the cause: check that it runs, and try again",
+            )
         }
     }
 }
@@ -124,18 +127,18 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn the_target_is_told_three_times_as_often_as_it_needs() {
+    fn keep_alive_is_sent_three_times_as_often_as_required() {
         let mut keep = KeepAlive::new(15_000, 100 * S);
         assert_eq!(keep.next(), Some(105 * S));
         assert!(!keep.is_due(105 * S - 1) && keep.is_due(105 * S));
-        keep.tell(106 * S);
+        keep.sent(106 * S);
         assert_eq!(keep.next(), Some(111 * S));
         assert!(!keep.lost(120 * S).ran_out());
         assert!(keep.lost(121 * S).ran_out());
     }
 
     #[test]
-    fn a_target_that_never_gives_up_is_not_told() {
+    fn without_a_timeout_no_keep_alive_is_sent() {
         let keep = KeepAlive::new(0, 0);
         assert_eq!(keep.next(), None);
         assert!(!keep.is_due(u64::MAX) && !keep.lost(u64::MAX).ran_out());
@@ -143,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_says_whether_the_keep_alive_ran_out() {
+    fn a_loss_reports_whether_the_keep_alive_ran_out() {
         let mut keep = KeepAlive::new(15_000, 0);
-        keep.tell(5 * S);
+        keep.sent(5 * S);
         let text = keep.lost(7 * S).to_string();
         assert!(text.contains("after 7 s") && !text.contains("keep-alive"), "{text}");
-        // A program that was stopped goes on to send commands, and learns of the loss only then.
-        keep.tell(22 * S);
+        // A program that was stopped continues to send commands, and notices the loss only then.
+        keep.sent(22 * S);
         let text = keep.lost(23 * S).to_string();
         for words in ["after 23 s", "keep-alive ran out", "nothing for 17 s", "waits for 15 s"] {
             assert!(text.contains(words), "{text}");
@@ -157,11 +160,11 @@ mod tests {
     }
 
     #[test]
-    fn an_old_silence_that_was_survived_is_no_cause() {
+    fn a_silence_that_the_association_survived_is_no_cause() {
         let mut keep = KeepAlive::new(15_000, 0);
-        keep.tell(16 * S);
+        keep.sent(16 * S);
         for at in 4..720 {
-            keep.tell(5 * at * S);
+            keep.sent(5 * at * S);
         }
         assert!(!keep.lost(3601 * S).ran_out());
     }

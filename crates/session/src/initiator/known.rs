@@ -1,8 +1,8 @@
 //! How an open volume recognises a target and its drives after a connection was lost (T19, T27).
 //!
-//! The properties that a volume has learnt of its targets when it was opened decide how it keeps
-//! its promises: where a FLUSH is needed, which log has its entries, which blocks are its own. A
-//! target that comes back is therefore checked again before any command is sent to its drives.
+//! The properties that a volume reads from its targets when it is opened decide how it keeps its
+//! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. A target
+//! that comes back is therefore checked again before any command is sent to its drives.
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -21,7 +21,7 @@ pub struct KnownTarget {
     generation: u32,
     /// Its log region, if the extension names one.
     region: Option<[u8; 16]>,
-    /// Whether it reported a volatile cache for its drives; it reports that for all or none.
+    /// Whether it reported a volatile cache for its drives. It reports that for all drives or none.
     volatile: bool,
     drives: Vec<KnownDrive>,
 }
@@ -32,7 +32,7 @@ struct KnownDrive {
     nguid: [u8; 16],
     uuid: Option<[u8; 16]>,
     block_size: u32,
-    /// Blocks that the volume needs there.
+    /// The number of blocks that the volume needs there.
     blocks: u64,
     /// The number of the member, as the label gives it.
     index: u16,
@@ -45,18 +45,18 @@ pub struct DriveOfVolume {
     pub nsid: u32,
     /// The number of the member, as its label gives it.
     pub index: u16,
-    /// Blocks that the volume needs there, from the first one on.
+    /// The number of blocks that the volume needs there, from the first one on.
     pub blocks: u64,
 }
 
-/// A target has come back, and its properties have changed.
+/// The changed property of a target that has come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Changed {
     /// Another ordering log, or none.
     #[error(
-        "the target came back with another ordering log: what the old one had, no replay brings \
-         back. Let it serve the log that it had, and open the volume again"
+        "the target came back with another ordering log: no replay can restore the entries of the \
+         old one. Let it serve the log that it had, and open the volume again"
     )]
     Region,
     /// A drive is missing.
@@ -79,9 +79,9 @@ pub enum Changed {
     BlockSize {
         /// The namespace.
         nsid: u32,
-        /// Bytes of a block when the volume was opened.
+        /// The bytes of a block when the volume was opened.
         was: u32,
-        /// Bytes of a block now.
+        /// The bytes of a block now.
         now: u32,
     },
     /// The drive has become too small.
@@ -92,30 +92,30 @@ pub enum Changed {
     Shrunk {
         /// The namespace.
         nsid: u32,
-        /// Blocks that the volume needs.
+        /// The number of blocks that the volume needs.
         needed: u64,
-        /// Blocks that it has now.
+        /// The number of blocks that it has now.
         now: u64,
     },
     /// In a power cut it may now lose completed writes, which it could not before.
     #[error(
         "namespace {0} came back with a volatile write cache and was protected against power loss \
-         before: what it has completed counted as durable without a FLUSH, and does not any more. \
-         Open the volume again: what is durable is then flushed first"
+         before: completed writes counted as durable without a FLUSH, and do not any more. Open \
+         the volume again: it is then flushed first"
     )]
     Unprotected(u32),
     /// Its label has the generation of a newer owner (T8).
     #[error(
-        "a newer owner has taken the volume over: the label of namespace {0} says so. Close the \
-         volume; what this owner still holds is not written any more"
+        "a newer owner has taken the volume over: the label of namespace {0} has its generation. \
+         Close the volume; this owner's waiting groups are not written any more"
     )]
     TakenOver(u32),
     /// Its label has the generation of an earlier owner. This owner had written its own generation
     /// there before it relied on anything (T27).
     #[error(
-        "namespace {0} came back as it was before the volume was opened (its label says so): an \
-         older copy of the drive is in its place. Let the target serve the right one there, and \
-         open the volume again"
+        "namespace {0} came back as it was before the volume was opened (its label has an earlier \
+         generation): an older copy of the drive is in its place. Let the target serve the right \
+         one there, and open the volume again"
     )]
     Older(u32),
     /// Its label is not the volume's.
@@ -164,9 +164,9 @@ impl KnownTarget {
         self.drives.iter().map(|drive| drive.nsid)
     }
 
-    /// Whether the target still has its properties: its log, its drives, and what a power cut does
-    /// to completed writes. A drive that is protected now and was not, or has grown, changes
-    /// nothing: the volume goes on as if it had not.
+    /// Checks that the target still has its properties: its log, its drives, and the effect of a
+    /// power cut on completed writes. A drive that is protected now and was not, or has grown, is
+    /// accepted: the volume continues as before.
     ///
     /// # Errors
     /// [`Changed`]: the target must get no command that the volume still depends on.
@@ -194,9 +194,9 @@ impl KnownTarget {
         Ok(())
     }
 
-    /// Whether the label found on a drive is still the volume's, and of neither a newer nor an
-    /// older owner. A target that keeps no log of the volume forgets its owners when it is started
-    /// again: then only the labels record the last owner (T8).
+    /// Checks that the label on a drive is still the volume's, and has the generation of neither a
+    /// newer nor an older owner. A target that keeps no log of the volume loses the record of its
+    /// owners when it is started again: then only the labels record the last owner (T8).
     ///
     /// # Errors
     /// [`Changed::Label`], [`Changed::Older`], [`Changed::TakenOver`].

@@ -10,7 +10,7 @@
 //! A target that comes back is checked again before any command is sent to its drives: identity,
 //! log region, volatility and the labels on its drives (T19, T27). Then the volume is claimed again
 //! (T8, T25).
-//! Streams ask for connections with [`request`](AssociationManager::request), and none is made
+//! Streams request connections with [`request`](AssociationManager::request), and none is made
 //! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
 //! connections of an association end with it ([`ManagerEvent::Lost`]).
 //!
@@ -47,10 +47,10 @@ pub struct ManagerConfig {
     /// How the same owner claims the volume again there; `None` where the target does not speak the
     /// extension.
     pub claim: Option<Claim>,
-    /// How long the streams wait for the target when it is lost, ns. The manager tries to reach it
+    /// The time for which the streams wait for a lost target, ns. The manager tries to reach it
     /// after that, too. 0: it does not try at all.
     pub loss_ns: u64,
-    /// How long attempts, and requests of streams, wait.
+    /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
     /// Makes the waits of different initiators differ: any number that does.
     pub seed: u64,
@@ -69,19 +69,19 @@ pub enum ManagerEvent {
     },
     /// A new association stands, and the volume is claimed.
     Back {
-        /// How long the target was unreachable, ns.
+        /// The time for which the target was unreachable, ns.
         unreachable_ns: u64,
-        /// How many attempts it took.
+        /// The number of attempts.
         attempts: u32,
     },
     /// The target has been unreachable for longer than the streams wait: they fail. The manager
     /// still tries to reach it, and the streams can be reopened when it is back.
     GivenUp {
-        /// How long it has been unreachable, ns.
+        /// The time for which it has been unreachable, ns.
         unreachable_ns: u64,
     },
-    /// The target is lost to this owner, and the manager does not try it again: every stream must
-    /// give it up.
+    /// The target is lost to this owner, and the manager does not try to reach it again: every
+    /// stream must give it up.
     Refused {
         /// The cause.
         why: UnreachableCause,
@@ -101,7 +101,7 @@ pub enum ManagerEvent {
 /// Why a target is unreachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// Since when, ns.
+    /// The time of the loss, ns.
     pub since: u64,
     /// The cause of the last failure.
     pub why: UnreachableCause,
@@ -135,7 +135,7 @@ enum Step {
     Rest(u64),
     Attach,
     OpenDrives,
-    /// The label of the volume's drive number so much on this target is being read.
+    /// The label of the volume's drive with this number on this target is being read.
     Label(usize),
     Claim,
 }
@@ -154,11 +154,11 @@ enum Failure {
 pub struct AssociationManager<P> {
     config: ManagerConfig,
     association: Association<P>,
-    /// Counts the associations.
+    /// The number of associations so far.
     number: u32,
     state: State,
     requests: ReconnectQueue,
-    /// The request that a connection is being made for.
+    /// The request for which a connection is being made.
     serving: Option<ConnectRequest>,
     events: VecDeque<ManagerEvent>,
     chance: u64,
@@ -167,7 +167,7 @@ pub struct AssociationManager<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// Manages an association that stands, with the volume claimed and nothing asked.
+    /// The manager of an association that stands, with the volume claimed and no open question.
     #[must_use]
     pub fn new(association: Association<P>, config: ManagerConfig) -> Self {
         let mut manager = Self {
@@ -189,11 +189,11 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// Without replay, giving up a target that hangs has no advantage.
     fn set_answer_limit(&mut self) {
         if self.config.loss_ns == 0 {
-            self.association.set_patient();
+            self.association.extend_answer_limit();
         }
     }
 
-    /// A pseudo-random number.
+    /// The next pseudo-random number.
     fn chance(&mut self) -> u64 {
         // Numerical Recipes' linear congruential generator; its upper half is good enough here.
         self.chance = self
@@ -204,13 +204,13 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// The association, while it stands: for questions, and for the queue to the drives. The caller
-    /// takes the answers to its own questions. None of them comes after the association was lost; its
-    /// successor has another [number](Self::number).
+    /// takes the answers to its own questions. None of them comes after the association was lost;
+    /// its successor has another [number](Self::number).
     pub fn association(&mut self) -> Option<&mut Association<P>> {
         self.is_standing().then_some(&mut self.association)
     }
 
-    /// Counts the associations with the target; from 1.
+    /// The number of the association with the target, from 1.
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.number
@@ -222,7 +222,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         matches!(self.state, State::Standing)
     }
 
-    /// The controller as last attached; `None` before a new attempt has got so far.
+    /// The controller of the present association; `None` until a new attempt has attached to it.
     #[must_use]
     pub const fn controller(&self) -> Option<&Controller> {
         self.association.controller()
@@ -242,8 +242,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.pop_front()
     }
 
-    /// A stream wants a connection. It is made when the association stands, and after a pause if
-    /// earlier connections failed. An earlier request of the stream is forgotten.
+    /// A stream requests a connection. It is made when the association stands, and after a pause if
+    /// earlier connections failed. An earlier request of the stream is dropped.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
         if matches!(self.state, State::Refused(_) | State::Over) {
             return;
@@ -265,9 +265,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.released
     }
 
-    /// The volume is closed. The target learns at once that the owner has ended for good, so that
-    /// it needs no lease (T25). The contents of the admin queue's outbox must be sent before the
-    /// connection is closed.
+    /// The volume is closed. The target gets a release at once, so that it keeps no lease (T25).
+    /// The contents of the admin queue's outbox must be sent before the connection is closed.
     pub fn stop(&mut self, now: u64) {
         let owns = self.is_standing() && !self.released;
         if let Some(claim) = self.config.claim.as_ref().filter(|_| owns) {
@@ -375,8 +374,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         })
     }
 
-    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if none
-    /// does, it is of no use any more.
+    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if
+    /// none does, it is of no use any more.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         match connection {
             ConnectionId::Control(_) => {

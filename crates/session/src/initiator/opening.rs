@@ -55,9 +55,9 @@ pub const UNDO_BLOCKS_MAX: u32 = 2048;
 pub struct OpeningMember {
     /// Its number in the volume, and its namespace on its target.
     pub place: MemberNamespace,
-    /// First block of its data area; labels lie before.
+    /// The first block of its data area; the labels lie before it.
     pub start: u64,
-    /// Blocks of its data area.
+    /// The number of blocks of its data area.
     pub blocks: u64,
     /// Whether it has a volatile write cache.
     pub volatile: bool,
@@ -72,7 +72,7 @@ pub struct OpeningServer {
     pub speaks: bool,
     /// Whether a log is due there, by the labels.
     pub logged: bool,
-    /// Most bytes of data of one of its commands (MDTS).
+    /// The most bytes of data of one of its commands (MDTS).
     pub transfer_bytes_max: usize,
     /// The volume's drives there.
     pub members: Vec<OpeningMember>,
@@ -151,7 +151,7 @@ impl Phase {
             Self::Ask | Self::AskAgain => "asking for the volume's state",
             Self::Claim | Self::Claimed => "claiming the volume",
             Self::List | Self::Decided => "reading the ordering log",
-            Self::Undo => "zeroing what is beyond the prefix",
+            Self::Undo => "zeroing the blocks beyond the prefix",
             Self::Flush => "flushing a drive",
             Self::Settle | Self::Over => "recording the prefix in the log",
         }
@@ -180,9 +180,9 @@ impl Phase {
 pub struct Progress {
     /// The phase.
     pub phase: Phase,
-    /// Commands done (of [`Phase::List`]: partitions read).
+    /// The number of commands done (of [`Phase::List`]: partitions read).
     pub done: usize,
-    /// All commands of the phase (of [`Phase::List`]: all partitions).
+    /// The number of all commands of the phase (of [`Phase::List`]: all partitions).
     pub total: usize,
 }
 
@@ -220,9 +220,9 @@ pub enum Call {
     Admin {
         /// The command.
         sqe: Sqe,
-        /// The data that goes with it; empty if none does.
+        /// The data to send with it; empty if there is none.
         send: Vec<u8>,
-        /// Bytes of data that come back; 0 if none do.
+        /// The number of bytes that the target returns; 0 if none.
         receive: usize,
     },
     /// On an I/O queue of the owner, without data.
@@ -241,7 +241,7 @@ pub struct PutOff {
     pub attempts: u32,
 }
 
-/// A command and how often it has been put off.
+/// A command, and the number of times that it has been put off.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     job: Job,
@@ -275,7 +275,7 @@ pub struct Opening {
     /// Why a log can't be read, if one can't.
     unreadable: Option<OpeningError>,
     /// The logs are not valid: the caller gives them up (T26).
-    disbelieved: bool,
+    logs_invalid: bool,
     settle: Vec<SettleStream>,
     outcome: Outcome,
 }
@@ -314,7 +314,7 @@ impl Opening {
             statuses: Vec::new(),
             lists: Lists::default(),
             unreadable: None,
-            disbelieved: false,
+            logs_invalid: false,
             settle: Vec::new(),
             outcome: Outcome::default(),
         };
@@ -389,10 +389,10 @@ impl Opening {
         taken
     }
 
-    /// Goes on after a pause; does nothing outside of one.
+    /// Continues after a pause; does nothing outside of one.
     ///
     /// # Errors
-    /// As of [`done`](Self::done).
+    /// As [`done`](Self::done).
     pub fn go_on(&mut self) -> Result<(), OpeningError> {
         if self.failed || !self.phase.is_pause() {
             return Ok(());
@@ -414,20 +414,20 @@ impl Opening {
         Progress { phase: self.phase, done: self.done, total: self.total }
     }
 
-    /// How many targets the volume has.
+    /// The number of the volume's targets.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.queues.len()
     }
 
-    /// Commands in flight to a target.
+    /// The number of commands in flight to a target.
     #[must_use]
     pub fn out(&self, server: usize) -> usize {
         self.queues.get(server).map_or(0, |queue| queue.out)
     }
 
     /// The command that a target has last put off, if it is still to be sent again: the driver
-    /// waits a moment before it asks for the target's [`next`](Self::next).
+    /// waits a moment before it calls [`next`](Self::next) for the target.
     #[must_use]
     pub fn put_off(&self, server: usize) -> Option<PutOff> {
         self.queues.get(server).and_then(|queue| queue.put_off)

@@ -35,7 +35,7 @@ pub enum Data<'a, P> {
     Write(&'a [P]),
     /// Host to controller: a few bytes, copied. They must fit into the capsule.
     Bytes(&'a [u8]),
-    /// Controller to host: so many bytes, which the command reads.
+    /// Controller to host: the number of bytes that the command reads.
     Read(u32),
 }
 
@@ -51,7 +51,7 @@ pub enum Event<'a, T = u64> {
     Data {
         /// As given with the command.
         user: T,
-        /// Where it belongs in the command's data, in bytes.
+        /// Its offset in the command's data, in bytes.
         offset: u32,
         /// The data.
         bytes: &'a [u8],
@@ -68,9 +68,9 @@ pub enum Event<'a, T = u64> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
-    /// ICReq sent.
+    /// ICReq has been sent.
     Initializing,
-    /// Connect sent.
+    /// Connect has been sent.
     Connecting,
     Ready,
     Dead,
@@ -79,9 +79,9 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     None,
-    /// All data went with the capsule.
+    /// All data was sent with the capsule.
     Sent,
-    /// Data goes as the target asks for it.
+    /// Data is sent when the target requests it.
     Out,
     In,
 }
@@ -90,34 +90,34 @@ enum Direction {
 struct Slot<P, T> {
     /// As given with the command; `None` for Connect, which is the queue pair's own.
     user: Option<T>,
-    /// The whole identifier: slot number below, how often the slot was used above, so that a
-    /// completion that comes twice is not taken for the next command's.
+    /// The whole identifier. The low bits are the slot number. The high bits count the uses of the
+    /// slot, so that a completion that comes twice is not taken for the next command's.
     cid: u16,
     busy: bool,
     /// Some of its data did not match the digest.
-    spoiled: bool,
+    corrupted: bool,
     direction: Direction,
-    /// Bytes of data.
+    /// The length of the data, bytes.
     len: u32,
-    /// Bytes asked for by R2Ts (`Out`), or received (`In`): both go strictly upwards.
+    /// Bytes requested by R2Ts (`Out`), or received (`In`): both go strictly upwards.
     moved: u32,
-    /// LAST_PDU has come.
+    /// LAST_PDU has arrived.
     ended: bool,
-    /// R2Ts that came in one call of `receive`, and which call that was: none of them can have
-    /// been answered when the next was sent.
+    /// The number of R2Ts that arrived in one call of `receive`, and the number of that call: none
+    /// of them can have been answered when the next was sent.
     r2ts: (u32, u32),
-    /// Where in the outbox its capsule ends, without data, and where all ends that was sent for it.
+    /// The ends in the outbox of its capsule without data, and of all that was sent for it (`end`).
     /// An answer to a command that was not sent cannot be genuine, and without this check the
     /// waiting bytes would have no bound (T18).
     capsule_end: u64,
     end: u64,
-    /// The data that R2Ts will ask for. The vector is kept for the next command.
+    /// The data that R2Ts will request. The vector is kept for the next command.
     pieces: Vec<P>,
 }
 
 impl<P, T> Slot<P, T> {
-    /// Its command is over; the next one has another identifier. Of each, `bits` name the slot,
-    /// which is returned.
+    /// Ends the command; the next one has another identifier. The low `bits` of each identifier are
+    /// the slot number, which is returned.
     #[inline]
     fn end_command(&mut self, bits: u32) -> u16 {
         let cid = self.cid;
@@ -143,7 +143,7 @@ pub struct QueuePair<P, T = u64> {
     free: Vec<u16>,
     slot_bits: u32,
     cntlid: u16,
-    /// Calls of `receive`, to separate R2Ts of one call from those of another.
+    /// The number of calls of `receive`, to separate R2Ts of one call from those of another.
     calls: u32,
 }
 
@@ -168,7 +168,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                     user: None,
                     cid,
                     busy: false,
-                    spoiled: false,
+                    corrupted: false,
                     direction: Direction::None,
                     len: 0,
                     moved: 0,
@@ -223,14 +223,14 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.state == State::Dead
     }
 
-    /// Commands that may be submitted now.
+    /// The number of commands that may be submitted now.
     #[must_use]
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn space(&self) -> usize {
         if self.state == State::Ready { self.free.len() } else { 0 }
     }
 
-    /// Commands in flight.
+    /// The number of commands in flight.
     #[must_use]
     #[inline]
     pub fn in_flight(&self) -> usize {
@@ -244,7 +244,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     }
 
     /// The connection is lost. Commands in flight stay [outstanding](Self::outstanding); the
-    /// references to the data that their R2Ts would have asked for are dropped.
+    /// references to the data that their R2Ts would have requested are dropped.
     pub fn close(&mut self) {
         let connecting = self.state == State::Connecting;
         self.state = State::Dead;
@@ -266,19 +266,19 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         &self.config
     }
 
-    /// Sets how much data an I/O command capsule takes (IOCCSZ of Identify Controller). Until then
-    /// the limit is 0 on I/O queues and 8 KiB on the admin queue.
+    /// Sets the limit of data in an I/O command capsule, bytes (IOCCSZ of Identify Controller).
+    /// Until then the limit is 0 on I/O queues and 8 KiB on the admin queue.
     pub fn set_in_capsule(&mut self, bytes: u32) {
         self.in_capsule = bytes;
     }
 
-    /// How much data an I/O command capsule takes, bytes.
+    /// The limit of data in an I/O command capsule, bytes.
     #[must_use]
     pub const fn in_capsule(&self) -> u32 {
         self.in_capsule
     }
 
-    /// Bytes that the next PDU in `buf` needs; see [`Rx::need`].
+    /// The bytes that the next PDU in `buf` needs; see [`Rx::need`].
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         self.rx.need(buf)
@@ -338,7 +338,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         debug_assert!(!slot.busy && slot.pieces.is_empty());
         slot.busy = true;
         slot.user = user;
-        slot.spoiled = false;
+        slot.corrupted = false;
         slot.direction = direction;
         slot.len = len;
         slot.moved = 0;
@@ -379,7 +379,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         Ok(Cid(cid))
     }
 
-    /// Takes the whole PDUs at the start of `buf` and returns how many bytes they were. The rest is
+    /// Takes the whole PDUs at the start of `buf` and returns their length in bytes. The rest is
     /// the beginning of a PDU, which must be passed again with the bytes that follow it.
     ///
     /// # Errors
@@ -529,8 +529,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::header(20, "a completion of no command in flight").into());
         };
         let mut cqe = *cqe;
-        // A write may fail while its data is still being sent. Before its capsule, all that was
-        // queued earlier has left: no more than the queue's depth can be there unfinished.
+        // A write may fail while its data is still being sent. All bytes that were queued before
+        // its capsule have been sent: no more than the queue's depth can be unfinished.
         if !out.has_sent(if cqe.status().is_ok() { slot.end } else { slot.capsule_end }) {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }
@@ -546,11 +546,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                 }
                 _ => {}
             }
-            if slot.spoiled {
+            if slot.corrupted {
                 cqe = with_status(&cqe, Status::TRANSIENT_TRANSPORT);
             }
         } else if cqe.status().is(Status::QUEUE_DELETED) {
-            // This status does not concern the command: it stays outstanding, and is asked again
+            // This status does not concern the command: it stays outstanding, and is sent again
             // (P7).
             return Err(SessionError::QueueDeleted);
         }
@@ -623,16 +623,16 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         if hdr.success && slot.moved < slot.len {
             return Err(PduError::sequence("a read completed before its data").into());
         }
-        slot.spoiled |= !digest_ok;
-        let spoiled = slot.spoiled;
+        slot.corrupted |= !digest_ok;
+        let corrupted = slot.corrupted;
         let Some(user) = slot.user else {
             return Err(PduError::sequence("data for Connect").into());
         };
-        if !spoiled {
+        if !corrupted {
             on(Event::Data { user, offset: hdr.datao, bytes: data });
         }
         if hdr.success {
-            let status = if spoiled { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
+            let status = if corrupted { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
             self.release(hdr.cccid);
             let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
             on(Event::Done { user, cqe });

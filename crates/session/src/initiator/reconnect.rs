@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::StreamId;
 
-/// A stream wants a connection to one of its servers, with a queue on it.
+/// The request of a stream for a connection to one of its servers, with a queue on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
     /// The stream.
@@ -13,7 +13,7 @@ pub struct ConnectRequest {
     pub server: u16,
     /// The queue to create.
     pub qid: u16,
-    /// Commands for which the queue must have space.
+    /// The number of commands for which the queue must have space.
     pub depth: usize,
     /// The number of failed connections since the stream was last bound there: each makes the pause
     /// before the next one longer.
@@ -37,8 +37,8 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// The pause after so many failed attempts, ns: doubled with each, and up to a quarter less by
-    /// `chance`, any number that differs from process to process.
+    /// The pause after this number of failed attempts, ns. It doubles with each, and `chance`, any
+    /// number that differs from process to process, shortens it by up to a quarter.
     #[must_use]
     pub fn after(&self, attempts: u32, chance: u64) -> u64 {
         let wait = self.first_ns.saturating_mul(1 << attempts.saturating_sub(1).min(20));
@@ -47,7 +47,7 @@ impl BackOff {
     }
 }
 
-/// The requests that wait. Times are nanoseconds of one monotonic clock.
+/// The waiting requests. Times are nanoseconds of one monotonic clock.
 #[derive(Debug)]
 pub struct ReconnectQueue {
     back_off: BackOff,
@@ -56,7 +56,7 @@ pub struct ReconnectQueue {
 }
 
 impl ReconnectQueue {
-    /// No request.
+    /// A queue without requests.
     #[must_use]
     pub const fn new(back_off: BackOff) -> Self {
         Self { back_off, waiting: Vec::new() }
@@ -68,8 +68,9 @@ impl ReconnectQueue {
         &self.back_off
     }
 
-    /// A stream wants a connection: at once, if none of its connections has failed. An earlier
-    /// request of a stream of that id is forgotten. `chance` is as for [`BackOff::after`].
+    /// A stream requests a connection. It is served at once if no connection of the stream has
+    /// failed. An earlier request of a stream with that id is dropped. `chance` is as for
+    /// [`BackOff::after`].
     pub fn request(&mut self, request: ConnectRequest, chance: u64, now: u64) {
         let wait = match request.attempts {
             0 => 0,
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_served_at_once_unless_it_was_in_vain() {
+    fn a_stream_is_served_at_once_unless_its_connection_failed() {
         let mut queue = ReconnectQueue::new(BackOff::default());
         queue.request(request(0, 0), 0, 7);
         queue.request(request(1, 1), 0, 7);

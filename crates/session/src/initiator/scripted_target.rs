@@ -65,7 +65,7 @@ pub(super) struct ScriptedTarget {
     pub(super) generation: u32,
     /// The subsystems that discovery lists.
     pub(super) subsystems: Vec<&'static str>,
-    /// It answers no admin command after the bring-up, except Keep Alive if that is `true`.
+    /// It answers no admin command after the bring-up; `true`: except Keep Alive.
     pub(super) mute: Option<bool>,
     /// The statuses with which queue 1 is refused, one after the other.
     pub(super) refusals: Vec<u16>,
@@ -77,9 +77,9 @@ pub(super) struct ScriptedTarget {
     pub(super) asked: Vec<u8>,
     /// Commands without an answer.
     pub(super) withheld: Vec<Vec<u8>>,
-    /// Keep Alive commands.
+    /// The number of Keep Alive commands.
     pub(super) kept_alive: usize,
-    /// Queues that were connected.
+    /// The ids of the queues that were connected.
     pub(super) connects: Vec<u16>,
     /// The digest flags of the last ICReq.
     pub(super) digests: u8,

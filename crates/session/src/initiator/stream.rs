@@ -49,9 +49,9 @@ pub struct StreamConfig {
     pub start: Seq,
     /// The namespace of each member on its server.
     pub nsids: Vec<u32>,
-    /// Requests in flight per target at most.
+    /// The most requests in flight per target.
     pub queue_depth: usize,
-    /// How long a target may make no progress while commands are in flight, ns.
+    /// The time for which a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
     /// The time for which a server may be unreachable before the stream gives it up, ns. The stream
     /// continues when the server comes back within that time (P7). 0: a lost connection poisons the
@@ -63,7 +63,8 @@ pub struct StreamConfig {
 /// write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// Commands beside the queue depth for which a queue must have space: reads, marks, bind.
+/// The number of commands beside the queue depth for which a queue must have space: reads, marks,
+/// bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
@@ -95,16 +96,16 @@ pub enum Tag {
 pub struct BindRefused {
     /// The server.
     pub server: u16,
-    /// Its answer.
+    /// The status that it answered.
     pub status: Status,
 }
 
-/// Blocks of a volume that are to be read.
+/// Blocks of a volume to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadExtent {
-    /// The first.
+    /// The first block.
     pub lba: u64,
-    /// How many.
+    /// The number of blocks.
     pub blocks: u32,
 }
 
@@ -120,9 +121,9 @@ pub struct StreamSession<P> {
     closing: bool,
     mark_refused: Option<BindRefused>,
     bind_refused: Option<BindRefused>,
-    /// Some connection is neither simply up nor given up.
+    /// Some connection is neither up nor given up.
     unsettled: bool,
-    /// The failure of the stream has been seen here.
+    /// The session has handled the failure of the stream.
     over: bool,
     /// The stream only reads: it is bound nowhere, and the loss of a connection does not poison it.
     reads_only: bool,
@@ -172,8 +173,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// The same for a stream that only reads: no group may be admitted, and the engine is one that
-    /// needs no bind. It sees all that is complete in all streams (P9).
+    /// Turns the session into one that only reads: no group may be admitted, and the engine needs
+    /// no bind. Its reads return all groups that are complete in all streams (P9).
     #[must_use]
     pub fn reads_only(self) -> Self {
         Self { reads_only: true, ..self }
@@ -198,7 +199,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Takes a group, whole or not at all, and the payloads out of `writes`.
+    /// Admits a group, whole or not at all, and takes the payloads out of `writes`.
     ///
     /// # Errors
     /// See [`Engine::admit`].
@@ -248,25 +249,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     data,
                     &mut connection.out,
                 );
-                debug_assert!(sent.is_ok(), "the queue has room for its depth");
+                debug_assert!(sent.is_ok(), "the queue has space for its depth");
             }
             if reading.unsent > 0 {
                 reading.send(server as u16, connection);
             }
-            // Alone when idle (T1): so that a crash of an idle initiator leaves a log at rest.
+            // A mark of its own when idle (T1), so that a crash of an idle initiator leaves a log
+            // that needs no recovery.
             if let Some(released) = idle_mark(&**engine, config.engine)
                 && released > connection.reported.0
                 && (*closing || now.saturating_sub(connection.reported.1) >= IDLE_MARK_NS)
-                && connection.tell_mark(released, now)
+                && connection.send_mark(released, now)
             {
                 probe::hit(Rare::IdleMark);
             }
         }
     }
 
-    /// Starts a read of volume blocks, extent after extent; the caller has made sure that
-    /// [`read_must_wait`](Self::read_must_wait) is false of each. One read at a time: an earlier one
-    /// that has not ended is given up.
+    /// Starts a read of volume blocks, extent after extent. The caller has checked that
+    /// [`read_must_wait`](Self::read_must_wait) is false for each. There is one read at a time: an
+    /// earlier one that has not ended is given up.
     pub fn start_read(&mut self, extents: &[ReadExtent]) {
         let Self { reading, topology, config, .. } = self;
         reading.begin();
@@ -315,16 +317,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.outstanding > 0
     }
 
-    /// How the last read ended: where it failed, in bytes from its start, and why.
+    /// The result of the last read.
     ///
     /// # Errors
-    /// The first part that failed.
+    /// The first part that failed: its offset in bytes from the start of the read, and the status.
     pub fn read_result(&self) -> Result<(), (usize, Status)> {
         self.reading.failed.map_or(Ok(()), Err)
     }
 
     /// Takes in bytes that arrived from `server`. `sink` gets the bytes of the read in flight, with
-    /// their offset in it. Returns how many bytes of `buf` were used up.
+    /// their offset in it. Returns the number of bytes of `buf` that were used up.
     ///
     /// # Errors
     /// When the target breaks the protocol. The caller then closes the connection and calls
@@ -369,14 +371,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             } else if config.loss_ns > 0
                                 && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))
                             {
-                                // The engine learns no more of the request, nor of the requests
-                                // that the target refuses because of it: it will be asked to
-                                // replay.
+                                // The engine gets no result of the request, nor of the requests
+                                // that the target refuses because of it: it will replay them.
                                 news.get_or_insert(SetUpEvent::Broken(status));
                             } else {
                                 let request = engine.request(id);
-                                // The target judges ordered FLUSHes: it knows whether the drive
-                                // failed, and reports that to every stream there (T22).
+                                // The target handles failed ordered FLUSHes: it knows whether the
+                                // drive failed, and reports that to every stream there (T22).
                                 if !config.engine.capabilities().needs_binding
                                     && request.kind == Kind::Flush
                                     && is_drive_failure(status)
@@ -454,13 +455,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .map(|server| server as u16)
     }
 
-    /// Sends every target, durably, how far the stream is released. This is for a clean close, when
-    /// all is durable and delivered.
+    /// Sends every target the released mark, to be recorded durably. This is for a clean close,
+    /// when all groups are durable and delivered.
     pub fn send_marks(&mut self) {
         self.closing = true;
     }
 
-    /// The stream is not closed after all: its marks are sent when it is idle, as before.
+    /// The close is given up: the marks are sent when the stream is idle, as before.
     pub fn give_up_marks(&mut self) {
         self.closing = false;
     }
@@ -486,38 +487,38 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 .all(|connection| connection.carries() && reported(connection)))
     }
 
-    /// Bytes that the next PDU at the start of `buf` needs in all.
+    /// The length of the PDU at the start of `buf`, in bytes.
     #[must_use]
     pub fn need(&self, server: u16, buf: &[u8]) -> usize {
         self.connections[usize::from(server)].queue.need(buf)
     }
 
-    /// The bytes to be sent to a server.
+    /// The bytes to send to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
         &mut self.connections[usize::from(server)].out
     }
 
-    /// Commands in flight to a server.
+    /// The number of commands in flight to a server.
     #[must_use]
     pub fn in_flight(&self, server: u16) -> usize {
         let connection = &self.connections[usize::from(server)];
         if connection.connected() { connection.queue.in_flight() } else { 0 }
     }
 
-    /// Whether a server has no connection: then no bytes come from it, and none go to it.
+    /// Whether a server has no connection: then no bytes are received from it or sent to it.
     #[must_use]
     pub fn is_lost(&self, server: u16) -> bool {
         !self.connections[usize::from(server)].connected()
     }
 
-    /// Whether some connection is neither simply up nor given up, as of the last check.
+    /// Whether some connection is neither up nor given up, as of the last check.
     #[inline]
     #[must_use]
     pub(super) const fn is_unsettled(&self) -> bool {
         self.unsettled
     }
 
-    /// Asks that everything up to `seq` become durable.
+    /// Requests that all groups up to `seq` become durable.
     pub fn ask_durable(&mut self, seq: Seq) {
         self.engine.ask_durable(seq);
     }
@@ -541,7 +542,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// The mark that an idle stream has to send, if it is idle and all of it is released.
+/// The mark that an idle stream must send, if all its groups are released.
 fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;

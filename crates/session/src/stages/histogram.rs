@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Buckets for each power of two: the error of a value is at most one part in so many.
+/// The number of buckets for each power of two: the error of a value is at most one part in 32.
 const STEPS: usize = 32;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
 /// Values from here on, about 137 s, share one bucket.
@@ -111,7 +111,8 @@ impl Distribution {
         self.max
     }
 
-    /// The time, ns, that so many in a million do not exceed; 0 if the histogram is empty.
+    /// The time, ns, that `in_a_million` of a million times do not exceed; 0 if the histogram is
+    /// empty.
     #[must_use]
     pub fn quantile(&self, in_a_million: u64) -> u64 {
         let rank = (u128::from(self.count()) * u128::from(in_a_million)).div_ceil(1_000_000) as u64;
@@ -223,26 +224,26 @@ mod tests {
     }
 
     #[test]
-    fn nothing_seen_is_nothing() {
+    fn an_empty_histogram_counts_nothing() {
         let none = Histogram::new().snapshot();
         assert_eq!((none.count(), none.quantile(500_000), none.filled().count()), (0, 0, 0));
         assert_eq!(none, Distribution::default());
     }
 
     #[test]
-    fn what_is_too_long_is_the_longest() {
+    fn a_time_beyond_the_limit_counts_as_the_longest() {
         let histogram = Histogram::new();
         histogram.record(u64::MAX / 2);
         assert_eq!(histogram.snapshot().quantile(1), HIGHEST);
     }
 
     #[test]
-    fn a_snapshot_survives_being_told_and_leaves_what_came_since() {
+    fn a_snapshot_survives_a_report_and_leaves_later_samples() {
         let histogram = Histogram::new();
         [3, 70_000, 70_000].into_iter().for_each(|ns| histogram.record(ns));
         let before = histogram.snapshot();
-        let told: Vec<_> = before.filled().collect();
-        assert_eq!(Distribution::from_filled(&told, before.sum(), before.max()), before);
+        let filled: Vec<_> = before.filled().collect();
+        assert_eq!(Distribution::from_filled(&filled, before.sum(), before.max()), before);
         histogram.record(1_000);
         let since = histogram.snapshot().since(&before);
         assert_eq!((since.count(), since.sum()), (1, 1_000));

@@ -13,7 +13,7 @@ mod sampler;
 pub use histogram::{Distribution, Histogram};
 pub(crate) use sampler::Sampler;
 
-/// One write in so many is traced, on average: the clock is read seven times for each of these,
+/// One write in this number is traced, on average: the clock is read seven times for each of these,
 /// which costs some 3 ns a write.
 pub const ONE_IN: u64 = 256;
 
@@ -45,7 +45,7 @@ pub enum Stage {
 impl Stage {
     /// The number of stages.
     pub const COUNT: usize = 9;
-    /// All, in the order in which a write goes through them.
+    /// All stages, in the order in which a write goes through them.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Submit,
         Self::OrderQueue,
@@ -86,20 +86,20 @@ impl Stage {
 pub struct Spent([u64; Stage::COUNT]);
 
 impl Spent {
-    /// Time in this stage, ns.
+    /// The time in this stage, ns.
     #[must_use]
     pub const fn of(&self, stage: Stage) -> u64 {
         self.0[stage as usize]
     }
 
-    /// Time in all stages, ns.
+    /// The time in all stages, ns.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// A traced write: the stage that it is in, and since when.
+/// A traced write: its present stage, and the time at which it entered that stage.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     stage: Stage,
@@ -193,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_or_steps_back_spends_nothing() {
+    fn a_clock_that_stops_or_steps_back_adds_no_time() {
         let mut trace = Trace::begin(Stage::Gate, 100);
         trace.turn(Stage::Device, 90);
         assert_eq!(trace.end(90).total(), 0);
     }
 
     #[test]
-    fn only_the_own_side_is_kept() {
+    fn only_the_stages_of_the_own_side_are_recorded() {
         let stages = Stages::of_target();
         let mut trace = Trace::begin(Stage::Wire, 0);
         trace.turn(Stage::Device, 50);

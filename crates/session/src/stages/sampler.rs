@@ -2,13 +2,13 @@
 
 use super::ONE_IN;
 
-/// Counts writes, and reports when one must be traced: after intervals drawn anew each time, so
-/// that a program with a rhythm of its own is not sampled always on the same beat.
+/// Counts writes, and reports when one must be traced. Each interval is drawn anew, so that writes
+/// of a periodic program are not always sampled at the same phase.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     seen: u64,
     next: u64,
-    /// Never 0.
+    /// The state of the generator, which is never 0.
     state: u64,
 }
 
@@ -20,7 +20,7 @@ impl Sampler {
         sampler
     }
 
-    /// Counts one more write. Returns whether it must be traced; the same holds for all that follow
+    /// Counts one more write. Returns whether it must be traced; all later writes must be, too,
     /// until one was [`taken`](Self::taken).
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
@@ -38,7 +38,7 @@ impl Sampler {
         self.next = self.seen + 1 + draw;
     }
 
-    /// Writes so far.
+    /// The number of writes so far.
     pub(crate) const fn seen(&self) -> u64 {
         self.seen
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_so_many_and_never_in_step() {
+    fn one_in_256_is_sampled_and_at_changing_intervals() {
         for seed in [0, 1, 0x1234_5678_9abc_def0, u64::MAX] {
             let mut sampler = Sampler::new(seed);
             let (mut taken, mut odd, mut last) = (0u64, 0u64, 0);
@@ -65,14 +65,14 @@ mod tests {
             }
             let due = WRITES / ONE_IN;
             assert!(taken.abs_diff(due) < due / 20, "{seed}: {taken} of {due}");
-            // Writes and marks may alternate: both are seen.
+            // Writes and marks may alternate: both are sampled.
             assert!(odd.abs_diff(taken / 2) < taken / 10, "{seed}: {odd} of {taken}");
             assert_eq!(sampler.seen(), WRITES);
         }
     }
 
     #[test]
-    fn what_is_due_stays_due() {
+    fn a_due_sample_stays_due() {
         let mut sampler = Sampler::new(3);
         while !sampler.is_due() {}
         assert!(sampler.is_due());

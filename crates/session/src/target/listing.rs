@@ -17,7 +17,7 @@ use super::ordered::OrderedQueue;
 use super::volume::Partition;
 use crate::outbox::Outbox;
 use crate::wire;
-use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, capacity};
 
 /// The entries of one partition as they were when the first page was asked for.
 pub(super) struct Listing {
@@ -57,7 +57,7 @@ impl Listing {
     /// A page of `len` bytes with the entries at `from` and behind.
     fn page(&mut self, from: Position, len: usize) -> Page {
         let first = self.entries.partition_point(|entry| entry.position < from);
-        let end = self.entries.len().min(first + room(len));
+        let end = self.entries.len().min(first + capacity(len));
         let entries = self.entries[first..end].to_vec();
         let last = entries.last().map(|entry| Position(entry.position.0 + 1));
         self.next = last.unwrap_or(from);

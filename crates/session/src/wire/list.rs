@@ -10,7 +10,7 @@ use super::{array_at, u32_at, u64_at};
 
 /// Bytes of a page's header, and of each entry in it.
 pub const RECORD_BYTES: usize = 64;
-/// Most bytes of a page.
+/// The most bytes of a page.
 pub const PAGE_BYTES_MAX: usize = 128 << 10;
 
 /// A page of a partition's live entries.
@@ -24,7 +24,7 @@ pub const PAGE_BYTES_MAX: usize = 128 << 10;
 /// | 24–31 | released mark |
 /// | 32–39 | newest group up to it that is known, |
 /// | 40–47 | the caller's tag of it |
-/// | 48–55 | position from which the next page goes on |
+/// | 48–55 | position from which the next page continues |
 /// | 56–59 | torn slots |
 /// | 60–63 | live entries in all |
 /// | 64– | the entries, 64 bytes each |
@@ -41,13 +41,13 @@ pub struct Page {
     /// Whether the log's content for the stream was given up, and the stream has not been started
     /// since (T26).
     pub in_doubt: bool,
-    /// Groups up to here are released.
+    /// The released mark.
     pub released: Seq,
     /// The newest group up to `released` that the partition records, and its tag.
     pub tag: (Seq, u64),
     /// The position at which the next page starts.
     pub next: Position,
-    /// Slots with bytes that are no whole entry.
+    /// The number of torn slots: their bytes are no whole entry.
     pub torn: u32,
     /// Live entries of the partition in all.
     pub live: u32,
@@ -57,10 +57,10 @@ pub struct Page {
 
 impl Page {
     /// The bytes of the page on the wire: `len` bytes, of which the entries take as many as they
-    /// need. The caller has made sure that they fit ([`room`]).
+    /// need. The caller has checked that they fit ([`capacity`]).
     #[must_use]
     pub fn encode(&self, len: usize) -> Vec<u8> {
-        debug_assert!(self.entries.len() <= room(len));
+        debug_assert!(self.entries.len() <= capacity(len));
         let mut d = alloc::vec![0; len];
         d[0..16].copy_from_slice(&self.volume.0);
         d[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
@@ -87,7 +87,7 @@ impl Page {
             return None;
         }
         let count = u32_at(d, 20) as usize;
-        if count > room(d.len()) {
+        if count > capacity(d.len()) {
             return None;
         }
         let records = d[RECORD_BYTES..].chunks_exact(RECORD_BYTES).take(count);
@@ -108,9 +108,9 @@ impl Page {
     }
 }
 
-/// How many entries fit into a page of `len` bytes.
+/// The number of entries that fit into a page of `len` bytes.
 #[must_use]
-pub const fn room(len: usize) -> usize {
+pub const fn capacity(len: usize) -> usize {
     (len / RECORD_BYTES).saturating_sub(1)
 }
 
@@ -178,7 +178,7 @@ fn entry_of(r: &[u8]) -> Option<ListedEntry> {
 
 /// Length of a [`Settle`] on the wire, bytes.
 pub const SETTLE_LEN: usize = 4096;
-/// Streams that one settle command takes at most.
+/// The most streams that one settle command takes.
 pub const SETTLE_STREAMS_MAX: usize = 160;
 const SETTLE_HEADER: usize = 32;
 const SETTLE_RECORD: usize = 24;
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn t18_a_page_that_makes_no_sense_is_refused() {
+    fn t18_a_page_that_is_not_valid_is_refused() {
         let page = Page { entries: alloc::vec![entry(1)], ..Page::default() };
         let good = page.encode(256);
         assert!(Page::decode(&good).is_some());

@@ -48,7 +48,7 @@ mod tests {
     use crate::wire::status::{OWNED, STALE_GENERATION};
 
     #[test]
-    fn a_command_is_tried_again_unless_the_target_says_not_to() {
+    fn a_command_is_tried_again_unless_dnr_is_set() {
         for status in [STREAM_BUSY, Status::NAMESPACE_NOT_READY, Status::CONNECT_BUSY] {
             assert!(is_passing(status), "{status}");
             assert!(!is_passing(status.with_dnr()), "{status}");
@@ -58,13 +58,13 @@ mod tests {
 
     #[test]
     fn a_queue_that_still_exists_is_connected_again() {
-        // Also if the target forbids a retry: it does not know that the end is near.
+        // Also if the target forbids a retry: it does not know that the connection is about to end.
         assert!(is_connect_passing(Status::CONNECT_INVALID.with_dnr()));
         assert!(!is_connect_passing(Status::CONNECT_INVALID_HOST));
     }
 
     #[test]
-    fn t8_an_owner_that_has_been_overtaken_does_not_try_again() {
+    fn t8_a_fenced_owner_does_not_try_again() {
         assert!(!is_claim_passing(STALE_GENERATION.with_dnr()));
         assert!(!is_claim_passing(OWNED));
         assert!(is_claim_passing(STREAM_BUSY));

@@ -45,8 +45,8 @@ pub const IN_PLACE_PENDING: Status = Status(0x712);
 pub const SETTLED: Status = Status(0x713);
 /// An owner has come back after its lease had run out and the volume was free for others (T25).
 pub const LEASE_OVER: Status = Status(0x714);
-/// A claim asks for a longer lease than the target grants; the completion's dword 0 has the longest,
-/// milliseconds (T28).
+/// A claim asks for a longer lease than the target grants; the completion's dword 0 has the
+/// longest, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
 
 /// The text of a status, also of Rio's own codes, for error messages.
@@ -59,18 +59,18 @@ pub fn text(status: Status) -> String {
 #[must_use]
 pub fn meaning(status: Status) -> Option<&'static str> {
     Some(match Status(status.0 & 0x7ff) {
-        OWNED => "the volume has an owner that is there, or may still come back",
+        OWNED => "the volume has an owner that is connected, or may still come back",
         STALE_GENERATION => "a newer owner has taken the volume over",
         NOT_OWNER => "this initiator does not own the volume",
         UNRECOVERED => "the volume's log has not been recovered",
         LOG_FULL => "the stream's ordering log is full",
         NO_LOG => "the target has no ordering log for this volume",
         POISONED => "the stream has failed earlier",
-        BAD_ATTRIBUTE => "the ordering attribute makes no sense, or is of a later version",
+        BAD_ATTRIBUTE => "the ordering attribute is not valid, or is of a later version",
         STREAM_BUSY => "the stream is bound to another connection",
         GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
         LOG_TOO_SMALL => {
-            "the target's log region has no room for this volume: remove another volume of that \
+            "the target's log region has no space for this volume: remove another volume of that \
              target, or give the target a larger log once no volume needs the present one"
         }
         UNKNOWN_VOLUME => "the target does not know this volume",
@@ -78,8 +78,7 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         NO_SUCH_STREAM => "the volume has no such stream",
         NOT_BOUND => "the queue is bound to no stream",
         LOG_LOST => {
-            "the log is from another boot of the target, or older than it was, and cannot be \
-             trusted"
+            "the log is from another boot of the target, or older than it was, and is not valid"
         }
         LOG_FAILED => "the target's log store failed",
         IN_PLACE_PENDING => "the stream's list of in-place updates has not been acknowledged",

@@ -247,7 +247,7 @@ fn t20_a_missing_target_stops_everything() {
     for mode in [Mode::Open(world.intent()), Mode::DryRun(world.intent())] {
         let error = Opening::new(config.clone(), mode, 0).unwrap_err();
         assert_eq!(error, OpeningError::Missing { server: 1 });
-        assert!(error.to_string().contains("bring it back"));
+        assert!(error.to_string().contains("make it reachable again"));
     }
     assert_eq!(world, before);
     open(&mut world, 1).unwrap();

@@ -62,18 +62,18 @@ fn pages_that_fit_together_are_taken() {
 }
 
 #[test]
-fn t18_pages_that_are_not_what_was_asked_for_are_refused() {
+fn t18_pages_that_were_not_requested_are_refused() {
     let (a, b) = (listed(3, entry(2, 0, 1, 1)), listed(5, entry(3, 0, 2, 1)));
-    let wrong = "not what was asked for";
+    let wrong = "was not requested";
     refused(&[Page { stream: StreamId(1), ..page(&[a]) }], wrong);
-    refused(&[Page { volume: VolumeId([8; 16]), ..page(&[a]) }], "makes no sense");
+    refused(&[Page { volume: VolumeId([8; 16]), ..page(&[a]) }], "is not valid");
     refused(&[page(&[b, a])], wrong);
     refused(&[page(&[a, a])], wrong);
     refused(&[Page { more: true, live: 2, ..page(&[]) }], wrong);
     refused(&[Page { more: true, next: Position(3), live: 2, ..page(&[a]) }], wrong);
     let first = Page { more: true, live: 2, ..page(&[a]) };
     refused(&[first.clone(), Page { live: 2, ..page(&[a]) }], wrong);
-    let shorter = "shorter or longer than it says";
+    let shorter = "length is not the stated one";
     refused(&[Page { live: 3, ..page(&[a, b]) }], shorter);
     refused(&[Page { live: 1, ..page(&[a, b]) }], shorter);
     refused(&[Page { live: 0, more: true, ..page(&[a]) }], shorter);

@@ -14,7 +14,7 @@ use riopipe_session::initiator::opening::{
     Call, Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Phase,
     Ticket,
 };
-use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, Settle, room};
+use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, Settle, capacity};
 use riopipe_session::wire::{self, Claim, VolumeStatus, status};
 
 pub(crate) const VOLUME: VolumeId = VolumeId([7; 16]);
@@ -214,7 +214,7 @@ impl Target {
         }
         let rest: Vec<ListedEntry> =
             partition.entries.iter().copied().filter(|e| e.position >= from).collect();
-        let entries = rest[..rest.len().min(room(len))].to_vec();
+        let entries = rest[..rest.len().min(capacity(len))].to_vec();
         let page = Page {
             volume: VOLUME,
             stream,

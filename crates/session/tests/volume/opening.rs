@@ -157,10 +157,10 @@ fn t8_a_volume_with_a_living_owner_is_refused_at_once() {
 fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
     let mut cluster = Cluster::with_volume(2);
     let mut owner = cluster.open(opening(2)).opened();
-    let patient = rival(VolumeOpeningConfig { wait: OwnerWait::of(60 * S), ..opening(2) });
+    let waiting = rival(VolumeOpeningConfig { wait: OwnerWait::of(60 * S), ..opening(2) });
     let began = cluster.now;
     let mut reported = 0;
-    let run = cluster.open_with(patient, &mut |cluster, _, event| {
+    let run = cluster.open_with(waiting, &mut |cluster, _, event| {
         if matches!(event, OpeningEvent::Owned { .. }) {
             reported += 1;
         }
@@ -181,10 +181,10 @@ fn t25_an_owned_volume_is_asked_for_again_until_its_owner_goes() {
 fn t25_the_wait_for_an_owner_ends() {
     let mut cluster = Cluster::with_volume(2);
     let Opened { mut associations, mut wires, .. } = cluster.open(opening(2)).opened();
-    let patient = rival(VolumeOpeningConfig { wait: OwnerWait::of(2 * S), ..opening(2) });
+    let waiting = rival(VolumeOpeningConfig { wait: OwnerWait::of(2 * S), ..opening(2) });
     let began = cluster.now;
     // The owner runs meanwhile.
-    let run = cluster.open_with(patient, &mut |cluster, _, _| {
+    let run = cluster.open_with(waiting, &mut |cluster, _, _| {
         for (target, association) in associations.iter_mut().enumerate() {
             association.timeout(cluster.now);
             cluster.carry(target, association, &mut wires);

@@ -237,7 +237,7 @@ impl Stream {
             Call::Wait { until, deadline } => {
                 let ended = driver.wait_step(until, deadline, || core.now).is_some();
                 if ended {
-                    driver.tell();
+                    driver.marks_reported();
                     driver.reclaim();
                 }
                 ended

@@ -44,7 +44,7 @@ impl Client {
             let mut process =
                 Process { end, ownership_checker: &mut volume.ownership_checker, drives };
             stream.continue_call(&mut process, core);
-        } else if stream.has_begun() && self.background.minds(StreamId(id)) {
+        } else if stream.has_begun() && self.background.has_taken_over(StreamId(id)) {
             self.wake_background(Some(id), drives, core);
         }
     }
@@ -117,7 +117,7 @@ impl Client {
                 self.background.remove(id);
                 continue;
             };
-            if self.background.look(id, turn, awaited, attention, core.now) == Finding::Drive {
+            if self.background.check(id, turn, awaited, attention, core.now) == Finding::Drive {
                 let next =
                     stream.run_background(flush_ns, &mut volume.ownership_checker, drives, core);
                 self.background.tended(id, next);
@@ -204,8 +204,8 @@ impl Client {
         for server in 0..self.servers.len() {
             self.take_events(server, core);
         }
-        let in_background = |stream: &Stream| self.background.minds(StreamId(stream.id));
-        let driven = |stream: &Stream| stream.is_in_call() || in_background(stream);
+        let has_taken_over = |stream: &Stream| self.background.has_taken_over(StreamId(stream.id));
+        let driven = |stream: &Stream| stream.is_in_call() || has_taken_over(stream);
         asked || self.streams.iter().flatten().any(|s| s.has_messages() && driven(s))
     }
 }

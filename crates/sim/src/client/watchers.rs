@@ -138,7 +138,7 @@ impl Client {
     pub(super) fn check_watchers(&self, core: &mut Core) {
         for stream in self.streams.iter().flatten().filter(|stream| !stream.is_reader) {
             stream.check_watchers(core);
-            let left = !stream.is_in_call() && !self.background.minds(StreamId(stream.id));
+            let left = !stream.is_in_call() && !self.background.has_taken_over(StreamId(stream.id));
             let running = matches!(self.state, State::Running) && !stream.failed && !stream.closed;
             if running && left && !stream.watchers.is_empty() {
                 let id = stream.id;

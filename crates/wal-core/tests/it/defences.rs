@@ -71,7 +71,7 @@ fn blocks_of_the_lap_before_are_not_the_end_of_the_log() {
 fn blocks_of_another_log_are_not_taken_for_this_one() {
     let mut world = World::new(40, Below::Any);
     one_block_groups(&mut world, 1);
-    // In the place of the next block: everything is right but the log's number.
+    // In the place of the next block: all fields are right but the log's number.
     let last = Header::parse(&world.flying[0].writes[0].1[..], LOG, soft).unwrap();
     let foreign = Header { log: LOG + 1, number: last.number + 1, lsn: last.end(), ..last };
     let mut block = [0; BLOCK_BYTES];
@@ -225,7 +225,7 @@ fn blocks_read_after_a_crash_are_made_durable_before_others_follow() {
     let history = |careful: bool| {
         let mut world = World::new(40, Below::Any);
         one_block_groups(&mut world, 1);
-        // It reaches the drive's cache, and the writing machine dies.
+        // It reaches the drive's cache, and the writing machine crashes.
         crash_keeping(&mut world, &[0]);
         let end = world.find().unwrap();
         assert_eq!(end.unsettled(), 1..2);

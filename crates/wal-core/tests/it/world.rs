@@ -18,7 +18,7 @@ pub(crate) const START: u64 = 1000;
 
 pub(crate) type Block = [u8; BLOCK_BYTES];
 
-/// A block as a reader sees it, and as a power cut would leave it.
+/// The content of a block that a reader gets, and the content after a power cut.
 #[derive(Clone)]
 struct Cell {
     seen: Box<Block>,
@@ -183,8 +183,8 @@ impl World {
         self.trim = self.trim.max(lsn);
     }
 
-    /// The writing machine dies, or (`power`) everything loses power. Returns the group up to which
-    /// all blocks are there, for engine `rio`.
+    /// The writing machine crashes, or (`power`) all machines lose power. Returns the group up to
+    /// which all blocks have landed, for engine `rio`.
     pub(crate) fn crash(&mut self, coin: &mut Random, power: bool) {
         let blank = || Box::new([0; BLOCK_BYTES]);
         let kept = self.marks.durable + coin.below(self.seq - self.marks.durable + 1);

@@ -9,11 +9,11 @@ use super::error::AskError;
 use crate::initiator::queue_pair::{Data, Event, QueuePair, SessionError, SubmitError};
 use crate::outbox::Outbox;
 
-/// Limit of Keep Alive commands in flight. A target that has so many to answer needs no more of
+/// Limit of Keep Alive commands in flight. A target that has not answered these needs no more of
 /// them, and the rest of the queue is for other commands.
 const KEEP_ALIVES_MAX: usize = 3;
 
-/// The sender of the command.
+/// The source of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asker {
     /// The association itself: a Keep Alive, sent at this time.
@@ -24,8 +24,8 @@ enum Asker {
 
 #[derive(Debug)]
 struct Question {
-    /// The number of commands of the association so far, so that no answer is taken for another's
-    /// (T23).
+    /// The number of the command in the association, so that no answer is taken for the answer to
+    /// another command (T23).
     number: u64,
     asker: Asker,
     /// The data that has arrived so far.
@@ -37,7 +37,7 @@ struct Question {
 pub(super) struct Commands<P> {
     pair: QueuePair<P>,
     questions: Vec<Question>,
-    /// When a caller's command last made progress, or the first one was asked, ns.
+    /// When a caller's command last made progress, or the first one was sent, ns.
     progress: u64,
 }
 
@@ -95,7 +95,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         }
     }
 
-    /// Takes in bytes that have come; see [`QueuePair::receive`].
+    /// Takes in bytes that have arrived; see [`QueuePair::receive`].
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -128,7 +128,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         })
     }
 
-    /// Since when an answer has been owed without any progress, ns.
+    /// The time since which an answer has been missing without any progress, ns.
     pub(super) fn owed_since(&self) -> Option<u64> {
         let since = |question: &Question| match question.asker {
             Asker::KeepAlive(at) => at,
@@ -137,12 +137,12 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         self.questions.iter().map(since).min()
     }
 
-    /// Commands of callers without an answer.
+    /// The number of callers' commands that have no answer yet.
     pub(super) fn owed(&self) -> usize {
         self.questions.iter().filter(|question| question.is_callers()).count()
     }
 
-    /// Takes all Keep Alive commands for answered.
+    /// Counts all Keep Alive commands as answered.
     pub(super) fn accept_keep_alives(&mut self) {
         self.questions.retain(Question::is_callers);
     }

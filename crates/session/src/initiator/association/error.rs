@@ -14,7 +14,7 @@ use crate::initiator::queue_pair::{SessionError, SubmitError};
 #[error("{0}")]
 pub struct ConnectFailure(pub String);
 
-/// How a connection ended, as the program that has the socket sees it.
+/// How a connection ended, as the program that has the socket reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionEnd {
     /// The target closed it, and nothing broke.
@@ -53,7 +53,7 @@ pub enum AssociationError {
     )]
     TimedOut(u64),
     /// Discovery lists no subsystem or several, and none was named.
-    #[error("the target offers {} subsystems{}: say which one", .0.len(), List(.0))]
+    #[error("the target offers {} subsystems{}: name one of them", .0.len(), List(.0))]
     WhichSubsystem(Vec<String>),
     /// The initiator ended the association.
     #[error("the connection was closed by this side")]
@@ -91,11 +91,9 @@ impl fmt::Display for List<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
     /// The queue has no free command: the target owes an answer to each one.
-    #[error(
-        "the target stalls: it owes {owed} answers, and is asked nothing more before they come"
-    )]
+    #[error("the target stalls: it owes {owed} answers, and gets no command before it sends them")]
     Full {
-        /// Commands without an answer.
+        /// The number of commands without an answer.
         owed: usize,
     },
     /// The queue is not connected: the association is being set up or has ended, or the queue to

@@ -1,4 +1,5 @@
-//! One target seen by one initiator: its discovery, its bring-up, and the queues beside the streams.
+//! The association of one initiator with one target: discovery, bring-up, and the queues beside the
+//! streams.
 //!
 //! ```text
 //! (Discovering →) Attaching → Attached → Lost
@@ -6,23 +7,24 @@
 //!
 //! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one,
 //! so no answer of an earlier attempt is ever taken for its own (T23). It decides which connections
-//! it wants, which commands it sends on them and in which order, when it sends Keep Alive, and when
-//! an answer has been owed for too long. The program around it has the sockets and the clock, and
-//! does this, in order:
+//! it needs, which commands it sends on them and in which order, when it sends Keep Alive, and when
+//! an answer has been missing for too long. The program around it has the sockets and the clock,
+//! and does this, in order:
 //!
 //! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
 //! 2. for each queue that has a connection: bytes go from [`outbox`](Endpoint::outbox) to the
 //!    socket and from the socket to [`received`](Endpoint::received); the end of the connection is
 //!    reported with [`closed`](Endpoint::closed). [`ControlQueue::ALL`] is the order: the admin
 //!    queue comes first, since its end explains the end of the others;
-//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent as
-//!    far as the connection takes them at once (it may be a last PDU), and the connection is closed;
+//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent
+//!    as far as the connection takes them at once (it may be a last PDU), and the connection is
+//!    closed;
 //! 4. [`wants_connection`](Endpoint::wants_connection): it is made, which
 //!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
 //!    reports.
 //!
-//! Questions are asked with [`ask`](Association::ask) under a name that the caller chooses, and
-//! [`answer`](Association::answer) gives that name back. All times are nanoseconds of one monotonic
+//! The caller sends questions with [`ask`](Association::ask) under a name of its choice, and
+//! [`answer`](Association::answer) returns that name. All times are nanoseconds of one monotonic
 //! clock.
 
 mod commands;
@@ -54,7 +56,7 @@ use crate::outbox::Outbox;
 /// A connection of an association that belongs to no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControlQueue {
-    /// To the discovery service of the same address, while no subsystem is named.
+    /// The queue to the discovery service of the same address, while no subsystem is named.
     Discovery,
     /// The admin queue.
     Admin,
@@ -63,7 +65,7 @@ pub enum ControlQueue {
 }
 
 impl ControlQueue {
-    /// All, in the order in which their connections must be served.
+    /// All control queues, in the order in which their connections must be served.
     pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
 }
 
@@ -86,13 +88,13 @@ pub struct AssociationConfig {
     pub header_digest: bool,
     /// CRC32C over every PDU's data; `None`: unless the connection stays on this machine.
     pub data_digest: Option<bool>,
-    /// CRC32C.
+    /// The CRC32C implementation.
     pub crc: Crc32c,
-    /// Most data that one read may ask for, in bytes: a bound on all that is ever buffered.
+    /// The most data that one read may request, in bytes: a bound on all buffered data.
     pub data_max: u32,
-    /// I/O queues asked for, the one to the drives included.
+    /// The number of I/O queues to request, including the one to the drives.
     pub io_queues: u16,
-    /// How long discovery, the bring-up, opening the queue to the drives, or an answer may take, ns.
+    /// The limit for discovery, the bring-up, opening the queue to the drives, and an answer, ns.
     pub answer_ns: u64,
 }
 
@@ -110,21 +112,21 @@ pub enum AssociationState<'a> {
 /// The state of the queue to the drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrivesState<'a> {
-    /// It has not been asked for, or it has been closed.
+    /// It has not been requested, or it has been closed.
     Closed,
     /// It is being opened, or waits until the target has seen the end of its last connection.
     Opening,
     /// Questions may be asked.
     Ready,
     /// It could not be opened, or it has ended. No open question on it will be answered.
-    /// [`Association::open_drives`] tries anew.
+    /// [`Association::open_drives`] tries again.
     Failed(&'a AssociationError),
 }
 
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The queue that it was asked on.
+    /// The queue on which it was asked.
     pub queue: ControlQueue,
     /// The caller's name for the question.
     pub name: u64,
@@ -136,11 +138,11 @@ pub struct Answer {
 
 #[derive(Debug)]
 enum State<P> {
-    /// Discovery wants its connection.
+    /// Discovery needs its connection.
     Undiscovered,
     /// Discovery is running; its deadline, ns.
     Discovering(Box<Discover<P>>, u64),
-    /// The admin queue wants its connection.
+    /// The admin queue needs its connection.
     Unattached,
     /// The bring-up is running; its deadline, ns.
     Attaching(Box<Attach<P>>, u64),
@@ -148,14 +150,15 @@ enum State<P> {
     Lost(AssociationError),
 }
 
-/// One target seen by one initiator; see the [module](self). `P` is a piece of a write's data.
+/// The association of one initiator with one target; see the [module](self). `P` is a piece of a
+/// write's data.
 #[derive(Debug)]
 pub struct Association<P> {
     config: AssociationConfig,
     /// The common configuration of its queues, from the admin connection on.
     queues: Option<QpConfig>,
     state: State<P>,
-    /// By [`ControlQueue`].
+    /// The outbox of each [`ControlQueue`].
     outboxes: [Outbox<P>; 3],
     subnqn: Option<String>,
     only_discovers: bool,
@@ -163,15 +166,16 @@ pub struct Association<P> {
     controller: Option<Controller>,
     drives: Drives<P>,
     answers: VecDeque<Answer>,
-    /// Commands asked so far, on all queues.
+    /// The number of commands sent so far, on all queues.
     asked: u64,
-    /// How many times [`AssociationConfig::answer_ns`] an answer may be owed on the admin queue.
-    patience: u64,
+    /// The limit for an answer on the admin queue, in multiples of
+    /// [`AssociationConfig::answer_ns`].
+    answer_factor: u64,
 }
 
-/// How many times as long as others a [patient](Association::set_patient) association waits for an
-/// answer. The wait has a limit, because a machine whose power was cut never answers.
-pub const PATIENT_FACTOR: u64 = 10;
+/// The factor of an [extended](Association::extend_answer_limit) limit for an answer. There is
+/// still a limit, because a machine whose power was cut never answers.
+pub const EXTENDED_FACTOR: u64 = 10;
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// A new association; nothing is connected yet.
@@ -189,7 +193,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             drives: Drives::Closed,
             answers: VecDeque::new(),
             asked: 0,
-            patience: 1,
+            answer_factor: 1,
             config,
         }
     }
@@ -202,11 +206,11 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Self { only_discovers: true, ..Self::new(config) }
     }
 
-    /// From now on an answer on the admin queue may be owed for [`PATIENT_FACTOR`] times as long. This is
-    /// for a volume that cannot replay: losing the association fails its streams for good, and a
-    /// target that hangs may recover. The callers then have limits of their own.
-    pub fn set_patient(&mut self) {
-        self.patience = PATIENT_FACTOR;
+    /// From now on the limit for an answer on the admin queue is [`EXTENDED_FACTOR`] times as long.
+    /// This is for a volume that cannot replay: losing the association fails its streams for good,
+    /// and a target that hangs may recover. The callers then have limits of their own.
+    pub fn extend_answer_limit(&mut self) {
+        self.answer_factor = EXTENDED_FACTOR;
     }
 
     /// The configuration.
@@ -225,7 +229,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Whether it stands.
+    /// Whether the association stands.
     #[must_use]
     pub const fn is_attached(&self) -> bool {
         matches!(self.state, State::Attached(..))
@@ -237,13 +241,14 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.controller.as_ref()
     }
 
-    /// The NQN of the subsystem that it attaches to; that of discovery until the subsystem is known.
+    /// The NQN of the subsystem that it attaches to; that of discovery until the subsystem is
+    /// known.
     #[must_use]
     pub fn subnqn(&self) -> &str {
         self.subnqn.as_deref().unwrap_or(DISCOVERY_NQN)
     }
 
-    /// All that discovery has listed, once it has; `None` too if a subsystem was named.
+    /// The subsystems that discovery has listed; `None` before that, and if a subsystem was named.
     #[must_use]
     pub fn discovered(&self) -> Option<&[Entry]> {
         self.discovered.as_deref()
@@ -255,7 +260,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.drives.state()
     }
 
-    /// The queue that a connection is to be made for now.
+    /// The queue for which a connection must be made now.
     fn wanted(&self) -> Option<ControlQueue> {
         match &self.state {
             State::Undiscovered => Some(ControlQueue::Discovery),
@@ -267,14 +272,14 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// The queue that such a connection is wanted for.
+    /// The queue that needs such a connection.
     fn queue_of(&self, connection: ConnectionId) -> Option<ControlQueue> {
         self.wanted().filter(|queue| connection == ConnectionId::Control(*queue))
     }
 
-    /// How long an answer may be owed on the admin queue, ns.
+    /// The limit for an answer on the admin queue, ns.
     const fn admin_ns(&self) -> u64 {
-        self.config.answer_ns.saturating_mul(self.patience)
+        self.config.answer_ns.saturating_mul(self.answer_factor)
     }
 
     /// Opens the queue to the drives, unless it is open or being opened. It is always the same
@@ -321,7 +326,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.pop_front()
     }
 
-    /// How many questions on a queue have no answer yet.
+    /// The number of questions on a queue that have no answer yet.
     #[must_use]
     pub fn owed(&self, queue: ControlQueue) -> usize {
         match (queue, &self.state, &self.drives) {
@@ -331,8 +336,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// A fresh I/O queue with space for `depth` commands, or for as many as the controller takes;
-    /// `None` unless attached. For a stream's connection.
+    /// A new I/O queue for a stream's connection, with space for `depth` commands, or for as many
+    /// as the controller takes; `None` unless attached.
     #[must_use]
     pub fn io_queue(&self, qid: u16, depth: usize) -> Option<IoQueue> {
         let controller = self.controller.as_ref().filter(|_| self.is_attached())?;
@@ -448,8 +453,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             (ControlQueue::Drives, _) => self.drives_failed(plain(end)),
             (_, State::Attached(_, keep)) => {
                 let loss = keep.lost(now);
-                let told = end == ConnectionEnd::Closed || loss.ran_out();
-                self.lose(if told { AssociationError::Dropped(loss) } else { plain(end) });
+                let explained = end == ConnectionEnd::Closed || loss.ran_out();
+                self.lose(if explained { AssociationError::Dropped(loss) } else { plain(end) });
             }
             _ => self.lose(plain(end)),
         }
@@ -469,7 +474,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             }
             State::Attached(admin, keep) => {
                 if keep.is_due(now) {
-                    keep.tell(now);
+                    keep.sent(now);
                     self.asked += 1;
                     let out = &mut self.outboxes[ControlQueue::Admin as usize];
                     admin.keep_alive(self.asked, now, out);

@@ -16,7 +16,7 @@ use crate::outbox::Outbox;
 
 /// The I/O queue of labels and recovery; streams have the others.
 pub const DRIVES_QUEUE: u16 = 1;
-/// Commands for which it has space: those of a recovery, and one more.
+/// The number of commands for which it has space: those of a recovery, and one more.
 pub const DRIVES_COMMANDS: usize = IO_COMMANDS_MAX + 1;
 /// The pause before a queue that the target refused is requested again, ns.
 const REST_NS: u64 = 2_000_000;
@@ -25,13 +25,13 @@ const REST_NS: u64 = 2_000_000;
 #[derive(Debug)]
 pub(super) enum Drives<P> {
     Closed,
-    /// It is asked for again at `at`, ns. `by`: the last time at which it is.
+    /// It is requested again at `at`, ns. `by`: the end of the time for that, ns.
     Resting {
         qid: u16,
         at: u64,
         by: u64,
     },
-    /// It wants its connection.
+    /// It needs its connection.
     Wanted {
         qid: u16,
         by: u64,
@@ -65,7 +65,7 @@ impl<P> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
-    /// Asked for until `by`. `asked` changes from one time to the next.
+    /// A request for the queue, until `by`. `asked` differs from one request to the next.
     pub(super) fn wanted(by: u64, asked: u64) -> Self {
         let other = probe::planted(Plant::T8UndoNoWait);
         let qid = if other { 26 + (asked % 6) as u16 } else { DRIVES_QUEUE };
@@ -79,7 +79,7 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Its connection is there.
+    /// Its connection is made.
     pub(super) fn start(&mut self, pair: QueuePair<P>, over: u64, out: &mut Outbox<P>) {
         let Self::Wanted { qid, by } = *self else { return };
         let mut commands = Box::new(Commands::new(pair));
@@ -94,7 +94,7 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Time has passed. Returns whether an answer has been owed for too long.
+    /// Time has passed. Returns whether an answer has been missing for too long.
     pub(super) fn timeout(&mut self, answer_ns: u64, now: u64) -> bool {
         match self {
             Self::Resting { qid, at, by } if *at <= now => {

@@ -59,8 +59,8 @@ fn the_only_subsystem_is_discovered() {
 #[test]
 fn of_several_subsystems_one_has_to_be_named() {
     for (subsystems, text) in [
-        (vec![], "the target offers 0 subsystems: say which one"),
-        (vec!["b", "a", "b"], "the target offers 2 subsystems (a, b): say which one"),
+        (vec![], "the target offers 0 subsystems: name one of them"),
+        (vec!["b", "a", "b"], "the target offers 2 subsystems (a, b): name one of them"),
     ] {
         let mut target = ScriptedTarget { subsystems, ..ScriptedTarget::new() };
         let mut association =
@@ -84,7 +84,7 @@ fn discovery_alone_attaches_to_nothing() {
 }
 
 #[test]
-fn data_digests_are_asked_for_unless_it_stays_on_this_machine() {
+fn data_digests_are_requested_unless_the_connection_is_local() {
     for (wanted, is_local, flags) in
         [(None, true, 0), (None, false, 2), (Some(true), true, 2), (Some(false), false, 0)]
     {
@@ -120,7 +120,7 @@ fn t23_a_late_answer_is_that_of_its_own_question() {
 }
 
 #[test]
-fn t23_what_was_asked_on_an_earlier_connection_is_never_answered() {
+fn t23_a_question_on_an_earlier_connection_is_never_answered() {
     let mut target = ScriptedTarget { mute: Some(true), ..ScriptedTarget::new() };
     let mut association = with_drives(&mut target);
     ask(&mut association, DrivesQueue, 1, 0x00);
@@ -137,7 +137,7 @@ fn t23_what_was_asked_on_an_earlier_connection_is_never_answered() {
 }
 
 #[test]
-fn the_target_is_told_that_its_host_lives_and_the_answers_are_not_seen() {
+fn keep_alive_is_sent_and_its_answers_are_not_reported() {
     let mut target = ScriptedTarget::new();
     let mut association = attached(&mut target);
     let mut now = 0;
@@ -186,15 +186,15 @@ fn a_target_that_makes_progress_is_not_given_up() {
 }
 
 #[test]
-fn a_patient_association_waits_and_keeps_room_for_questions() {
+fn an_extended_answer_limit_leaves_space_for_questions() {
     let mut target = ScriptedTarget { mute: Some(false), ..ScriptedTarget::new() };
     let mut association = attached(&mut target);
-    association.set_patient();
+    association.extend_answer_limit();
     let mut now = 0;
-    let over = 100 * MS + PATIENT_FACTOR * 1000 * MS;
+    let over = 100 * MS + EXTENDED_FACTOR * 1000 * MS;
     pass(&mut association, &mut target, &mut now, over - 1);
     assert!(association.is_attached());
-    assert_eq!(target.kept_alive, 3, "what it has not read yet is enough");
+    assert_eq!(target.kept_alive, 3, "the commands that it has not read yet are enough");
     for name in 0..20 {
         ask(&mut association, Admin, name, 0xc1);
     }
@@ -203,11 +203,11 @@ fn a_patient_association_waits_and_keeps_room_for_questions() {
     assert_eq!(full, Some(AskError::Full { owed: 31 }));
     // A machine whose power was cut never answers.
     pass(&mut association, &mut target, &mut now, over);
-    assert_eq!(lost(&association), AssociationError::TimedOut(PATIENT_FACTOR * 1000 * MS));
+    assert_eq!(lost(&association), AssociationError::TimedOut(EXTENDED_FACTOR * 1000 * MS));
 }
 
 #[test]
-fn a_drop_says_whether_the_keep_alive_ran_out() {
+fn a_drop_reports_whether_the_keep_alive_ran_out() {
     let mut target = ScriptedTarget::new();
     let broken = ConnectionEnd::Broken("reset".into());
     let mut association = attached(&mut target);
@@ -262,7 +262,7 @@ fn t8_the_queue_to_the_drives_is_taken_when_its_last_use_has_ended() {
 }
 
 #[test]
-fn the_queue_to_the_drives_is_not_asked_for_for_ever() {
+fn the_queue_to_the_drives_is_not_requested_for_ever() {
     let refusals = vec![CONNECT_INVALID; 10_000];
     let mut target = ScriptedTarget { refusals, ..ScriptedTarget::new() };
     let mut association = attached(&mut target);
@@ -305,7 +305,7 @@ fn a_queue_to_the_drives_that_owes_an_answer_fails_alone() {
 }
 
 #[test]
-fn a_last_word_is_left_to_be_sent() {
+fn a_last_pdu_is_left_to_be_sent() {
     let mut target = ScriptedTarget::new();
     let mut association = with_drives(&mut target);
     ask(&mut association, Admin, 1, 0xc4);
@@ -339,19 +339,19 @@ fn streams_get_queues_as_large_as_the_controller_takes() {
     assert_eq!(queue.config.sqsize, 101);
     association.hang_up();
     assert!(association.io_queue(2, 8).is_none(), "nor after its end");
-    assert!(association.controller().is_some(), "what it was is still known");
+    assert!(association.controller().is_some(), "its properties are still known");
 }
 
 #[test]
 fn failures_of_commands_are_answers() {
     let mut target = ScriptedTarget { label_status: 0x281, ..ScriptedTarget::new() };
     let mut association = with_drives(&mut target);
-    association.ask(DrivesQueue, 4, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("room");
+    association.ask(DrivesQueue, 4, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("space");
     carry(&mut association, &mut target, 0);
     let answer = association.answer().expect("an answer");
     assert_eq!((answer.name, answer.cqe.status()), (4, Status(0x281)));
     target.label_status = 0;
-    association.ask(DrivesQueue, 5, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("room");
+    association.ask(DrivesQueue, 5, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("space");
     carry(&mut association, &mut target, 0);
     let answer = association.answer().expect("an answer");
     assert_eq!((answer.queue, answer.name, answer.page.len()), (DrivesQueue, 5, 8192));

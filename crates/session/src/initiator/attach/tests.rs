@@ -27,7 +27,7 @@ struct Target {
     ready_after: u32,
     /// CSTS from then on.
     ready: u64,
-    /// CAP.
+    /// The value of CAP.
     cap: u64,
     version: u32,
     controller: Vec<u8>,
@@ -122,7 +122,7 @@ impl Target {
                 }
             }
             let bytes = respond(&sent, |sqe| self.answer(sqe));
-            // In two parts, to see that a cut does not matter.
+            // In two parts: a cut makes no difference.
             let cut = bytes.len() / 2;
             let used = attach.receive(now, &bytes[..cut], &mut out)?;
             let used = used + attach.receive(now, &bytes[used..], &mut out)?;
@@ -137,7 +137,7 @@ impl Target {
 }
 
 #[test]
-fn attaching_asks_in_order_and_learns_everything() {
+fn attaching_sends_its_commands_in_order_and_reads_everything() {
     let mut target = Target::new();
     let attach = target.run().unwrap();
     assert!(attach.is_attached());
@@ -210,7 +210,7 @@ fn a_slow_controller_is_waited_for_and_a_dead_one_is_not() {
 }
 
 #[test]
-fn what_a_controller_can_do_is_told_bit_by_bit() {
+fn capabilities_are_decoded_bit_by_bit() {
     let with = |change: fn(&mut Target)| {
         let mut target = Target::new();
         change(&mut target);
@@ -224,7 +224,7 @@ fn what_a_controller_can_do_is_told_bit_by_bit() {
     assert_eq!(can(with(|t| t.controller[520] = 0xf3)), (false, false));
     // The length of queues is limited by CAP and by the number of commands.
     assert_eq!(with(|t| t.cap = 0x0000_0020_0201_001f).sqsize_max, 32);
-    assert_eq!(with(|t| t.controller[514] = 0).sqsize_max, 256, "MAXCMD is not told");
+    assert_eq!(with(|t| t.controller[514] = 0).sqsize_max, 256, "MAXCMD is not reported");
     // A capsule with space for an entry and nothing else.
     assert_eq!(with(|t| t.controller[1792..1794].copy_from_slice(&[4, 0])).in_capsule_bytes, 0);
     // Command sets: NVM, or those that Identify lists.

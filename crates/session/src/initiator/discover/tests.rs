@@ -61,7 +61,7 @@ impl Service {
                 let dwords = le(sqe, 42, 2) | le(sqe, 44, 2) << 16;
                 let (at, len) = (le(sqe, 48, 8) as usize, (dwords as usize + 1) * 4);
                 let log = self.log();
-                assert!(at + len <= log.len(), "only what there is is asked for");
+                assert!(at + len <= log.len(), "only existing bytes are requested");
                 if at > 0 {
                     self.reads += 1;
                     if (self.changes)(self.reads) {
@@ -127,7 +127,7 @@ fn a_slow_service_is_waited_for() {
 
 #[test]
 fn a_log_that_changes_is_read_again() {
-    // Nine records are three reads; the third already sees the change.
+    // Nine records are three reads; the third already returns the change.
     let mut s = service(9);
     s.changes = |n| n == 2;
     let got = s.run().unwrap();

@@ -61,7 +61,7 @@ fn check(change: impl FnOnce(&mut Controller)) -> Result<(), Changed> {
 }
 
 #[test]
-fn t27_a_target_that_is_what_it_was_is_known_again() {
+fn t27_an_unchanged_target_is_recognised() {
     assert_eq!(check(|_| {}), Ok(()));
     // Another incarnation, another controller of it.
     let another_life = |c: &mut Controller| {
@@ -77,7 +77,7 @@ fn t27_a_target_that_is_what_it_was_is_known_again() {
 }
 
 #[test]
-fn t27_every_change_that_matters_is_seen_and_named() {
+fn t27_every_relevant_change_is_detected_and_named() {
     type Change = fn(&mut Controller);
     let cases: [(Change, Changed); 9] = [
         (|c| c.extension = None, Changed::Region),
@@ -93,7 +93,7 @@ fn t27_every_change_that_matters_is_seen_and_named() {
     for (change, expected) in cases {
         assert_eq!(check(change), Err(expected));
         let text = alloc::format!("{expected}");
-        assert!(text.contains("pen the volume again"), "what to do is not said: {text}");
+        assert!(text.contains("pen the volume again"), "it does not say what to do: {text}");
     }
 }
 
@@ -104,7 +104,7 @@ fn t27_a_drive_that_is_protected_now_goes_on_as_if_it_were_not() {
 }
 
 #[test]
-fn t27_labels_are_looked_at_again() {
+fn t27_labels_are_checked_again() {
     let known = known(false);
     let label = Label {
         volume: VOLUME,

@@ -19,10 +19,10 @@ pub enum UnreachableCause {
     /// It came back, and the label of one of its drives could not be read.
     #[error("{}", status::text(*.0))]
     Label(Status),
-    /// It came back, and refused to give the volume to its owner again.
+    /// It came back, and refused the owner's claim of the volume.
     #[error("{}", status::text(*.0))]
     Claim(Status),
-    /// It came back, and could not be asked.
+    /// It came back, and could not be sent a command.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// It released the volume, and was lost after that.

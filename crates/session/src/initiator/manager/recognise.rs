@@ -13,7 +13,7 @@ use crate::label::{LABEL_LEN, Label};
 use crate::wire::{self, retry, status};
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// The step that follows; `None` behind the last.
+    /// The step that follows; `None` after the last.
     pub(super) fn next_step(&mut self, step: Step, now: u64) -> Result<Option<Step>, Failure> {
         let controller = match self.association.state() {
             AssociationState::Attaching => return Ok(Some(step)),
@@ -40,7 +40,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// Reads the label of the volume's drive number `index` here; behind the last, claims.
+    /// Reads the label of the volume's drive number `index` here; after the last, claims the
+    /// volume.
     fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
         let Some(nsid) = self.config.known.namespaces().nth(index) else { return self.claim(now) };
         let read = Sqe::read(nsid, 0, 2);

@@ -77,7 +77,7 @@ fn p7_a_target_that_comes_back_is_recognised_and_claimed_again() {
 }
 
 #[test]
-fn p7_no_connection_is_handed_out_before_streams_know_of_the_new_association() {
+fn p7_no_connection_is_handed_out_before_streams_get_the_new_association() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, LOSS, true);
     let mut now = 0;
@@ -89,7 +89,7 @@ fn p7_no_connection_is_handed_out_before_streams_know_of_the_new_association() {
     target.up = true;
     target.claims = vec![status::STREAM_BUSY.0];
     pass(&mut manager, &mut target, &mut now, S);
-    assert_eq!(target.connects, [0, 1, 0, 1], "no stream's connection on the way back");
+    assert_eq!(target.connects, [0, 1, 0, 1], "no stream's connection before it is back");
     assert_eq!(events(&mut manager), ["lost", "back", "stream"]);
 }
 
@@ -112,7 +112,7 @@ fn a_connection_that_comes_after_the_association_is_lost_is_not_used() {
 }
 
 #[test]
-fn streams_wait_longer_after_each_connection_in_vain() {
+fn streams_wait_longer_after_each_failed_connection() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, LOSS, true);
     for (attempts, least) in [(0, 0), (1, 7), (3, 30), (9, 750)] {
@@ -152,7 +152,7 @@ fn p8_attempts_become_rare_and_never_end() {
     }
     assert!((3_600..4_900).contains(&attempts), "{attempts}");
     assert!(last > 3_599 * S);
-    assert_eq!(events(&mut manager), ["lost", "given up"], "told once");
+    assert_eq!(events(&mut manager), ["lost", "given up"], "reported once");
     target.up = true;
     pass(&mut manager, &mut target, &mut now, 3_602 * S);
     assert_eq!(events(&mut manager), ["back"], "it can be reopened");
@@ -162,7 +162,7 @@ fn p8_attempts_become_rare_and_never_end() {
 }
 
 #[test]
-fn streams_are_told_when_the_time_is_over_and_not_before() {
+fn streams_get_an_event_when_the_time_is_over_and_not_before() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, LOSS, true);
     cut(&mut manager, &mut target, S);
@@ -175,7 +175,7 @@ fn streams_are_told_when_the_time_is_over_and_not_before() {
 }
 
 #[test]
-fn t27_what_has_changed_is_refused_before_anything_is_asked() {
+fn t27_a_changed_target_is_refused_before_any_further_command() {
     let cause = |manager: &mut Manager| loop {
         match manager.next_event() {
             Some(ManagerEvent::Refused { cause, .. }) => break cause,
@@ -206,7 +206,7 @@ fn t27_what_has_changed_is_refused_before_anything_is_asked() {
 }
 
 #[test]
-fn t8_a_claim_is_asked_for_again_unless_it_is_refused_for_good() {
+fn t8_a_claim_is_sent_again_unless_it_is_refused_for_good() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, LOSS, true);
     cut(&mut manager, &mut target, 0);
@@ -225,7 +225,7 @@ fn t8_a_claim_is_asked_for_again_unless_it_is_refused_for_good() {
 }
 
 #[test]
-fn what_may_pass_is_tried_again() {
+fn failures_that_may_pass_are_tried_again() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, LOSS, true);
     cut(&mut manager, &mut target, 0);
@@ -248,13 +248,13 @@ fn what_may_pass_is_tried_again() {
 }
 
 #[test]
-fn without_time_to_come_back_a_loss_is_for_good_and_silence_is_none() {
+fn without_a_loss_timeout_a_loss_is_final_and_silence_is_no_loss() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, 0, true);
     target.mute = Some(false);
     let mut now = 0;
     pass(&mut manager, &mut target, &mut now, 10 * S);
-    assert!(manager.is_standing(), "it may come to itself");
+    assert!(manager.is_standing(), "it may recover");
     target.mute = None;
     while !target.withheld.is_empty() {
         let late = target.late();
@@ -279,7 +279,7 @@ fn p8_a_target_that_stops_answering_is_lost() {
 }
 
 #[test]
-fn t25_a_volume_that_is_closed_is_given_back() {
+fn t25_a_volume_that_is_closed_is_released() {
     let mut target = ScriptedTarget::new();
     for claims in [true, false] {
         let mut manager = manager(&mut target, LOSS, claims);

@@ -20,8 +20,8 @@ use crate::wire;
 pub enum OpeningError {
     /// A target is missing (T20).
     #[error(
-        "a target of the volume is not there, and without all of them what was written last can't \
-         be told: bring it back"
+        "a target of the volume is unreachable, and without all of them the last writes can't be \
+         determined: make it reachable again"
     )]
     Missing {
         /// The target, counted from 0.
@@ -33,7 +33,7 @@ pub enum OpeningError {
     /// The volume was taken over, while it was being opened or while it was open (T8).
     #[error(
         "the volume was taken over by {}, and nothing is written for this owner any more: drop the \
-         volume; if it is to be yours, open it again (take_over fences an owner that is there)",
+         volume; to own it again, open it again (take_over fences an owner that is connected)",
         .by.as_deref().unwrap_or("another initiator")
     )]
     TakenOver {
@@ -51,7 +51,7 @@ pub enum OpeningError {
         doing: &'static str,
         /// The stream that the command was about, if it was about one.
         stream: Option<StreamId>,
-        /// Its answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A target's answer is not valid (T18).
@@ -80,9 +80,9 @@ pub enum OpeningError {
         seq: Seq,
         /// The member.
         member: u8,
-        /// First block.
+        /// The first block.
         lba: u64,
-        /// Blocks.
+        /// The number of blocks.
         blocks: u32,
     },
     /// The lists of all targets don't fit together.
@@ -99,11 +99,11 @@ pub enum OpeningError {
         server: usize,
         /// The member.
         member: u8,
-        /// First block.
+        /// The first block.
         lba: u64,
-        /// Blocks.
+        /// The number of blocks.
         blocks: u32,
-        /// The target's answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A drive could not be flushed.
@@ -117,7 +117,7 @@ pub enum OpeningError {
         server: usize,
         /// The member.
         member: u8,
-        /// The target's answer.
+        /// The status that the target answered.
         status: Status,
     },
     /// A stream has no in-place list that could be acknowledged.
@@ -135,7 +135,7 @@ pub enum OpeningError {
 }
 
 impl OpeningError {
-    /// The target of the volume that the error is about, counted from 0.
+    /// The target of the volume that the error concerns, counted from 0.
     #[must_use]
     pub fn server(&self) -> Option<usize> {
         match self {
@@ -152,7 +152,7 @@ impl OpeningError {
         }
     }
 
-    /// The stream that the error is about.
+    /// The stream that the error concerns.
     #[must_use]
     pub fn stream(&self) -> Option<StreamId> {
         match self {

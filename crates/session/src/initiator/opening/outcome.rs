@@ -14,34 +14,34 @@ pub struct StreamOutcome {
     pub pending: bool,
 }
 
-/// How much was read and sent.
+/// The counters of a recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Live entries read from all logs.
+    /// The number of live entries read from all logs.
     pub entries: u64,
-    /// Slots with bytes that are no whole entry: torn by a crash.
+    /// The number of slots that a crash has torn: their bytes are no whole entry.
     pub torn: u64,
-    /// Pages read.
+    /// The number of pages read.
     pub pages: u64,
-    /// Write Zeroes commands that were done.
+    /// The number of Write Zeroes commands that were done.
     pub undos: u64,
-    /// Blocks zeroed.
+    /// The number of zeroed blocks.
     pub undone_blocks: u64,
-    /// Drives flushed.
+    /// The number of flushed drives.
     pub flushes: u64,
-    /// Settle commands that were done.
+    /// The number of settle commands that were done.
     pub settles: u64,
-    /// Commands that a target has put off.
+    /// The number of commands that a target has put off.
     pub put_off: u64,
 }
 
 /// The findings and actions of an opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether any log had something to recover.
+    /// Whether any log had entries to recover.
     pub needed: bool,
     /// Every stream that was examined, in order of number.
     pub streams: Vec<StreamOutcome>,
-    /// How much was read and sent.
+    /// The counters of a recovery.
     pub counts: Counts,
 }

@@ -8,12 +8,12 @@ use riopipe_order::entry::Position;
 use riopipe_order::ordering_log::SLOTS_MAX;
 use riopipe_order::recovery::{ListedEntry, StreamList};
 
-use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, room};
+use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, capacity};
 
-/// Bytes of a first page when nothing is known of how much there is.
+/// Bytes of a first page when the number of entries is not known.
 const FIRST_PAGE_BYTES: usize = 32 << 10;
 
-/// One partition as far as it has been read.
+/// The part of one partition that has been read.
 #[derive(Debug)]
 struct Partial {
     list: StreamList,
@@ -46,7 +46,7 @@ impl Lists {
             || !page.entries.windows(2).all(ascends)
             || page.more && (page.entries.is_empty() || page.next < after)
         {
-            return Err("a page of the log's list that is not what was asked for");
+            return Err("a page of the log's list that was not requested");
         }
         let Page { released, tag, settled, in_doubt, torn, live, .. } = page;
         let partial = self.partials.entry((stream, server)).or_insert_with(|| Partial {
@@ -64,14 +64,14 @@ impl Lists {
         // A log has a largest length, but a hostile target could send pages without end (T18).
         let all = live as usize;
         if live > SLOTS_MAX || read > all || page.more != (read < all) {
-            return Err("a list of the log that is shorter or longer than it says, or can be");
+            return Err("a list of the log whose length is not the stated one, or is not possible");
         }
         list.entries.extend(page.entries);
         Ok(page.more.then_some(page.next))
     }
 
-    /// Bytes of the page to ask for next: the missing entries, as far as their number is known,
-    /// else the bytes of `expected` entries.
+    /// The length of the next page to request, in bytes: that of the missing entries if their
+    /// number is known, else that of `expected` entries.
     pub(super) fn page_bytes(
         &self,
         server: u16,
@@ -82,8 +82,8 @@ impl Lists {
         let read = self.partials.get(&(stream, server));
         let missing =
             read.map(|partial| (partial.live as usize).saturating_sub(partial.list.entries.len()));
-        let entries = missing.or(expected).unwrap_or(room(FIRST_PAGE_BYTES)).max(1);
-        let most = room(most.min(PAGE_BYTES_MAX)).max(1);
+        let entries = missing.or(expected).unwrap_or(capacity(FIRST_PAGE_BYTES)).max(1);
+        let most = capacity(most.min(PAGE_BYTES_MAX)).max(1);
         (1 + entries.min(most)) * RECORD_BYTES
     }
 
@@ -99,7 +99,7 @@ impl Lists {
         partial.is_some_and(|p| !p.list.settled && (!p.list.entries.is_empty() || p.torn > 0))
     }
 
-    /// Entries and torn slots in all.
+    /// The numbers of entries and of torn slots in all partitions.
     pub(super) fn counts(&self) -> (u64, u64) {
         self.partials.values().fold((0, 0), |(entries, torn), p| {
             (entries + p.list.entries.len() as u64, torn + u64::from(p.torn))

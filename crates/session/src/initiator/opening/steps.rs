@@ -88,7 +88,7 @@ impl Opening {
             }
             Phase::Settle => {
                 let batches = self.settle.len().div_ceil(SETTLE_STREAMS_MAX);
-                let mut servers = self.keepers();
+                let mut servers = self.logged();
                 if probe::planted(Plant::T9RestartEarly) {
                     servers.truncate(1);
                 }
@@ -140,7 +140,7 @@ impl Opening {
             Phase::List => {
                 match self.decide() {
                     Err(error) if self.may_give_up(&error) => {
-                        self.disbelieved = true;
+                        self.logs_invalid = true;
                         if !matches!(self.mode, Mode::DryRun(_)) {
                             return self.claim_again();
                         }
@@ -189,7 +189,7 @@ impl Opening {
             OpeningError::Refused { status, .. } => status.is(wire::status::LOG_LOST),
             _ => false,
         };
-        accepts && of_logs && !self.disbelieved
+        accepts && of_logs && !self.logs_invalid
     }
 
     /// Each log must have durably recorded that it is given up before anything relies on it: the
@@ -212,7 +212,7 @@ impl Opening {
         };
         accepts
             && self.config.servers[server].logged
-            && (self.disbelieved || self.status(server).is_some_and(gone))
+            && (self.logs_invalid || self.status(server).is_some_and(gone))
     }
 
     fn acknowledges(&self) -> bool {
@@ -233,14 +233,14 @@ impl Opening {
     }
 
     /// The targets with a log of the volume.
-    fn keepers(&self) -> Vec<usize> {
+    fn logged(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
         servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
     }
 
     /// The targets whose logs are read: all that have one (T20).
     fn listed(&self) -> Vec<usize> {
-        let mut servers = self.keepers();
+        let mut servers = self.logged();
         if matches!(self.mode, Mode::DryRun(_)) {
             // A lost log that is given up stays blank until the volume is claimed.
             servers.retain(|server| {
@@ -280,7 +280,7 @@ impl Opening {
         plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
     }
 
-    /// Where a member is.
+    /// The target of a member, and the member there.
     fn place(&self, member: Member) -> Option<(usize, &OpeningMember)> {
         self.config.servers.iter().enumerate().find_map(|(i, server)| {
             Some((i, server.members.iter().find(|m| m.place.member == member)?))
@@ -370,7 +370,7 @@ impl Opening {
                     .ok_or(OpeningError::Nonsense {
                         server,
                         stream: None,
-                        what: "the volume's state as the target tells it makes no sense",
+                        what: "the volume's state that the target reports is not valid",
                     })?;
                 self.statuses.push((server, status));
                 self.statuses.sort_by_key(|(server, _)| *server);
@@ -387,7 +387,7 @@ impl Opening {
                     return Err(refused("claiming the volume", None)(status));
                 }
                 // One after the other, in the members' order, which is the same for every
-                // initiator: of two that want the volume, one gets all of it.
+                // initiator: of two that claim the volume, one gets all of it.
                 if let Some(next) = self.speaking().into_iter().find(|at| *at > server) {
                     self.add(next, Job::Claim);
                 }
@@ -442,7 +442,7 @@ impl Opening {
         let nonsense = |what| OpeningError::Nonsense { server, stream: Some(stream), what };
         let page = Page::decode(data)
             .filter(|page| page.volume == self.config.volume)
-            .ok_or(nonsense("a page of the log's list makes no sense"))?;
+            .ok_or(nonsense("a page of the log's list is not valid"))?;
         self.outcome.counts.pages += 1;
         match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
             Some(from) => {
@@ -454,8 +454,8 @@ impl Opening {
         }
     }
 
-    /// Whether an entry's blocks lie in its drive's data area. A member that is elsewhere or
-    /// missing is reported when deciding.
+    /// Whether an entry's blocks lie in its drive's data area. Deciding reports a member that is on
+    /// another target or missing.
     fn is_inside(&self, a: &Attribute) -> bool {
         let inside = |m: &OpeningMember| {
             a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
@@ -467,9 +467,9 @@ impl Opening {
     /// there, and undo must never reach them (T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
         let mut lists = self.lists.of(stream, servers);
-        // A dry run gives no log up, and reports what giving it up would mean.
+        // A dry run gives no log up, and reports the result that giving it up would have.
         if matches!(self.mode, Mode::DryRun(_)) {
-            for server in self.keepers().into_iter().filter(|server| self.gives_up(*server)) {
+            for server in self.logged().into_iter().filter(|server| self.gives_up(*server)) {
                 let server = server as u16;
                 match lists.iter_mut().find(|list| list.server == server) {
                     Some(list) => list.in_doubt = true,
@@ -576,12 +576,12 @@ impl Opening {
 
     /// Every volatile drive of the targets that keep logs. Also a drive without anything to undo
     /// may hold an in-place update of a dropped group in its cache, and the content that the caller
-    /// sees when acknowledging it must not change again.
+    /// reads when acknowledging it must not change again.
     fn to_flush(&self) -> Vec<(usize, Member)> {
         if probe::planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
         }
-        let members = self.keepers().into_iter().flat_map(|server| {
+        let members = self.logged().into_iter().flat_map(|server| {
             let members = &self.config.servers[server].members;
             members.iter().filter(|m| m.volatile).map(move |m| (server, m.place.member))
         });

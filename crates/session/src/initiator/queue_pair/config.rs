@@ -26,11 +26,11 @@ pub struct QpConfig {
     pub header_digest: bool,
     /// Ask for data digests.
     pub data_digest: bool,
-    /// CRC32C.
+    /// The CRC32C implementation.
     pub crc: Crc32c,
     /// R2Ts that the target may have open for one command, at least 1.
     pub maxr2t: u32,
-    /// Most data that one read may ask for, in bytes: a bound on all that is ever buffered.
+    /// The most data that one read may request, in bytes: a bound on all buffered data.
     pub data_max: u32,
     /// The incarnation of the target that the queue belongs to, if the target has the extension; of
     /// I/O queues.
@@ -43,7 +43,7 @@ pub struct QpConfig {
 pub struct IoQueue {
     /// The configuration.
     pub config: QpConfig,
-    /// Data that may go with a command, in bytes.
+    /// The most data that a command capsule may carry, in bytes.
     pub in_capsule_bytes: u32,
 }
 

@@ -10,7 +10,7 @@ use crate::wire::retry;
 /// Why a command could not be submitted. No part of it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many commands are in flight as the queue may have.
+    /// The queue's limit of commands in flight is reached.
     #[error("the queue is full")]
     Full,
     /// The connection is not set up yet, or has ended.
@@ -20,14 +20,14 @@ pub enum SubmitError {
     /// §3.6.2.8 to §3.6.2.10).
     #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
     Misaligned {
-        /// Bytes of data.
+        /// The length of the data, bytes.
         len: u64,
     },
     /// [`Data::Bytes`](super::Data::Bytes) longer than a capsule takes, or a read beyond
     /// [`QpConfig::data_max`](super::QpConfig::data_max).
     #[error("{len} bytes of data are more than the {max} that may go with this command")]
     TooLong {
-        /// Bytes of data.
+        /// The length of the data, bytes.
         len: u64,
         /// The limit, bytes.
         max: u32,
@@ -61,7 +61,7 @@ pub enum SessionError {
         /// The completion's result; names the field after *invalid parameters*.
         result: u64,
     },
-    /// The target wants in-band authentication, which is not supported.
+    /// The target requires in-band authentication, which is not supported.
     #[error("{subnqn} wants the host to authenticate, which is not supported")]
     Authentication {
         /// The subsystem.
@@ -72,7 +72,7 @@ pub enum SessionError {
     NoDigests(&'static str),
     /// The target has given up the queue, and reports that for a command on it (Base, figure
     /// "Generic Command Status Values", 08h): its association has ended. The commands in flight may
-    /// be asked again on another connection.
+    /// be sent again on another connection.
     #[error("the target has given up the queue: its association has ended")]
     QueueDeleted,
     /// The connection has ended before.

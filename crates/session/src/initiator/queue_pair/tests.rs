@@ -12,7 +12,7 @@ use std::vec;
 
 type Payload = Arc<[u8]>;
 
-/// Events, kept.
+/// The copy of an event.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     Ready(u16),
@@ -85,7 +85,7 @@ fn r2t(cid: u16, ttag: u16, r2to: u32, r2tl: u32) -> Vec<u8> {
 struct Rig {
     qp: QueuePair<Payload>,
     out: Outbox<Payload>,
-    /// Bytes that have left, and that no test has read yet.
+    /// Bytes that were sent, and that no test has read yet.
     wire: Vec<u8>,
     seen: Vec<Seen>,
 }
@@ -166,8 +166,12 @@ impl Rig {
         }
         assert_eq!(sent[..4], [2, 0, 24, 0], "H2CTermReq");
         assert_eq!(plen(&sent), sent.len(), "and nothing after it");
-        assert!(self.qp.is_dead() && self.qp.room() == 0);
-        assert_eq!(self.get(&resp(0, 0, 0)), Err(SessionError::Closed), "nothing is heard after");
+        assert!(self.qp.is_dead() && self.qp.space() == 0);
+        assert_eq!(
+            self.get(&resp(0, 0, 0)),
+            Err(SessionError::Closed),
+            "nothing is received after"
+        );
         let fei = u32::from_le_bytes(sent[10..14].try_into().unwrap());
         (u16::from_le_bytes([sent[8], sent[9]]), fei)
     }
@@ -176,7 +180,7 @@ impl Rig {
 #[test]
 fn the_handshake_byte_by_byte() {
     let mut rig = Rig::new(QpConfig { qid: 0, cntlid: 0xffff, kato_ms: 5000, ..config() });
-    assert_eq!(rig.qp.room(), 0);
+    assert_eq!(rig.qp.space(), 0);
     rig.qp.start(&mut rig.out);
     rig.qp.start(&mut rig.out);
     let mut icreq = hex("00 00 80 00 80000000");
@@ -208,11 +212,11 @@ fn the_handshake_byte_by_byte() {
 
     assert_eq!(rig.get(&resp(0, 0, 0x0007)), Ok(24));
     assert_eq!(rig.seen(), [Seen::Ready(7)]);
-    assert_eq!((rig.qp.cntlid(), rig.qp.room(), rig.qp.in_flight()), (7, 3, 0));
+    assert_eq!((rig.qp.cntlid(), rig.qp.space(), rig.qp.in_flight()), (7, 3, 0));
 }
 
 #[test]
-fn an_io_queue_keeps_nothing_alive() {
+fn an_io_queue_has_no_keep_alive() {
     let io = QpConfig { kato_ms: 5000, ..config() }.io_queue(7, 3, 31);
     assert_eq!((io.cntlid, io.qid, io.sqsize, io.kato_ms), (7, 3, 31, 0));
 }
@@ -234,7 +238,7 @@ fn a_write_in_its_capsule() {
     want.extend([1; 4096]);
     want.extend([2; 4096]);
     assert_eq!(rig.sent(), want);
-    assert_eq!(Arc::strong_count(&pieces[0]), 1, "sent pieces are let go");
+    assert_eq!(Arc::strong_count(&pieces[0]), 1, "sent pieces are dropped");
     assert_eq!(rig.qp.outstanding().collect::<Vec<_>>(), [77]);
     rig.get(&resp(4, 0, 0)).unwrap();
     assert_eq!(rig.seen(), [Seen::Done(77, Status::SUCCESS)]);
@@ -242,7 +246,7 @@ fn a_write_in_its_capsule() {
 }
 
 #[test]
-fn a_write_that_the_target_asks_for() {
+fn a_write_whose_data_the_target_requests() {
     // CPDA 1: data at multiples of 8 bytes; MAXH2CDATA 4096.
     let mut rig = Rig::ready(config(), 1);
     let bytes: Vec<u8> = (0..12288u32).map(|i| (i / 7) as u8).collect();
@@ -259,7 +263,7 @@ fn a_write_that_the_target_asks_for() {
     want.extend(hex("06 04 18 18 18080000 0400 0900 00100000 00080000 00000000"));
     want.extend(&bytes[4096..6144]);
     assert_eq!(rig.sent(), want);
-    assert_eq!(Arc::strong_count(&pieces[2]), 2, "still to be asked for");
+    assert_eq!(Arc::strong_count(&pieces[2]), 2, "not yet requested");
 
     rig.get(&r2t(4, 10, 6144, 6144)).unwrap();
     let mut want = hex("06 00 18 18 18100000 0400 0a00 00180000 00100000 00000000");
@@ -273,13 +277,13 @@ fn a_write_that_the_target_asks_for() {
 }
 
 #[test]
-fn a_write_refused_before_its_data_is_asked_for() {
+fn a_write_refused_before_its_data_is_requested() {
     let mut rig = Rig::ready(config(), 0);
     let piece: [Payload; 1] = [vec![0; 4096].into()];
     rig.submit(Sqe::write(1, 0, 8), 5, Data::Write(&piece));
     rig.get(&resp(4, 0x080, 0)).unwrap();
     assert_eq!(rig.seen(), [Seen::Done(5, Status::LBA_OUT_OF_RANGE)]);
-    assert_eq!(Arc::strong_count(&piece[0]), 1, "it is let go");
+    assert_eq!(Arc::strong_count(&piece[0]), 1, "it is dropped");
     assert_eq!(rig.qp.in_flight(), 0);
     // T18: the identifier that the slot will have next is not in flight yet.
     assert_eq!(rig.broken(&r2t(8, 0, 0, 4096)), (1, 8));
@@ -391,7 +395,7 @@ fn digests_both_ways() {
 }
 
 #[test]
-fn t18_spoiled_data_fails_its_command_and_nothing_else() {
+fn t18_corrupted_data_fails_its_command_and_nothing_else() {
     for success in [false, true] {
         let mut rig = Rig::ready(digested(), 0);
         rig.submit(Sqe::read(1, 0, 1), 1, Data::Read(8));
@@ -441,7 +445,7 @@ fn t18_hostile_targets_get_a_termination_request() {
     const LIMIT: u16 = 5;
     let join = |pdus: &[Vec<u8>]| pdus.concat();
     let cases: Vec<(&str, Vec<u8>, (u16, u32))> = vec![
-        ("a completion out of the blue", resp(3, 0, 0), (HEADER, 20)),
+        ("a completion without a command", resp(3, 0, 0), (HEADER, 20)),
         ("a completion of a far identifier", resp(0xffff, 0, 0), (HEADER, 20)),
         ("Connect completes again", resp(0, 0, 0), (HEADER, 20)),
         ("a completion that comes twice", join(&[resp(2, 0, 0), resp(2, 0, 0)]), (HEADER, 20)),
@@ -524,7 +528,7 @@ fn t18_hostile_targets_get_a_termination_request() {
         let small: [Payload; 1] = [vec![0; 4096].into()];
         assert_eq!(rig.submit(Sqe::write(1, 0, 8), 12, Data::Write(&small)), 2);
         assert_eq!(rig.broken(&bytes), want, "{name}");
-        assert_eq!(Arc::strong_count(&big[0]), 1, "{name}: its data is let go");
+        assert_eq!(Arc::strong_count(&big[0]), 1, "{name}: its data is dropped");
         let done = rig.seen.iter().filter(|s| matches!(s, Seen::Done(..))).count();
         assert_eq!(rig.qp.outstanding().count(), 3 - done, "{name}: the rest may be replayed");
     }
@@ -559,7 +563,7 @@ fn t18_nothing_is_answered_before_it_was_sent() {
         assert!(error.to_string().contains("sent"), "{what}: {error}");
         assert!(busy(needs).get_early(&pdu).is_ok(), "{what}, in time");
     }
-    // A transfer is complete once all its data has left; it may fail before.
+    // A transfer is complete once all its data has been sent; it may fail before.
     let transfer = |more: usize, status: u16| {
         let mut rig = busy(all);
         rig.get_early(&r2t(1, 0, 0, 4096)).unwrap();
@@ -588,10 +592,10 @@ fn t18_the_handshake_in_the_wrong_order() {
     let mut small = icresp(0, 0);
     small[13] = 0;
     assert_eq!(fresh().broken(&small), (1, 12), "MAXH2CDATA 0");
-    // Before it was even asked.
+    // Before ICReq was sent.
     let mut rig = Rig::new(config());
     assert_eq!(rig.broken(&icresp(0, 0)), (2, 0));
-    // While Connect is in flight, no other command can be completed or asked for.
+    // While Connect is in flight, no other command can be completed, and no data requested.
     for (bytes, want) in [(resp(1, 0, 0), 1), (r2t(0, 0, 0, 8), 2), (c2h(4, 0, 0, &[0; 8]), 2)] {
         let mut rig = fresh();
         rig.get(&icresp(0, 0)).unwrap();
@@ -602,7 +606,7 @@ fn t18_the_handshake_in_the_wrong_order() {
 }
 
 #[test]
-fn refusals_say_what_and_why() {
+fn refusals_name_the_field_and_the_reason() {
     let refused = |status: u16, result: u32| {
         let mut rig = Rig::new(config());
         rig.qp.start(&mut rig.out);
@@ -658,7 +662,7 @@ fn t18_termination_requests_are_not_answered() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_whole() {
+fn commands_that_cannot_be_sent_are_refused_whole() {
     let mut rig = Rig::ready(config(), 0);
     let submit = |rig: &mut Rig, data: Data<'_, Payload>| {
         rig.qp.submit(Sqe::flush(1), 0, data, &mut rig.out)
@@ -681,7 +685,7 @@ fn what_cannot_be_sent_is_refused_whole() {
     rig.sent();
     assert_eq!(submit(&mut rig, Data::None), Err(SubmitError::Full));
     assert!(rig.out.is_empty());
-    assert_eq!((rig.qp.room(), rig.qp.in_flight()), (0, 3));
+    assert_eq!((rig.qp.space(), rig.qp.in_flight()), (0, 3));
     rig.qp.close();
     assert_eq!(submit(&mut rig, Data::None), Err(SubmitError::NotReady));
 }

@@ -15,7 +15,7 @@ pub struct FlushFailures {
     members: Vec<AtomicU64>,
 }
 
-/// The failed FLUSHes that one stream has seen.
+/// The failed FLUSHes that one stream has handled.
 #[derive(Debug)]
 pub(super) struct Seen {
     epoch: u64,
@@ -23,7 +23,7 @@ pub(super) struct Seen {
 }
 
 impl FlushFailures {
-    /// No failure so far, for a volume of `members` drives.
+    /// A record without failures, for a volume of `members` drives.
     #[must_use]
     pub fn new(members: usize) -> Arc<Self> {
         let members = (0..members).map(|_| AtomicU64::new(0)).collect();
@@ -37,7 +37,7 @@ impl FlushFailures {
 
     /// The failures until now, which the caller need not handle.
     pub(super) fn seen(&self) -> Seen {
-        // The epoch first: a failure that comes in between is then seen once more, not missed.
+        // The epoch first: a failure in between is then reported once more, not missed.
         let epoch = self.epoch.load(Ordering::Acquire);
         let members = self.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
         Seen { epoch, members }
@@ -77,7 +77,7 @@ pub struct ReadBarrier {
 struct ServerBarrier {
     /// See [`Word`].
     word: AtomicU64,
-    /// Streams that have reads in flight.
+    /// The number of streams that have reads in flight.
     reads: AtomicU32,
 }
 
@@ -86,9 +86,9 @@ struct ServerBarrier {
 struct Word {
     /// The newest incarnation that a stream knows of.
     incarnation: u32,
-    /// Streams that write there.
+    /// The number of streams that write there.
     streams: u16,
-    /// How many of them are up to date.
+    /// The number of them that are up to date.
     current: u16,
 }
 
@@ -107,7 +107,7 @@ impl Word {
 }
 
 impl ReadBarrier {
-    /// For a volume on `servers` servers, without streams.
+    /// The read barrier of a volume on `servers` servers, without streams.
     #[must_use]
     pub fn new(servers: usize) -> Arc<Self> {
         Arc::new(Self { servers: (0..servers).map(|_| ServerBarrier::default()).collect() })
@@ -136,11 +136,11 @@ impl ReadBarrier {
 pub(super) struct Participant {
     barrier: Arc<ReadBarrier>,
     server: u16,
-    /// Where the stream is bound, if it has ever been.
+    /// The incarnation in which the stream was last bound, if it ever was.
     incarnation: Option<u32>,
-    /// Counted as up to date when `incarnation` was the newest.
+    /// The stream counts as up to date in `incarnation`.
     current: bool,
-    /// Counted among the streams with reads in flight.
+    /// The stream counts as one with reads in flight.
     reading: bool,
 }
 
@@ -168,9 +168,9 @@ impl Participant {
         });
     }
 
-    /// A target is in this incarnation, as a stream reports that is not bound there. If the
-    /// incarnation is newer than the known one, no stream is up to date.
-    pub(super) fn hears_of(&self, incarnation: u32) {
+    /// The stream, which is not bound there, reports that the target is in this incarnation. If it
+    /// is newer than the known one, no stream is up to date.
+    pub(super) fn note_incarnation(&self, incarnation: u32) {
         self.change(|word| match incarnation > word.incarnation {
             true => Word { incarnation, current: 0, ..word },
             false => word,
@@ -197,7 +197,7 @@ impl Participant {
         });
     }
 
-    /// Before a read is sent: whether it may be, and then the stream counts as reading until
+    /// Whether a read may be sent now. If so, the stream counts as reading until
     /// [`end_read`](Self::end_read).
     pub(super) fn begin_read(&mut self) -> bool {
         let counted = self.reading;
@@ -221,14 +221,14 @@ impl Participant {
         }
     }
 
-    /// Whether no stream reads the server: a replay may then start.
+    /// Whether no stream reads the server. A replay may then start.
     pub(super) fn unread(&self) -> bool {
         debug_assert!(!self.current, "reads may begin again");
         if probe::planted(Plant::P9ReplayRacesReads) {
             return true;
         }
         // Not a mere load, which could return an earlier value: a stream that counts itself after
-        // this one has seen all that was written before, above all the state.
+        // this step reads all that was written before, above all the state.
         self.barrier.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 

@@ -28,9 +28,9 @@ pub enum ConnectionState {
     /// Requests are sent, and some of them replay requests that the last connection may not have
     /// carried out.
     Replaying,
-    /// There is no connection; one is wanted.
+    /// There is no connection, and the stream needs one.
     Down,
-    /// Given up: the stream has failed.
+    /// The server is given up: the stream has failed.
     Dead,
 }
 
@@ -41,12 +41,12 @@ pub(super) enum Step {
     Connect,
     /// Bind has been sent.
     Bind,
-    /// The target still has operations of the old connection in flight (T8): bind again then.
+    /// The target still has operations of the old connection in flight (T8): bind again later.
     Busy {
-        /// The time, ns.
+        /// The time of the next bind, ns.
         at: u64,
     },
-    /// A page of the target's list has been asked for.
+    /// A page of the target's list has been requested.
     List,
     /// The list is complete; reads by other streams must end before anything is replayed (P9).
     Reads,
@@ -68,7 +68,7 @@ pub(super) struct Listing {
     pub(super) page: Vec<u8>,
     /// The position at which it starts.
     pub(super) from: Position,
-    /// By (seq, index) once complete.
+    /// The entries so far.
     pub(super) entries: Vec<ListedEntry>,
 }
 
@@ -87,19 +87,19 @@ pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
     pub(super) out: Outbox<P>,
     pub(super) state: State,
-    /// When the target last answered, or was first asked something, ns.
+    /// When the target last answered, or first got a command, ns.
     pub(super) progress: u64,
     /// The last mark that was sent durably to the target, and when, ns.
     pub(super) reported: (Seq, u64),
-    /// Durable marks that have not been answered.
+    /// The number of durable marks without an answer.
     pub(super) marks_out: u32,
-    /// Read commands that have not been answered.
+    /// The number of read commands without an answer.
     pub(super) reads_out: u32,
     pub(super) participant: Participant,
-    /// Whether the stream has ever been bound here: then the log may hold something of it.
+    /// Whether the stream has ever been bound here: then the log may have entries of it.
     pub(super) bound: bool,
     pub(super) loss: Option<Loss>,
-    /// How long the next bind waits if the target is busy, ns.
+    /// The pause before the next bind if the target is busy, ns.
     pub(super) busy_pause: u64,
     pub(super) listing: Listing,
 }
@@ -133,8 +133,8 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         !matches!(self.state, State::Down | State::Dead)
     }
 
-    /// Sends the target, durably, how far the stream is released.
-    pub(super) fn tell_mark(&mut self, released: Seq, now: u64) -> bool {
+    /// Sends the target the released mark, to be recorded durably.
+    pub(super) fn send_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
         let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
         if sent {

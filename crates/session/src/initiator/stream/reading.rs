@@ -17,7 +17,7 @@ pub(super) struct ReadPart {
     pub(super) nsid: u32,
     pub(super) lba: u64,
     pub(super) blocks: u32,
-    /// Where it starts in all that is read, bytes.
+    /// Its offset in the whole read, bytes.
     pub(super) offset: usize,
     pub(super) sent: bool,
     pub(super) ended: bool,
@@ -35,7 +35,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// The part that a command of the read in flight is for, which `server` has answered.
+    /// The index of the part whose command `server` has answered; `None` if it is of another read.
     pub(super) fn part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
         let index = part as usize;
         let part = self.parts.get(index)?;
@@ -43,7 +43,7 @@ impl Reading {
         (own && !part.ended).then_some(index)
     }
 
-    /// Begins a new read, of nothing so far. An earlier one that has not ended is given up.
+    /// Begins a new read, without parts. An earlier one that has not ended is given up.
     pub(super) fn begin(&mut self) {
         self.number = self.number.wrapping_add(1);
         self.parts.clear();

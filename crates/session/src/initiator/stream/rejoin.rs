@@ -29,7 +29,7 @@ use crate::wire::{self, status};
 
 /// The longest pause before a bind that found the target busy is sent again, ns.
 const BUSY_PAUSE_MAX_NS: u64 = 100_000_000;
-/// The time between two checks whether other streams let this one continue, ns.
+/// The time between two checks whether this stream may read or replay (P9), ns.
 const CHECK_NS: u64 = 2_000_000;
 
 /// The result of setting up a connection.
@@ -70,16 +70,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.unsettled = true;
     }
 
-    /// The servers to which a new connection is wanted.
+    /// The servers to which the stream needs a new connection.
     pub fn wants_rejoin(&self) -> impl Iterator<Item = u16> + '_ {
         let failed = self.engine.failure().is_some();
         let down = self.connections.iter().zip(0..).filter(move |(l, _)| l.state == State::Down);
         down.map(|(_, server)| server).filter(move |_| !failed)
     }
 
-    /// Takes a new connection to a server that [is wanted](Self::wants_rejoin), not started, and
-    /// opens the handshake on it. Nothing of the old connection may be fed to the session any
-    /// more.
+    /// Takes a new connection, not started, to a server that [needs one](Self::wants_rejoin), and
+    /// opens the handshake on it. From now on no bytes of the old connection may be passed to the
+    /// session.
     pub fn rejoin(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         if connection.state != State::Down {
@@ -93,7 +93,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.queue.start(&mut connection.out);
     }
 
-    /// A server will not come back: the stream is poisoned (P6).
+    /// The server will not come back: the stream is poisoned (P6).
     pub fn give_up(&mut self, server: u16, cause: Cause) {
         let connection = &mut self.connections[usize::from(server)];
         if connection.state == State::Dead {
@@ -193,7 +193,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Drives connections that are not simply up.
+    /// Drives connections that are not up.
     #[cold]
     pub(super) fn tend(&mut self, now: u64) {
         for server in 0..self.connections.len() {
@@ -236,7 +236,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 // A target that has lost its cache does not yet have the data that streams have
                 // delivered, until those streams are bound there again (P9).
                 if let Some(incarnation) = connection.queue.config().incarnation {
-                    connection.participant.hears_of(incarnation);
+                    connection.participant.note_incarnation(incarnation);
                 }
                 connection.loss = None;
                 connection.state = State::Up;
@@ -257,15 +257,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             wire::bind_command(volume, stream, generation, config.start)
         };
         let sent = connection.queue.submit(bind, Tag::Bind, Data::None, &mut connection.out);
-        debug_assert!(sent.is_ok(), "a fresh queue has room");
+        debug_assert!(sent.is_ok(), "a new queue has space");
         connection.progress = now;
         connection.state = State::Joining(Step::Bind);
     }
 
     fn bound(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
-        let said = cqe.status();
-        if said.is_ok() {
+        let answer = cqe.status();
+        if answer.is_ok() {
             connection.participant.bound((cqe.result() >> 32) as u32);
             if connection.bound {
                 return self.list(server, Position::default());
@@ -276,40 +276,40 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             connection.participant.up_to_date();
             return;
         }
-        if said.is(status::STREAM_BUSY) {
+        if answer.is(status::STREAM_BUSY) {
             connection.state =
                 State::Joining(Step::Busy { at: now.saturating_add(connection.busy_pause) });
             connection.busy_pause = (connection.busy_pause * 2).min(BUSY_PAUSE_MAX_NS);
             self.unsettled = true;
             if let Some(loss) = &mut connection.loss {
-                loss.cause = Cause::Status(said.code());
+                loss.cause = Cause::Status(answer.code());
             }
         } else if !connection.bound {
-            self.bind_refused = Some(BindRefused { server, status: said });
-        } else if said.is(status::NOT_OWNER) {
+            self.bind_refused = Some(BindRefused { server, status: answer });
+        } else if answer.is(status::NOT_OWNER) {
             // The association of the connection is not the owner's any more, but the generation is:
             // the same owner has set up another association, or will do so.
-            self.lost(server, Cause::Status(said.code()), now);
+            self.lost(server, Cause::Status(answer.code()), now);
         } else {
-            self.refused(server, said);
+            self.refused(server, answer);
         }
     }
 
     /// The target refuses to bind the stream again.
-    fn refused(&mut self, server: u16, said: Status) {
-        if said.is(status::STALE_GENERATION) {
+    fn refused(&mut self, server: u16, answer: Status) {
+        if answer.is(status::STALE_GENERATION) {
             probe::hit(Rare::FencedOwner);
         }
-        self.give_up(server, Cause::Status(said.code()));
+        self.give_up(server, Cause::Status(answer.code()));
     }
 
-    /// Asks for the page of the target's list that starts at `from`.
+    /// Requests the page of the target's list that starts at `from`.
     fn list(&mut self, server: u16, from: Position) {
         let slots = self.slots(server);
         let connection = &mut self.connections[usize::from(server)];
-        let room = (connection.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
+        let limit = (connection.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
         let wanted = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
-        let len = room.min(wanted) / RECORD_BYTES * RECORD_BYTES;
+        let len = limit.min(wanted) / RECORD_BYTES * RECORD_BYTES;
         connection.listing.from = from;
         connection.listing.page.clear();
         connection.listing.page.resize(len, 0);
@@ -320,22 +320,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             Data::Read(len as u32),
             &mut connection.out,
         );
-        debug_assert!(sent.is_ok(), "a queue with nothing else under way has room");
+        debug_assert!(sent.is_ok(), "a queue without commands in flight has space");
         connection.state = State::Joining(Step::List);
     }
 
-    /// Entries that the stream's log on a server can hold.
+    /// The number of entries that the stream's log on a server can hold.
     fn slots(&self, server: u16) -> usize {
         self.topology.servers()[usize::from(server)].slots as usize
     }
 
     fn listed(&mut self, server: u16, cqe: &Cqe, now: u64) {
-        let said = cqe.status();
-        if !said.is_ok() {
-            return match breaks(said) {
+        let answer = cqe.status();
+        if !answer.is_ok() {
+            return match breaks(answer) {
                 // The next bind gives the definite answer.
-                true => self.lost(server, Cause::Status(said.code()), now),
-                false => self.refused(server, said),
+                true => self.lost(server, Cause::Status(answer.code()), now),
+                false => self.refused(server, answer),
             };
         }
         let slots = self.slots(server);
@@ -386,12 +386,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 }
 
 /// Whether a status means that the connection is of no use any more, and does not concern the
-/// stream: another owner has the volume, or this owner has it over another association, and the
-/// next bind reports which; or data was corrupted in transit.
-pub(super) fn breaks(said: Status) -> bool {
-    said.is(status::STALE_GENERATION)
-        || said.is(status::NOT_BOUND)
-        || said.is(Status::TRANSIENT_TRANSPORT)
+/// stream. Either another owner has the volume, or this owner has it over another association; the
+/// next bind reports which. Or data was corrupted in transit.
+pub(super) fn breaks(answer: Status) -> bool {
+    answer.is(status::STALE_GENERATION)
+        || answer.is(status::NOT_BOUND)
+        || answer.is(Status::TRANSIENT_TRANSPORT)
 }
 
 /// The entries in the target's log, by request.
@@ -403,7 +403,7 @@ impl Known {
         Self(entries)
     }
 
-    /// The entries of a request. More than one count once (T6).
+    /// The entries of a request. Several entries count as one (T6).
     fn of(&self, key_of: (Seq, u16)) -> &[ListedEntry] {
         let first = self.0.partition_point(|entry| key(&entry.attribute) < key_of);
         let rest = &self.0[first..];

@@ -6,15 +6,15 @@ use riopipe_order::engine::{Payload, RequestId};
 use super::StreamSession;
 use crate::stages::{Sampler, Spent, Stage, Trace};
 
-/// The number of no group, and the id of no request.
+/// A seq that no group has, and an id that no request has.
 const NO_GROUP: u64 = u64::MAX;
 const NO_REQUEST: u32 = u32::MAX;
 
-/// The trace of a stream: it follows a group from its submission until all groups up to it are
-/// complete. While one is followed, no other is begun.
+/// The trace of a stream: it follows one group at a time, from its submission until all groups up
+/// to it are complete.
 ///
-/// Of a group of several requests the last one sent is followed on the wire; the time until the
-/// others are back, too, is spent waiting for order.
+/// Of a group of several requests, it follows the last one sent on the wire. The time until the
+/// others are answered, too, counts as waiting for order.
 #[derive(Debug)]
 pub(super) struct Tracer {
     sampler: Sampler,
@@ -57,15 +57,15 @@ impl Tracer {
     }
 }
 
-/// The time of a traced group, by stage. All times are the caller's, ns, from any origin.
+/// The tracing calls of a session. All times are the caller's, ns, from any origin.
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// Whether the group that is submitted next must be traced. Called once for each group.
+    /// Whether the next submitted group must be traced. The caller calls this once for each group.
     #[inline]
     pub fn traces_next(&mut self) -> bool {
         self.tracer.sampler.is_due() && self.tracer.seq == NO_GROUP
     }
 
-    /// Group `seq`, which was to be traced, has been admitted between `since` and `now`.
+    /// Group `seq`, which is traced, has been admitted between `since` and `now`.
     #[cold]
     pub fn trace(&mut self, seq: Seq, since: u64, now: u64) {
         let tracer = &mut self.tracer;
@@ -75,15 +75,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         tracer.trace.turn(Stage::OrderQueue, now);
     }
 
-    /// Whether the session needs to know the [`instant`](Self::instant): to be called after
-    /// [`pump`](Self::pump) and after [`receive`](Self::receive).
+    /// Whether the session needs a call of [`instant`](Self::instant). The caller checks this after
+    /// [`pump`](Self::pump) and [`receive`](Self::receive).
     #[inline]
     #[must_use]
     pub fn wants_instant(&self) -> bool {
         self.tracer.entered.is_some()
     }
 
-    /// It is now `now`.
+    /// Gives the session the present time.
     #[cold]
     pub fn instant(&mut self, now: u64) {
         if let Some(stage) = self.tracer.entered.take() {

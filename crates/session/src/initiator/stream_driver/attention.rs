@@ -1,27 +1,28 @@
-//! Whether a stream's owner looks after it: kept with the stream, behind its ownership flag.
+//! Whether a stream's owner calls it. The record is kept with the stream, behind its ownership
+//! flag.
 
-/// What the owner leaves for the background driver, and the background driver for the owner.
+/// The record that the owner and the background driver keep for each other.
 #[derive(Debug, Default)]
 pub struct Attention {
-    /// Calls of the owner so far.
+    /// The number of calls of the owner.
     calls: u64,
-    /// Whether the background driver has taken the stream over and sleeps until something happens
-    /// to it: then the owner's next call has to wake it.
+    /// Whether the background driver has taken the stream over and sleeps until the stream has an
+    /// event: then the owner's next call must wake it.
     taken_over: bool,
-    /// Another thread has called the owner, who has not noticed yet.
+    /// Another thread has called the owner, and the owner has not yet noticed it.
     woken: bool,
 }
 
 impl Attention {
-    /// The owner calls. Returns whether the background driver must be woken, so that it notices
-    /// when the owner goes away again.
+    /// Counts a call of the owner. Returns whether the background driver must be woken, so that it
+    /// notices when the owner stops calling again.
     #[inline]
     pub fn called(&mut self) -> bool {
         self.calls += 1;
         core::mem::take(&mut self.taken_over)
     }
 
-    /// Another thread calls the owner: its wait ends, or the next one does.
+    /// Another thread calls the owner. The owner's wait ends, or its next wait does.
     pub fn wake(&mut self) {
         self.woken = true;
     }
@@ -31,22 +32,22 @@ impl Attention {
         self.woken
     }
 
-    /// The owner notices that another thread has called; whether one has.
+    /// The owner notices the call of another thread. Returns whether there was one.
     pub(super) fn take_woken(&mut self) -> bool {
         core::mem::take(&mut self.woken)
     }
 
-    /// The background driver looks; `seen` is what the last look returned. `Some` when the owner
-    /// has called since: it looks after the stream itself.
-    pub fn look(&mut self, seen: u64) -> Option<u64> {
+    /// The background driver checks for calls of the owner; `seen` is the result of the last check.
+    /// Returns the number of calls if the owner has called since: then it drives the stream itself.
+    pub fn check(&mut self, seen: u64) -> Option<u64> {
         (self.calls != seen).then(|| {
             self.taken_over = false;
             self.calls
         })
     }
 
-    /// The background driver looks after the stream from now on.
-    pub fn mind(&mut self) {
+    /// The background driver drives the stream from now on.
+    pub fn take_over(&mut self) {
         self.taken_over = true;
     }
 }
@@ -58,13 +59,13 @@ mod tests {
     #[test]
     fn an_owner_that_calls_is_let_alone_and_wakes_the_background_driver() {
         let mut attention = Attention::default();
-        assert!(!attention.called(), "nobody minds it yet");
-        let seen = attention.look(0).expect("the owner has called");
-        assert_eq!(attention.look(seen), None, "the owner is elsewhere");
-        attention.mind();
-        assert_eq!(attention.look(seen), None);
-        assert!(attention.called(), "back again");
-        assert!(!attention.called(), "told once");
-        assert!(attention.look(seen).is_some_and(|calls| calls != seen));
+        assert!(!attention.called(), "it is not taken over yet");
+        let seen = attention.check(0).expect("the owner has called");
+        assert_eq!(attention.check(seen), None, "the owner is not calling");
+        attention.take_over();
+        assert_eq!(attention.check(seen), None);
+        assert!(attention.called(), "the owner calls again");
+        assert!(!attention.called(), "reported once");
+        assert!(attention.check(seen).is_some_and(|calls| calls != seen));
     }
 }

@@ -1,14 +1,15 @@
-//! Which streams the background driver looks after: those whose owners are elsewhere.
+//! The background driver drives the streams that their owners do not call.
 //!
-//! A stream belongs to its owner, which drives it in its own calls. A stream that its owner has not
-//! called for [`unreachable_ns`](BackgroundConfig::unreachable_ns) is taken over: answers are taken in, requests
-//! that wait are sent, an idle stream tells its released mark and is flushed (T1), a target that
-//! comes back is bound again. The driver sleeps until something happens to a stream that it looks after,
-//! or until the next owner may have gone away.
+//! A stream belongs to its owner, which drives it in its own calls. The background driver takes
+//! over a stream that its owner has not called for
+//! [`unreachable_ns`](BackgroundConfig::unreachable_ns). It takes in answers, sends waiting
+//! requests, sends the released mark of an idle stream, flushes it (T1), and binds the stream again
+//! on a target that comes back. The driver sleeps until a stream that it has taken over has an
+//! event, or until the next owner may have stopped calling.
 //!
-//! A stream that somebody *awaits*, in another thread, is taken over at once whenever its owner is
-//! in no call: the shell says so when the first waiter comes, and when a call of the owner ends. No
-//! waiter waits for a timer.
+//! A stream is *awaited* if another thread waits for its marks. The driver takes over an awaited
+//! stream at once whenever its owner is in no call: the shell wakes the driver when the first
+//! waiter comes, and when a call of the owner ends. No waiter waits for a timer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -21,10 +22,10 @@ use super::Attention;
 /// The times of the background driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackgroundConfig {
-    /// An owner that has not called for so long is taken to be elsewhere, ns.
+    /// An owner that has not called for this time counts as not calling, ns.
     pub unreachable_ns: u64,
-    /// A stream that its owner has left is flushed when it has been idle for so long, ns. An owner
-    /// that writes now and then is not slowed down by flushes that it never asked for.
+    /// A stream that has been taken over is flushed when it has been idle for this time, ns. So an
+    /// owner that writes now and then is not slowed down by flushes that it did not request.
     pub flush_ns: u64,
 }
 
@@ -34,39 +35,38 @@ impl Default for BackgroundConfig {
     }
 }
 
-/// The shell drives a stream for so many rounds at a time: its owner may come back and wait for the
-/// ownership flag.
+/// The shell drives a stream for this number of rounds at a time: its owner may call again and wait
+/// for the ownership flag.
 pub const ROUNDS_MAX: u32 = 4;
 
-/// What to do with a stream that has been taken for a look.
+/// The result of a check of a stream: the next action of the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Its owner looks after it: give it back.
+    /// Its owner drives it: release it.
     Owner,
-    /// Its owner is elsewhere, and nothing has happened to it: give it back, and watch for what
-    /// happens to it.
+    /// Its owner is not calling, and it has no event: release it, and watch it for events.
     Watch,
-    /// Its owner is elsewhere: drive it for at most [`ROUNDS_MAX`] rounds, then say
-    /// [`tended`](BackgroundDriver::tended); watch for what happens to it.
+    /// Its owner is not calling: drive it for at most [`ROUNDS_MAX`] rounds, then call
+    /// [`tended`](BackgroundDriver::tended), and watch it for events.
     Drive,
 }
 
-/// A stream, as the background driver knows it.
+/// The background driver's record of a stream.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
-    /// The owner's calls at the last look.
+    /// The number of the owner's calls at the last check.
     seen: u64,
-    /// When to look again, ns; `None`: when something happens.
+    /// When to check again, ns; `None`: at the next event.
     due: Option<u64>,
     /// Whether the stream has been taken over.
     taken_over: bool,
-    /// Its owner was in a call at the last look, and the stream was awaited: the end of that call
+    /// Its owner was in a call at the last check, and the stream was awaited: the end of that call
     /// wakes the driver.
     in_call: bool,
 }
 
-/// The open streams of a volume, as its background driver sees them. Times are nanoseconds of one
-/// monotonic clock.
+/// The background driver of a volume, with its records of the open streams. Times are nanoseconds
+/// of one monotonic clock.
 #[derive(Debug)]
 pub struct BackgroundDriver {
     config: BackgroundConfig,
@@ -74,67 +74,68 @@ pub struct BackgroundDriver {
 }
 
 impl BackgroundDriver {
-    /// No stream is open.
+    /// A driver without streams.
     #[must_use]
     pub const fn new(config: BackgroundConfig) -> Self {
         Self { config, streams: BTreeMap::new() }
     }
 
-    /// The times.
+    /// The times of the driver.
     #[must_use]
     pub const fn config(&self) -> &BackgroundConfig {
         &self.config
     }
 
-    /// A stream is open from now on, or is another one than the one that had its id.
+    /// Adds a stream that is open from now on. It replaces an earlier stream with the same id.
     pub fn add(&mut self, stream: StreamId) {
         self.streams
             .insert(stream, Stream { seen: 0, due: Some(0), taken_over: false, in_call: false });
     }
 
-    /// A stream is gone.
+    /// Removes a stream.
     pub fn remove(&mut self, stream: StreamId) {
         self.streams.remove(&stream);
     }
 
-    /// When to call [`due`](Self::due) next though nothing may have happened.
+    /// When to call [`due`](Self::due) next, even if there is no event, ns.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         self.streams.values().filter_map(|stream| stream.due).min()
     }
 
-    /// Whether a stream has been taken over: then the shell watches for what happens to it.
+    /// Whether a stream has been taken over: then the shell watches it for events.
     #[must_use]
-    pub fn minds(&self, stream: StreamId) -> bool {
+    pub fn has_taken_over(&self, stream: StreamId) -> bool {
         self.streams.get(&stream).is_some_and(|stream| stream.taken_over)
     }
 
-    /// The streams to look at now, and whether it is their turn: one is due, something has
-    /// `happened` to it, its owner was in a call, or it is `awaited` and was not taken over. With
-    /// the others it is enough to see whether the owner is back.
+    /// The streams to check now, and for each whether it is its turn. It is a stream's turn if it
+    /// is due, if an event has `happened` to it, if its owner was in a call, or if it is `awaited`
+    /// and was not taken over. For the others, the driver only checks whether the owner calls
+    /// again.
     pub fn due(
         &self,
         now: u64,
         happened: impl Fn(StreamId) -> bool,
         awaited: impl Fn(StreamId) -> bool,
     ) -> Vec<(StreamId, bool)> {
-        let mut looks = Vec::new();
+        let mut checks = Vec::new();
         for (id, stream) in &self.streams {
             let turn = happened(*id)
                 || stream.in_call
                 || stream.due.is_some_and(|due| due <= now)
                 || !stream.taken_over && awaited(*id);
             if turn || stream.taken_over {
-                looks.push((*id, turn));
+                checks.push((*id, turn));
             }
         }
-        looks
+        checks
     }
 
-    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left a
-    /// request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise the
-    /// stream is checked again later: an owner that makes one call after the other does not wake
-    /// the driver at the end of each.
+    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left
+    /// a request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise
+    /// the stream is checked again later: an owner that makes one call after the other does not
+    /// wake the driver at the end of each call.
     pub fn in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
         let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
@@ -144,9 +145,9 @@ impl BackgroundDriver {
         }
     }
 
-    /// A stream has been taken; `turn` is what [`due`](Self::due) said of it, and `awaited` says
-    /// whether somebody waits for its marks.
-    pub fn look(
+    /// Checks a stream that the shell has taken; `turn` is from [`due`](Self::due), and `awaited`
+    /// is whether another thread waits for its marks.
+    pub fn check(
         &mut self,
         stream: StreamId,
         turn: bool,
@@ -159,7 +160,7 @@ impl BackgroundDriver {
         let Some(stream) = self.streams.get_mut(&stream) else { return Finding::Owner };
         stream.in_call = false;
         let mut turn = turn;
-        if let Some(calls) = attention.look(stream.seen) {
+        if let Some(calls) = attention.check(stream.seen) {
             stream.seen = calls;
             if !awaited {
                 stream.due = Some(now.saturating_add(unreachable_ns));
@@ -172,20 +173,20 @@ impl BackgroundDriver {
             stream.due = Some(now.saturating_add(unreachable_ns));
             return Finding::Owner;
         }
-        attention.mind();
+        attention.take_over();
         stream.taken_over = true;
         if turn { Finding::Drive } else { Finding::Watch }
     }
 
-    /// A stream has been driven; `next` is what
-    /// [`take_care`](super::StreamDriver::take_care) returned.
+    /// A stream has been driven; `next` is the result of
+    /// [`take_care`](super::StreamDriver::take_care).
     pub fn tended(&mut self, stream: StreamId, next: Option<u64>) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = next;
         }
     }
 
-    /// The shell cannot watch a stream: it is looked at now and then instead.
+    /// The shell cannot watch a stream: the driver checks it at intervals instead.
     pub fn unwatched(&mut self, stream: StreamId, now: u64) {
         let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
     use alloc::vec;
 
-    const AWAY: u64 = 50_000_000;
+    const UNREACHABLE_NS: u64 = 50_000_000;
     const ID: StreamId = StreamId(3);
 
     fn driver() -> BackgroundDriver {
@@ -217,34 +218,44 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         owner.called();
-        assert_eq!(background.due(7, nothing, nothing), [(ID, true)], "a new stream is looked at");
-        assert_eq!(background.look(ID, true, false, &mut owner, 7), Finding::Owner);
-        assert_eq!(background.deadline(), Some(7 + AWAY));
-        assert_eq!(background.due(6 + AWAY, nothing, nothing), []);
+        assert_eq!(background.due(7, nothing, nothing), [(ID, true)], "a new stream is checked");
+        assert_eq!(background.check(ID, true, false, &mut owner, 7), Finding::Owner);
+        assert_eq!(background.deadline(), Some(7 + UNREACHABLE_NS));
+        assert_eq!(background.due(6 + UNREACHABLE_NS, nothing, nothing), []);
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 7 + AWAY), Finding::Owner);
-        assert!(!background.minds(ID));
-        assert_eq!(background.look(ID, true, false, &mut owner, 7 + 2 * AWAY), Finding::Drive);
-        assert!(background.minds(ID));
+        assert_eq!(
+            background.check(ID, true, false, &mut owner, 7 + UNREACHABLE_NS),
+            Finding::Owner
+        );
+        assert!(!background.has_taken_over(ID));
+        assert_eq!(
+            background.check(ID, true, false, &mut owner, 7 + 2 * UNREACHABLE_NS),
+            Finding::Drive
+        );
+        assert!(background.has_taken_over(ID));
         background.tended(ID, Some(900));
         assert_eq!(background.deadline(), Some(900));
         background.tended(ID, None);
-        assert_eq!(background.deadline(), None, "until something happens");
+        assert_eq!(background.deadline(), None, "until there is an event");
     }
 
     #[test]
-    fn an_owner_that_is_back_gets_its_stream_and_is_watched_again() {
+    fn an_owner_that_calls_again_gets_its_stream_and_is_checked_again() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.tended(ID, Some(5 * AWAY));
-        assert_eq!(background.due(1, nothing, nothing), [(ID, false)], "is the owner back?");
-        assert_eq!(background.look(ID, false, false, &mut owner, 1), Finding::Watch);
-        assert_eq!(background.deadline(), Some(5 * AWAY), "nothing has changed");
+        assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
+        background.tended(ID, Some(5 * UNREACHABLE_NS));
+        assert_eq!(
+            background.due(1, nothing, nothing),
+            [(ID, false)],
+            "does the owner call again?"
+        );
+        assert_eq!(background.check(ID, false, false, &mut owner, 1), Finding::Watch);
+        assert_eq!(background.deadline(), Some(5 * UNREACHABLE_NS), "nothing has changed");
         assert!(owner.called(), "the background driver is to be woken");
-        assert_eq!(background.look(ID, false, false, &mut owner, 2), Finding::Owner);
-        assert_eq!(background.deadline(), Some(2 + AWAY));
-        assert_eq!(background.due(3, nothing, nothing), vec![], "its owner has it");
+        assert_eq!(background.check(ID, false, false, &mut owner, 2), Finding::Owner);
+        assert_eq!(background.deadline(), Some(2 + UNREACHABLE_NS));
+        assert_eq!(background.due(3, nothing, nothing), vec![], "its owner drives it");
         assert_eq!(background.due(3, |id| id == ID, nothing), [(ID, true)]);
     }
 
@@ -252,18 +263,22 @@ mod tests {
     fn an_owner_in_a_long_call_is_not_disturbed() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
+        assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
         background.in_call(ID, false, 1);
-        assert!(!background.minds(ID));
-        assert_eq!(background.deadline(), Some(1 + AWAY), "the ends of its calls wake nobody");
+        assert!(!background.has_taken_over(ID));
+        assert_eq!(
+            background.deadline(),
+            Some(1 + UNREACHABLE_NS),
+            "the ends of its calls do not wake the driver"
+        );
         assert_eq!(background.due(9, nothing, nothing), []);
         background.in_call(ID, true, 2);
-        assert!(!background.minds(ID));
+        assert!(!background.has_taken_over(ID));
         assert_eq!(background.deadline(), None, "the end of the call wakes the driver");
         assert_eq!(background.due(9, nothing, nothing), [(ID, true)]);
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 9), Finding::Owner);
-        assert_eq!(background.deadline(), Some(9 + AWAY));
+        assert_eq!(background.check(ID, true, false, &mut owner, 9), Finding::Owner);
+        assert_eq!(background.deadline(), Some(9 + UNREACHABLE_NS));
         assert_eq!(background.due(9, nothing, nothing), []);
     }
 
@@ -272,35 +287,35 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         owner.called();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Owner);
+        assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Owner);
         owner.called();
         let awaited = |id| id == ID;
         assert_eq!(background.due(1, nothing, awaited), [(ID, true)]);
-        assert_eq!(background.look(ID, true, true, &mut owner, 1), Finding::Drive);
+        assert_eq!(background.check(ID, true, true, &mut owner, 1), Finding::Drive);
         background.tended(ID, None);
-        assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is looked after");
-        assert_eq!(background.look(ID, false, true, &mut owner, 2), Finding::Watch);
+        assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is taken over");
+        assert_eq!(background.check(ID, false, true, &mut owner, 2), Finding::Watch);
         assert!(owner.called(), "the end of the call wakes the driver");
-        assert_eq!(background.look(ID, false, true, &mut owner, 3), Finding::Drive);
+        assert_eq!(background.check(ID, false, true, &mut owner, 3), Finding::Drive);
         assert!(owner.called());
         assert_eq!(
-            background.look(ID, false, false, &mut owner, 4),
+            background.check(ID, false, false, &mut owner, 4),
             Finding::Owner,
             "not any more"
         );
-        assert_eq!(background.deadline(), Some(4 + AWAY));
+        assert_eq!(background.deadline(), Some(4 + UNREACHABLE_NS));
     }
 
     #[test]
-    fn a_stream_that_cannot_be_watched_is_looked_at_now_and_then() {
+    fn a_stream_that_cannot_be_watched_is_checked_at_intervals() {
         let mut background = driver();
         let mut owner = Attention::default();
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Drive);
+        assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
         background.tended(ID, None);
         background.unwatched(ID, 4);
-        assert_eq!(background.deadline(), Some(4 + AWAY));
+        assert_eq!(background.deadline(), Some(4 + UNREACHABLE_NS));
         background.remove(ID);
         assert_eq!(background.deadline(), None);
-        assert_eq!(background.look(ID, true, false, &mut owner, 0), Finding::Owner, "it is gone");
+        assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Owner, "it is gone");
     }
 }

@@ -1,4 +1,4 @@
-//! What the owner's calls wait for: marks, a read, the end of the stream.
+//! The owner's calls that wait: for marks, for a read, for the end of the stream.
 
 use alloc::vec::Vec;
 
@@ -9,42 +9,43 @@ use riopipe_order::engine::Payload;
 use super::StreamDriver;
 use crate::initiator::stream::{BindRefused, ReadExtent};
 
-/// What to wait for.
+/// The condition that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// The group and all before it are complete on all targets.
     Complete(Seq),
-    /// The group and all before it are durable. If no group submitted since asked for that, the
-    /// drives are flushed.
+    /// The group and all before it are durable. The drives are flushed, unless a group submitted
+    /// since has requested that.
     Durable(Seq),
-    /// There is room for groups again.
+    /// There is space for groups again.
     Space,
-    /// Nothing is under way.
+    /// Nothing is in flight.
     Idle,
-    /// A mark has moved since the owner was told the marks last: complete, durable or released.
+    /// A mark has moved since the marks were last reported to the owner: complete, durable or
+    /// released.
     Moved,
-    /// Another thread has called: nothing else ends the wait.
+    /// Another thread has called the owner: nothing else ends the wait.
     Woken,
 }
 
 /// How a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitEnd {
-    /// What was waited for is so.
+    /// The condition holds.
     Reached,
-    /// Another thread has called.
+    /// Another thread has called the owner.
     Woken,
-    /// It took too long.
+    /// The deadline has passed.
     Deadline,
 }
 
-/// A group that is waited for was never submitted.
+/// A wait is for a group that was never submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("group {seq} has not been submitted; the last one is {last}")]
 pub struct NotSubmitted {
     /// The group waited for.
     pub seq: Seq,
-    /// The last one submitted.
+    /// The last submitted group.
     pub last: Seq,
 }
 
@@ -53,46 +54,46 @@ pub struct NotSubmitted {
 pub enum ReadFailure {
     /// A target has answered with an error, or answers no more.
     Status {
-        /// What could not be read: so many bytes behind the first byte of the first extent.
+        /// The place of the failed read: bytes behind the first byte of the first extent.
         offset: usize,
-        /// The answer.
+        /// The status that the target sent.
         status: Status,
     },
-    /// It was not answered in time.
+    /// The answer did not come in time.
     Deadline,
 }
 
 /// The read of an owner's call.
 #[derive(Debug, Default)]
 pub(super) struct ReadCall {
-    /// What is to be read as soon as no own write there is incomplete.
+    /// The extents to read as soon as no own write to them is incomplete.
     waiting: Vec<ReadExtent>,
-    under_way: bool,
+    in_flight: bool,
     deadline: Option<u64>,
 }
 
-/// A stream that has been closed in good order.
+/// The marks of a stream that was closed, with all its groups durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The last group, which is durable.
     pub last: Seq,
-    /// Up to here the targets' logs have forgotten the stream.
+    /// The targets' logs have dropped the groups up to this one.
     pub released: Seq,
 }
 
-/// How far the close of a stream is.
+/// The steps of closing a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Closing {
-    /// Until everything that was submitted is durable.
+    /// Waits until all submitted groups are durable.
     Durable(Seq),
-    /// Until nothing is under way.
+    /// Waits until nothing is in flight.
     Idle,
-    /// Until every target has confirmed how far the stream is released.
+    /// Waits until every target has confirmed the released mark.
     Marks { last: Seq },
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
-    /// Begins to wait; then drive the stream until [`reached`](Self::reached).
+    /// Begins a wait. The caller then drives the stream until [`reached`](Self::reached).
     ///
     /// # Errors
     /// The group was never submitted.
@@ -111,7 +112,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Whether it is so, as of the last [`marks`](Self::marks).
+    /// Whether the condition holds, as of the last [`marks`](Self::marks).
     #[inline]
     #[must_use]
     pub fn reached(&self, until: Until) -> bool {
@@ -121,14 +122,15 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             Until::Durable(seq) => marks.durable >= seq,
             Until::Space => engine.kept_after() > self.forgotten || engine.is_idle(),
             Until::Idle => engine.is_idle(),
-            Until::Moved => (marks, engine.released()) != self.told,
+            Until::Moved => (marks, engine.released()) != self.reported,
             Until::Woken => self.attention.is_woken(),
         }
     }
 
-    /// Goes on with a wait, as of the last [`marks`](Self::marks). How it ended, if it has: what is
-    /// waited for comes before another thread's call, and that before the deadline. A call that is
-    /// not what ends the wait is kept for the next one. `now` is asked only if there is a deadline.
+    /// Continues a wait, as of the last [`marks`](Self::marks). Returns how it ended, if it has:
+    /// the condition comes before another thread's call, and that call before the deadline. A call
+    /// that does not end the wait is kept for the next one. `now` is called only if there is a
+    /// deadline.
     pub fn wait_step(
         &mut self,
         until: Until,
@@ -147,8 +149,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// As [`wait_step`](Self::wait_step), of a call that other threads' calls do not end: they are
-    /// kept for the next wait.
+    /// As [`wait_step`](Self::wait_step), but calls of other threads do not end the wait: they are
+    /// kept for the next one.
     pub fn wait_step_unwoken(
         &self,
         until: Until,
@@ -161,38 +163,38 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// Another thread calls the owner: its wait ends, or the next one does.
+    /// Another thread calls the owner. The owner's wait ends, or its next wait does.
     pub fn wake(&mut self) {
         self.attention.wake();
     }
 
-    /// The owner is told the marks and how far the stream is released: see [`Until::Moved`].
+    /// The marks, with the released mark, have been reported to the owner: see [`Until::Moved`].
     #[inline]
-    pub fn tell(&mut self) {
-        self.told = (self.session.marks(), self.session.engine().released());
+    pub fn marks_reported(&mut self) {
+        self.reported = (self.session.marks(), self.session.engine().released());
     }
 
-    /// Begins a read of some extents, none of them empty, which the caller has made sure lie on the
-    /// volume; it is given up at `deadline`. An earlier read that has not ended is given up. Then
-    /// drive the stream and ask [`read_step`](Self::read_step).
+    /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
+    /// the volume. The read is given up at `deadline`, and so is an earlier read that has not
+    /// ended. The caller then drives the stream and calls [`read_step`](Self::read_step).
     pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>) {
         self.give_up_read();
         self.read.waiting.extend_from_slice(extents);
         self.read.deadline = deadline;
-        self.read.under_way = true;
+        self.read.in_flight = true;
     }
 
-    /// Gives up the read under way, if there is one. What still comes of it is dropped.
+    /// Gives up the read in flight, if there is one. Data that still arrives for it is dropped.
     pub fn give_up_read(&mut self) {
         self.read.waiting.clear();
         self.read.deadline = None;
-        if core::mem::take(&mut self.read.under_way) {
+        if core::mem::take(&mut self.read.in_flight) {
             self.session.give_up_read();
         }
     }
 
-    /// Whether a target still owes the answer to a read that was given up. A stream that only reads is
-    /// not to be left alone then: others can't replay before that answer has come (P9).
+    /// Whether the answer to a given-up read is still missing. Then a stream that only reads must
+    /// still be driven: others cannot replay before that answer has come (P9).
     #[must_use]
     pub fn owes_reads(&self) -> bool {
         self.session.owes_reads()
@@ -209,10 +211,11 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.read.deadline
     }
 
-    /// Goes on with the read; to be asked once after [`begin_read`](Self::begin_read) and after
-    /// each round. How it ended, if it has.
+    /// Continues the read. The caller calls this once after [`begin_read`](Self::begin_read) and
+    /// after each round. Returns how the read ended, if it has.
     ///
-    /// Its own writes come first (P9): it starts only when no incomplete one touches its blocks.
+    /// The stream's own writes come first (P9): the read starts only when no incomplete one touches
+    /// its blocks.
     pub fn read_step(&mut self, now: u64) -> Option<Result<(), ReadFailure>> {
         if !self.read.waiting.is_empty() && !self.read_must_wait() {
             let extents = core::mem::take(&mut self.read.waiting);
@@ -220,7 +223,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             self.unsent = true;
         }
         if self.read.waiting.is_empty() && !self.session.is_reading() {
-            self.read.under_way = false;
+            self.read.in_flight = false;
             self.read.deadline = None;
             let failed = |(offset, status)| ReadFailure::Status { offset, status };
             return Some(self.session.read_result().map_err(failed));
@@ -232,7 +235,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         None
     }
 
-    /// Whether the read can go on only when something comes.
+    /// Whether the read can continue only after an answer arrives.
     #[must_use]
     pub fn read_waits(&self) -> bool {
         match self.read.waiting.is_empty() {
@@ -241,9 +244,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Begins to close the stream in good order: everything submitted becomes durable, and the
-    /// targets are told durably that their logs may forget it. Then drive the stream and ask
-    /// [`close_step`](Self::close_step).
+    /// Begins to close the stream: all submitted groups become durable, and the targets durably
+    /// record the released mark, so that their logs may drop them. The caller then drives the
+    /// stream and calls [`close_step`](Self::close_step).
     pub fn begin_close(&mut self) {
         let last = self.session.engine().last();
         self.session.ask_durable(last);
@@ -251,24 +254,25 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.closing = Some(Closing::Durable(last));
     }
 
-    /// Gives the close up: the stream goes on.
+    /// Gives the close up: the stream continues.
     pub fn give_up_close(&mut self) {
         self.closing = None;
         self.session.give_up_marks();
     }
 
-    /// Goes on with the close, after [`marks`](Self::marks). `Some` when the stream is closed: the
-    /// shell closes its connections.
+    /// Continues the close, after [`marks`](Self::marks). Returns `Some` when the stream is closed:
+    /// then the shell closes its connections.
     ///
     /// # Errors
-    /// A target that could not take the mark.
+    /// A target could not record the mark.
     pub fn close_step(&mut self) -> Result<Option<Closed>, BindRefused> {
         loop {
             match self.closing {
                 Some(Closing::Durable(seq)) if self.reached(Until::Durable(seq)) => {
                     self.closing = Some(Closing::Idle);
                 }
-                // A flush that the engine put in itself counts, too: the last group may have moved.
+                // A flush that the engine inserted itself counts, too: the last group may have
+                // moved.
                 Some(Closing::Idle) if self.reached(Until::Idle) => {
                     let last = self.session.marks().durable;
                     self.session.send_marks();

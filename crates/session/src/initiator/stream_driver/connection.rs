@@ -1,4 +1,4 @@
-//! A stream's connections: lost, asked for, made again.
+//! The connections of a stream: their loss, the requests for new ones, and their return.
 
 use riopipe_order::engine::{Cause, Payload};
 use riopipe_order::probe::{self, Plant};
@@ -7,19 +7,19 @@ use super::{StreamDriver, StreamEvent};
 use crate::initiator::reconnect::ConnectRequest;
 use crate::initiator::stream::{ConnectionState, StreamQueue};
 
-/// A stream's connection to one server, beside what its session knows of it.
+/// The driver's state of a stream's connection to one server. The session has the rest.
 #[derive(Debug)]
 pub(super) struct ServerConnection {
     pub(super) qid: u16,
-    /// Commands that its queue has room for.
+    /// The number of commands for which its queue has space.
     pub(super) depth: usize,
-    /// There is a connection, as far as the shell knows.
+    /// The shell has a connection.
     open: bool,
-    /// A connection has been asked for.
+    /// A connection has been requested.
     asked: bool,
-    /// How many connections have come to nothing.
+    /// The number of connections that have failed.
     attempts: u32,
-    /// When the connection was found to be lost, ns, and what had been replayed by then.
+    /// When the connection was found to be lost, ns, and the number of requests replayed by then.
     lost: Option<(u64, u64)>,
 }
 
@@ -30,24 +30,23 @@ impl ServerConnection {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
-    /// Whether there is a connection to a server. If not, the shell takes in nothing that still comes
-    /// from there.
+    /// Whether there is a connection to a server. If not, the shell drops everything that it still
+    /// receives from there.
     #[inline]
     #[must_use]
     pub fn is_open(&self, server: u16) -> bool {
         !self.session.is_lost(server)
     }
 
-    /// The connection to a server has ended, or broke the protocol.
+    /// The connection to a server has ended, or the target broke the protocol.
     #[cold]
     pub fn closed(&mut self, server: u16, now: u64) {
         self.session.lost(server, Cause::Disconnected, now);
         self.unsettled = true;
     }
 
-    /// A connection that was [asked for](StreamEvent::Connect) is there, and a queue on it that has
-    /// not been started. Returns false if the stream does not want it any more: then the shell
-    /// closes it.
+    /// A [requested](StreamEvent::Connect) connection is made, with a queue that has not been
+    /// started. Returns false if the stream does not need it any more: then the shell closes it.
     #[cold]
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
         let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
@@ -63,10 +62,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         true
     }
 
-    /// The association that a server's connections belong to is over. A connection that does not
-    /// know it yet is of no use any more: the machine at its other end may have lost its power while
-    /// nothing was under way, and one that is just being made may get into the next association
-    /// (T27). Reads of other streams wait until this one is bound again (P9).
+    /// The association of a server's connections has ended. A connection that is still open is of
+    /// no use any more: the target may have lost its power while nothing was in flight. A
+    /// connection that is being made may get into the next association (T27). Reads of other
+    /// streams wait until this stream is bound again (P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_late = self.session.connection(server) == ConnectionState::Joining;
@@ -82,17 +81,17 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.unsettled = true;
     }
 
-    /// Looks after connections that are not simply up: has those closed that are over, asks for
-    /// new ones, and notices those that are back. At the end of each round.
+    /// Handles the connections that are not up: has the lost ones closed, requests new ones, and
+    /// reports those that are back. The shell calls it at the end of each round.
     #[inline]
     pub fn settle(&mut self, now: u64) {
         if self.unsettled {
-            self.mend(now);
+            self.settle_all(now);
         }
     }
 
     #[cold]
-    fn mend(&mut self, now: u64) {
+    fn settle_all(&mut self, now: u64) {
         self.unsettled = false;
         let has_failed = self.session.engine().failure().is_some();
         let replayed = self.session.engine().replayed();
@@ -117,7 +116,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                     }
                 }
             }
-            // A stream that has failed has nothing left to mend.
+            // A stream that has failed repairs nothing.
             self.unsettled |=
                 !matches!(state, ConnectionState::Up | ConnectionState::Dead) && !has_failed;
         }

@@ -1,8 +1,8 @@
-//! An open stream's driver: all that it decides between the calls of its owner, the bytes of its
-//! connections and the clock.
+//! The driver of an open stream: it decides everything between the calls of the owner, the bytes of
+//! the connections and the clock.
 //!
-//! The shell has the sockets, threads and buffers. One thread at a time drives the stream: its
-//! owner's, in a call, or that of the [`BackgroundDriver`] while the owner is elsewhere. It does
+//! The shell has the sockets, threads and buffers. One thread at a time drives the stream: the
+//! owner's, in a call, or that of the [`BackgroundDriver`] while the owner is not calling. It does
 //! rounds:
 //!
 //! ```text
@@ -13,8 +13,8 @@
 //! settle(now), then each event
 //! ```
 //!
-//! An association that has ended is told of behind the bytes, and before anything is sent because of
-//! them: they may be of a target that has been started again since (T27). The driver's
+//! The shell reports the end of an association after the bytes, and before anything is sent because
+//! of them: they may be from a target that has been started again since (T27). The driver's
 //! [`marks`](StreamDriver::marks) are read between rounds. Times are nanoseconds of one
 //! monotonic clock.
 
@@ -47,34 +47,34 @@ use connection::ServerConnection;
 pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
 pub use waitlist::{Entry, Mark, Place, Standing, StreamIncarnation, Waitlist};
 
-/// Something that a stream's driver has for its shell.
+/// An event that a stream's driver reports to its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEvent {
-    /// The connection to a server is over: the shell closes it.
+    /// The connection to a server has ended: the shell closes it.
     Over {
         /// The server.
         server: u16,
     },
-    /// A connection is wanted. It is asked for once; the shell answers with
+    /// The driver requests a connection, once. The shell answers with
     /// [`connected`](StreamDriver::connected) or [`give_up`](StreamDriver::give_up), as soon as it
     /// can.
     Connect(ConnectRequest),
-    /// The stream is back on a server that it had lost.
+    /// The stream is bound again on a server that it had lost.
     Back {
         /// The server.
         server: u16,
-        /// For how long the stream was without it, ns.
+        /// The time for which the stream was without the server, ns.
         unreachable_ns: u64,
-        /// Requests that were sent again, to any server.
+        /// The number of requests that were sent again, to any server.
         replayed: u64,
     },
 }
 
-/// The longest sleep of an owner in a call, ns: another stream's failed FLUSH makes this one fail
-/// without anything coming in (T22).
+/// The longest sleep of an owner in a call, ns. Another stream's failed FLUSH makes this stream
+/// fail although nothing arrives (T22).
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
-/// Groups admitted before they are sent without being asked to: four full TCP segments of blocks.
+/// The number of admitted groups that are sent without a request: four full TCP segments of blocks.
 /// Fewer cost a system call on either side for each segment.
 const ADMITTED_MAX: usize = 64;
 
@@ -83,37 +83,38 @@ pub struct StreamDriver<P> {
     session: StreamSession<P>,
     servers: Vec<ServerConnection>,
     events: VecDeque<StreamEvent>,
-    /// Some connection is not as it should be.
+    /// [`settle`](Self::settle) must check the connections.
     unsettled: bool,
-    /// Something was asked for that [`pump`](Self::pump) has not turned into commands yet.
+    /// There are requests that [`pump`](Self::pump) has not yet turned into commands.
     unsent: bool,
     /// Groups admitted since the last [`pump`](Self::pump).
     admitted: usize,
     /// The first failure that was reported (P6).
     failure: Option<Failure>,
     attention: Attention,
-    /// The last group, if it is not durable, and since when nothing has been done about that.
+    /// The last group, if it is not durable, and since when the stream has been idle with it, ns.
     undurable: Option<(Seq, u64)>,
     /// The read of the owner's call.
     read: ReadCall,
     closing: Option<Closing>,
-    /// The payload of groups up to this has been given back.
+    /// The payload of groups up to this one has been freed.
     forgotten: Seq,
-    /// Other threads wait for this group to be durable, and up to which that was asked for.
+    /// The group for whose durability other threads wait.
     wanted: Seq,
+    /// The group up to which that durability was requested.
     asked: Seq,
-    /// What the owner was told last: the marks, and how far the stream is released.
-    told: (Marks, Seq),
+    /// The marks that were last reported to the owner, and the released mark.
+    reported: (Marks, Seq),
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
-    /// Drives a session; `queues` has the id of its queue on each server, and the commands that
-    /// the queue has room for.
+    /// The driver of a session; `queues` has for each server the id of its queue, and the number of
+    /// commands for which the queue has space.
     #[must_use]
     pub fn new(session: StreamSession<P>, queues: impl Iterator<Item = (u16, usize)>) -> Self {
         let servers = queues.map(|(qid, depth)| ServerConnection::new(qid, depth)).collect();
         let forgotten = session.config().start;
-        let told = (session.marks(), session.engine().released());
+        let reported = (session.marks(), session.engine().released());
         Self {
             session,
             servers,
@@ -129,12 +130,12 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             forgotten,
             wanted: forgotten,
             asked: forgotten,
-            told,
+            reported,
         }
     }
 
-    /// Takes a group, whole or not at all, and the payloads out of `writes`. It leaves with the
-    /// next [`pump`](Self::pump), which is due at once if the stream [is to
+    /// Admits a group, whole or not at all, and takes the payloads out of `writes`. The next
+    /// [`pump`](Self::pump) sends it, which is due at once if the stream [should
     /// send](Self::should_send).
     ///
     /// # Errors
@@ -149,36 +150,37 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let seq = self.session.admit(writes, tag, durable)?;
         self.admitted += 1;
         if durable && !probe::planted(Plant::P8DurableUnsent) {
-            // Somebody waits for it, or will; and nobody may call before it is there.
+            // A thread waits for it, or will, and the owner may not call before it is durable.
             self.admitted = ADMITTED_MAX;
         }
         Ok(seq)
     }
 
-    /// Whether what has been admitted since the last [`pump`](Self::pump) is to be sent now, without
-    /// being asked to: a durable group, or so many groups that waiting for more would gain nothing.
+    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
+    /// a request: one is durable, or there are [`ADMITTED_MAX`] of them, and waiting for more would
+    /// gain nothing.
     #[inline]
     #[must_use]
     pub fn should_send(&self) -> bool {
         self.admitted >= ADMITTED_MAX
     }
 
-    /// The owner calls. Returns whether the background driver must be woken, so that it notices
-    /// when the owner goes away again.
+    /// Counts a call of the owner. Returns whether the background driver must be woken, so that it
+    /// notices when the owner stops calling again.
     #[inline]
     pub fn owner_calls(&mut self) -> bool {
         self.attention.called()
     }
 
-    /// What the owner and the background driver leave for one another.
+    /// The record that the owner and the background driver keep for each other.
     pub fn attention_mut(&mut self) -> &mut Attention {
         &mut self.attention
     }
 
-    /// The marks; what they say counts as delivered (T1).
+    /// The marks; groups up to them count as delivered (T1).
     ///
     /// # Errors
-    /// The failure of the stream: the same one, however often it is asked for (P6).
+    /// The failure of the stream: each call returns the same one (P6).
     #[inline]
     pub fn marks(&mut self) -> Result<Marks, Failure> {
         if let Some(failure) = self.failure {
@@ -186,7 +188,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
         let last = self.session.engine().last();
         let polled = self.session.poll();
-        // The engine may have put in a flush of its own, and nothing else would send it.
+        // The engine may have inserted a flush of its own, and nothing else would send it.
         self.unsent |= self.session.engine().last() != last;
         polled.inspect_err(|failure| self.failure = Some(*failure))
     }
@@ -198,12 +200,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.marks()
     }
 
-    /// Takes in what arrived from a server that [is open](Self::is_open); `sink` gets the bytes of
-    /// the read under way, with their offset in it. Returns how many bytes of `buf` were used up.
+    /// Takes in the bytes that arrived from a server that [is open](Self::is_open); `sink` gets the
+    /// bytes of the read in flight, with their offset in it. Returns the number of bytes of `buf`
+    /// that were used up.
     ///
     /// # Errors
-    /// The target broke the protocol, or refused the queue: the shell sends what the outbox holds,
-    /// which says why, and then says [`closed`](Self::closed).
+    /// The target broke the protocol, or refused the queue. The shell sends the contents of the
+    /// outbox, which report the reason, and then calls [`closed`](Self::closed).
     #[inline]
     pub fn received(
         &mut self,
@@ -215,14 +218,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.receive(server, now, buf, sink)
     }
 
-    /// Bytes that the next PDU at the start of `buf` needs in all.
+    /// The length of the PDU at the start of `buf`, in bytes.
     #[inline]
     #[must_use]
     pub fn need(&self, server: u16, buf: &[u8]) -> usize {
         self.session.need(server, buf)
     }
 
-    /// Turns what may be sent now into commands in the outboxes.
+    /// Turns the requests that may be sent now into commands in the outboxes.
     #[inline]
     pub fn pump(&mut self, now: u64) {
         if let Some(seq) = self.to_ask() {
@@ -231,14 +234,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
         self.unsent = false;
         self.admitted = 0;
-        // What `pump` finds settled has been unsettled: a connection may have been given up.
+        // A connection may have been given up in a session that was not settled before.
         self.unsettled |= self.session.is_unsettled();
         self.session.pump(now);
     }
 
-    /// Other threads wait until groups up to `seq` are durable; no later group that has been submitted
-    /// is waited for. Once they have been submitted, the drives are flushed, unless a group submitted
-    /// since has asked for that.
+    /// Other threads wait until groups up to `seq` are durable, and for no later submitted group.
+    /// Once these groups have been submitted, the drives are flushed, unless a group submitted
+    /// since has requested that.
     #[inline]
     pub fn want_durable(&mut self, seq: Seq) {
         if seq != self.wanted {
@@ -247,7 +250,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Up to where the drives are to be flushed because other threads wait for that.
+    /// The group up to which the drives must be flushed because other threads wait for that.
     fn to_ask(&self) -> Option<Seq> {
         if self.wanted <= self.asked {
             return None;
@@ -255,13 +258,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         Some(self.wanted.min(self.session.engine().last())).filter(|seq| *seq > self.asked)
     }
 
-    /// What is to be sent to a server.
+    /// The bytes to send to a server.
     #[inline]
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
         self.session.outbox(server)
     }
 
-    /// Time has gone by, and nothing came: a target that owes answers for too long is lost.
+    /// Time has passed, and nothing has arrived: a target that has not answered for too long is
+    /// lost.
     pub fn timeout(&mut self, now: u64) {
         while let Some(server) = self.session.stalled(now) {
             self.session.lost(server, riopipe_order::engine::Cause::TimedOut, now);
@@ -269,27 +273,27 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// What the shell has to do, once each.
+    /// The next event for the shell. Each is returned once.
     #[inline]
     pub fn next_event(&mut self) -> Option<StreamEvent> {
         self.events.pop_front()
     }
 
-    /// When a round is due though nothing may come; `None` if only something that comes makes one
-    /// worth it.
+    /// When a round is due even if nothing arrives, ns; `None` if a round is due only after an
+    /// arrival.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         if self.unsent && self.failure.is_none() { Some(now) } else { self.session.deadline(now) }
     }
 
-    /// Whether something was asked for that only a [`pump`](Self::pump) turns into commands: the
-    /// next round is due at once.
+    /// Whether there are requests that only a [`pump`](Self::pump) turns into commands: the next
+    /// round is due at once.
     #[must_use]
     pub fn wants_pump(&self) -> bool {
         self.unsent
     }
 
-    /// Until when an owner in a call may sleep at most, if nothing comes.
+    /// The time until which an owner in a call may sleep if nothing arrives, ns.
     #[must_use]
     pub fn sleeps_until(&self, now: u64) -> u64 {
         let latest = now.saturating_add(SLEEP_NS_MAX);
@@ -297,18 +301,18 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.deadline(now).into_iter().chain(read).fold(latest, u64::min)
     }
 
-    /// The payload of groups up to what this returns is not needed any more: their buffers may be
-    /// given back. [`Until::Space`] waits for more of it than there was at the last call.
+    /// The group up to which payload is not needed any more: the buffers may be freed.
+    /// [`Until::Space`] waits until this is a later group than at the last call.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
         self.forgotten = self.session.engine().kept_after();
         self.forgotten
     }
 
-    /// The end of some rounds of the background driver, the last of which has `worked` or not,
-    /// after [`marks`](Self::marks): an idle stream that its owner has left is made durable, so
-    /// that the logs can forget it (T1). Returns when the next round is due though nothing may
-    /// come; a stream that has failed needs none.
+    /// Ends some rounds of the background driver, after [`marks`](Self::marks); `worked` is whether
+    /// the last round did any work. An idle stream whose owner is not calling is made durable, so
+    /// that the logs can drop its entries (T1). Returns when the next round is due even if nothing
+    /// arrives; a stream that has failed needs none.
     pub fn take_care(&mut self, worked: bool, flush_ns: u64, now: u64) -> Option<u64> {
         if self.failure.is_some() {
             return None;
@@ -318,8 +322,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if worked { Some(now) } else { next }
     }
 
-    /// Asks for a flush if the last group has been undurable for long enough with nothing under
-    /// way; returns when that is due.
+    /// Requests a flush if the stream has been idle for long enough and its last group is not
+    /// durable; returns when that is due.
     fn idle_flush(&mut self, flush_ns: u64, now: u64) -> Option<u64> {
         let engine = self.session.engine();
         let last = engine.last();
@@ -346,13 +350,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         None
     }
 
-    /// Which stream of the volume.
+    /// The id of the stream.
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.session.config().stream
     }
 
-    /// What the stream is.
+    /// The configuration of the stream.
     #[must_use]
     pub fn config(&self) -> &StreamConfig {
         self.session.config()
@@ -364,50 +368,49 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.topology()
     }
 
-    /// The last group submitted.
+    /// The last submitted group.
     #[must_use]
     pub fn last(&self) -> Seq {
         self.session.engine().last()
     }
 
-    /// Up to here the stream is complete, durable and delivered (T1).
+    /// The released mark: groups up to it are complete, durable and delivered (T1).
     #[inline]
     #[must_use]
     pub fn released(&self) -> Seq {
         self.session.engine().released()
     }
 
-    /// Requests that were sent again to targets that had been lost (P7), so far.
+    /// The number of requests that were sent again to targets that had been lost (P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
         self.session.engine().replayed()
     }
 
-    /// How the stream stands with a server.
+    /// The state of the stream's connection to a server.
     #[must_use]
     pub fn connection(&self, server: u16) -> ConnectionState {
         self.session.connection(server)
     }
 
-    /// The queue on every server.
+    /// The id of the stream's queue on each server.
     pub fn qids(&self) -> impl Iterator<Item = u16> + '_ {
         self.servers.iter().map(|server| server.qid)
     }
 
-    /// Whether the group that is submitted next is to be traced; see
-    /// [`StreamSession::traces_next`].
+    /// Whether the next submitted group must be traced; see [`StreamSession::traces_next`].
     #[inline]
     pub fn traces_next(&mut self) -> bool {
         self.session.traces_next()
     }
 
-    /// Group `seq`, which was to be traced, has been admitted between `since` and `now`.
+    /// Group `seq`, which is traced, has been admitted between `since` and `now`, ns.
     #[cold]
     pub fn trace(&mut self, seq: Seq, since: u64, now: u64) {
         self.session.trace(seq, since, now);
     }
 
-    /// Whether the session wants to know the [`instant`](Self::instant): to be asked after
+    /// Whether the session needs a call of [`instant`](Self::instant). The shell checks this after
     /// [`pump`](Self::pump) and [`received`](Self::received).
     #[inline]
     #[must_use]
@@ -415,13 +418,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.wants_instant()
     }
 
-    /// It is now `now`.
+    /// Gives the session the present time, ns.
     #[cold]
     pub fn instant(&mut self, now: u64) {
         self.session.instant(now);
     }
 
-    /// Where the time of the traced group went, if one is complete as of the last
+    /// The time that the traced group spent in each stage, if it is complete as of the last
     /// [`marks`](Self::marks).
     #[inline]
     pub fn traced(&mut self, now: impl FnOnce() -> u64) -> Option<Spent> {

@@ -1,9 +1,10 @@
-//! Starting a stream: a connection to every target, and the stream bound on each.
+//! The start of a stream: it makes a connection to every target, and binds the stream on each.
 //!
-//! A target may still be taking leave of the stream's last connection: it refuses the queue until
-//! nothing of that one is under way any more (T8). Then everything is tried again a moment later.
-//! So it is while a target is away, and when one has gone since its connection was begun: a stream
-//! is handed out only over associations that have not ended meanwhile (T27).
+//! A target may still be ending the stream's last connection: it refuses the queue until nothing of
+//! that connection is in flight any more (T8). Then the start tries everything again a moment
+//! later. It does the same while a target is unreachable, and when a target was lost since its
+//! connection was begun: a stream starts only over associations that have not ended meanwhile
+//! (T27).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -22,30 +23,30 @@ use crate::initiator::stream::{
 };
 use crate::wire::BLOCK_BYTES;
 
-/// What a stream is to be.
+/// The specification of a stream that is to be started.
 #[derive(Clone, Debug)]
 pub struct StreamSpec {
-    /// The stream. Its queue depth is what is wished for: a target may grant smaller queues.
+    /// The stream's configuration. A target may grant smaller queues than its queue depth.
     pub config: StreamConfig,
     /// The volume's topology.
     pub topology: Topology,
-    /// Payload bytes that may be held because they are not durable, or not complete (T14).
+    /// The most payload bytes that are kept because they are not durable, or not complete (T14).
     pub kept_bytes_max: u64,
-    /// Whether neighbouring requests are merged (T16), up to what goes with a command.
+    /// Whether adjacent requests are merged (T16), up to the data that a command can carry.
     pub merge: bool,
-    /// The stream's queue on every server.
+    /// The id of the stream's queue on each server.
     pub qids: Vec<u16>,
-    /// It is no stream of the volume, and only reads it; see
+    /// It is not a stream of the volume, and only reads the volume; see
     /// [`StreamSession::reads_only`]. Its engine is `EngineKind::None`.
     pub reads_only: bool,
 }
 
-/// What all streams of a volume in one process share.
+/// The state that all streams of a volume share in one process.
 #[derive(Clone, Debug)]
 pub struct StreamShared {
-    /// Failed FLUSHes (T22).
+    /// The record of failed FLUSHes (T22).
     pub flush_failures: Arc<FlushFailures>,
-    /// Where reads must wait (P9).
+    /// The read barrier (P9).
     pub read_barrier: Arc<ReadBarrier>,
 }
 
@@ -57,44 +58,45 @@ pub enum StartError {
     Ended {
         /// The server.
         server: u16,
-        /// What the session says; `None`: the target or the network closed it.
+        /// The error of the session; `None`: the target or the network closed the connection.
         error: Option<SessionError>,
     },
-    /// A target does not bind the stream.
+    /// A target has refused to bind the stream.
     #[error("server {} does not bind the stream: {}", .0.server, .0.status)]
     Refused(BindRefused),
-    /// A target did not bind the stream in time, or owed an answer for too long.
+    /// A target did not bind the stream in time, or did not answer for too long.
     #[error("server {server} did not bind the stream within {after_ns} ns")]
     TimedOut {
-        /// The server; the first, if it is not known which.
+        /// The server; the first, if the server is not known.
         server: u16,
-        /// The time that it had, ns.
+        /// The time limit, ns.
         after_ns: u64,
     },
 }
 
-/// What the shell does next.
+/// The next action of the shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartStep {
-    /// Make this connection, and say [`connected`](StreamStart::connected), or
-    /// [`put_off`](StreamStart::put_off) while the target is away.
+    /// Make this connection, and call [`connected`](StreamStart::connected), or
+    /// [`put_off`](StreamStart::put_off) while the target is unreachable.
     Connect(ConnectRequest),
-    /// Drive the [`driver`](StreamStart::driver), if there is one: take in what comes,
-    /// [`pump`](StreamDriver::pump) and send; but do not [`settle`](StreamDriver::settle) it. Tell
-    /// [`failed`](StreamStart::failed) of a connection that ends.
+    /// Drive the [`driver`](StreamStart::driver), if there is one: take in the bytes that arrive,
+    /// [`pump`](StreamDriver::pump) and send; but do not [`settle`](StreamDriver::settle) it. Call
+    /// [`failed`](StreamStart::failed) for a connection that ends.
     Drive,
-    /// Close all connections, and come back at this time, ns. It may be past.
+    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. It may
+    /// be past.
     Rest(u64),
-    /// The stream is bound everywhere: take it with [`into_driver`](StreamStart::into_driver).
+    /// The stream is bound on all targets: take it with [`into_driver`](StreamStart::into_driver).
     Ready,
-    /// It cannot be started.
+    /// The stream cannot be started.
     Failed(StartError),
 }
 
-/// A refused queue is asked for again after this long, ns.
+/// A refused queue is requested again after this time, ns.
 const REST_NS: u64 = 5_000_000;
 
-/// A connection to be, of the stream to one server.
+/// A connection of the stream to one server that is not made yet.
 #[derive(Debug)]
 struct PendingConnection<P> {
     asked: bool,
@@ -104,10 +106,10 @@ struct PendingConnection<P> {
 enum Stage<P> {
     Connecting(Vec<PendingConnection<P>>),
     Binding(Box<StreamDriver<P>>),
-    /// Nothing is done before `until`; the shell has been told so, or has not.
+    /// Nothing is done before `until`; `reported` is whether the shell has received that step.
     Resting {
         until: u64,
-        told: bool,
+        reported: bool,
     },
     Failed(StartError),
 }
@@ -118,13 +120,13 @@ pub struct StreamStart<P> {
     shared: StreamShared,
     timeout_ns: u64,
     deadline: u64,
-    /// The server that is connected to first: the one that was away last.
+    /// The server to connect to first: the one that was unreachable last.
     first: u16,
     stage: Stage<P>,
 }
 
 impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
-    /// Starts a stream at `now`; it is given up after `timeout_ns`.
+    /// Begins to start a stream at `now`, ns. The start is given up after `timeout_ns`.
     #[must_use]
     pub fn new(spec: StreamSpec, shared: StreamShared, timeout_ns: u64, now: u64) -> Self {
         debug_assert_eq!(spec.qids.len(), spec.topology.servers().len());
@@ -133,11 +135,11 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         Self { spec, shared, timeout_ns, deadline, first: 0, stage }
     }
 
-    /// What the shell does next.
+    /// The next action of the shell.
     pub fn step(&mut self, now: u64) -> StartStep {
         match &mut self.stage {
-            Stage::Resting { until, told } if now < *until || !*told => {
-                *told = true;
+            Stage::Resting { until, reported } if now < *until || !*reported => {
+                *reported = true;
                 StartStep::Rest(*until)
             }
             Stage::Resting { .. } => {
@@ -185,7 +187,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         StartStep::Failed(error)
     }
 
-    /// A connection that was asked for is there, and a queue on it that has not been started.
+    /// A requested connection is made, with a queue that has not been started.
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
         let Stage::Connecting(pending) = &mut self.stage else { return };
         if let Some(pending) = pending.get_mut(usize::from(server)) {
@@ -199,9 +201,9 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// A connection has ended, with an error of the session if there was one. If the target only
-    /// waits for the end of the stream's last connection, or has hung up without a word, as one does
-    /// that dies, everything is tried again.
+    /// A connection has ended, with an error of the session if there was one. The start tries
+    /// everything again if the target only waits for the end of the stream's last connection, or
+    /// has closed the connection without an error, as a target does that dies.
     pub fn failed(&mut self, server: u16, error: Option<SessionError>, now: u64) {
         if matches!(self.stage, Stage::Failed(_)) {
             return;
@@ -214,8 +216,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// The association that a server's connections belong to is over: a connection that was begun
-    /// before is of no use, nor is what was met on it (T27). Everything is tried again.
+    /// The association of a server's connections has ended: a connection that was begun before is
+    /// of no use, and neither are the answers on it (T27). The start tries everything again.
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let concerned = match &self.stage {
             Stage::Connecting(pending) => {
@@ -236,23 +238,23 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// A connection that was asked for cannot be made now, because the target is away: everything is
-    /// tried again a moment later, this server first, until the time is over.
+    /// A requested connection cannot be made now, because the target is unreachable. The start
+    /// tries everything again a moment later, this server first, until its time limit.
     pub fn put_off(&mut self, server: u16, now: u64) {
         self.first = server;
         self.stage = if now < self.deadline {
-            Stage::Resting { until: now.saturating_add(REST_NS), told: false }
+            Stage::Resting { until: now.saturating_add(REST_NS), reported: false }
         } else {
             Stage::Failed(StartError::Ended { server, error: None })
         };
     }
 
-    /// A server will not come back: the stream cannot be started.
+    /// The server will not come back: the stream cannot be started.
     pub fn give_up(&mut self, server: u16) {
         self.stage = Stage::Failed(StartError::Ended { server, error: None });
     }
 
-    /// The stream's driver once all connections are there.
+    /// The stream's driver once all connections are made.
     pub fn driver(&mut self) -> Option<&mut StreamDriver<P>> {
         match &mut self.stage {
             Stage::Binding(driver) => Some(driver),
@@ -260,12 +262,12 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// When to call [`step`](Self::step) though nothing may have come.
+    /// When to call [`step`](Self::step) even if nothing has arrived, ns.
     #[must_use]
     pub fn deadline(&self, now: u64) -> u64 {
         match &self.stage {
-            Stage::Resting { until, told: true } => *until,
-            Stage::Resting { told: false, .. } => now,
+            Stage::Resting { until, reported: true } => *until,
+            Stage::Resting { reported: false, .. } => now,
             Stage::Binding(driver) => {
                 driver.deadline(now).map_or(self.deadline, |at| at.min(self.deadline))
             }
@@ -273,7 +275,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// The stream, if it is bound everywhere.
+    /// The stream's driver, if the stream is bound on all targets.
     #[must_use]
     pub fn into_driver(self) -> Option<StreamDriver<P>> {
         match self.stage {
@@ -288,13 +290,13 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         let mut config = config.clone();
         let mut merged_blocks_max = u32::MAX;
         for queue in &queues {
-            // A target that takes no data with commands asks for all of it anyway.
+            // A target that takes no data with commands requests all of it anyway.
             match queue.in_capsule() / BLOCK_BYTES as u32 {
                 0 => {}
                 blocks => merged_blocks_max = merged_blocks_max.min(blocks),
             }
-            let room = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
-            config.queue_depth = config.queue_depth.min(room.max(1));
+            let space = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
+            config.queue_depth = config.queue_depth.min(space.max(1));
         }
         let limits = Limits {
             kept_bytes_max: *kept_bytes_max,
@@ -317,7 +319,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     }
 }
 
-/// Commands that a queue of the stream has to have room for.
+/// The number of commands for which a queue of the stream must have space.
 fn commands(spec: &StreamSpec) -> usize {
     spec.config.queue_depth + CONTROL_COMMANDS
 }

@@ -1,11 +1,12 @@
 //! The list of a stream's waiters: other threads and futures, each with the mark that it waits for.
 //!
 //! A waiter enters the list, and then reads the marks once more. The thread that drives the stream
-//! publishes the marks first, and then takes the waiters whose marks are reached out of the list. So
-//! one of the two sees a mark that is published while a waiter enters.
+//! publishes the marks first, and then takes the waiters whose marks are reached out of the list.
+//! So one of the two sees a mark that is published while a waiter enters.
 //!
-//! A stream that is reopened begins another [`StreamIncarnation`], and gives the numbers of lost groups again. So a
-//! wait belongs to the incarnation in which it was begun: it never takes a later group for its own (P2).
+//! A stream that is reopened begins another [`StreamIncarnation`], and uses the seqs of lost groups
+//! again. So a wait belongs to the incarnation in which it was begun: a later group with the same
+//! seq never ends it (P2).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -14,17 +15,17 @@ use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
 use riopipe_order::probe::{self, Plant};
 
-/// A mark of a stream that can be waited for.
+/// A mark of a stream that a waiter can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mark {
-    /// Up to it all groups are complete on all targets.
+    /// All groups up to it are complete on all targets.
     Complete,
-    /// Up to it all groups are durable.
+    /// All groups up to it are durable.
     Durable,
 }
 
 impl Mark {
-    /// Where this mark is.
+    /// The value of this mark.
     #[must_use]
     pub const fn of(self, marks: Marks) -> Seq {
         match self {
@@ -34,7 +35,7 @@ impl Mark {
     }
 }
 
-/// A stream, as a waiter sees it at one moment.
+/// The state of a stream that a waiter reads at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The marks that were published last.
@@ -43,24 +44,25 @@ pub struct Standing {
     pub over: bool,
 }
 
-/// A incarnation of a stream: the first begins when it is opened, another whenever it is reopened.
+/// The number of an incarnation of a stream. The first begins when the stream is opened, and
+/// another begins at each reopening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamIncarnation(pub u64);
 
 /// How an attempt to wait begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// The mark is there: nothing is to be waited for.
+    /// The mark is reached: there is nothing to wait for.
     Reached,
-    /// The mark is not there, and will not come.
+    /// The mark is not reached, and will not be.
     Over,
-    /// The wait is of an earlier incarnation of the stream, and its group was lost.
+    /// The wait belongs to an earlier incarnation of the stream, and its group was lost.
     Lost,
     /// The waiter is in the list.
     Waits {
         /// Its place, for [`Waitlist::renew`] and [`Waitlist::remove`].
         place: Place,
-        /// It is the first one: the background thread is to be woken, so that it takes the stream
+        /// It is the first waiter: the background driver must be woken, so that it takes the stream
         /// over.
         first: bool,
     },
@@ -73,13 +75,13 @@ pub struct Place {
     token: u64,
 }
 
-/// The waiters of a stream, by what they wait for. `W` is what wakes one of them.
+/// The waiters of a stream, by mark and seq. A `W` wakes one waiter.
 #[derive(Debug)]
 pub struct Waitlist<W> {
     complete: BTreeMap<Place, W>,
     durable: BTreeMap<Place, W>,
     tokens: u64,
-    /// Where each incarnation but the first has begun: after this group.
+    /// The group after which each incarnation but the first has begun.
     starts: Vec<Seq>,
 }
 
@@ -108,8 +110,8 @@ impl<W> Waitlist<W> {
         self.durable.last_key_value().map(|(place, _)| place.seq)
     }
 
-    /// The same among the groups up to `last`, those that have been submitted: for others nothing can
-    /// be done yet.
+    /// As [`wanted`](Self::wanted), among the groups up to `last`, which have been submitted:
+    /// nothing can be done yet for others.
     #[must_use]
     pub fn wanted_up_to(&self, last: Seq) -> Option<Seq> {
         let (first, last) =
@@ -117,33 +119,33 @@ impl<W> Waitlist<W> {
         self.durable.range(first..=last).next_back().map(|(place, _)| place.seq)
     }
 
-    /// The incarnation that the stream is in.
+    /// The present incarnation of the stream.
     #[must_use]
     pub const fn incarnation(&self) -> StreamIncarnation {
         StreamIncarnation(self.starts.len() as u64)
     }
 
-    /// The stream has been reopened: it goes on after group `start`.
+    /// The stream has been reopened, and continues after group `start`.
     pub fn restart(&mut self, start: Seq) {
         self.starts.push(start);
     }
 
-    /// Whether a group of that incarnation is kept, and durable, in all the lives since; `None` in the same
-    /// incarnation.
+    /// Whether a group of that incarnation is kept, and durable, in all incarnations since; `None`
+    /// in the same incarnation.
     fn is_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
         let since = self.starts.get(incarnation.0 as usize..).filter(|since| !since.is_empty())?;
         Some(since.iter().all(|start| seq <= *start))
     }
 
-    /// A waiter of this incarnation waits until `mark` is at group `seq`. `look` returns the stream's
-    /// standing; it is called once the waiter is in the list, and not before.
+    /// A waiter of this incarnation waits until `mark` is at group `seq`. `standing` returns the
+    /// stream's standing; it is called once the waiter is in the list, and not before.
     pub fn enter(
         &mut self,
         mark: Mark,
         seq: Seq,
         incarnation: StreamIncarnation,
         waiter: W,
-        look: impl FnOnce() -> Standing,
+        standing: impl FnOnce() -> Standing,
     ) -> Entry {
         if let Some(kept) = self.is_kept(incarnation, seq) {
             return if kept { Entry::Reached } else { Entry::Lost };
@@ -155,7 +157,7 @@ impl<W> Waitlist<W> {
         if probe::planted(Plant::P8WaiterNotChecked) {
             return Entry::Waits { place, first };
         }
-        let standing = look();
+        let standing = standing();
         if mark.of(standing.marks) >= seq {
             self.remove(mark, place);
             Entry::Reached
@@ -167,10 +169,10 @@ impl<W> Waitlist<W> {
         }
     }
 
-    /// A waiter is to be woken by something else. Returns what would have woken it before.
+    /// Replaces the `W` of a waiter. Returns the earlier one.
     ///
     /// # Errors
-    /// It is not in the list any more: gives back what was to wake it.
+    /// The new `W`, if the waiter is not in the list any more.
     pub fn renew(&mut self, mark: Mark, place: Place, waiter: W) -> Result<W, W> {
         match self.list(mark).get_mut(&place) {
             Some(there) => Ok(core::mem::replace(there, waiter)),
@@ -178,12 +180,12 @@ impl<W> Waitlist<W> {
         }
     }
 
-    /// A waiter waits no more. Returns what would have woken it, if it was in the list.
+    /// Removes a waiter from the list. Returns its `W`, if it was in the list.
     pub fn remove(&mut self, mark: Mark, place: Place) -> Option<W> {
         self.list(mark).remove(&place)
     }
 
-    /// The marks have moved: takes the waiters whose marks are there.
+    /// The marks have moved: takes the waiters whose marks are reached.
     pub fn take_reached(&mut self, marks: Marks) -> Vec<W> {
         let mut reached = Vec::new();
         for mark in [Mark::Complete, Mark::Durable] {
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_those_whose_marks_are_there_are_taken_and_no_others() {
+    fn p8_waiters_whose_marks_are_reached_are_taken_and_no_others() {
         let mut list = Waitlist::new();
         assert!(waits(&mut list, Mark::Complete, 3, 1).1, "the first one");
         for (mark, seq, waiter) in
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_a_waiter_looks_again_once_it_is_in_the_list() {
+    fn p8_a_waiter_reads_the_marks_again_once_it_is_in_the_list() {
         let mut list = Waitlist::new();
         assert_eq!(
             list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, goes_on(2, 2)),
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(
             list.enter(Mark::Complete, Seq(2), StreamIncarnation(0), 1, over),
             Entry::Reached,
-            "it is there"
+            "the mark is reached"
         );
         assert_eq!(list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, over), Entry::Over);
         assert!(list.is_empty());
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn p2_a_wait_takes_no_group_of_a_later_life_for_its_own() {
+    fn p2_no_group_of_a_later_incarnation_ends_a_wait() {
         let mut list = Waitlist::new();
         let first = list.incarnation();
         list.restart(Seq(5));
@@ -289,7 +291,7 @@ mod tests {
         let mut enter =
             |incarnation, seq| list.enter(Mark::Durable, Seq(seq), incarnation, 1, goes_on(9, 9));
         assert_eq!(enter(first, 5), Entry::Reached, "it was kept");
-        assert_eq!(enter(first, 6), Entry::Lost, "the second incarnation's is another one");
+        assert_eq!(enter(first, 6), Entry::Lost, "the second incarnation's is another group");
         assert_eq!(enter(second, 7), Entry::Reached);
         assert_eq!(enter(second, 8), Entry::Lost);
         assert!(list.is_empty());
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn p8_all_are_told_that_the_marks_move_no_more() {
+    fn p8_all_waiters_are_taken_when_the_marks_move_no_more() {
         let mut list = Waitlist::new();
         waits(&mut list, Mark::Durable, 9, 1);
         waits(&mut list, Mark::Complete, 4, 2);

@@ -1,12 +1,12 @@
-//! The ownership checker: whether the caller keeps its duties of T11 and T15, over all streams of a
-//! volume.
+//! The ownership checker: it checks whether the caller keeps its duties of T11 and T15, over all
+//! streams of a volume.
 
 use alloc::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::ownership::{OwnershipChecker, Violation};
 
-/// The stream that wrote each block last, and how far each stream is released.
+/// The stream that wrote each block last, and the released mark of each stream.
 #[derive(Debug, Default)]
 pub struct BlockOwnershipChecker {
     ledger: OwnershipChecker,
@@ -14,8 +14,8 @@ pub struct BlockOwnershipChecker {
 }
 
 impl BlockOwnershipChecker {
-    /// Checks a group before it is submitted. Of each write it needs the first volume block, the
-    /// blocks, and whether the caller declares them fresh.
+    /// Checks a group before it is submitted. A write is given by its first volume block, its
+    /// number of blocks, and whether the caller declares them fresh.
     ///
     /// # Errors
     /// The first [`Violation`] found.
@@ -68,17 +68,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn t15_what_recovery_dropped_keeps_nobody_waiting() {
-        let mut ledger = BlockOwnershipChecker::default();
-        ledger.note(StreamId(0), [(5, 1)].into_iter(), Seq(3));
-        let check = |ledger: &BlockOwnershipChecker| {
-            ledger.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok()
+    fn t15_groups_that_recovery_dropped_block_no_stream() {
+        let mut checker = BlockOwnershipChecker::default();
+        checker.note(StreamId(0), [(5, 1)].into_iter(), Seq(3));
+        let check = |checker: &BlockOwnershipChecker| {
+            checker.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok()
         };
-        ledger.released(StreamId(0), Seq(2));
-        assert!(!check(&ledger));
-        assert_eq!(ledger.holder(5), Some(StreamId(0)));
-        ledger.restarted(StreamId(0), Seq(2));
-        assert!(check(&ledger));
-        assert_eq!(ledger.holder(5), None);
+        checker.released(StreamId(0), Seq(2));
+        assert!(!check(&checker));
+        assert_eq!(checker.holder(5), Some(StreamId(0)));
+        checker.restarted(StreamId(0), Seq(2));
+        assert!(check(&checker));
+        assert_eq!(checker.holder(5), None);
     }
 }

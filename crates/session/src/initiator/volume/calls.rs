@@ -52,7 +52,7 @@ impl<Q> Targets<Q> {
         self.len
     }
 
-    /// Begins anew, with new associations.
+    /// Begins again, with new associations.
     pub(super) fn begin_again(&mut self, a: &mut impl Associations) {
         for target in 0..self.len {
             a.with(target, |association| {
@@ -62,7 +62,7 @@ impl<Q> Targets<Q> {
         self.questions.clear();
     }
 
-    /// The result of bringing them up: `None` as long as one bring-up runs. The caller waits for
+    /// The result of the bring-ups of all targets; `None` as long as one runs. The caller waits for
     /// all, so that every failure is reported.
     pub(super) fn attached(
         &self,
@@ -98,7 +98,7 @@ impl<Q> Targets<Q> {
         (0..self.len).for_each(|target| a.with(target, |association| association.open_drives(now)));
     }
 
-    /// Closes them.
+    /// Closes the queues to the drives of all targets.
     pub(super) fn close_drives(&self, a: &mut impl Associations) {
         (0..self.len).for_each(|target| a.with(target, Association::close_drives));
     }
@@ -136,8 +136,7 @@ impl<Q> Targets<Q> {
         Ok(())
     }
 
-    /// The next answer that has come: its target, the purpose of the question, its completion and
-    /// its data.
+    /// The next answer: its target, the purpose of the question, its completion and its data.
     pub(super) fn answer(&mut self, a: &mut impl Associations) -> Option<(usize, Q, Cqe, Vec<u8>)> {
         for target in 0..self.len {
             while let Some(Answer { name, cqe, page, .. }) = a.with(target, Association::answer) {
@@ -154,7 +153,7 @@ impl<Q> Targets<Q> {
         !self.questions.is_empty()
     }
 
-    /// No answer to any question so far matters any more.
+    /// Drops all questions so far: their answers are not needed any more.
     pub(super) fn forget(&mut self) {
         self.questions.clear();
     }

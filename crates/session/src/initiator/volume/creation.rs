@@ -39,9 +39,9 @@ use crate::wire::{
 
 /// The generation with which a volume is made.
 const FIRST_GENERATION: u32 = 1;
-/// Members on one target at most.
+/// The most members on one target.
 const MEMBERS_ON_TARGET_MAX: usize = 16;
-/// Blocks of a stripe unit at most.
+/// The most blocks of a stripe unit.
 const UNIT_BLOCKS_MAX: u32 = 1 << 20;
 
 /// The options for a new volume.
@@ -53,17 +53,17 @@ pub struct VolumeCreationConfig {
     pub volume: VolumeId,
     /// The places of its members, in its order.
     pub places: Vec<MemberPlace>,
-    /// How many targets it has.
+    /// The number of its targets.
     pub targets: usize,
-    /// Blocks of a stripe unit.
+    /// The blocks of a stripe unit.
     pub unit_blocks: u32,
-    /// Streams.
+    /// The number of streams.
     pub streams: u16,
-    /// The engine to make it for; `None`: `rio` where every target can, else `sync` (T17).
+    /// The engine of the volume; `None`: `rio` where every target can, else `sync` (T17).
     pub engine: Option<EngineKind>,
-    /// Log slots per stream and target; 0: as many as fit.
+    /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
-    /// Whether drives forget the volume that they belong to, with all its data.
+    /// Whether to give up the volumes that the drives belong to, with all their data.
     pub force: bool,
     /// CRC32C, for the labels.
     pub crc32c: Crc32c,
@@ -91,9 +91,9 @@ enum Question {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Attaching,
-    /// The labels are read, to see whether the drives belong to a volume.
+    /// The labels are read, to check whether the drives belong to a volume.
     Labels,
-    /// The targets of drives that belong to one are asked whether it has an owner.
+    /// The targets of drives that belong to a volume are asked whether it has an owner.
     OldStatuses,
     /// The targets forget the volumes that the drives belonged to.
     ForgettingOld,
@@ -115,13 +115,13 @@ enum Step {
 struct Drives {
     controllers: Vec<Controller>,
     namespaces: Vec<Namespace>,
-    /// Of each member, whether its label is being read or has been.
+    /// For each member, whether its label has been requested.
     asked: Vec<bool>,
-    /// Of each member whose label has been read, the volume that it belongs to, with its name.
+    /// For each member whose label has been read, the volume that it belongs to, with its name.
     labels: Vec<Option<Option<(VolumeId, String)>>>,
 }
 
-/// Making a volume; see the [module](self).
+/// The creation of a volume; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeCreation {
     config: VolumeCreationConfig,
@@ -243,10 +243,10 @@ impl VolumeCreationConfig {
 }
 
 impl VolumeCreation {
-    /// Begins.
+    /// A creation with these options, which [`advance`](Self::advance) begins.
     ///
     /// # Errors
-    /// The options make no volume. No target has been asked.
+    /// The options make no volume. No target has got a command.
     pub fn new(config: VolumeCreationConfig) -> Result<Self, VolumeCreateError> {
         config.check()?;
         Ok(Self {
@@ -265,8 +265,8 @@ impl VolumeCreation {
         })
     }
 
-    /// The reason why the volume is made for engine `sync` although the caller did not ask for it,
-    /// if so, once (T17).
+    /// The reason why the volume is made for engine `sync` although the caller did not request
+    /// that, if so, once (T17).
     pub fn take_fallback(&mut self) -> Option<Lacking> {
         self.fallback.take()
     }
@@ -314,7 +314,7 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// An answer has come.
+    /// Takes in an answer.
     fn take(
         &mut self,
         target: usize,
@@ -322,14 +322,16 @@ impl VolumeCreation {
         cqe: Cqe,
         page: &[u8],
     ) -> Result<(), VolumeCreateError> {
-        let said = cqe.status();
+        let answer = cqe.status();
         match question {
             Question::Forget => return Ok(()),
-            Question::Claim if said.is(status::LOG_TOO_SMALL) => {
+            Question::Claim if answer.is(status::LOG_TOO_SMALL) => {
                 let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
                 return Err(VolumeCreateError::LogTooSmall { target, need, free });
             }
-            _ if !said.is_ok() => return Err(self.call_failed(target, CallFailure::Status(said))),
+            _ if !answer.is_ok() => {
+                return Err(self.call_failed(target, CallFailure::Status(answer)));
+            }
             Question::Label(member) => {
                 let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
@@ -345,7 +347,7 @@ impl VolumeCreation {
                 }
             }
             Question::Status => {
-                // Slots for more than the flushes for which space must always be left.
+                // There must be more slots than the flushes need for which space is always left.
                 let (have, on) = (self.decoded(target, page)?.slots, &self.config.places);
                 let need = 2 * members_on(on, target).len() as u32 + 2;
                 if have < need {
@@ -361,7 +363,7 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// Does all that can be done now. Returns whether there may be more.
+    /// Does all that can be done now. Returns whether there may be more to do.
     fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
         match self.step {
             Step::Attaching => return self.attach(now, a),
@@ -583,12 +585,12 @@ impl VolumeCreation {
         Ok(false)
     }
 
-    /// Makes the targets forget a volume. A target that never knew it reports that, which is as
-    /// good.
+    /// Makes the targets forget a volume. A target that never knew it reports that, which has the
+    /// same result.
     fn forget(&mut self, volume: VolumeId, now: u64, a: &mut impl Associations) {
         for target in self.speaking().collect::<Vec<_>>() {
             let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
-            // A target that can't be asked is lost, and the next question reports that.
+            // A target that can't get a command is lost, and the next question reports that.
             let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
         }
     }
@@ -644,8 +646,8 @@ impl VolumeCreation {
 
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
-const FREEING_SPACE: &str = "making room in its log";
-const RELEASING: &str = "giving the volume back";
+const FREEING_SPACE: &str = "making space in its log";
+const RELEASING: &str = "releasing the volume";
 
 fn call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {
     VolumeCreateError::Call { target, doing, source }

@@ -23,7 +23,7 @@ pub enum Nonsense {
     #[error("a volume status that can't be read")]
     VolumeStatus,
     /// A PDU that announces more bytes than were requested.
-    #[error("a PDU larger than anything that was asked for")]
+    #[error("a PDU larger than all requested data")]
     LargePdu,
 }
 
@@ -58,13 +58,13 @@ pub enum CallFailure {
     #[error("no answer in time")]
     TimedOut,
     /// The queue has no free command: the target owes an answer to each one.
-    #[error("the target stalls: it owes {0} answers, and is asked nothing more before they come")]
+    #[error("the target stalls: it owes {0} answers, and gets no command before it sends them")]
     Behind(usize),
     /// The command could not be sent.
     #[error(transparent)]
     Ask(AskError),
     /// The target's answer is not valid (T18).
-    #[error("the target's answer makes no sense: {0}")]
+    #[error("the target's answer is not valid: {0}")]
     Nonsense(Nonsense),
 }
 
@@ -117,7 +117,7 @@ pub enum VolumeOpenError {
     #[error(transparent)]
     Opening(#[from] OpeningError),
     /// Data that was about to be zeroed could not be read, to be saved. Nothing was zeroed.
-    #[error("target {server}: reading what is about to be zeroed failed: {source}")]
+    #[error("target {server}: reading the data to be zeroed failed: {source}")]
     Save {
         /// The target.
         server: usize,
@@ -125,7 +125,7 @@ pub enum VolumeOpenError {
         source: CallFailure,
     },
     /// The program could not save the data that was about to be zeroed. Nothing was zeroed.
-    #[error("what was about to be zeroed could not be kept; nothing was zeroed")]
+    #[error("the data to be zeroed could not be saved; nothing was zeroed")]
     NotSaved,
 }
 
@@ -193,9 +193,9 @@ pub enum VolumeCreateError {
     TooSmall {
         /// The member.
         member: usize,
-        /// Blocks it has.
+        /// The number of its blocks.
         blocks: u64,
-        /// Blocks it needs.
+        /// The number of blocks that it needs.
         needed: u64,
     },
     /// The drive belongs to a volume already.
@@ -231,9 +231,9 @@ pub enum VolumeCreateError {
     LogTooSmall {
         /// The target.
         target: usize,
-        /// Bytes needed.
+        /// The bytes needed.
         need: u32,
-        /// Bytes free.
+        /// The free bytes.
         free: u32,
     },
     /// The log has too few slots to make progress.
@@ -241,9 +241,9 @@ pub enum VolumeCreateError {
     TooFewSlots {
         /// The target.
         target: usize,
-        /// Slots that the log would have.
+        /// The number of slots that the log would have.
         have: u32,
-        /// Slots needed.
+        /// The number of slots needed.
         need: u32,
     },
     /// The members make no volume.

@@ -37,7 +37,7 @@ pub(super) fn ask<A: Associations, Q>(
     asked.map_err(|source| (place.target, source))
 }
 
-/// The member that a step is about.
+/// The member of a step.
 pub(super) const fn member_of(io: &LabelIo) -> usize {
     match io {
         LabelIo::Read { member } | LabelIo::Flush { member } | LabelIo::Write { member, .. } => {

@@ -28,7 +28,7 @@ pub struct Layout {
 }
 
 impl Default for Layout {
-    /// [`DATA_START`], and 128 KiB: beyond that nothing is gained, and a smaller unit shares the
+    /// [`DATA_START`], and 128 KiB: larger requests are not faster, and smaller ones share the
     /// connection better.
     fn default() -> Self {
         Self { start: DATA_START, request_blocks_max: 32 }
@@ -47,18 +47,18 @@ pub struct MemberPlace {
 /// The time for which an owner may be unreachable (T25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
-    /// How long an owner waits for a lost target, ms; 0: a loss is a failure at once.
+    /// The time for which an owner waits for a lost target, ms; 0: a loss is a failure at once.
     pub loss_ms: u64,
     /// The Keep Alive timeout of its associations, ms.
     pub keep_alive_ms: u32,
-    /// How long it waits for an answer, ms.
+    /// The time for which it waits for an answer, ms.
     pub timeout_ms: u64,
 }
 
 impl LeaseTimes {
-    /// The lease that an owner with this engine asks for, ms. After a target has noticed a loss,
+    /// The lease that an owner with this engine requests, ms. After a target has noticed a loss,
     /// the owner notices it at the latest when its next Keep Alive is not answered in time. Keep
-    /// Alive goes out each third of the timeout.
+    /// Alive is sent each third of the timeout.
     #[must_use]
     pub fn lease_ms(&self, engine: EngineKind) -> u32 {
         let noticed = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
@@ -74,13 +74,13 @@ pub enum MembersError {
     #[error(transparent)]
     Assemble(#[from] AssembleError),
     /// A drive has fewer blocks than its label requires.
-    #[error("member {member} has {blocks} blocks, fewer than the {needed} its label tells of")]
+    #[error("member {member} has {blocks} blocks, fewer than the {needed} that its label requires")]
     Shrunk {
         /// The member.
         member: usize,
-        /// Blocks of the drive.
+        /// The number of blocks of the drive.
         blocks: u64,
-        /// Blocks that the label requires.
+        /// The number of blocks that the label requires.
         needed: u64,
     },
 }
@@ -103,7 +103,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Checks the labels that were found. `name` is the volume that is wanted, if one is, and
+    /// Checks the labels that were found. `name` is the requested volume, if one is requested, and
     /// `accept_lost_log` allows a log that is not the one that is due (T19, T20).
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Members {
         members_on(&self.places, target)
     }
 
-    /// The volume as recovery sees it.
+    /// The description of the volume for its recovery.
     #[must_use]
     pub fn opening_config(&self) -> OpeningConfig {
         let servers = self.controllers.iter().enumerate().map(|(at, controller)| {
@@ -278,7 +278,8 @@ pub(super) fn region_of(controller: &Controller) -> Option<[u8; 16]> {
 }
 
 impl Layout {
-    /// Blocks that a volume needs on the drive with this label, from the first one on.
+    /// The number of blocks that a volume needs on the drive with this label, from the first one
+    /// on.
     fn needed(&self, label: &Label) -> u64 {
         self.start.saturating_add(label.data_blocks)
     }
@@ -292,8 +293,8 @@ mod tests {
     fn t25_a_lease_covers_the_time_until_the_owner_has_noticed_the_loss() {
         let times = LeaseTimes { loss_ms: 30_000, keep_alive_ms: 15_000, timeout_ms: 10_000 };
         assert_eq!(times.lease_ms(EngineKind::Rio), 45_000, "5 s and 10 s");
-        let patient = LeaseTimes { timeout_ms: 60_000, ..times };
-        assert_eq!(patient.lease_ms(EngineKind::Rio), 95_000);
+        let slow = LeaseTimes { timeout_ms: 60_000, ..times };
+        assert_eq!(slow.lease_ms(EngineKind::Rio), 95_000);
         let hasty = LeaseTimes { timeout_ms: 10, ..times };
         assert_eq!(hasty.lease_ms(EngineKind::Rio), 45_000, "never below the Keep Alive timeout");
         assert_eq!(LeaseTimes { loss_ms: 0, ..times }.lease_ms(EngineKind::Rio), 0);

@@ -1,11 +1,11 @@
 //! A volume from the owner's side: opened, recovered, used by streams, made.
 //!
 //! - [`opening`]: from the addresses of its members to an open volume; [`creation`] makes one;
-//! - [`recovery`]: the times of one attempt to recover something; [`streams`]: such an attempt over
-//!   the targets of an open volume, and the release of the volume;
-//! - [`state`]: which streams are open, over which queues, and from where each goes on;
-//! - [`block_ownership`]: the ownership checker: whether the caller keeps its duties between streams (T11,
-//!   T15);
+//! - [`recovery`]: one attempt to recover a volume or streams, with its times; [`streams`]: such an
+//!   attempt over the targets of an open volume, and the release of the volume;
+//! - [`state`]: the open streams, their queues, and the group after which each stream continues;
+//! - [`block_ownership`]: the ownership checker, which checks that the caller keeps its duties
+//!   between streams (T11, T15);
 //! - [`members`], [`ranges`]: the layout that follows from the drives and their labels.
 
 pub mod block_ownership;

@@ -5,18 +5,18 @@
 //! attaching → labels → (statuses, if the volume is only inspected)
 //!                    → claiming and recovering, with its pauses:
 //!                        claimed: the labels are rewritten
-//!                        decided: data that will be zeroed is saved, if the caller wants that
+//!                        decided: data that will be zeroed is saved, if the caller requests that
 //!                    → over
 //! ```
 //!
 //! The program has the targets' associations, new ones when it begins: it makes their connections,
 //! carries their bytes, and calls them when their deadlines are due. It calls
-//! [`advance`](VolumeOpening::advance) when an answer has come from a target or
+//! [`advance`](VolumeOpening::advance) when an answer has arrived from a target or
 //! [`deadline`](VolumeOpening::deadline) is due, and then sends the contents of the outboxes. It
 //! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! The program asks again for a volume that is owned for as long as the caller wants to wait (T25),
+//! The program asks again for a volume that is owned for the time that the caller allows (T25),
 //! each time over new associations. When an attempt fails after the volume may have been claimed,
 //! it is released.
 
@@ -48,7 +48,7 @@ use crate::wire::{Claim, VolumeStatus};
 pub enum Purpose {
     /// To inspect it: nothing is changed, and an owner may be active.
     Inspect,
-    /// To report what recovery would do: nothing is changed.
+    /// To report the result that a recovery would have: nothing is changed.
     DryRun,
     /// To claim it, and to recover every stream that needs it.
     Take,
@@ -61,7 +61,7 @@ pub struct VolumeOpeningConfig {
     pub name: Option<String>,
     /// The places of its members, in its order.
     pub places: Vec<MemberPlace>,
-    /// How many targets it has.
+    /// The number of its targets.
     pub targets: usize,
     /// The purpose.
     pub purpose: Purpose,
@@ -71,13 +71,13 @@ pub struct VolumeOpeningConfig {
     pub take_over: bool,
     /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
     pub accept_lost_log: bool,
-    /// How long to wait for an owner that may still come back (T25).
+    /// The wait for an owner that may still come back (T25).
     pub wait: OwnerWait,
     /// The time for which the new owner may be unreachable.
     pub lease: LeaseTimes,
     /// Whether the program saves the data that will be zeroed.
     pub save_undone: bool,
-    /// How long a target may owe an answer to recovery, or put its commands off, ns.
+    /// The limit for an answer to recovery, and for putting its commands off, ns.
     pub timeout_ns: u64,
     /// The number of the attempt (T23).
     pub attempt: u32,
@@ -92,14 +92,14 @@ pub struct VolumeOpeningConfig {
 pub struct OwnerWait {
     /// The whole time, ns; 0: the volume is refused at once.
     pub for_ns: u64,
-    /// The pause before it is asked for again, ns.
+    /// The pause before it is requested again, ns.
     pub ask_ns: u64,
     /// The time between two reports to the caller that it waits, ns.
     pub report_ns: u64,
 }
 
 impl OwnerWait {
-    /// Waits for so long, asks every half second, and reports every 5 seconds.
+    /// A wait of `for_ns` that asks every half second and reports every 5 seconds.
     #[must_use]
     pub const fn of(for_ns: u64) -> Self {
         Self { for_ns, ask_ns: 500_000_000, report_ns: 5_000_000_000 }
@@ -160,12 +160,12 @@ pub struct OpenedVolume {
     pub outcome: Outcome,
     /// The time of each step.
     pub steps: StepTimes,
-    /// The lease that the owner has asked for, ms.
+    /// The lease that the owner has requested, ms.
     pub lease_ms: u32,
 }
 
 impl OpenedVolume {
-    /// The volume as the recovery of its streams sees it.
+    /// The description of the volume for the recovery of its streams.
     #[must_use]
     pub fn opening_config(&self) -> OpeningConfig {
         self.members.opening_config()
@@ -247,7 +247,7 @@ enum SaveState {
 struct Labels {
     controllers: Vec<Controller>,
     namespaces: Vec<Namespace>,
-    /// Of each member, whether its drive has been asked.
+    /// For each member, whether its label has been requested.
     asked: Vec<bool>,
     found: Vec<Option<Found>>,
 }
@@ -261,7 +261,7 @@ pub struct VolumeOpening {
     members: Option<Members>,
     engine: EngineKind,
     fallback: Option<Hindrance>,
-    /// Where the volume's blocks lie.
+    /// The places of the volume's blocks.
     map: Option<Topology>,
     driver: Option<RecoveryDriver>,
     /// The times that the driver does not measure: connecting, and saving in a dry run, ns.
@@ -269,8 +269,8 @@ pub struct VolumeOpening {
     /// When the opening began, and when this attempt began, ns.
     began: u64,
     attempt_began: u64,
-    /// The time of the last report to the caller that it waits, ns.
-    told: Option<u64>,
+    /// The time of the last [`Owned`](OpeningEvent::Owned) event, ns.
+    reported: Option<u64>,
     /// The last progress of recovery that was reported.
     progress: Option<Progress>,
     /// The opening must continue at once, with a clock that is read anew.
@@ -282,7 +282,7 @@ pub struct VolumeOpening {
 }
 
 impl VolumeOpening {
-    /// Begins.
+    /// An opening that begins at `now`, ns.
     #[must_use]
     pub fn new(config: VolumeOpeningConfig, now: u64) -> Self {
         Self {
@@ -296,7 +296,7 @@ impl VolumeOpening {
             steps: StepTimes::default(),
             began: now,
             attempt_began: now,
-            told: None,
+            reported: None,
             progress: None,
             at_once: false,
             decided: false,
@@ -306,7 +306,7 @@ impl VolumeOpening {
         }
     }
 
-    /// When [`advance`](Self::advance) is due at the latest, ns, if nothing comes before.
+    /// When [`advance`](Self::advance) is due at the latest, ns, if nothing arrives before.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         if self.at_once {
@@ -319,7 +319,7 @@ impl VolumeOpening {
         }
     }
 
-    /// Continues with answers that have come, and with work that is due.
+    /// Continues with answers that have arrived, and with work that is due.
     pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
         self.at_once = false;
         if let Err(error) = self.go_on(now, a) {
@@ -361,8 +361,8 @@ impl VolumeOpening {
         self.advance(now, a);
     }
 
-    /// The result of the opening, once. The associations of a claimed volume continue. Those of a
-    /// volume that was inspected, or could not be opened, have been closed.
+    /// The result of the opening, once. The associations of a claimed volume continue. The
+    /// associations of a volume that was inspected, or could not be opened, have been closed.
     pub fn take_result(&mut self) -> Option<Result<OpenedVolume, VolumeOpenError>> {
         self.result.take()
     }

@@ -11,9 +11,9 @@ use crate::initiator::opening::StreamOutcome;
 /// Blocks of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockRange {
-    /// The first one.
+    /// The first block.
     pub lba: u64,
-    /// Number of blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
@@ -66,7 +66,7 @@ pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRan
     updates.iter().flat_map(of).collect()
 }
 
-/// The blocks that a stream's owner has to check before the stream starts again: in-place updates
+/// The blocks that a stream's owner must check before the stream starts again: in-place updates
 /// beyond the prefix, and writes in doubt; empty if nothing waits to be acknowledged (T9, T26).
 #[must_use]
 pub fn to_acknowledge(topology: &Topology, found: &StreamOutcome) -> Option<Vec<InPlaceRange>> {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_of_drives_are_told_in_volume_blocks() {
+    fn extents_of_drives_are_reported_in_volume_blocks() {
         let at = |member, lba, blocks| DriveExtent { member: Member(member), lba, blocks };
         // Blocks 2–5 of drive 0 are the volume's 2, 3 and 8, 9; 0–3 of drive 1 its 4–7.
         let ranges = volume_ranges(&striped(), &[at(0, 258, 4), at(1, 256, 4)]);

@@ -19,7 +19,7 @@ use crate::initiator::queue_pair::Data;
 const REST_NS: u64 = 500_000;
 /// The longest pause, ns.
 const REST_NS_MAX: u64 = 20_000_000;
-/// How often a pause is doubled at most.
+/// The most doublings of a pause.
 const REST_DOUBLED_MAX: u32 = 6;
 
 /// Why an attempt has ended. `server` counts the volume's targets.
@@ -28,7 +28,7 @@ pub enum RecoveryError {
     /// The state on the targets does not allow it.
     #[error(transparent)]
     Opening(#[from] OpeningError),
-    /// A target owes an answer for too long.
+    /// A target has not answered for too long.
     #[error("{doing}: the target has not answered in time")]
     TimedOut {
         /// The target.
@@ -48,7 +48,7 @@ pub enum RecoveryError {
     },
 }
 
-/// How long each step of a recovery took, ns.
+/// The time of each step of a recovery, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Connecting to all targets and reading the labels.
@@ -86,11 +86,11 @@ impl StepTimes {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct TargetState {
-    /// When the target last answered, or was first asked after it had nothing to do, ns.
+    /// When the target last answered, or first got a command after it had nothing to do, ns.
     progress: u64,
     /// Nothing is sent before this time, because a command was put off, ns.
     rests_until: u64,
-    /// Since when it has put commands off without doing any, ns.
+    /// The time since which it has put off all commands, ns.
     put_off_since: Option<u64>,
 }
 
@@ -104,13 +104,14 @@ pub struct RecoveryDriver {
     steps: StepTimes,
     /// The start of the present step, ns.
     since: u64,
-    /// The prefixes have been decided; how long that took is not counted yet.
+    /// The prefixes have been decided, and the time of that is not counted yet.
     deciding: bool,
 }
 
 impl RecoveryDriver {
-    /// Begins. `attempt` is the number that `opening` was made with; a target may owe an answer, or
-    /// put commands off, for `timeout_ns` nanoseconds.
+    /// The driver of an attempt that begins at `now`. `attempt` is the number with which `opening`
+    /// was made. A target may leave a command without an answer, or put commands off, for
+    /// `timeout_ns` nanoseconds.
     #[must_use]
     pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
         let targets = alloc::vec![TargetState::default(); opening.servers()];
@@ -175,7 +176,7 @@ impl RecoveryDriver {
     /// Time has passed.
     ///
     /// # Errors
-    /// A target owes an answer for too long: the attempt has ended.
+    /// A target has not answered for too long: the attempt has ended.
     pub fn timeout(&mut self, now: u64) -> Result<(), RecoveryError> {
         for (server, state) in self.targets.iter().enumerate() {
             if self.opening.out(server) > 0 && now.saturating_sub(state.progress) > self.timeout_ns
@@ -236,7 +237,7 @@ impl RecoveryDriver {
         &self.opening
     }
 
-    /// How long the steps took so far.
+    /// The time of each step so far.
     #[must_use]
     pub fn steps(&self) -> StepTimes {
         self.steps

@@ -52,7 +52,7 @@ pub(super) struct ReadPart {
 pub(super) enum Next {
     /// These are to be read.
     Read(Vec<ReadPart>),
-    /// The program has to do this.
+    /// The program must do this step.
     Step(SaveStep),
     /// Everything is saved.
     Over,

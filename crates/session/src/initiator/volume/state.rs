@@ -1,5 +1,5 @@
-//! The common state of the streams of an open volume: which of them are open, over which queues,
-//! from where they go on, and why one can't be opened.
+//! The common state of the streams of an open volume: the open streams and their queues, the group
+//! after which each stream continues, and the reasons why a stream can't be opened.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ pub enum ReserveError {
     /// The volume has no such stream.
     #[error("the volume has {streams} streams, numbered from 0")]
     NoSuchStream {
-        /// Streams of the volume.
+        /// The number of streams of the volume.
         streams: u16,
     },
     /// The stream is open already.
@@ -32,7 +32,7 @@ pub enum ReserveError {
     NoQueue {
         /// The target, as the volume counts them.
         server: usize,
-        /// Queues that it grants.
+        /// The number of queues that it grants.
         queues: u16,
     },
 }
@@ -45,7 +45,7 @@ const READER_FIRST: u16 = 1 << 15;
 pub struct Reserved {
     /// Its queue on every target.
     pub qids: Vec<u16>,
-    /// The group after which it goes on.
+    /// The group after which it continues.
     pub start: Seq,
     /// Its last run ended without a close, and its logs have to be recovered before it starts.
     pub unrecovered: bool,
@@ -54,14 +54,14 @@ pub struct Reserved {
 /// The streams of an open volume; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeState {
-    /// Whether the streams write to ordering logs, so that one that ends without a close has to be
-    /// recovered.
+    /// Whether the streams write to ordering logs, so that a stream that ends without a close must
+    /// be recovered.
     logged: bool,
-    /// The group after which each stream goes on.
+    /// The group after which each stream continues.
     marks: Vec<Seq>,
-    /// Queues that each target grants.
+    /// The number of queues that each target grants.
     granted: Vec<u16>,
-    /// The queues of these that no stream uses.
+    /// For each target, the granted queues that no stream uses.
     free: Vec<BTreeSet<u16>>,
     /// Open streams, with their queue on each target.
     open: BTreeMap<StreamId, Vec<u16>>,
@@ -80,9 +80,9 @@ pub struct VolumeState {
 }
 
 impl VolumeState {
-    /// A volume that has been opened by the attempt with this number: it has `streams` streams, the
-    /// targets grant so many I/O queues each, and no stream is open. `logged`: its engine writes to
-    /// ordering logs.
+    /// The state of a volume that has been opened by the attempt with this number. It has `streams`
+    /// streams, and no stream is open. `granted` has the number of I/O queues that each target
+    /// grants. `logged`: its engine writes to ordering logs.
     #[must_use]
     pub fn new(streams: u16, granted: Vec<u16>, logged: bool, attempt: u32) -> Self {
         let queues = |granted: &u16| (DRIVES_QUEUE + 1..=*granted).collect();
@@ -155,7 +155,7 @@ impl VolumeState {
         }
     }
 
-    /// A stream has been recovered: it goes on after group `last`, once the in-place updates that
+    /// A stream has been recovered: it continues after group `last`, once the in-place updates that
     /// `pending` lists have been acknowledged, if there are any (T9).
     pub fn recovered(&mut self, stream: StreamId, last: Seq, pending: Option<Vec<InPlaceRange>>) {
         self.set_mark(stream, last);
@@ -182,7 +182,7 @@ impl VolumeState {
         self.pending.keys().copied()
     }
 
-    /// The group after which a stream goes on.
+    /// The group after which a stream continues.
     #[must_use]
     pub fn mark(&self, stream: StreamId) -> Seq {
         self.marks.get(usize::from(stream.0)).copied().unwrap_or(Seq::ZERO)
@@ -210,7 +210,7 @@ impl VolumeState {
         }
     }
 
-    /// How many streams are open.
+    /// The number of open streams.
     #[must_use]
     pub fn open_streams(&self) -> usize {
         self.open.len()
@@ -222,8 +222,8 @@ impl VolumeState {
         self.logged
     }
 
-    /// The number of the next attempt to recover something. An answer to an earlier attempt that
-    /// comes late is not this one's (T23).
+    /// The number of the next attempt to recover something. A late answer to an earlier attempt
+    /// does not belong to it (T23).
     pub fn next_attempt(&mut self) -> u32 {
         self.attempt = self.attempt.wrapping_add(1);
         self.attempt
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn t8_a_stream_that_ended_badly_gets_its_own_queues_again() {
+    fn t8_a_stream_that_ended_without_a_close_gets_its_own_queues_again() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [2, 2]);
         state.dropped(StreamId(0));
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn when_queues_run_out_those_of_dead_streams_are_taken() {
+    fn when_queues_run_out_those_of_ended_streams_are_taken() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2, 2]);
         state.dropped(StreamId(7));

@@ -2,7 +2,7 @@
 //! streams, to drop lists of in-place updates, to release the volume.
 //!
 //! The targets' associations belong to their [`AssociationManager`]s. The program passes the
-//! managers to [`advance`](StreamsRecovery::advance) when an answer has come from a target or a
+//! managers to [`advance`](StreamsRecovery::advance) when an answer has arrived from a target or a
 //! deadline is due, and then sends the contents of the outboxes.
 
 use alloc::vec::Vec;
@@ -22,7 +22,7 @@ use crate::wire::release_command;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamsRecoveryError {
     /// A target is unreachable, or was unreachable meanwhile; its manager knows why.
-    #[error("target {server} is away")]
+    #[error("target {server} is unreachable")]
     Unreachable {
         /// The target.
         server: usize,
@@ -59,13 +59,13 @@ impl From<RecoveryError> for StreamsRecoveryError {
 /// An association, as it was when commands were sent over it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Begun {
-    /// Its [number](AssociationManager::number); `None` before the manager has been seen.
+    /// Its [number](AssociationManager::number); `None` before the first call with the manager.
     number: Option<u32>,
 }
 
 impl Begun {
-    /// The association, if it stands and is still the same; and whether it is seen for the first
-    /// time. Commands sent over an earlier one are never answered.
+    /// The association, if it stands and is still the same; and whether this is the first call with
+    /// it. Commands sent over an earlier one are never answered.
     fn association<'a, P: AsRef<[u8]> + Clone>(
         &mut self,
         manager: &'a mut AssociationManager<P>,
@@ -77,7 +77,8 @@ impl Begun {
     }
 }
 
-/// Recovering some streams of an open volume, or acknowledging their lists; see the [module](self).
+/// The recovery of some streams of an open volume, or the acknowledgement of their lists; see the
+/// [module](self).
 #[derive(Debug)]
 pub struct StreamsRecovery {
     driver: RecoveryDriver,
@@ -87,8 +88,9 @@ pub struct StreamsRecovery {
 }
 
 impl StreamsRecovery {
-    /// Begins; `attempt` is the number that `opening` was made with, other than that of every
-    /// attempt before it (T23). A target may owe an answer for `timeout_ns` nanoseconds.
+    /// An attempt that begins at `now`, ns. `attempt` is the number with which `opening` was made,
+    /// and differs from that of every earlier attempt (T23). A target may leave a command without
+    /// an answer for `timeout_ns` nanoseconds.
     #[must_use]
     pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
         let begun = alloc::vec![Begun::default(); opening.servers()];
@@ -96,7 +98,7 @@ impl StreamsRecovery {
         Self { driver, begun, sent: Vec::new() }
     }
 
-    /// Continues: takes in answers that have come from the targets, sends the commands that are
+    /// Continues: takes in answers that have arrived from the targets, sends the commands that are
     /// due, and ends a pause. `with` calls its argument with the manager of a target.
     ///
     /// # Errors
@@ -142,7 +144,7 @@ impl StreamsRecovery {
         while let Some(Answer { name, cqe, page, .. }) = association.answer() {
             let status = cqe.status();
             let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
-            // It may be of an attempt before this one: the driver knows its own (T23).
+            // It may be of an earlier attempt: the driver accepts only its own (T23).
             self.driver.done(server, Ticket::from_bits(name), answer, now)?;
         }
         let doing = self.driver.phase().doing();
@@ -208,16 +210,16 @@ impl StreamsRecovery {
 
 /// The name of the question that releases a volume: no ticket of an attempt is the same.
 const RELEASE: u64 = u64::MAX;
-const RELEASING: &str = "giving the volume back";
+const RELEASING: &str = "releasing the volume";
 
 /// The release of an open volume on its targets; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeRelease {
     volume: VolumeId,
-    /// Of each target, the [number](AssociationManager::number) of the association over which it was
-    /// asked last.
+    /// For each target, the [number](AssociationManager::number) of the association over which it
+    /// was asked last.
     asked: Vec<Option<u32>>,
-    /// Of each target, whether it still has to answer.
+    /// For each target, whether its answer is missing.
     owed: Vec<bool>,
     refused: Option<(usize, Status)>,
     /// Targets that have released the volume, for programs that report them.
@@ -225,7 +227,8 @@ pub struct VolumeRelease {
 }
 
 impl VolumeRelease {
-    /// Begins. `speaks` has for each target whether it has the extension: no other target is asked.
+    /// A release that [`advance`](Self::advance) begins. `speaks` has for each target whether it
+    /// has the extension: no other target is asked.
     #[must_use]
     pub fn new(volume: VolumeId, speaks: Vec<bool>) -> Self {
         let asked = alloc::vec![None; speaks.len()];

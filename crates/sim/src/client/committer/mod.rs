@@ -214,7 +214,7 @@ impl Committer {
         let (Some(until), Some(driver)) = (self.asleep, stream.driver()) else { return true };
         let is_over = driver.wait_step(until, None, || core.now).is_some();
         if is_over {
-            driver.tell();
+            driver.marks_reported();
             self.asleep = None;
         }
         is_over
@@ -284,7 +284,7 @@ impl Committer {
     ) -> bool {
         let Some(open) = &mut self.open else { return false };
         let Some(driver) = stream.driver() else { return false };
-        driver.tell();
+        driver.marks_reported();
         driver.reclaim();
         let (marks, released) = (driver.delivered(), driver.released());
         let (complete, durable, released) = (marks.complete.0, marks.durable.0, released.0);

@@ -55,7 +55,7 @@ impl VolumeOpening {
         match &mut self.step {
             Step::Attaching => self.attach(now, a),
             Step::Labels(_) => self.read_labels(now, a),
-            Step::Status { .. } => self.looked(a),
+            Step::Status { .. } => self.inspected(a),
             Step::Recovering => self.recover(now, a),
             Step::Relabeling { .. } => self.relabel(now, a),
             Step::Saving { .. } => self.save(now, a),
@@ -70,7 +70,7 @@ impl VolumeOpening {
         }
     }
 
-    /// An answer has come.
+    /// Takes in an answer.
     fn take(
         &mut self,
         server: usize,
@@ -222,7 +222,7 @@ impl VolumeOpening {
     }
 
     /// All targets have reported their state of the volume.
-    fn looked(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
+    fn inspected(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         if self.targets.is_owed() {
             return Ok(false);
         }
@@ -448,7 +448,7 @@ impl VolumeOpening {
             for (server, controller) in members.controllers.iter().enumerate() {
                 if controller.extension.is_some() {
                     let to = (server, ControlQueue::Admin);
-                    // A target that can't be asked notices the end when the connection closes.
+                    // A target that can't get a command notices the end when the connection closes.
                     let _ = self.targets.ask(a, to, release, Data::None, Question::Release, now);
                 }
             }
@@ -471,7 +471,7 @@ impl VolumeOpening {
         }
     }
 
-    /// The time at which a volume that is owned is asked for again (T25); `None` if it is not.
+    /// The time at which an owned volume is requested again, ns (T25); `None` if it is not.
     fn wait_for(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
         let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned {
             target,
@@ -485,8 +485,11 @@ impl VolumeOpening {
         if left == 0 {
             return None;
         }
-        if self.told.is_none_or(|told| now.saturating_sub(told) >= self.config.wait.report_ns) {
-            self.told = Some(now);
+        if self
+            .reported
+            .is_none_or(|reported| now.saturating_sub(reported) >= self.config.wait.report_ns)
+        {
+            self.reported = Some(now);
             self.events.push_back(OpeningEvent::Owned {
                 server: *target,
                 owner: owner.clone(),
