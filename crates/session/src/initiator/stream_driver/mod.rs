@@ -157,7 +157,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
-    /// a request: one is durable, or there are [`ADMITTED_MAX`] of them, and waiting for more would
+    /// a request: one is durable, or there are `ADMITTED_MAX` of them, and waiting for more would
     /// gain nothing.
     #[inline]
     #[must_use]
