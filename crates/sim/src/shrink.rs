@@ -50,8 +50,10 @@ impl Shrinker<'_> {
         }
         for at in (0..self.best.volume.members.len()).rev() {
             let mut fewer = self.best.clone();
-            fewer.volume.members.remove(at);
-            if !fewer.volume.members.is_empty() {
+            let (machine, _) = fewer.volume.members.remove(at);
+            // No draw has a machine without a member. Initiators claim the volume there, too, and
+            // would be refused for ever.
+            if fewer.volume.members.iter().any(|(other, _)| *other == machine) {
                 self.take(fewer);
             }
         }
@@ -192,5 +194,15 @@ mod tests {
         });
         assert_eq!((small.machines.len(), small.faults.len()), (1, 1));
         assert!(small.steps.is_empty(), "{:?}", small.steps);
+    }
+
+    #[test]
+    fn each_machine_that_is_left_keeps_a_member_of_the_volume() {
+        let four = |seed: &u64| draw(*seed).machines.len() == 4;
+        let scenario = draw((1..).find(four).expect("a few seeds have four machines"));
+        let small = shrink(&scenario, &mut |smaller| smaller.machines.len() > 1);
+        assert_eq!((small.machines.len(), small.volume.members.len()), (2, 2));
+        let has_member = |machine| small.volume.members.iter().any(|(at, _)| *at == machine);
+        assert!(has_member(0) && has_member(1), "{:?}", small.volume.members);
     }
 }
