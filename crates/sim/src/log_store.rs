@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use riopipe_model::log::block::{self, BlockPart, Blocks, FlushFailure};
-use riopipe_model::log::mapped::{self, MappedPart, Memory, Persist};
+use riopipe_model::log::mapped::{self, MappedPart, Memory, Persist, words_of};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
 use serde::{Deserialize, Serialize};
@@ -514,20 +514,31 @@ impl Memory for SimMemory {
         self.with(|part, _| part.word(offset as u32 / 8))
     }
 
-    /// One call that stores into a cache line is one effect.
+    fn load_all(&self, offset: usize, into: &mut [u8]) {
+        self.with(|part, _| into.copy_from_slice(&part.bytes[offset..offset + into.len()]));
+    }
+
     fn store(&mut self, offset: usize, value: u64) {
-        let word = offset as u32 / 8;
-        let continues_line = offset == self.next && !word.is_multiple_of(LINE);
-        self.next = offset + 8;
+        self.store_all(offset, &value.to_le_bytes());
+    }
+
+    /// One call that stores into a cache line is one effect.
+    fn store_all(&mut self, offset: usize, bytes: &[u8]) {
+        let next = core::mem::replace(&mut self.next, offset + bytes.len());
         let loses_words = self.store.kind == LogStoreKind::Dax;
         self.with(|part, crash_injector| {
-            if crash_injector.has_stopped() || !continues_line && !crash_injector.count_effect() {
-                return;
+            for (word, value) in (offset as u32 / 8..).zip(words_of(bytes)) {
+                let is_first = word as usize * 8 == offset;
+                let continues_line = (!is_first || offset == next) && !word.is_multiple_of(LINE);
+                if crash_injector.has_stopped() || !continues_line && !crash_injector.count_effect()
+                {
+                    continue;
+                }
+                if loses_words {
+                    part.undo.push(Undo { word, old: part.word(word), begun: false });
+                }
+                part.put(word, value);
             }
-            if loses_words {
-                part.undo.push(Undo { word, old: part.word(word), begun: false });
-            }
-            part.put(word, value);
         });
     }
 

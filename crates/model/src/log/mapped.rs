@@ -31,6 +31,22 @@ pub trait Memory {
     /// Stores a word, little endian, with a single store that no reader sees in part.
     fn store(&mut self, offset: usize, value: u64);
 
+    /// Loads words from `offset` on, one after the other. The length of `into` is a multiple of 8.
+    #[inline]
+    fn load_all(&self, offset: usize, into: &mut [u8]) {
+        for (at, word) in (offset..).step_by(8).zip(into.chunks_exact_mut(8)) {
+            word.copy_from_slice(&self.load(at).to_le_bytes());
+        }
+    }
+
+    /// Stores words from `offset` on, one after the other. The length of `bytes` is a multiple of 8.
+    #[inline]
+    fn store_all(&mut self, offset: usize, bytes: &[u8]) {
+        for (at, word) in (offset..).step_by(8).zip(words_of(bytes)) {
+            self.store(at, word);
+        }
+    }
+
     /// Begins to write the cache lines of these bytes back.
     fn write_back_lines(&mut self, bytes: Range<usize>);
 
@@ -46,6 +62,13 @@ pub trait Memory {
     /// # Errors
     /// The disk could not write it.
     fn sync(&mut self) -> Result<(), RegionError>;
+}
+
+/// The words in `bytes`, little endian.
+#[inline]
+pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"));
+    bytes.chunks_exact(8).map(word)
 }
 
 /// Makes the content of persistent memory durable, before anything in it is used. The last
@@ -111,18 +134,13 @@ impl<M: Memory> Region for MappedPart<M> {
 
     fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
-        for (at, word) in (offset..).step_by(8).zip(into.chunks_exact_mut(8)) {
-            word.copy_from_slice(&self.memory.load(at).to_le_bytes());
-        }
+        self.memory.load_all(offset, into);
     }
 
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
-        for (at, word) in (offset..).step_by(8).zip(bytes.chunks_exact(8)) {
-            let word = word.try_into().expect("chunks of eight bytes");
-            self.memory.store(at, u64::from_le_bytes(word));
-        }
+        self.memory.store_all(offset, bytes);
         self.begin_write_back(offset..offset + bytes.len());
     }
 
