@@ -307,3 +307,27 @@ fn t25_an_owner_without_replay_asks_for_no_lease() {
     let (admin, _) = w.admin();
     assert_eq!(w.claim(admin, &back).unwrap().status, LEASE_OVER);
 }
+
+#[test]
+fn t21_the_guard_stays_while_a_write_of_the_owner_before_the_last_one_is_in_flight() {
+    let without_log = Volumes::without_log(crc);
+    let mut w = World::over(&[false], identity(), world::Parts::default(), without_log);
+    let (admin, cntlid) = w.admin();
+    let unlogged = Claim { unlogged: true, create: false, lease_ms: 0, ..w.first_claim() };
+    assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    let (next_owner, _) = rival(&mut w);
+    let (third_nqn, third_id) = ("nqn.2014-08.org.nvmexpress:uuid:third", *b"scripted-host-03");
+    let (_, third) = w.admin_as(third_nqn, third_id, 0);
+    let plain = w.io_as(third_nqn, third_id, third, 1);
+    w.host.drives[0].holds = true;
+    w.command(io, peer::write(1, 1, 1, 1), &block(3));
+    let take_over = Claim { take_over: true, generation: 2, ..unlogged };
+    assert_eq!(w.claim(next_owner, &take_over), None, "it waits for the write");
+    w.hang_up(next_owner);
+    assert_eq!(plain_write(&mut w, plain), GUARDED, "it could land over what is written now");
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert_eq!(w.host.drives[0].block(1), block(9));
+}

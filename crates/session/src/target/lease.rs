@@ -80,6 +80,14 @@ impl Lease {
         }
     }
 
+    /// The association of a lost owner whose operations have not all come back.
+    pub(super) const fn draining(&self) -> Option<u64> {
+        match self {
+            Self::Lost(lost) => lost.draining,
+            Self::Vacant | Self::Held(_) => None,
+        }
+    }
+
     /// The owner, if it has an association.
     pub(super) const fn owner(&self) -> Option<&Owner> {
         match self {

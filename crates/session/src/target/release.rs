@@ -112,7 +112,7 @@ impl<R: Region> Volumes<R> {
     pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
-            any |= volume.lease.drained(assoc);
+            any |= volume.drained(assoc);
         }
         if any {
             self.reguard(namespaces);

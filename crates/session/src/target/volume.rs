@@ -63,6 +63,9 @@ pub(super) struct Volume<R> {
     pub(super) given_up: u32,
     /// How many claims it had in this incarnation of the target.
     pub(super) claims: u64,
+    /// Associations of earlier owners that end and may have operations in flight: a plain host may
+    /// not write before they have come back (T8, T21).
+    pub(super) draining: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
     pub(super) entered: bool,
     /// No entry of an earlier owner waits for recovery here: streams may start (T9).
@@ -85,6 +88,7 @@ impl<R: Region> Volume<R> {
             lost: false,
             given_up: 0,
             claims: 0,
+            draining: Vec::new(),
             entered: false,
             recovered: false,
         }
@@ -107,6 +111,7 @@ impl<R: Region> Volume<R> {
             lost,
             given_up: record.given_up,
             claims: 0,
+            draining: Vec::new(),
             entered: false,
             recovered: false,
         }
@@ -138,7 +143,7 @@ impl<R: Region> Volume<R> {
     }
 
     pub(super) fn is_guarded(&self) -> bool {
-        !self.lease.is_vacant() || self.lost || self.entries() > 0
+        !self.lease.is_vacant() || self.lost || self.entries() > 0 || !self.draining.is_empty()
     }
 
     /// The time at which the volume may be freed although its owner has not released it: its lease
@@ -147,7 +152,15 @@ impl<R: Region> Volume<R> {
     pub(super) fn free_from(&self) -> Option<u64> {
         let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
         let clean = !self.lost && self.partitions.iter().all(at_rest);
-        self.lease.free_from().filter(|_| clean)
+        self.lease.free_from().filter(|_| clean && self.draining.is_empty())
+    }
+
+    /// Notes that every operation of association `assoc` has come back. Returns whether the volume
+    /// waited for that.
+    pub(super) fn drained(&mut self, assoc: u64) -> bool {
+        let before = self.draining.len();
+        self.draining.retain(|other| *other != assoc);
+        self.lease.drained(assoc) || self.draining.len() < before
     }
 
     pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
@@ -164,6 +177,8 @@ impl<R: Region> Volume<R> {
         let before = before.filter(|assoc| *assoc != host.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);
         let fenced = before.filter(|_| !claim.resume);
+        // The new owner may end, too, before its claim has waited for their operations.
+        self.draining.extend(replaced.or(self.lease.draining()));
         self.generation = claim.generation;
         self.last_owner = host.hostid;
         self.lease_ms = claim.lease_ms;
