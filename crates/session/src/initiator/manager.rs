@@ -3,8 +3,9 @@
 //!
 //! ```text
 //! Standing → Unreachable: rest → attach → open drives → read labels → claim → Standing
-//!                   ↑________________ a failure that may pass ____|
-//!                                  → Refused: its properties have changed, or the volume has another owner
+//!                          ↑________________ a failure that may pass ____|
+//!                         → Refused: its properties have changed, the volume has another owner,
+//!                                    or the target had released the volume before the loss
 //! ```
 //!
 //! A target that comes back is checked again before any command is sent to its drives: identity,
