@@ -14,12 +14,15 @@ use world::{
     BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
 };
 
+const THIRD: &str = "nqn.2014-08.org.nvmexpress:uuid:third";
+const THIRD_ID: [u8; 16] = *b"scripted-host-03";
 const LEASE_MS: u32 = 45_000;
 const LEASE_NS: u64 = 45_000_000_000;
 const OWNED: u16 = 0x701;
 const STALE: u16 = 0x702;
 const NOT_OWNER: u16 = 0x703;
 const GUARDED: u16 = 0x70a;
+const UNRECOVERED: u16 = 0x704;
 const LEASE_OVER: u16 = 0x714;
 
 fn leased(w: &World, generation: u32) -> Claim {
@@ -308,26 +311,72 @@ fn t25_an_owner_without_replay_asks_for_no_lease() {
     assert_eq!(w.claim(admin, &back).unwrap().status, LEASE_OVER);
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum End {
+    Lost,
+    Released,
+}
+
 #[test]
 fn t21_the_guard_stays_while_a_write_of_the_owner_before_the_last_one_is_in_flight() {
-    let without_log = Volumes::without_log(crc);
-    let mut w = World::over(&[false], identity(), world::Parts::default(), without_log);
-    let (admin, cntlid) = w.admin();
-    let unlogged = Claim { unlogged: true, create: false, lease_ms: 0, ..w.first_claim() };
-    assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0);
-    let io = w.io(cntlid, 1);
-    let (next_owner, _) = rival(&mut w);
-    let (third_nqn, third_id) = ("nqn.2014-08.org.nvmexpress:uuid:third", *b"scripted-host-03");
-    let (_, third) = w.admin_as(third_nqn, third_id, 0);
-    let plain = w.io_as(third_nqn, third_id, third, 1);
-    w.host.drives[0].holds = true;
-    w.command(io, peer::write(1, 1, 1, 1), &block(3));
-    let take_over = Claim { take_over: true, generation: 2, ..unlogged };
-    assert_eq!(w.claim(next_owner, &take_over), None, "it waits for the write");
-    w.hang_up(next_owner);
-    assert_eq!(plain_write(&mut w, plain), GUARDED, "it could land over what is written now");
-    w.host.drives[0].holds = false;
-    w.complete(0, 0);
-    assert_eq!(plain_write(&mut w, plain), 0);
-    assert_eq!(w.host.drives[0].block(1), block(9));
+    for (first_is_lost, end) in
+        [(false, End::Lost), (false, End::Released), (true, End::Lost), (true, End::Released)]
+    {
+        let without_log = Volumes::without_log(crc);
+        let mut w = World::over(&[false], identity(), world::Parts::default(), without_log);
+        let (admin, cntlid) = w.admin();
+        let unlogged = Claim { unlogged: true, create: false, lease_ms: 0, ..w.first_claim() };
+        assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0);
+        let io = w.io(cntlid, 1);
+        let (next_owner, _) = rival(&mut w);
+        let (_, third) = w.admin_as(THIRD, THIRD_ID, 0);
+        let plain = w.io_as(THIRD, THIRD_ID, third, 1);
+        w.host.drives[0].holds = true;
+        w.command(io, peer::write(1, 1, 1, 1), &block(3));
+        if first_is_lost {
+            w.hang_up(admin);
+        }
+        let take_over = Claim { take_over: true, generation: 2, ..unlogged };
+        assert_eq!(w.claim(next_owner, &take_over), None, "it waits for the write");
+        match end {
+            End::Lost => w.hang_up(next_owner),
+            End::Released => {
+                let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
+                assert_eq!(w.call(next_owner, release, &[]).status, 0);
+            }
+        }
+        let why = "the first owner's write could land over what is written now";
+        assert_eq!(plain_write(&mut w, plain), GUARDED, "{why} ({first_is_lost}, {end:?})");
+        w.host.drives[0].holds = false;
+        w.complete(0, 0);
+        assert_eq!(plain_write(&mut w, plain), 0);
+        assert_eq!(w.host.drives[0].block(1), block(9));
+    }
+}
+
+#[test]
+fn t21_the_guard_stays_while_a_fenced_owner_carries_a_stream() {
+    for needs_recovery in [false, true] {
+        let mut w = World::new(&[false]);
+        let Owner { io, .. } = idle_owner(&mut w);
+        let (theirs, plain) = rival(&mut w);
+        w.host.drives[0].holds = true;
+        match needs_recovery {
+            true => w.command(io, ordered(2, &attribute(2, 1), 1), &block(2)),
+            false => w.command(io, peer::read(2, 1, 1, 1), &[]),
+        }
+        let take_over = Claim { take_over: true, ..leased(&w, 2) };
+        assert_eq!(w.claim(theirs, &take_over), None, "it waits for the operation");
+        let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
+        assert_eq!(w.call(theirs, release, &[]).status, 0);
+        assert_eq!(plain_write(&mut w, plain), GUARDED, "recovery could undo the write");
+        let unlogged = Claim { unlogged: true, ..leased(&w, 3) };
+        let (third, _) = w.admin_as(THIRD, THIRD_ID, 0);
+        assert_eq!(w.claim(third, &unlogged).unwrap().status, UNRECOVERED);
+        w.host.drives[0].holds = false;
+        w.complete(0, 0);
+        w.hang_up(io);
+        let expected = if needs_recovery { GUARDED } else { 0 };
+        assert_eq!(plain_write(&mut w, plain), expected);
+    }
 }

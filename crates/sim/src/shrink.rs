@@ -50,7 +50,12 @@ impl Shrinker<'_> {
         }
         for at in (0..self.best.volume.members.len()).rev() {
             let mut fewer = self.best.clone();
-            let (machine, _) = fewer.volume.members.remove(at);
+            let (machine, drive) = fewer.volume.members.remove(at);
+            // The oracle would take a plain host there for one that writes a drive of the volume.
+            fewer.faults.retain(|fault| {
+                !matches!(fault.what, What::PlainHost { machine: at, drive: on, .. }
+                    if (at, on) == (machine, drive))
+            });
             // No draw has a machine without a member. Initiators claim the volume there, too, and
             // would be refused for ever.
             if fewer.volume.members.iter().any(|(other, _)| *other == machine) {
@@ -199,8 +204,18 @@ mod tests {
     #[test]
     fn each_machine_that_is_left_keeps_a_member_of_the_volume() {
         let four = |seed: &u64| draw(*seed).machines.len() == 4;
-        let scenario = draw((1..).find(four).expect("a few seeds have four machines"));
-        let small = shrink(&scenario, &mut |smaller| smaller.machines.len() > 1);
+        let mut scenario = draw((1..).find(four).expect("a few seeds have four machines"));
+        scenario.volume.members.push((0, 1));
+        let plain = What::PlainHost { machine: 0, drive: 1, lba: 9, more: 0, forgets: false };
+        scenario.faults.push(Fault { when: When::Event(u32::MAX), what: plain });
+        let small = shrink(&scenario, &mut |smaller| {
+            for fault in &smaller.faults {
+                if let What::PlainHost { machine, drive, .. } = fault.what {
+                    assert!(smaller.volume.members.contains(&(machine, drive)), "{fault:?}");
+                }
+            }
+            smaller.machines.len() > 1
+        });
         assert_eq!((small.machines.len(), small.volume.members.len()), (2, 2));
         let has_member = |machine| small.volume.members.iter().any(|(at, _)| *at == machine);
         assert!(has_member(0) && has_member(1), "{:?}", small.volume.members);

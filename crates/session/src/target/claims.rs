@@ -355,7 +355,7 @@ impl<R: Region> Volumes<R> {
         if claim.create && logged && !claim.give_up {
             return Err((wire::status::VOLUME_EXISTS.with_dnr(), 0));
         }
-        if claim.unlogged && v.entries() > 0 {
+        if claim.unlogged && (v.entries() > 0 || v.is_carried()) {
             return Err((wire::status::UNRECOVERED.with_dnr(), 0));
         }
         if !claim.create && !claim.unlogged && !logged {

@@ -34,7 +34,7 @@ const ALL: &[(u64, Draw)] = &[
     (2, replayed_over_newer),
     (3, words_of_older_laps),
     (4, words_that_were_never_fenced),
-    (2, overlap_in_one_fence),
+    (4, overlap_in_one_fence),
     (4, reads_beside_replays),
     (1, closed_while_cut_off),
     (10, owners::taken_over_while_coming_back),
@@ -46,7 +46,10 @@ const ALL: &[(u64, Draw)] = &[
     (2, corrupt_logs),
     (1, owners::commands_of_plain_hosts),
     (2, owners::plain_hosts_while_the_owner_is_unreachable),
-    (4, owners::closed_while_one_is_down),
+    (6, owners::closed_while_one_is_down),
+    (8, owners::writes_that_outlive_two_owners),
+    (7, owners::released_before_the_fenced_owner_leaves),
+    (1, stores_that_fail_while_given_up),
     (3, left_to_the_background_driver),
     (2, unreachable_for_about_the_loss_time),
     (2, writes_of_a_dead_target),
@@ -477,6 +480,34 @@ fn corrupt_logs(rng: &mut Rng) -> Scenario {
         if rng.percent(70) {
             scenario.faults.push(at(event, What::KillClient { down_us: 10 }));
         }
+    }
+    scenario
+}
+
+/// A log is lost with the power, and two initiators want the volume. The operator gives the log up,
+/// and its store fails again and again (T26).
+fn stores_that_fail_while_given_up(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    scenario.machines[0].log = LogStoreKind::File;
+    scenario.volume.streams = *rng.pick(&[1, 3]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..110 {
+        let (stream, block) = (rng.below(streams) as u16, rng.below(12) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::Fresh, rng.percent(80)));
+    }
+    let mut event = rng.range(60, 140);
+    for nth in 0..3 {
+        let (machine, effects, down_us) = (0, 0, 10);
+        let cut = What::PowerCut { machine, effects, fences: false, down_us };
+        scenario.faults.push(at(event, cut));
+        let take_over = What::TakeOver { for_us: *rng.pick(&[0, 500, 20_000]) };
+        scenario.faults.push(at(event + rng.below(200), take_over));
+        for nth in 2 * nth + 1..2 * nth + 5 {
+            let when = When::Recovery(nth, rng.range(20, 60) as u32);
+            let fences = rng.below(10) as u32;
+            scenario.faults.push(Fault { when, what: What::Log { machine, fences } });
+        }
+        event += rng.range(300, 900);
     }
     scenario
 }

@@ -95,6 +95,55 @@ pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     scenario
 }
 
+/// An owner without a log is fenced while its writes are slow. The next owner ends while its claim
+/// waits for them. Just then another host writes the same blocks (T8, T21).
+pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(4, rng);
+    (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (200, *rng.pick(&[20, 40]));
+    scenario.volume.slots = 64;
+    scenario.volume.engine = *rng.pick(&[Engine::Sync, Engine::None]);
+    scenario.client.think_ns = *rng.pick(&[0, 20_000]);
+    for _ in 0..110 {
+        scenario.steps.push(write(0, rng.below(4) as u32, 1, Place::Fresh, false));
+    }
+    let event = rng.range(50, 100);
+    scenario.faults.push(at(event, What::TakeOver { for_us: *rng.pick(&[0, 500]) }));
+    let when = When::Recovery(1, rng.range(4, 40) as u32);
+    scenario.faults.push(Fault { when, what: What::TakeOver { for_us: 20_000 } });
+    for _ in 0..3 {
+        let lba = FIRST + rng.below(4) as u32;
+        let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
+        scenario.faults.push(at(event + rng.range(10, 100), what));
+    }
+    scenario
+}
+
+/// An owner is fenced and does not know it: its streams are still connected. The next owner cannot
+/// reach all targets and releases the volume. Just then another host writes there (T8, T21).
+pub(super) fn released_before_the_fenced_owner_leaves(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    let second = scenario.machines[0].clone();
+    scenario.machines.push(second);
+    scenario.volume.members = vec![(0, 0), (1, 0)];
+    scenario.volume.slots = 64;
+    scenario.client.think_ns = *rng.pick(&[0, 20_000]);
+    for _ in 0..rng.range(40, 80) {
+        scenario.steps.push(write(0, rng.below(24) as u32, 2, Place::Fresh, rng.percent(10)));
+    }
+    let event = rng.range(80, 200);
+    scenario.faults.push(at(event, What::TakeOver { for_us: *rng.pick(&[0, 500]) }));
+    let (machine, effects, fences, down_us) = (1, 0, false, *rng.pick(&[200, 5_000]));
+    let when = When::Recovery(1, rng.range(8, 30) as u32);
+    let kill = What::Kill { machine, effects, fences, down_us };
+    scenario.faults.push(Fault { when, what: kill });
+    for _ in 0..6 {
+        let lba = FIRST + rng.below(12) as u32;
+        let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
+        scenario.faults.push(at(event + rng.range(10, 150), what));
+    }
+    scenario
+}
+
 /// A target stops while the volume is being closed. Another target has released it, and is started
 /// again before the first one is back. Just then another host writes there (T25).
 pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
