@@ -233,11 +233,9 @@ named! {
         T25GuardWithConnection = "T25-guard-with-connection",
         /// An owner that closes its volume claims it again on a target that has released it.
         T25ClaimedAgain = "T25-claimed-again",
-        /// The writes of an owner whose successor has ended, too, are not waited for.
+        /// The guard opens while operations of an earlier owner are in flight, if its successor has
+        /// ended before its claim had waited for them.
         T21EarlierOwnerForgotten = "T21-earlier-owner-forgotten",
-        /// A volume without an owner is not guarded while a fenced owner's connection carries a
-        /// stream of it.
-        T21CarriedUnguarded = "T21-carried-unguarded",
         /// Completions are delivered as they come, not in group order.
         P3AnyOrder = "P3-any-order",
         /// A lost connection poisons its stream at once.

@@ -14,7 +14,7 @@ use riopipe_net::{Event, Interest, Owned, Poller, PollerError, Waker, now_ns};
 use riopipe_order::attribute::StreamId;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriver, Finding};
 
-use crate::failure::StreamFailure;
+use crate::failure::{Exhausted, StreamFailure};
 use crate::lock::lock;
 use crate::stream_shell::{StreamHandle, StreamShell};
 use crate::waiters::wake_all;
@@ -34,7 +34,6 @@ pub(crate) struct OpenStream {
 /// calling.
 #[derive(Debug)]
 pub(crate) struct Background {
-    volume: String,
     poller: Poller,
     waker: Waker,
     state: Mutex<State>,
@@ -49,32 +48,30 @@ struct State {
 }
 
 impl Background {
-    pub(crate) fn new(volume: &str) -> Result<Arc<Self>, PollerError> {
+    pub(crate) fn new() -> Result<Arc<Self>, PollerError> {
         let poller = Poller::new()?;
         let waker = poller.waker();
-        Ok(Arc::new(Self { volume: volume.into(), poller, waker, state: Mutex::default() }))
+        Ok(Arc::new(Self { poller, waker, state: Mutex::default() }))
     }
 
-    /// A stream is open from now on.
-    pub(crate) fn add(self: &Arc<Self>, id: StreamId, stream: OpenStream) {
+    /// A stream is open from now on. The first one starts the thread. Without the thread, nothing
+    /// would flush an idle stream or send its mark (T1), so the stream is not added.
+    ///
+    /// # Errors
+    /// The thread can't be started.
+    pub(crate) fn add(self: &Arc<Self>, id: StreamId, stream: OpenStream) -> Result<(), Exhausted> {
         let mut state = lock(&self.state);
-        state.streams.insert(id, stream);
-        state.version += 1;
         if state.running {
             self.waker.wake();
-            return;
+        } else {
+            let background = Arc::clone(self);
+            let builder = std::thread::Builder::new().name("riopipe-bg".into());
+            builder.spawn(move || background.run()).map_err(|_| Exhausted::Threads)?;
+            state.running = true;
         }
-        let background = Arc::clone(self);
-        let builder = std::thread::Builder::new().name("riopipe-bg".into());
-        match builder.spawn(move || background.run()) {
-            Ok(_) => state.running = true,
-            Err(error) => {
-                tracing::error!(
-                    volume = %self.volume, %error,
-                    "no background thread could be started: poll idle streams"
-                );
-            }
-        }
+        state.streams.insert(id, stream);
+        state.version += 1;
+        Ok(())
     }
 
     /// A stream has ended. Another stream may have its id already: a closed stream may be opened again

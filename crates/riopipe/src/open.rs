@@ -66,7 +66,7 @@ pub(crate) fn open(
     members: &[MemberAddr],
     request: &mut OpenRequest<'_>,
 ) -> Result<(Arc<Inner>, Recovery), OpenError> {
-    let background = Background::new(name).map_err(|_| Exhausted::Descriptors)?;
+    let background = Background::new().map_err(|_| Exhausted::Descriptors)?;
     let (targets, opened, saved) = run(Some(name), members, Purpose::Take, request)?;
     let recovery = recovery(&opened, &targets, saved);
     if !recovery.is_nothing() {

@@ -99,19 +99,21 @@ pub struct Stream {
 
 impl Stream {
     /// A stream that has been bound on all targets; the volume has reserved it.
+    ///
+    /// # Errors
+    /// The volume has no background thread yet, and none can be started. The stream is dropped.
     pub(crate) fn new(
         volume: Arc<Inner>,
         shell: StreamShell,
         handle: Arc<StreamHandle>,
         options: &StreamOptions,
         recovery: Option<StreamRecovery>,
-    ) -> Self {
+    ) -> Result<Self, Exhausted> {
         let id = shell.id();
         let shell = Arc::new(Owned::new(shell));
         let open = OpenStream { shell: Arc::clone(&shell), handle: Arc::clone(&handle) };
-        volume.background.add(id, open);
         let spin_ns = nanos(volume.connect.spin);
-        Self {
+        let stream = Self {
             id,
             shell,
             handle,
@@ -122,7 +124,9 @@ impl Stream {
             options: options.clone(),
             recovery,
             closed: false,
-        }
+        };
+        stream.volume.background.add(id, open)?;
+        Ok(stream)
     }
 
     /// Takes the stream for one call of its owner.

@@ -310,7 +310,7 @@ impl Volume {
                 StreamHandle::new(inner.mark(stream)).map_err(|_| Exhausted::Descriptors)?;
             let shell = start(inner, stream, &reserved.qids, options, &handle)
                 .inspect_err(|_| inner.forget_stream(stream, &handle))?;
-            Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery))
+            Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery)?)
         })();
         if started.is_err() {
             inner.stream_dropped(stream);

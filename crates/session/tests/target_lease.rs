@@ -23,6 +23,8 @@ const STALE: u16 = 0x702;
 const NOT_OWNER: u16 = 0x703;
 const GUARDED: u16 = 0x70a;
 const UNRECOVERED: u16 = 0x704;
+const BUSY: u16 = 0x709;
+const LOG_FAILED: u16 = 0x711;
 const LEASE_OVER: u16 = 0x714;
 
 fn leased(w: &World, generation: u32) -> Claim {
@@ -311,72 +313,154 @@ fn t25_an_owner_without_replay_asks_for_no_lease() {
     assert_eq!(w.claim(admin, &back).unwrap().status, LEASE_OVER);
 }
 
+/// How an owner ends that has taken a volume over, while its claim waits for a late operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
     Lost,
     Released,
 }
 
+impl End {
+    fn of(self, w: &mut World, admin: usize) {
+        match self {
+            Self::Lost => w.hang_up(admin),
+            Self::Released => assert_eq!(release(w, admin, false).unwrap(), 0),
+        }
+    }
+}
+
+fn release(w: &mut World, admin: usize, forget: bool) -> Option<u16> {
+    w.command(admin, riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52), &[]);
+    w.completions(admin).last().map(|done| done.status)
+}
+
+fn plain_host(w: &mut World) -> usize {
+    let (_, cntlid) = w.admin_as(THIRD, THIRD_ID, 0);
+    w.io_as(THIRD, THIRD_ID, cntlid, 1)
+}
+
 #[test]
 fn t21_the_guard_stays_while_a_write_of_the_owner_before_the_last_one_is_in_flight() {
-    for (first_is_lost, end) in
-        [(false, End::Lost), (false, End::Released), (true, End::Lost), (true, End::Released)]
-    {
-        let without_log = Volumes::without_log(crc);
-        let mut w = World::over(&[false], identity(), world::Parts::default(), without_log);
+    for case in 0..8 {
+        let (has_log, first_is_lost) = (case & 1 != 0, case & 2 != 0);
+        let end = if case & 4 != 0 { End::Lost } else { End::Released };
+        let mut w = match has_log {
+            true => World::new(&[false]),
+            false => {
+                let without_log = Volumes::without_log(crc);
+                World::over(&[false], identity(), world::Parts::default(), without_log)
+            }
+        };
         let (admin, cntlid) = w.admin();
-        let unlogged = Claim { unlogged: true, create: false, lease_ms: 0, ..w.first_claim() };
-        assert_eq!(w.claim(admin, &unlogged).unwrap().status, 0);
+        let first = Claim { unlogged: !has_log, create: has_log, lease_ms: 0, ..w.first_claim() };
+        assert_eq!(w.claim(admin, &first).unwrap().status, 0);
         let io = w.io(cntlid, 1);
         let (next_owner, _) = rival(&mut w);
-        let (_, third) = w.admin_as(THIRD, THIRD_ID, 0);
-        let plain = w.io_as(THIRD, THIRD_ID, third, 1);
+        let plain = plain_host(&mut w);
         w.host.drives[0].holds = true;
+        // An owner of a volume with a log makes plain writes, too: labels, and with engine `sync` all.
         w.command(io, peer::write(1, 1, 1, 1), &block(3));
         if first_is_lost {
             w.hang_up(admin);
         }
-        let take_over = Claim { take_over: true, generation: 2, ..unlogged };
+        let take_over = Claim { take_over: true, create: false, generation: 2, ..first };
         assert_eq!(w.claim(next_owner, &take_over), None, "it waits for the write");
-        match end {
-            End::Lost => w.hang_up(next_owner),
-            End::Released => {
-                let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
-                assert_eq!(w.call(next_owner, release, &[]).status, 0);
-            }
-        }
+        end.of(&mut w, next_owner);
         let why = "the first owner's write could land over what is written now";
-        assert_eq!(plain_write(&mut w, plain), GUARDED, "{why} ({first_is_lost}, {end:?})");
+        let case = (has_log, first_is_lost, end);
+        assert_eq!(plain_write(&mut w, plain), GUARDED, "{why} {case:?}");
+        if has_log && end == End::Lost {
+            assert_eq!(state(&w), VolumeState::Owned, "nobody else has written, {case:?}");
+        }
         w.host.drives[0].holds = false;
         w.complete(0, 0);
-        assert_eq!(plain_write(&mut w, plain), 0);
+        assert_eq!(plain_write(&mut w, plain), 0, "{case:?}");
         assert_eq!(w.host.drives[0].block(1), block(9));
+        if has_log {
+            assert_eq!(state(&w), VolumeState::Closed, "before others write, {case:?}");
+        }
     }
 }
 
 #[test]
 fn t21_the_guard_stays_while_a_fenced_owner_carries_a_stream() {
-    for needs_recovery in [false, true] {
+    for (end, needs_recovery) in
+        [(End::Released, false), (End::Released, true), (End::Lost, false), (End::Lost, true)]
+    {
         let mut w = World::new(&[false]);
         let Owner { io, .. } = idle_owner(&mut w);
-        let (theirs, plain) = rival(&mut w);
+        let (theirs, _) = rival(&mut w);
+        let plain = plain_host(&mut w);
         w.host.drives[0].holds = true;
         match needs_recovery {
             true => w.command(io, ordered(2, &attribute(2, 1), 1), &block(2)),
             false => w.command(io, peer::read(2, 1, 1, 1), &[]),
         }
-        let take_over = Claim { take_over: true, ..leased(&w, 2) };
+        let take_over = Claim { take_over: true, lease_ms: 0, ..leased(&w, 2) };
         assert_eq!(w.claim(theirs, &take_over), None, "it waits for the operation");
-        let release = riopipe_bytes(&wire::release_command(VOLUME, false)).cid(52);
-        assert_eq!(w.call(theirs, release, &[]).status, 0);
+        end.of(&mut w, theirs);
         assert_eq!(plain_write(&mut w, plain), GUARDED, "recovery could undo the write");
-        let unlogged = Claim { unlogged: true, ..leased(&w, 3) };
         let (third, _) = w.admin_as(THIRD, THIRD_ID, 0);
+        let unlogged = Claim { unlogged: true, ..leased(&w, 3) };
         assert_eq!(w.claim(third, &unlogged).unwrap().status, UNRECOVERED);
         w.host.drives[0].holds = false;
         w.complete(0, 0);
-        w.hang_up(io);
-        let expected = if needs_recovery { GUARDED } else { 0 };
-        assert_eq!(plain_write(&mut w, plain), expected);
+        w.deliver();
+        let (expected, record) = match needs_recovery {
+            true => (GUARDED, VolumeState::Owned),
+            false => (0, VolumeState::Closed),
+        };
+        assert_eq!(plain_write(&mut w, plain), expected, "{end:?}");
+        assert_eq!(state(&w), record, "{end:?}");
     }
+}
+
+/// Nothing would be known of an operation that is in flight to a volume that is forgotten.
+#[test]
+fn t21_a_volume_is_forgotten_once_nothing_of_it_is_in_flight() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = idle_owner(&mut w);
+    let (theirs, _) = rival(&mut w);
+    let plain = plain_host(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(2, &attribute(2, 1), 1), &block(2));
+    let take_over = Claim { take_over: true, ..leased(&w, 2) };
+    assert_eq!(w.claim(theirs, &take_over), None, "it waits for the write");
+    assert_eq!(release(&mut w, theirs, true), None, "it waits, too");
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert_eq!(plain_write(&mut w, plain), 0);
+    assert!(w.completions(theirs).iter().all(|done| done.status == 0), "the claim, the release");
+    assert!(!w.status(theirs).known);
+}
+
+#[test]
+fn t21_a_volume_is_not_forgotten_while_a_stream_of_it_is_bound() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, cntlid, io } = idle_owner(&mut w);
+    let second = w.io(cntlid, 2);
+    let plain = plain_host(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(2, &attribute(2, 1), 1), &block(2));
+    assert_eq!(release(&mut w, admin, true), None, "it waits for the write");
+    assert_eq!(w.bind(second, 1, 1, 0).status, 0, "it is the owner still");
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert_eq!(w.completions(admin).last().unwrap().status, BUSY);
+    assert_eq!(plain_write(&mut w, plain), GUARDED);
+    assert_eq!(release(&mut w, admin, true), Some(0), "the stream was taken back");
+    assert_eq!(plain_write(&mut w, plain), 0);
+}
+
+#[test]
+fn t21_an_owner_keeps_a_volume_whose_log_fails_at_the_release() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = idle_owner(&mut w);
+    let plain = plain_host(&mut w);
+    w.hang_up(io);
+    w.host.parts.fail_fences_after(0, 0);
+    assert_eq!(release(&mut w, admin, false), Some(LOG_FAILED));
+    assert_eq!(plain_write(&mut w, plain), GUARDED, "the log says that it is owned");
+    assert!(w.status(admin).own);
 }

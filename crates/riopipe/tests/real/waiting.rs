@@ -375,6 +375,30 @@ fn a_volume_that_is_not_closed_is_returned() {
     volume.close().unwrap();
 }
 
+/// One target has released the volume when the first attempt ends. It is not claimed again (T25).
+#[test]
+fn a_close_that_timed_out_can_be_repeated() {
+    let mut nodes = [Node::new(), Node::new()];
+    let members = volume_on(&nodes);
+    let (volume, _) = open_soon(&members, &open_options());
+    let mut stream = stream(&volume);
+    let seq = put(&mut stream, 1, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    stream.close().unwrap();
+    nodes[1].kill();
+    let mut volume = volume;
+    for _ in 0..2 {
+        let refused = volume.close_within(SHORT).unwrap_err();
+        assert!(refused.is_retryable(), "{refused}");
+        volume = refused.back;
+    }
+    nodes[1].start();
+    volume.close_within(SOON).unwrap();
+    let (volume, recovery) = open_soon(&members, &open_options());
+    assert!(recovery.is_nothing(), "{recovery}");
+    volume.close().unwrap();
+}
+
 #[test]
 fn the_example_commits_in_groups() {
     let nodes = [Node::new()];

@@ -11,7 +11,6 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
 use super::claims::{Refusal, Volumes};
-use super::namespace::Namespaces;
 use super::shared::ConnId;
 use super::volume::{Log, Partition};
 use crate::wire;
@@ -134,13 +133,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Takes the log of a stream back from a connection, with its live `entries`.
-    pub(super) fn return_log(
-        &mut self,
-        conn: ConnId,
-        log: StreamLog<R>,
-        entries: u32,
-        namespaces: &Namespaces,
-    ) {
+    pub(super) fn return_log(&mut self, conn: ConnId, log: StreamLog<R>, entries: u32) {
         let PartitionId { volume, stream } = log.id();
         let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
             return;
@@ -150,9 +143,6 @@ impl<R: Region> Volumes<R> {
         {
             *partition = Partition::Home { log, entries };
             volume.note_recovered();
-            if volume.lease.is_vacant() {
-                self.reguard(namespaces);
-            }
         }
     }
 }

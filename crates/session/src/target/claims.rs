@@ -355,7 +355,7 @@ impl<R: Region> Volumes<R> {
         if claim.create && logged && !claim.give_up {
             return Err((wire::status::VOLUME_EXISTS.with_dnr(), 0));
         }
-        if claim.unlogged && (v.entries() > 0 || v.is_carried()) {
+        if claim.unlogged && (v.entries() > 0 || v.carried().next().is_some()) {
             return Err((wire::status::UNRECOVERED.with_dnr(), 0));
         }
         if !claim.create && !claim.unlogged && !logged {
@@ -422,6 +422,8 @@ impl<R: Region> Volumes<R> {
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         };
         let failed = || (wire::status::LOG_FAILED, 0);
+        // This stays if a store fails below.
+        volume.lost = true;
         let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(anew);
         for ((stream, partition), _) in streams.filter(|(_, anew)| *anew) {
             let record = region.volume(claim.volume);

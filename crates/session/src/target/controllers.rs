@@ -231,7 +231,6 @@ impl<R: Region> Shared<R> {
         for id in self.fences_of(conn) {
             self.acknowledge(id, conn);
         }
-        self.fences.retain(|_, fence| fence.claimant != conn);
         self.writers.gone(conn);
         self.capsules -= entry.capsules;
         self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));

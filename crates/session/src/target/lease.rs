@@ -80,11 +80,12 @@ impl Lease {
         }
     }
 
-    /// The association of a lost owner whose operations have not all come back.
-    pub(super) const fn draining(&self) -> Option<u64> {
-        match self {
-            Self::Lost(lost) => lost.draining,
-            Self::Vacant | Self::Held(_) => None,
+    /// Ends at `now`: the owner has released the volume, and its operations have come back. Something
+    /// of the volume is left, so it may not be freed yet.
+    pub(super) fn end(&mut self, now: u64) {
+        if let Self::Held(owner) = self {
+            let name = core::mem::take(&mut owner.hostnqn);
+            *self = Self::Lost(Lost { name, draining: None, until: now });
         }
     }
 

@@ -41,7 +41,7 @@ pub(super) struct Fence {
     /// Connections that have not been drained yet.
     waiting: BTreeSet<ConnId>,
     /// The connection that waits.
-    pub(super) claimant: ConnId,
+    claimant: ConnId,
 }
 
 impl<R: Region> Shared<R> {
@@ -91,6 +91,9 @@ impl<R: Region> Shared<R> {
             return None;
         }
         self.fences.insert(id, Fence { waiting, claimant });
+        if of.is_none() {
+            self.volumes.fence_raised(volume, id, &self.namespaces);
+        }
         Some(id)
     }
 
@@ -103,6 +106,7 @@ impl<R: Region> Shared<R> {
         if fence.waiting.is_empty() {
             let claimant = fence.claimant;
             self.fences.remove(&id);
+            self.volumes.fence_over(id, &self.namespaces);
             self.leave(claimant, Notice::Fenced { id });
         }
     }

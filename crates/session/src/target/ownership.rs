@@ -117,8 +117,9 @@ impl Admin {
         let index = cx.take(sqe, Stage::Fence, 0)?;
         let fence = shared(env, |s| {
             s.volumes.may_release(volume, assoc, forget)?;
-            // The volume's own streams must have been returned first.
-            Ok::<_, Refusal>(s.raise_fence(conn, volume, Some(assoc)))
+            // The owner's streams must have been returned first. Nothing may be in flight to a volume
+            // that is forgotten: nothing would be known of it any more.
+            Ok::<_, Refusal>(s.raise_fence(conn, volume, (!forget).then_some(assoc)))
         });
         match fence {
             Err((status, result)) => cx.answer(index, status, result, out),
@@ -185,8 +186,8 @@ fn finish<E: TargetEnv>(
             Ok(())
         }
         Then::Release { volume, forget } => {
-            let assoc = cx.assoc();
-            shared(env, |s| s.release(volume, assoc, forget))
+            let (assoc, now) = (cx.assoc(), env.now());
+            shared(env, |s| s.release(volume, assoc, forget, now))
         }
     };
     match outcome {

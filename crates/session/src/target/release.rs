@@ -30,24 +30,37 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Releases a volume, once its streams are returned. With `forget`, drops it and its log.
+    /// Releases a volume, once its owner's streams are returned. With `forget`, drops it and its log.
+    ///
+    /// If something of it is left to recover, or a fenced owner still carries a stream, its lease
+    /// ends, and it is freed later (T21). If the log fails, the owner keeps it.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
         forget: bool,
         namespaces: &Namespaces,
+        now: u64,
     ) -> Result<(), Refusal> {
         let Some(at) = self.list.iter().position(|v| v.id == volume) else {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
         self.listing = None;
-        self.list[at].lease = Lease::Vacant;
-        let result = if forget { self.forget(at) } else { self.close(at) };
+        if forget {
+            self.forget(at)?;
+        } else if self.close(at)? {
+            self.list[at].lease = Lease::Vacant;
+        } else {
+            self.list[at].lease.end(now);
+        }
         self.reguard(namespaces);
-        result
+        Ok(())
     }
 
+    /// Drops a volume and its log. A connection that carried a stream of it would go on to write.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
+        if self.list[at].carried().next().is_some() {
+            return Err((wire::status::STREAM_BUSY, 0));
+        }
         let id = self.list[at].id;
         if let Log::Live { region, .. } = &mut self.log
             && region.volume(id).is_some()
@@ -63,11 +76,12 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Records a volume as closed if none of its entries needs recovery or an acknowledgement.
-    fn close(&mut self, at: usize) -> Result<(), Refusal> {
+    /// Returns whether that is so.
+    fn close(&mut self, at: usize) -> Result<bool, Refusal> {
         let volume = &mut self.list[at];
         if volume.partitions.is_empty() {
             // Only its generation outlives the owner.
-            return Ok(());
+            return Ok(!volume.lost);
         }
         let failed = |_| (wire::status::LOG_FAILED, 0);
         let mut clean = !volume.lost;
@@ -85,7 +99,7 @@ impl<R: Region> Volumes<R> {
                 .set_state(volume.id, VolumeState::Closed)
                 .map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
-        Ok(())
+        Ok(clean)
     }
 
     /// Notes that the owner was about to release the volume when it was lost: it will not come
@@ -112,7 +126,30 @@ impl<R: Region> Volumes<R> {
     pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
-            any |= volume.drained(assoc);
+            any |= volume.lease.drained(assoc);
+        }
+        if any {
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Notes that the fence of a claim of `volume` is raised: it waits for operations in flight.
+    pub(super) fn fence_raised(&mut self, volume: VolumeId, fence: u64, namespaces: &Namespaces) {
+        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
+            && !probe::planted(Plant::T21EarlierOwnerForgotten)
+        {
+            volume.fences.push(fence);
+            self.reguard(namespaces);
+        }
+    }
+
+    /// Notes that all operations have come back for which a fence waited.
+    pub(super) fn fence_over(&mut self, fence: u64, namespaces: &Namespaces) {
+        let mut any = false;
+        for volume in &mut self.list {
+            let before = volume.fences.len();
+            volume.fences.retain(|other| *other != fence);
+            any |= volume.fences.len() < before;
         }
         if any {
             self.reguard(namespaces);
@@ -134,7 +171,7 @@ impl<R: Region> Volumes<R> {
                 continue;
             }
             // If a log fails here, its volume stays marked as owned, and guarded.
-            if self.close(at).is_ok() {
+            if self.close(at) == Ok(true) {
                 probe::hit(Rare::LeaseOver);
                 self.list[at].lease = Lease::Vacant;
                 any = true;

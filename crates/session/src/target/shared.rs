@@ -23,6 +23,7 @@ use super::controllers::Controller;
 use super::limits::MEMORY_BYTES;
 use super::namespace::Namespaces;
 use super::notices::{Fence, Notice};
+use super::volume::Volume;
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
@@ -295,9 +296,9 @@ impl<R: Region> Shared<R> {
         self.ask_back(settled, settle.partitions())
     }
 
-    /// Ends connections that still carry streams which the owner needs (no other host reaches the
-    /// state *busy*). The owner has given such a connection up, even if the connection does not
-    /// know it. After its end the owner asks again (P7, P8).
+    /// Ends connections that still carry streams which the owner needs, or of a volume that it
+    /// forgets. The owner has given such a connection up, even if the connection does not know it.
+    /// After its end the owner asks again (P7, P8).
     fn ask_back<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -319,9 +320,13 @@ impl<R: Region> Shared<R> {
         volume: VolumeId,
         assoc: u64,
         forget: bool,
+        now: u64,
     ) -> Result<(), Refusal> {
         self.volumes.may_release(volume, assoc, forget)?;
-        self.volumes.release(volume, forget, &self.namespaces)
+        let released = self.volumes.release(volume, forget, &self.namespaces, now);
+        let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried);
+        let carried: Vec<PartitionId> = carried.collect();
+        self.ask_back(released, carried)
     }
 
     /// Connections that have not been drained.

@@ -2,7 +2,8 @@
 
 use alloc::vec::Vec;
 
-use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
     HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader, VolumeRecord,
 };
@@ -63,9 +64,10 @@ pub(super) struct Volume<R> {
     pub(super) given_up: u32,
     /// How many claims it had in this incarnation of the target.
     pub(super) claims: u64,
-    /// Associations of earlier owners that end and may have operations in flight: a plain host may
-    /// not write before they have come back (T8, T21).
-    pub(super) draining: Vec<u64>,
+    /// Fences of claims that are not over: operations of earlier owners and of plain hosts may be in
+    /// flight. A plain host may not write before they have come back, even if the claimant has ended
+    /// (T8, T21).
+    pub(super) fences: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
     pub(super) entered: bool,
     /// No entry of an earlier owner waits for recovery here: streams may start (T9).
@@ -88,7 +90,7 @@ impl<R: Region> Volume<R> {
             lost: false,
             given_up: 0,
             claims: 0,
-            draining: Vec::new(),
+            fences: Vec::new(),
             entered: false,
             recovered: false,
         }
@@ -111,7 +113,7 @@ impl<R: Region> Volume<R> {
             lost,
             given_up: record.given_up,
             claims: 0,
-            draining: Vec::new(),
+            fences: Vec::new(),
             entered: false,
             recovered: false,
         }
@@ -142,20 +144,16 @@ impl<R: Region> Volume<R> {
         self.unsettled() + self.kept()
     }
 
-    /// Whether a connection carries a stream. The volume may have no owner then: an owner can
-    /// release it before the connections of the owner before it have ended. What such a stream has
-    /// written may need recovery (T8, T21).
-    pub(super) fn is_carried(&self) -> bool {
-        self.partitions.iter().any(|partition| matches!(partition, Partition::Bound { .. }))
-            && !probe::planted(Plant::T21CarriedUnguarded)
+    /// The streams that a connection carries. An owner can release the volume before the connections
+    /// of the owner before it have ended.
+    pub(super) fn carried(&self) -> impl Iterator<Item = PartitionId> {
+        let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
+        let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
+        streams.map(|(stream, _)| PartitionId { volume: self.id, stream })
     }
 
     pub(super) fn is_guarded(&self) -> bool {
-        !self.lease.is_vacant()
-            || self.lost
-            || self.entries() > 0
-            || !self.draining.is_empty()
-            || self.is_carried()
+        !self.lease.is_vacant() || self.lost || self.entries() > 0 || !self.fences.is_empty()
     }
 
     /// The time at which the volume may be freed although its owner has not released it: its lease
@@ -163,16 +161,8 @@ impl<R: Region> Volume<R> {
     /// counts as something to recover.
     pub(super) fn free_from(&self) -> Option<u64> {
         let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
-        let clean = !self.lost && self.partitions.iter().all(at_rest);
-        self.lease.free_from().filter(|_| clean)
-    }
-
-    /// Notes that every operation of association `assoc` has come back. Returns whether the volume
-    /// waited for that.
-    pub(super) fn drained(&mut self, assoc: u64) -> bool {
-        let before = self.draining.len();
-        self.draining.retain(|other| *other != assoc);
-        self.lease.drained(assoc) || self.draining.len() < before
+        let is_clean = !self.lost && self.fences.is_empty() && self.partitions.iter().all(at_rest);
+        self.lease.free_from().filter(|_| is_clean)
     }
 
     pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
@@ -189,10 +179,6 @@ impl<R: Region> Volume<R> {
         let before = before.filter(|assoc| *assoc != host.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);
         let fenced = before.filter(|_| !claim.resume);
-        // The new owner may end, too, before its claim has waited for their operations.
-        if !probe::planted(Plant::T21EarlierOwnerForgotten) {
-            self.draining.extend(replaced.or(self.lease.draining()));
-        }
         self.generation = claim.generation;
         self.last_owner = host.hostid;
         self.lease_ms = claim.lease_ms;

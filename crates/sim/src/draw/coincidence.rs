@@ -48,7 +48,7 @@ const ALL: &[(u64, Draw)] = &[
     (2, owners::plain_hosts_while_the_owner_is_unreachable),
     (6, owners::closed_while_one_is_down),
     (8, owners::writes_that_outlive_two_owners),
-    (7, owners::released_before_the_fenced_owner_leaves),
+    (4, owners::released_before_the_fenced_owner_leaves),
     (1, stores_that_fail_while_given_up),
     (3, left_to_the_background_driver),
     (2, unreachable_for_about_the_loss_time),
