@@ -39,12 +39,12 @@ fn a_stream_without_a_background_thread_is_refused() {
     let refused = (0..100).find_map(|_| {
         limit(used() + STACK / 2);
         let started = |ended: Arc<Mutex<Receiver<()>>>| {
-            Builder::new().spawn(move || drop(ended.lock().unwrap().recv()))
+            Builder::new().spawn(move || ended.lock().unwrap().recv())
         };
         while started(Arc::clone(&ended)).is_ok() {}
         // If it succeeds, another thread has ended in this moment.
         let stream = volume.stream(0, &StreamOptions::default());
-        stream.map(|stream| drop(stream.close().unwrap())).err()
+        stream.map(|stream| stream.close().unwrap()).err()
     });
     let error = refused.expect("no thread can be started");
     drop(end);
