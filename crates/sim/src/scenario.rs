@@ -118,7 +118,8 @@ pub struct ClientSpec {
     /// The longest time between two operations of a stream, ns.
     pub think_ns: u32,
     /// The time for which a target may owe an answer before the recovery of a stream is begun again
-    /// over the same connections, µs. 0: without a limit, as long as the connections last.
+    /// over the same connections, µs. 0, and after the faults: without a limit, as long as the
+    /// connections last.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub wait_limit_us: u32,
     /// The time without a call of the owner after which the background driver runs the stream, µs.
