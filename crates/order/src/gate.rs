@@ -175,6 +175,7 @@ impl Gate {
         let node = *table.node(ticket);
         assert!(node.state == State::Writing, "{ticket:?} is not being written");
         self.leave_drive(table, &node);
+        let first = steps.len();
         if !ok {
             probe::hit(Rare::WriteFailed);
             let member = self.drives[usize::from(node.drive)].cache.member;
@@ -188,6 +189,8 @@ impl Gate {
         let volatile = self.drives[usize::from(node.drive)].cache.volatile;
         if self.must_fail(&node) {
             self.refuse(table, ticket.0, steps);
+            // The initiator sees what has failed before what is refused because of it (P6).
+            steps[first..].rotate_right(1);
         } else if node.flush {
             table.node_mut(ticket).state = State::Unflushed;
         } else {

@@ -514,9 +514,13 @@ pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
     joined
 }
 
-/// The caller's tag of the newest group up to k.
+/// The caller's tag of the newest group up to k. A log that was given up may be older: beyond its own
+/// mark it may have groups of another history under the same numbers (T26).
 fn tag_of(lists: &[StreamList], k: Seq) -> u64 {
-    let listed = lists.iter().flat_map(|list| &list.entries);
+    let listed = lists.iter().flat_map(|list| {
+        let end = if list.in_doubt { list.released } else { k };
+        list.entries.iter().filter(move |entry| entry.attribute.seq_end() <= end)
+    });
     let listed = listed.map(|e| (e.attribute.seq_end(), e.attribute.tag));
     let marked = lists.iter().map(|list| list.tag);
     let known = listed.chain(marked).filter(|(seq, _)| *seq <= k);

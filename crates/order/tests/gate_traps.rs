@@ -148,7 +148,7 @@ fn t4_no_entry_covers_others_after_a_failure() {
     gate.arrive(flushing(plain(2)));
     assert_eq!(gate.written(2, true), []);
     let why = Cause::WriteFailed { member: Member(0), ordinal: 1 };
-    assert_eq!(gate.written(1, false), [refused(2, why), refused(1, why)]);
+    assert_eq!(gate.written(1, false), [refused(1, why), refused(2, why)]);
     assert!(gate.0.is_idle());
 }
 
@@ -272,6 +272,17 @@ fn t22_a_failed_write_stops_what_comes_later_and_only_that() {
     assert_eq!(gate.written(3, true), [refused(3, why)]);
     assert_eq!(gate.flushed(1, true), [done(1, true)], "nothing before it failed");
     assert_eq!(gate.arrive(plain(4)), [refused(4, why)]);
+}
+
+/// The initiator replays what was damaged on its way, and drops a stream that has lost a write before.
+#[test]
+fn p6_the_failed_write_is_reported_before_what_it_stops() {
+    let mut gate = Bench::new();
+    gate.arrive(plain(1));
+    gate.arrive(Attribute { lba: plain(1).lba, ..plain(2) });
+    gate.arrive(bare_flush(3));
+    let why = Cause::WriteFailed { member: Member(0), ordinal: 1 };
+    assert_eq!(gate.written(1, false), [refused(1, why), refused(2, why), refused(3, why)]);
 }
 
 #[test]

@@ -550,7 +550,10 @@ impl Stream {
                     if deadline.is_none_or(|deadline| now_ns() < deadline) =>
                 {
                     match self.wait_for_space(deadline) {
-                        Ok(true) => continue,
+                        Ok(true) => {
+                            self.staged.get_mut().restage();
+                            continue;
+                        }
                         Ok(false) => kind,
                         Err(failure) => SubmitErrorKind::Poisoned(failure),
                     }

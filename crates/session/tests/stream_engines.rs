@@ -3,7 +3,7 @@
 mod stream_rig;
 
 use peer::target::Command;
-use riopipe_order::attribute::Member;
+use riopipe_order::attribute::{Member, Seq};
 use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_testkit::peer;
 use stream_rig::{MS, Rig, Shape, shared, write};
@@ -66,6 +66,19 @@ fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
             assert!(c.session.poll().is_ok(), "{engine}: it has written elsewhere");
         }
     }
+}
+
+/// The drive has dropped the data before it carried out the second FLUSH.
+#[test]
+fn t22_a_flush_that_succeeds_after_another_streams_failed_covers_nothing() {
+    let [mut a, mut b, _] = three(EngineKind::Sync);
+    let failing = wrote(&mut a, 2).unwrap();
+    let late = wrote(&mut b, 0).unwrap();
+    a.answer(0, &failing, WRITE_FAULT);
+    b.answer(0, &late, 0);
+    let failure = b.session.poll().expect_err("its data may be lost");
+    assert_eq!((failure.member, failure.flush), (Member(0), true));
+    assert_eq!(b.session.marks().durable, Seq(0), "P2");
 }
 
 #[test]

@@ -464,3 +464,72 @@ fn t21_an_owner_keeps_a_volume_whose_log_fails_at_the_release() {
     assert_eq!(plain_write(&mut w, plain), GUARDED, "the log says that it is owned");
     assert!(w.status(admin).own);
 }
+
+/// The zeroing of a recovery that was given up can be on its way when its owner releases the volume.
+#[test]
+fn t8_a_late_plain_write_of_an_owner_that_has_released_is_refused() {
+    for forget in [false, true] {
+        let mut w = World::new(&[false]);
+        let Owner { admin, cntlid, io } = idle_owner(&mut w);
+        assert_eq!(w.call(io, ordered(2, &attribute(2, 1), 1), &block(2)).status, 0);
+        let drives = w.io(cntlid, 2);
+        assert_eq!(plain_write(&mut w, drives), 0, "as owner");
+        w.hang_up(io);
+        assert_eq!(release(&mut w, admin, forget), Some(0));
+        let (theirs, plain) = rival(&mut w);
+        if !forget {
+            assert_eq!(plain_write(&mut w, plain), GUARDED, "there is an entry to recover");
+            let unguarded = Claim { lease_ms: 0, ..leased(&w, 2) };
+            assert_eq!(w.claim(theirs, &unguarded).unwrap().status, 0, "without a take-over");
+            assert_eq!(release(&mut w, theirs, true), Some(0));
+        }
+        assert_ne!(plain_write(&mut w, drives), 0, "forget: {forget}");
+        let third = plain_host(&mut w);
+        assert_eq!(plain_write(&mut w, third), 0);
+    }
+}
+
+#[test]
+fn t25_a_release_ends_the_lease_also_for_the_next_incarnation() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, io, .. } = idle_owner(&mut w);
+    assert_eq!(w.call(io, ordered(2, &attribute(2, 1), 1), &block(2)).status, 0);
+    w.hang_up(io);
+    assert_eq!(release(&mut w, admin, false), Some(0));
+    let header = w.host.parts.crash(5).part(0..HEADER_BYTES);
+    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    let record = region.volume(VOLUME).unwrap();
+    assert_eq!((record.state, record.lease_ms), (VolumeState::Owned, 0));
+}
+
+/// The last stream of a volume without an owner comes home, and no fence waits for it.
+#[test]
+fn t21_the_guard_opens_when_the_last_stream_of_a_released_volume_ends() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, cntlid, .. } = idle_owner(&mut w);
+    let (slow, second) = (w.io(cntlid, 2), w.io(cntlid, 3));
+    let plain = plain_host(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(slow, peer::write(2, 1, 1, 1), &block(2));
+    assert_eq!(release(&mut w, admin, false), None, "it waits for the write");
+    assert_eq!(w.bind(second, 1, 1, 0).status, 0, "it is the owner still");
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    assert_eq!(w.completions(admin).last().unwrap().status, 0);
+    assert_eq!(plain_write(&mut w, plain), GUARDED, "a stream is bound");
+    w.hang_up(second);
+    assert_eq!(plain_write(&mut w, plain), 0);
+}
+
+#[test]
+fn t18_only_its_owner_has_a_volume_forgotten_while_there_is_one() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = idle_owner(&mut w);
+    let (theirs, _) = rival(&mut w);
+    w.hang_up(io);
+    let at = w.partition(1).0;
+    w.host.parts.fail_fences_after(at, 0);
+    let give_up = Claim { give_up: true, take_over: true, create: true, ..leased(&w, 2) };
+    assert_eq!(w.claim(theirs, &give_up).unwrap().status, LOG_FAILED);
+    assert_eq!(release(&mut w, theirs, true), Some(NOT_OWNER));
+}

@@ -69,6 +69,10 @@ impl FlushRound {
 
     /// A FLUSH of the round has ended well.
     pub(super) fn done<P: Payload>(&mut self, base: &mut Base<P>) {
+        if base.failure.is_some() {
+            // The failure of another stream's FLUSH may have destroyed what this one covers (T22).
+            return;
+        }
         let Some((upto, outstanding)) = &mut self.running else { return };
         *outstanding -= 1;
         if *outstanding == 0 {

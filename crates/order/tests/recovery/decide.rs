@@ -309,6 +309,15 @@ fn adjacent_extents_are_joined_and_others_not() {
 
 /// An older log may have been settled in its own time, which proves nothing about the groups since.
 #[test]
+fn t26_an_older_log_that_is_given_up_contributes_no_tag_of_another_history() {
+    let good = StreamList { tag: (Seq(6), 66), ..list(0, 9, &[]) };
+    let older = StreamList { in_doubt: true, ..list(1, 6, &[(on(6, 1), true), (on(9, 1), true)]) };
+    let older = StreamList { tag: (Seq(5), 55), ..older };
+    let found = plan(&[good, older]);
+    assert_eq!((found.k, found.tag), (Seq(9), 66), "not that of group 9 of the older log");
+}
+
+#[test]
 fn t26_an_older_log_that_was_settled_does_not_end_the_prefix() {
     let good = list(0, 5, &[(on(6, 0), true), (on(7, 1), true), (on(8, 0), false)]);
     let older = |settled| StreamList { in_doubt: true, settled, ..list(1, 3, &[]) };

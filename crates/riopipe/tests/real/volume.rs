@@ -138,6 +138,42 @@ fn t13_a_tiny_log_never_stops_the_stream_for_good() {
     target.stop().unwrap();
 }
 
+/// A full log refuses a group after the engine has taken its payload. The group that waited must
+/// bring the payload all the same.
+#[test]
+fn t13_a_group_that_waits_for_the_log_brings_its_payload() {
+    let log = TempDir::new().unwrap();
+    let target = target(&["ssd:flash,size=16M", "ssd:flash,size=16M"], Some(&log));
+    let members = members(&[&target], 2);
+    let options = CreateOptions { slots: 16, streams: 2, ..create_options() };
+    Volume::create("v", &members, &options).unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let options = StreamOptions { merge: false, ..StreamOptions::default() };
+    let mut stream = volume.stream(1, &options).unwrap();
+    for step in 0..400 {
+        // Two writes: one whole, and one that is split over both drives.
+        let mut bufs = [1, 4].map(|blocks| stream.buf(blocks * BLOCK_BYTES).unwrap()).into_iter();
+        let mut group = stream.group();
+        for at in [0, 2] {
+            let mut buf = bufs.next().expect("two");
+            fill(&mut buf, 8 * step + at, step);
+            group = group.write(8 * step + at, buf, Place::Fresh);
+        }
+        match step % 3 {
+            0 => group.submit_durable_or_wait(Some(Duration::from_secs(60))).unwrap(),
+            _ => group.submit_or_wait(None).unwrap(),
+        };
+    }
+    stream.wait(Until::Complete(stream.last()), Some(Duration::from_secs(60))).unwrap();
+    for step in 0..400 {
+        check(&mut stream, 8 * step, 1, step);
+        check(&mut stream, 8 * step + 2, 4, step);
+    }
+    stream.close().unwrap();
+    volume.close().unwrap();
+    target.stop().unwrap();
+}
+
 #[test]
 fn t14_the_bound_on_kept_memory_pushes_back() {
     let log = TempDir::new().unwrap();

@@ -338,7 +338,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self { connections, engine, config, reading, mark_refused, shared, tracer, .. } = self;
+        let Self {
+            connections, engine, config, reading, mark_refused, shared, seen, tracer, ..
+        } = self;
         let connection = &mut connections[usize::from(server)];
         let mut news = None;
         let mut events = 0u32;
@@ -367,6 +369,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                         Tag::Request(id) => {
                             tracer.came(id);
                             if status.is_ok() {
+                                // The drive may have dropped this stream's data when another stream's
+                                // FLUSH failed: then this one covers nothing (T22).
+                                if engine.request(id).kind == Kind::Flush {
+                                    shared
+                                        .news(seen, |member| engine.flush_failed_elsewhere(member));
+                                }
                                 engine.done(id, Ok(()));
                             } else if config.loss_ns > 0
                                 && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))

@@ -11,6 +11,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
 use super::claims::{Refusal, Volumes};
+use super::namespace::Namespaces;
 use super::shared::ConnId;
 use super::volume::{Log, Partition};
 use crate::wire;
@@ -133,7 +134,13 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Takes the log of a stream back from a connection, with its live `entries`.
-    pub(super) fn return_log(&mut self, conn: ConnId, log: StreamLog<R>, entries: u32) {
+    pub(super) fn return_log(
+        &mut self,
+        conn: ConnId,
+        log: StreamLog<R>,
+        entries: u32,
+        namespaces: &Namespaces,
+    ) {
         let PartitionId { volume, stream } = log.id();
         let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
             return;
@@ -143,6 +150,10 @@ impl<R: Region> Volumes<R> {
         {
             *partition = Partition::Home { log, entries };
             volume.note_recovered();
+            // A volume without an owner may now be free.
+            if volume.lease.owner().is_none() {
+                self.reguard(namespaces);
+            }
         }
     }
 }

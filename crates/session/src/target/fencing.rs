@@ -154,6 +154,6 @@ impl<E: TargetEnv> TargetConn<E> {
         // Outside of the lock, because other streams are bound meanwhile.
         let entries = live_entries(&log);
         let conn = self.cx.id;
-        shared(env, |s| s.volumes.return_log(conn, log, entries));
+        shared(env, |s| s.volumes.return_log(conn, log, entries, &s.namespaces));
     }
 }

@@ -80,12 +80,13 @@ impl Lease {
         }
     }
 
-    /// Ends at `now`: the owner has released the volume, and its operations have come back. Something
-    /// of the volume is left, so it may not be freed yet.
-    pub(super) fn end(&mut self, now: u64) {
+    /// Ends: the owner has released the volume, and its operations have come back. Something of the
+    /// volume is left, so it may not be freed yet.
+    pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
-            *self = Self::Lost(Lost { name, draining: None, until: now });
+            // Over at any time: another core's clock may be a little behind.
+            *self = Self::Lost(Lost { name, draining: None, until: 0 });
         }
     }
 

@@ -186,8 +186,8 @@ fn finish<E: TargetEnv>(
             Ok(())
         }
         Then::Release { volume, forget } => {
-            let (assoc, now) = (cx.assoc(), env.now());
-            shared(env, |s| s.release(volume, assoc, forget, now))
+            let assoc = cx.assoc();
+            shared(env, |s| s.release(volume, assoc, forget))
         }
     };
     match outcome {

@@ -23,7 +23,7 @@ impl<R: Region> Volumes<R> {
     ) -> Result<(), Refusal> {
         let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
         let anyone = forget && probe::planted(Plant::T18AnyoneForgets);
-        if v.is_owned_by(assoc) || forget && v.lost || anyone {
+        if v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || anyone {
             Ok(())
         } else {
             Err((wire::status::NOT_OWNER.with_dnr(), 0))
@@ -33,32 +33,31 @@ impl<R: Region> Volumes<R> {
     /// Releases a volume, once its owner's streams are returned. With `forget`, drops it and its log.
     ///
     /// If something of it is left to recover, or a fenced owner still carries a stream, its lease
-    /// ends, and it is freed later (T21). If the log fails, the owner keeps it.
+    /// ends, and it is freed later (T21). If the log fails, the owner keeps it. Returns whether it
+    /// is closed, with nothing left.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
         forget: bool,
         namespaces: &Namespaces,
-        now: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let Some(at) = self.list.iter().position(|v| v.id == volume) else {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
         self.listing = None;
-        if forget {
-            self.forget(at)?;
-        } else if self.close(at)? {
-            self.list[at].lease = Lease::Vacant;
-        } else {
-            self.list[at].lease.end(now);
+        let closed = !forget && self.close(at)?;
+        match (forget, closed) {
+            (true, _) => self.forget(at)?,
+            (false, true) => self.list[at].lease = Lease::Vacant,
+            (false, false) => self.list[at].lease.end(),
         }
         self.reguard(namespaces);
-        Ok(())
+        Ok(closed)
     }
 
     /// Drops a volume and its log. A connection that carried a stream of it would go on to write.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
-        if self.list[at].carried().next().is_some() {
+        if self.list[at].carried().next().is_some() || !self.list[at].fences.is_empty() {
             return Err((wire::status::STREAM_BUSY, 0));
         }
         let id = self.list[at].id;
@@ -94,10 +93,13 @@ impl<R: Region> Volumes<R> {
                 _ => clean = false,
             }
         }
-        if clean && let Log::Live { region, .. } = &mut self.log {
-            region
-                .set_state(volume.id, VolumeState::Closed)
-                .map_err(|_| (wire::status::LOG_FAILED, 0))?;
+        if let Log::Live { region, .. } = &mut self.log {
+            let noted = match clean {
+                true => region.set_state(volume.id, VolumeState::Closed),
+                // Its lease is over, also for the next incarnation of the target.
+                false => region.renew(volume.id, 0),
+            };
+            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
         Ok(clean)
     }

@@ -320,10 +320,17 @@ impl<R: Region> Shared<R> {
         volume: VolumeId,
         assoc: u64,
         forget: bool,
-        now: u64,
     ) -> Result<(), Refusal> {
         self.volumes.may_release(volume, assoc, forget)?;
-        let released = self.volumes.release(volume, forget, &self.namespaces, now);
+        let is_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
+        let released = self.volumes.release(volume, forget, &self.namespaces);
+        if is_owner && released == Ok(false) {
+            // A plain command of it may be on its way, such as the zeroing of a recovery that it
+            // gave up. It must not land over what is written from now on (T8).
+            let owners = self.controllers.values().filter(|c| c.assoc == assoc);
+            owners.for_each(|controller| controller.standing.fence());
+        }
+        let released = released.map(drop);
         let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried);
         let carried: Vec<PartitionId> = carried.collect();
         self.ask_back(released, carried)

@@ -259,6 +259,20 @@ fn a_volume_is_released_on_targets_that_were_unreachable_meanwhile() {
 }
 
 #[test]
+fn t25_a_lost_answer_to_a_release_does_not_keep_the_volume_open() {
+    let mut owner = Owner::new(2, 60 * S);
+    let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
+    let (now, managers) = (owner.cluster.now, &mut owner.managers);
+    let over = release.advance(now, |server, work| work(&mut managers[server]));
+    assert_eq!(over, Ok(false));
+    while owner.carry() {}
+    let owned = |w: &World| w.host.shared.volumes().owner(VOLUME).is_some();
+    assert!(!owner.cluster.worlds.iter().any(owned), "both have released it");
+    cut(&mut owner);
+    assert_eq!(release_until(&mut owner, &mut release, |_| false), Ok(true));
+}
+
+#[test]
 fn a_volume_is_not_released_on_a_target_that_will_not_come_back() {
     let (_, released) = release_across_a_loss(0);
     assert_eq!(released, Err(StreamsRecoveryError::Unreachable { server: 0 }));

@@ -13,10 +13,10 @@ use riopipe_order::attribute::VolumeId;
 use super::error::CallFailure;
 use super::recovery::{RecoveryDriver, RecoveryError, StepTimes, question};
 use crate::initiator::association::{Answer, Association, ControlQueue, DrivesState};
-use crate::initiator::manager::AssociationManager;
+use crate::initiator::manager::{AssociationManager, UnreachableCause};
 use crate::initiator::opening::{Call, Opening, OpeningError, Outcome, Phase, Ticket};
 use crate::initiator::queue_pair::Data;
-use crate::wire::release_command;
+use crate::wire::{release_command, status};
 
 /// Why an open volume's targets could not do a request. `server` counts them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -247,11 +247,14 @@ impl VolumeRelease {
         now: u64,
         mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
     ) -> Result<bool, StreamsRecoveryError> {
+        let mut all = Ok(());
         for server in 0..self.asked.len() {
             let mut worked = Ok(());
             with(server, &mut |manager| worked = self.work(server, manager, now));
-            worked?;
+            // The others are asked all the same.
+            all = all.and(worked);
         }
+        all?;
         if self.owed.contains(&true) {
             return Ok(false);
         }
@@ -281,6 +284,14 @@ impl VolumeRelease {
         manager: &mut AssociationManager<P>,
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
+        let absence = manager.absence().map(|absence| &absence.why);
+        let has_no_owner = matches!(absence, Some(UnreachableCause::Claim(status))
+            if status.is(status::LEASE_OVER));
+        if has_no_owner && self.owed[server] {
+            // It has released the volume, and its answer was lost.
+            manager.set_released();
+            self.given.push(server);
+        }
         if manager.is_released() {
             self.owed[server] = false;
         }
