@@ -2,15 +2,17 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    CreateOptions, EngineKind, MemberAddr, Place, Seq, Stream, StreamOptions, Until, Volume,
+    BLOCK_BYTES, CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, ReaderOptions, Seq,
+    Stream, StreamOptions, Until, Volume,
 };
 
 use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
-use crate::site::create_options;
+use crate::site::{create_options, open_options};
 
 /// A relay between an initiator and a target that can hold the target's answers.
 pub(crate) struct Late {
@@ -117,6 +119,23 @@ impl Late {
     /// Connects the stopped connection to the target that serves now.
     fn let_go(&self) {
         self.change(|held| held.admission = Admission::Open);
+    }
+
+    /// Lets the answers of connection number `number` pass, which is a new association's, until
+    /// Identify Controller: the target has enabled a controller, and the initiator does not know its
+    /// properties yet.
+    fn stop_at_identify(&self, number: usize, start: impl FnOnce()) {
+        self.hold_only(number);
+        start();
+        loop {
+            soon("the target answers", || self.is_waited_for());
+            if self.read(|held| held.waiting) >= 4096 {
+                return;
+            }
+            let asked = self.read(|held| held.asked);
+            self.let_through();
+            soon("the next request", || self.read(|held| held.asked) > asked);
+        }
     }
 
     fn connections(&self) -> usize {
@@ -297,19 +316,8 @@ fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
         soon("the stream connects", || late.has_stopped());
         node.kill();
         node.lose_protection();
-        // The next connection is the new association's. It continues until Identify Controller: the
-        // target has enabled a controller, and the initiator does not know its properties yet.
-        late.hold_only(before);
-        node.start();
-        loop {
-            soon("the target answers", || late.is_waited_for());
-            if late.read(|held| held.waiting) >= 4096 {
-                break;
-            }
-            let asked = late.read(|held| held.asked);
-            late.let_through();
-            soon("the next request", || late.read(|held| held.asked) > asked);
-        }
+        // The next connection is the new association's.
+        late.stop_at_identify(before, || node.start());
         late.let_go();
         // Enough time for a write, if the Connect were accepted. On a slow machine the test may check
         // less, but it does not fail.
@@ -322,4 +330,62 @@ fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
     });
     let text = result.expect_err("a group in a volatile cache was reported durable");
     assert!(text.contains("volatile write cache"), "{text}");
+}
+
+/// A stream is being reopened while its target dies and comes back. The thread that reopens it gets
+/// the message that the association has ended, although a watch reads the marks all the time, for
+/// which the background thread drives streams. Else it would go on with the Connect of before the
+/// death, on which the new target takes no bind.
+#[test]
+fn t27_a_stream_that_is_reopened_learns_of_the_end_of_its_association() {
+    let mut nodes = [Node::new()];
+    volume_on(&nodes);
+    let late = Late::to(nodes[0].addr());
+    let member = format!("{},nqn={}", late.addr(), nodes[0].nqn());
+    // With this engine a lost connection is a failure, and the volume stays this process's.
+    let options = OpenOptions { engine: Some(EngineKind::None), ..open_options() };
+    let (volume, _) = Volume::open("v", &[member.parse().unwrap()], &options).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, false);
+    stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
+    nodes[0].kill();
+    soon("the stream fails", || stream.poll().is_err());
+    nodes[0].start();
+    // A reader gets a connection when there is an association again.
+    let reader = volume.reader(&ReaderOptions::default());
+    soon("the target is back", || reader.read(0, &mut [0; BLOCK_BYTES], Some(SOON)).is_ok());
+    drop(reader);
+
+    let before = late.connections();
+    late.stop_next();
+    let (watch, done) = (stream.watch(), AtomicBool::new(false));
+    let reopened = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let _ = watch.marks();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let reopened = scope.spawn(|| {
+            let reopened = stream.reopen();
+            done.store(true, Ordering::SeqCst);
+            reopened
+        });
+        soon("the stream connects", || late.has_stopped());
+        nodes[0].kill();
+        late.stop_at_identify(before, || nodes[0].start());
+        late.let_go();
+        // Enough time for a bind, if the Connect were accepted.
+        let began = Instant::now();
+        while !reopened.is_finished() && began.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        late.open();
+        reopened.join().unwrap()
+    });
+    reopened.expect("the stream connects again");
+    let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
+    watch.wait_durable(seq, Some(SOON)).expect("the background thread drives it again");
+    stream.close().unwrap();
+    volume.close().unwrap();
 }
