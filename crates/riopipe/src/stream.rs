@@ -636,7 +636,6 @@ impl Drop for Stream {
         // The background thread may hold the stream for a moment longer; the connections end here.
         self.shell.take().hang_up();
         let over = if self.closed { Over::Closed } else { Over::Dropped };
-        wake_all(self.handle.watched.end(over));
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
@@ -645,6 +644,8 @@ impl Drop for Stream {
             );
             self.volume.stream_dropped(self.id);
         }
+        // Last: a woken waiter may open the stream again at once.
+        wake_all(self.handle.watched.end(over));
     }
 }
 

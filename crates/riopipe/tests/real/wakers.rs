@@ -9,7 +9,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use riopipe::{MarkWait, Place, Seq, Stream, StreamFd, StreamOptions, Until, Volume, WaitError};
+use riopipe::{
+    MarkWait, Place, Seq, Stream, StreamError, StreamFd, StreamOptions, Until, Volume, WaitError,
+};
 use riopipe_net::wait_readable;
 
 use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
@@ -208,6 +210,37 @@ fn p8_a_waker_may_drop_the_stream() {
     other.close().unwrap();
     stream(&volume, 0).close().unwrap();
     volume.close().unwrap();
+}
+
+/// A task that opens the stream again when it is woken.
+struct Opening {
+    volume: Arc<Volume>,
+    opened: Mutex<Option<Result<Stream, StreamError>>>,
+}
+
+impl Wake for Opening {
+    fn wake(self: Arc<Self>) {
+        let opened = self.volume.stream(0, &StreamOptions::default());
+        *self.opened.lock().unwrap() = Some(opened);
+    }
+}
+
+/// A waiter that learns that its stream was dropped may open the stream again at once.
+#[test]
+fn p8_a_waker_may_open_the_dropped_stream_again() {
+    let nodes = [Node::new()];
+    let volume = Arc::new(volume(&nodes));
+    let dropped = stream(&volume, 0);
+    let mut wait = dropped.watch().durable(Seq(1 << 40));
+    let task = Arc::new(Opening { volume: Arc::clone(&volume), opened: Mutex::default() });
+    assert!(poll(&mut wait, &Waker::from(Arc::clone(&task))).is_pending());
+    drop(dropped);
+    let polled = poll(&mut wait, Waker::noop());
+    assert!(matches!(polled, Poll::Ready(Err(WaitError::Dropped { .. }))), "{polled:?}");
+    let mut opened = task.opened.lock().unwrap().take().expect("the drop wakes the task").unwrap();
+    let seq = put(&mut opened, 1, 1, 1, Place::InPlace, true);
+    opened.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    opened.close().unwrap();
 }
 
 struct Panicking;
