@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    BLOCK_BYTES, CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, ReaderOptions, Seq,
-    Stream, StreamOptions, Until, Volume,
+    BLOCK_BYTES, CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, ReadError,
+    ReaderOptions, Seq, Stream, StreamOptions, Until, Volume,
 };
 
 use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
@@ -17,6 +19,9 @@ use crate::site::{create_options, open_options};
 /// A relay between an initiator and a target that can hold the target's answers.
 pub(crate) struct Late {
     addr: SocketAddr,
+    listener: TcpListener,
+    /// The thread that accepts connections.
+    accepting: Option<JoinHandle<()>>,
     held: Arc<(Mutex<Held>, Condvar)>,
 }
 
@@ -64,8 +69,9 @@ impl Late {
         let addr = listener.local_addr().unwrap();
         let held = Arc::new((Mutex::new(Held::default()), Condvar::new()));
         let own = Arc::clone(&held);
-        std::thread::spawn(move || {
-            for near in listener.incoming() {
+        let own_listener = listener.try_clone().unwrap();
+        let accepting = std::thread::spawn(move || {
+            for near in own_listener.incoming() {
                 if own.0.lock().unwrap().over {
                     return;
                 }
@@ -81,7 +87,7 @@ impl Late {
                 });
             }
         });
-        Self { addr, held }
+        Self { addr, listener, accepting: Some(accepting), held }
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
@@ -119,6 +125,24 @@ impl Late {
     /// Connects the stopped connection to the target that serves now.
     fn let_go(&self) {
         self.change(|held| held.admission = Admission::Open);
+    }
+
+    /// From now on new connections are neither made nor refused: the listener's queue is full. The
+    /// present connections continue. Returns the connections in the queue.
+    fn fill_queue(&mut self) -> Vec<TcpStream> {
+        self.stop_accepting();
+        // SAFETY: the descriptor is open, and a listener may listen again with a shorter queue.
+        assert_eq!(unsafe { libc::listen(self.listener.as_raw_fd(), 0) }, 0);
+        let connect = || TcpStream::connect_timeout(&self.addr, Duration::from_millis(300)).ok();
+        std::iter::from_fn(connect).collect()
+    }
+
+    fn stop_accepting(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        self.change(|held| held.over = true);
+        // Wakes the listener.
+        let _ = TcpStream::connect(self.addr);
+        accepting.join().unwrap();
     }
 
     /// Lets the answers of connection number `number` pass, which is a new association's, until
@@ -167,9 +191,8 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        self.change(|held| (held.over, held.below, held.admission) = (true, 0, Admission::Open));
-        // Wakes the listener.
-        let _ = TcpStream::connect(self.addr);
+        self.change(|held| (held.below, held.admission) = (0, Admission::Open));
+        self.stop_accepting();
     }
 }
 
@@ -387,5 +410,24 @@ fn t27_a_stream_that_is_reopened_learns_of_the_end_of_its_association() {
     let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
     watch.wait_durable(seq, Some(SOON)).expect("the background thread drives it again");
     stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// A reader's first read makes a connection. Its time is part of the read's.
+#[test]
+fn p8_a_read_ends_at_its_deadline_while_a_connection_is_made() {
+    let nodes = [Node::new()];
+    volume_on(&nodes);
+    let mut late = Late::to(nodes[0].addr());
+    let options = open_options();
+    let (volume, _) = Volume::open("v", &[late.member()], &options).unwrap();
+    let reader = volume.reader(&ReaderOptions::default());
+    let _queue = late.fill_queue();
+    let (timeout, began) = (Duration::from_millis(100), Instant::now());
+    let error = reader.read(0, &mut [0; BLOCK_BYTES], Some(timeout)).unwrap_err();
+    assert!(matches!(error, ReadError::Deadline(after) if after == timeout), "{error}");
+    let (took, limit) = (began.elapsed(), options.connect.timeout / 2);
+    assert!(took < limit, "{took:?}");
+    drop(reader);
     volume.close().unwrap();
 }
