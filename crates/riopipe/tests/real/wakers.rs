@@ -341,3 +341,56 @@ fn p8_a_blocking_wait_takes_no_unpark_of_other_code() {
     stream.close().unwrap();
     volume.close().unwrap();
 }
+
+/// A panic's payload that panics again when it is dropped: no library catches that.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a payload that panics on purpose");
+    }
+}
+
+/// A task whose waker ends the background thread by a panic.
+#[derive(Default)]
+struct Fatal {
+    woken_by: Mutex<Option<String>>,
+}
+
+impl Wake for Fatal {
+    fn wake(self: Arc<Self>) {
+        let thread = thread::current().name().unwrap_or_default().to_owned();
+        let is_background = thread == "riopipe-bg";
+        *self.woken_by.lock().unwrap() = Some(thread);
+        if is_background {
+            std::panic::panic_any(Bomb);
+        }
+    }
+}
+
+/// The background thread ends by a panic. Another one drives the streams after it.
+#[test]
+fn p8_after_a_panic_of_the_background_thread_streams_are_driven_again() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut other = stream(&volume, 1);
+    let mut stream = stream(&volume, 0);
+    let watch = stream.watch();
+    loop {
+        let task = Arc::new(Fatal::default());
+        let mut wait = watch.durable(next(&stream));
+        assert!(poll(&mut wait, &Waker::from(Arc::clone(&task))).is_pending());
+        put(&mut stream, 1, 1, 1, Place::InPlace, true);
+        soon("the task is woken", || task.woken_by.lock().unwrap().is_some());
+        if task.woken_by.lock().unwrap().as_deref() == Some("riopipe-bg") {
+            break;
+        }
+    }
+    for stream in [&mut stream, &mut other] {
+        let seq = put(stream, 2, 1, 1, Place::InPlace, true);
+        stream.watch().wait_durable(seq, Some(SOON)).expect("a thread drives it");
+    }
+    stream.close().unwrap();
+    other.close().unwrap();
+    volume.close().unwrap();
+}
