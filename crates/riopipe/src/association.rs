@@ -1,6 +1,7 @@
 //! The targets of a volume, and attaching to them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use riopipe_net::{Socket, SocketOptions, connect};
 use riopipe_nvme::discovery::Entry;
@@ -138,9 +139,9 @@ fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig
 
 pub(crate) fn open_socket(
     member: &MemberAddr,
-    options: &ConnectOptions,
+    timeout: Duration,
 ) -> Result<Socket, riopipe_net::ConnectError> {
-    connect(&member.socket(), options.timeout, &SocketOptions::default())
+    connect(&member.socket(), timeout, &SocketOptions::default())
 }
 
 /// Lists the subsystems that the discovery service at `host:port` reports.

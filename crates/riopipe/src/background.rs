@@ -4,7 +4,8 @@
 //! It takes a stream only if it gets the stream's ownership flag at once. Otherwise it leaves a
 //! request at the flag, and the end of the owner's call wakes it. It sleeps until an event of a stream
 //! that it drives, until a thread waits for a stream, or until the time at which the next owner counts
-//! as not calling. Without an open stream there is no such thread.
+//! as not calling. Without an open stream there is no such thread. If the thread ends by a panic while
+//! streams are open, another one takes its place.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -64,13 +65,23 @@ impl Background {
         if state.running {
             self.waker.wake();
         } else {
-            let background = Arc::clone(self);
-            let builder = std::thread::Builder::new().name("riopipe-bg".into());
-            builder.spawn(move || background.run()).map_err(|_| Exhausted::Threads)?;
-            state.running = true;
+            self.start(&mut state, Duration::ZERO)?;
         }
         state.streams.insert(id, stream);
         state.version += 1;
+        Ok(())
+    }
+
+    /// Starts the thread, which begins its work after `pause`.
+    fn start(self: &Arc<Self>, state: &mut State, pause: Duration) -> Result<(), Exhausted> {
+        let background = Arc::clone(self);
+        let builder = std::thread::Builder::new().name("riopipe-bg".into());
+        let thread = move || {
+            std::thread::sleep(pause);
+            background.run();
+        };
+        builder.spawn(thread).map_err(|_| Exhausted::Threads)?;
+        state.running = true;
         Ok(())
     }
 
@@ -104,7 +115,7 @@ impl Background {
         &self.waker
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         let mut thread = Thread {
             background: self,
             version: 0,
@@ -126,11 +137,35 @@ impl Background {
 
 /// The state of the thread.
 struct Thread<'a> {
-    background: &'a Background,
+    background: &'a Arc<Background>,
     version: u64,
     driver: BackgroundDriver,
     /// Each stream, and whether the thread's poller watches the stream's poller.
     streams: BTreeMap<StreamId, (OpenStream, bool)>,
+}
+
+/// After a panic, another thread drives the streams that are open.
+impl Drop for Thread<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        tracing::error!("the background thread has panicked; starting another one");
+        for (stream, watched) in self.streams.values() {
+            if *watched {
+                // The next thread watches it again.
+                let _ = self.background.poller.remove(stream.handle.poller());
+            }
+        }
+        let mut state = lock(&self.background.state);
+        state.running = false;
+        // After a pause: the same panic may come again.
+        if !state.streams.is_empty()
+            && let Err(error) = self.background.start(&mut state, REST)
+        {
+            tracing::error!(%error, "no thread drives the streams that are open");
+        }
+    }
 }
 
 impl Thread<'_> {

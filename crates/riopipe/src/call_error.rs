@@ -79,9 +79,12 @@ impl CallError {
             | Self::TimedOut(_)
             | Self::Behind(_)
             | Self::Exhausted(_) => true,
-            Self::Unreachable(why) => {
-                !matches!(why, UnreachableCause::Changed(_) | UnreachableCause::Released)
-            }
+            Self::Unreachable(why) => match why {
+                UnreachableCause::Changed(_) | UnreachableCause::Released => false,
+                // Other claims are not sent again: the target is lost to this owner (T8).
+                UnreachableCause::Claim(status) => retry::is_claim_passing(*status),
+                _ => true,
+            },
             Self::Session(error) => {
                 error.is_passing()
                     || matches!(error, SessionError::QueueDeleted | SessionError::Closed)
@@ -211,5 +214,24 @@ pub(crate) fn opening_may_pass(error: &OpeningError) -> bool {
         OpeningError::Claim(error) => matches!(error, ClaimError::Owned { .. }),
         OpeningError::Refused { status, .. } => retry::is_claim_passing(*status),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use riopipe_session::wire::status;
+
+    /// An owner that was fenced stays fenced. Only claims that are sent again may succeed later.
+    #[test]
+    fn t8_a_target_that_refused_the_claim_for_good_does_not_come_back() {
+        let is_retryable =
+            |status| CallError::Unreachable(UnreachableCause::Claim(status)).is_retryable();
+        for fenced in [status::STALE_GENERATION.with_dnr(), status::LEASE_OVER, status::NOT_OWNER] {
+            assert!(!is_retryable(fenced), "{fenced}");
+        }
+        for passing in [status::STREAM_BUSY, status::LOG_FAILED, Status::INTERNAL] {
+            assert!(is_retryable(passing), "{passing}");
+        }
     }
 }

@@ -67,7 +67,9 @@ fn start_with(
         flush_failures: Arc::clone(&volume.flush_failures),
         read_barrier: Arc::clone(&volume.read_barrier),
     };
-    let mut start = StreamStart::new(spec, shared, nanos(timeout), now_ns());
+    let begun = now_ns();
+    let deadline = begun.saturating_add(nanos(timeout));
+    let mut start = StreamStart::new(spec, shared, nanos(timeout), begun);
     let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
     let fault = |server: usize, source| {
         // The absence explains more than the end of a connection, or a failure to connect.
@@ -93,7 +95,8 @@ fn start_with(
         match start.step(now_ns()) {
             StartStep::Connect(request) => {
                 let at = request.server;
-                match connect(volume, &mut start, &mut connections, handle, &request) {
+                let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+                match connect(volume, &mut start, &mut connections, handle, &request, left) {
                     Ok(()) => {}
                     Err(Unconnected::Unreachable(why)) => {
                         met = Some(why);
@@ -181,12 +184,14 @@ enum Unconnected {
     Failed(StreamError),
 }
 
+/// Makes a connection that the start requests, for `left` at most.
 fn connect(
     volume: &Inner,
     start: &mut StreamStart<Piece>,
     connections: &mut Connections,
     handle: &Arc<StreamHandle>,
     request: &ConnectRequest,
+    left: Duration,
 ) -> Result<(), Unconnected> {
     let at = usize::from(request.server);
     let server = &volume.servers[at];
@@ -194,7 +199,7 @@ fn connect(
     // Before the connection is begun: the stream gets a message when the association ends
     // meanwhile.
     let queue = server.target.io_queue(request, handle).map_err(Unconnected::Unreachable)?;
-    let socket = open_socket(&server.addr, &volume.connect);
+    let socket = open_socket(&server.addr, volume.connect.timeout.min(left));
     let unreachable =
         |error: ConnectError| Unconnected::Unreachable(ConnectFailure(error.to_string()).into());
     let socket = socket.map_err(unreachable)?;

@@ -467,35 +467,38 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let mut shell = self.take();
+        let Self { shell, handle, volume, pool, .. } = self;
+        // One call to its end: the background thread may not take the stream meanwhile. It would
+        // receive the messages for the new incarnation, and pass them to the old driver (T27).
+        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
         if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on no request of the old incarnation reaches a target.
         shell.hang_up();
+        // The waiters have their result now, and this call may take long.
+        wake_all(shell.take_due());
         // With an engine without a log no later group is known to be there after a crash (P2).
         let durable = shell.driver.delivered().durable;
         let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
-        drop(shell);
-        let mut recovery = if self.volume.is_logged() {
-            self.volume.recover_stream(self.id)?
+        let mut recovery = if volume.is_logged() {
+            volume.recover_stream(self.id)?
         } else {
             StreamRecovery::none(self.id, durable)
         };
         recovery.replayed = replayed;
-        self.volume.stream_recovered(&recovery);
+        volume.stream_recovered(&recovery);
         if let Some(pending) = recovery.pending() {
             let updates = pending.len();
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
         // Other threads read the old marks until the new incarnation has been bound.
-        let fresh = start(&self.volume, self.id, &qids, &self.options, &self.handle)?;
-        let mut shell = self.shell.take();
-        shell.restart(fresh, &mut self.pool);
-        self.handle.watched.restart(recovery.last);
+        let fresh = start(volume, self.id, &qids, &self.options, handle)?;
+        shell.restart(fresh, pool);
+        handle.watched.restart(recovery.last);
         drop(shell);
-        self.volume.background.wake();
+        volume.background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
@@ -636,7 +639,6 @@ impl Drop for Stream {
         // The background thread may hold the stream for a moment longer; the connections end here.
         self.shell.take().hang_up();
         let over = if self.closed { Over::Closed } else { Over::Dropped };
-        wake_all(self.handle.watched.end(over));
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
@@ -645,6 +647,8 @@ impl Drop for Stream {
             );
             self.volume.stream_dropped(self.id);
         }
+        // Last: a woken waiter may open the stream again at once.
+        wake_all(self.handle.watched.end(over));
     }
 }
 

@@ -2,19 +2,26 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    CreateOptions, EngineKind, MemberAddr, Place, Seq, Stream, StreamOptions, Until, Volume,
+    BLOCK_BYTES, CreateOptions, EngineKind, MemberAddr, OpenOptions, Place, ReadError,
+    ReaderOptions, Seq, Stream, StreamOptions, Until, Volume,
 };
 
 use crate::crash::{Node, SOON, holds, put, soon, volume_on, with_loss_timeout};
-use crate::site::create_options;
+use crate::site::{create_options, open_options};
 
 /// A relay between an initiator and a target that can hold the target's answers.
 pub(crate) struct Late {
     addr: SocketAddr,
+    listener: TcpListener,
+    /// The thread that accepts connections.
+    accepting: Option<JoinHandle<()>>,
     held: Arc<(Mutex<Held>, Condvar)>,
 }
 
@@ -62,8 +69,9 @@ impl Late {
         let addr = listener.local_addr().unwrap();
         let held = Arc::new((Mutex::new(Held::default()), Condvar::new()));
         let own = Arc::clone(&held);
-        std::thread::spawn(move || {
-            for near in listener.incoming() {
+        let own_listener = listener.try_clone().unwrap();
+        let accepting = std::thread::spawn(move || {
+            for near in own_listener.incoming() {
                 if own.0.lock().unwrap().over {
                     return;
                 }
@@ -79,7 +87,7 @@ impl Late {
                 });
             }
         });
-        Self { addr, held }
+        Self { addr, listener, accepting: Some(accepting), held }
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
@@ -119,6 +127,41 @@ impl Late {
         self.change(|held| held.admission = Admission::Open);
     }
 
+    /// From now on new connections are neither made nor refused: the listener's queue is full. The
+    /// present connections continue. Returns the connections in the queue.
+    fn fill_queue(&mut self) -> Vec<TcpStream> {
+        self.stop_accepting();
+        // SAFETY: the descriptor is open, and a listener may listen again with a shorter queue.
+        assert_eq!(unsafe { libc::listen(self.listener.as_raw_fd(), 0) }, 0);
+        let connect = || TcpStream::connect_timeout(&self.addr, Duration::from_millis(300)).ok();
+        std::iter::from_fn(connect).collect()
+    }
+
+    fn stop_accepting(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        self.change(|held| held.over = true);
+        // Wakes the listener.
+        let _ = TcpStream::connect(self.addr);
+        accepting.join().unwrap();
+    }
+
+    /// Lets the answers of connection number `number` pass, which is a new association's, until
+    /// Identify Controller: the target has enabled a controller, and the initiator does not know its
+    /// properties yet.
+    fn stop_at_identify(&self, number: usize, start: impl FnOnce()) {
+        self.hold_only(number);
+        start();
+        loop {
+            soon("the target answers", || self.is_waited_for());
+            if self.read(|held| held.waiting) >= 4096 {
+                return;
+            }
+            let asked = self.read(|held| held.asked);
+            self.let_through();
+            soon("the next request", || self.read(|held| held.asked) > asked);
+        }
+    }
+
     fn connections(&self) -> usize {
         self.read(|held| held.connections)
     }
@@ -148,9 +191,8 @@ impl Late {
 
 impl Drop for Late {
     fn drop(&mut self) {
-        self.change(|held| (held.over, held.below, held.admission) = (true, 0, Admission::Open));
-        // Wakes the listener.
-        let _ = TcpStream::connect(self.addr);
+        self.change(|held| (held.below, held.admission) = (0, Admission::Open));
+        self.stop_accepting();
     }
 }
 
@@ -297,19 +339,8 @@ fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
         soon("the stream connects", || late.has_stopped());
         node.kill();
         node.lose_protection();
-        // The next connection is the new association's. It continues until Identify Controller: the
-        // target has enabled a controller, and the initiator does not know its properties yet.
-        late.hold_only(before);
-        node.start();
-        loop {
-            soon("the target answers", || late.is_waited_for());
-            if late.read(|held| held.waiting) >= 4096 {
-                break;
-            }
-            let asked = late.read(|held| held.asked);
-            late.let_through();
-            soon("the next request", || late.read(|held| held.asked) > asked);
-        }
+        // The next connection is the new association's.
+        late.stop_at_identify(before, || node.start());
         late.let_go();
         // Enough time for a write, if the Connect were accepted. On a slow machine the test may check
         // less, but it does not fail.
@@ -322,4 +353,81 @@ fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
     });
     let text = result.expect_err("a group in a volatile cache was reported durable");
     assert!(text.contains("volatile write cache"), "{text}");
+}
+
+/// A stream is being reopened while its target dies and comes back. The thread that reopens it gets
+/// the message that the association has ended, although a watch reads the marks all the time, for
+/// which the background thread drives streams. Else it would go on with the Connect of before the
+/// death, on which the new target takes no bind.
+#[test]
+fn t27_a_stream_that_is_reopened_learns_of_the_end_of_its_association() {
+    let mut nodes = [Node::new()];
+    volume_on(&nodes);
+    let late = Late::to(nodes[0].addr());
+    let member = format!("{},nqn={}", late.addr(), nodes[0].nqn());
+    // With this engine a lost connection is a failure, and the volume stays this process's.
+    let options = OpenOptions { engine: Some(EngineKind::None), ..open_options() };
+    let (volume, _) = Volume::open("v", &[member.parse().unwrap()], &options).unwrap();
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, false);
+    stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
+    nodes[0].kill();
+    soon("the stream fails", || stream.poll().is_err());
+    nodes[0].start();
+    // A reader gets a connection when there is an association again.
+    let reader = volume.reader(&ReaderOptions::default());
+    soon("the target is back", || reader.read(0, &mut [0; BLOCK_BYTES], Some(SOON)).is_ok());
+    drop(reader);
+
+    let before = late.connections();
+    late.stop_next();
+    let (watch, done) = (stream.watch(), AtomicBool::new(false));
+    let reopened = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                let _ = watch.marks();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let reopened = scope.spawn(|| {
+            let reopened = stream.reopen();
+            done.store(true, Ordering::SeqCst);
+            reopened
+        });
+        soon("the stream connects", || late.has_stopped());
+        nodes[0].kill();
+        late.stop_at_identify(before, || nodes[0].start());
+        late.let_go();
+        // Enough time for a bind, if the Connect were accepted.
+        let began = Instant::now();
+        while !reopened.is_finished() && began.elapsed() < Duration::from_millis(500) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        late.open();
+        reopened.join().unwrap()
+    });
+    reopened.expect("the stream connects again");
+    let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
+    watch.wait_durable(seq, Some(SOON)).expect("the background thread drives it again");
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// A reader's first read makes a connection. Its time is part of the read's.
+#[test]
+fn p8_a_read_ends_at_its_deadline_while_a_connection_is_made() {
+    let nodes = [Node::new()];
+    volume_on(&nodes);
+    let mut late = Late::to(nodes[0].addr());
+    let options = open_options();
+    let (volume, _) = Volume::open("v", &[late.member()], &options).unwrap();
+    let reader = volume.reader(&ReaderOptions::default());
+    let _queue = late.fill_queue();
+    let (timeout, began) = (Duration::from_millis(100), Instant::now());
+    let error = reader.read(0, &mut [0; BLOCK_BYTES], Some(timeout)).unwrap_err();
+    assert!(matches!(error, ReadError::Deadline(after) if after == timeout), "{error}");
+    let (took, limit) = (began.elapsed(), options.connect.timeout / 2);
+    assert!(took < limit, "{took:?}");
+    drop(reader);
+    volume.close().unwrap();
 }

@@ -9,7 +9,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use riopipe::{MarkWait, Place, Seq, Stream, StreamFd, StreamOptions, Until, Volume, WaitError};
+use riopipe::{
+    MarkWait, Place, Seq, Stream, StreamError, StreamFd, StreamOptions, Until, Volume, WaitError,
+};
 use riopipe_net::wait_readable;
 
 use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
@@ -210,6 +212,37 @@ fn p8_a_waker_may_drop_the_stream() {
     volume.close().unwrap();
 }
 
+/// A task that opens the stream again when it is woken.
+struct Opening {
+    volume: Arc<Volume>,
+    opened: Mutex<Option<Result<Stream, StreamError>>>,
+}
+
+impl Wake for Opening {
+    fn wake(self: Arc<Self>) {
+        let opened = self.volume.stream(0, &StreamOptions::default());
+        *self.opened.lock().unwrap() = Some(opened);
+    }
+}
+
+/// A waiter that learns that its stream was dropped may open the stream again at once.
+#[test]
+fn p8_a_waker_may_open_the_dropped_stream_again() {
+    let nodes = [Node::new()];
+    let volume = Arc::new(volume(&nodes));
+    let dropped = stream(&volume, 0);
+    let mut wait = dropped.watch().durable(Seq(1 << 40));
+    let task = Arc::new(Opening { volume: Arc::clone(&volume), opened: Mutex::default() });
+    assert!(poll(&mut wait, &Waker::from(Arc::clone(&task))).is_pending());
+    drop(dropped);
+    let polled = poll(&mut wait, Waker::noop());
+    assert!(matches!(polled, Poll::Ready(Err(WaitError::Dropped { .. }))), "{polled:?}");
+    let mut opened = task.opened.lock().unwrap().take().expect("the drop wakes the task").unwrap();
+    let seq = put(&mut opened, 1, 1, 1, Place::InPlace, true);
+    opened.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    opened.close().unwrap();
+}
+
 struct Panicking;
 
 impl Wake for Panicking {
@@ -306,5 +339,58 @@ fn p8_a_blocking_wait_takes_no_unpark_of_other_code() {
     thread::park_timeout(SOON / 4);
     assert!(since.elapsed() < SOON / 4, "the token was lost");
     stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// A panic's payload that panics again when it is dropped: no library catches that.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("a payload that panics on purpose");
+    }
+}
+
+/// A task whose waker ends the background thread by a panic.
+#[derive(Default)]
+struct Fatal {
+    woken_by: Mutex<Option<String>>,
+}
+
+impl Wake for Fatal {
+    fn wake(self: Arc<Self>) {
+        let thread = thread::current().name().unwrap_or_default().to_owned();
+        let is_background = thread == "riopipe-bg";
+        *self.woken_by.lock().unwrap() = Some(thread);
+        if is_background {
+            std::panic::panic_any(Bomb);
+        }
+    }
+}
+
+/// The background thread ends by a panic. Another one drives the streams after it.
+#[test]
+fn p8_after_a_panic_of_the_background_thread_streams_are_driven_again() {
+    let nodes = [Node::new()];
+    let volume = volume(&nodes);
+    let mut other = stream(&volume, 1);
+    let mut stream = stream(&volume, 0);
+    let watch = stream.watch();
+    loop {
+        let task = Arc::new(Fatal::default());
+        let mut wait = watch.durable(next(&stream));
+        assert!(poll(&mut wait, &Waker::from(Arc::clone(&task))).is_pending());
+        put(&mut stream, 1, 1, 1, Place::InPlace, true);
+        soon("the task is woken", || task.woken_by.lock().unwrap().is_some());
+        if task.woken_by.lock().unwrap().as_deref() == Some("riopipe-bg") {
+            break;
+        }
+    }
+    for stream in [&mut stream, &mut other] {
+        let seq = put(stream, 2, 1, 1, Place::InPlace, true);
+        stream.watch().wait_durable(seq, Some(SOON)).expect("a thread drives it");
+    }
+    stream.close().unwrap();
+    other.close().unwrap();
     volume.close().unwrap();
 }
