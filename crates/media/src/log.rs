@@ -364,10 +364,10 @@ impl LogStore {
 
     /// Writes everything back to the file and waits (`msync`). After a clean shutdown with it, a
     /// `file:` log also survives a power cut (T24). A `block:` log has nothing left to write, since
-    /// each of its fences writes everything that it covers.
+    /// each of its fences writes everything that it covers. No part of the log may be in use.
     pub fn sync(&self) -> std::io::Result<()> {
         match &self.shared.bytes {
-            Bytes::Mapped(memory) => memory.sync(),
+            Bytes::Mapped(memory) => memory.sync_all(),
             Bytes::Blocks(_) => Ok(()),
         }
     }

@@ -79,17 +79,23 @@ impl Mapping {
         let populated =
             unsafe { madvise(self.start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
         if populated.is_err() {
-            // Before Linux 5.14: each page is touched.
-            for offset in (0..len).step_by(BLOCK_BYTES) {
-                // SAFETY: inside the mapping, which its maker has not shared yet; the value is
-                // written back unchanged.
-                unsafe {
-                    let byte = self.start.as_ptr().add(offset);
-                    byte.write_volatile(byte.read_volatile());
-                }
-            }
+            // Before Linux 5.14.
+            self.touch(len);
         }
         Ok(())
+    }
+
+    /// Writes to each page of the first `len` bytes what it holds. No other thread may use them.
+    pub(crate) fn touch(&self, len: usize) {
+        assert!(len <= self.len);
+        for offset in (0..len).step_by(BLOCK_BYTES) {
+            // SAFETY: inside the mapping, which no other thread uses meanwhile; the value is
+            // written back unchanged.
+            unsafe {
+                let byte = self.start.as_ptr().add(offset);
+                byte.write_volatile(byte.read_volatile());
+            }
+        }
     }
 
     /// The first `len` bytes of `file`, shared with it. `sync` asks for MAP_SYNC. Only a DAX file
@@ -167,6 +173,37 @@ mod tests {
                 assert_eq!(*last, 1, "prefaulting changes nothing");
             }
         }
+    }
+
+    /// The kilobytes of the mapping at `start` that the kernel would write back.
+    fn dirty(start: *const u8) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let head = format!("{:x}-", start as usize);
+        let lines = maps.lines().skip_while(|line| !line.starts_with(&head)).skip(1);
+        let values = lines.take_while(|line| !line.starts_with("VmFlags"));
+        let of = ["Shared_Dirty:", "Private_Dirty:"];
+        let dirty = values.filter(|line| of.iter().any(|name| line.starts_with(name)));
+        dirty.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum()
+    }
+
+    #[test]
+    fn t24_pages_that_the_kernel_takes_for_clean_are_written_back_again() {
+        // Not in /tmp, which may be memory.
+        let test = std::env::current_exe().unwrap();
+        let file = tempfile::tempfile_in(test.parent().unwrap()).unwrap();
+        let len = 8 * BLOCK_BYTES;
+        file.set_len(len as u64).unwrap();
+        let mapping = Mapping::shared(&file, len, false).unwrap();
+        // SAFETY: inside the mapping, one thread.
+        unsafe { *mapping.start().add(len - 1) = 7 };
+        mapping.sync().unwrap();
+        if dirty(mapping.start()) > 0 {
+            return eprintln!("not tested: this file system writes nothing back");
+        }
+        mapping.touch(len);
+        assert_eq!(dirty(mapping.start()), len as u64 / 1024);
+        // SAFETY: as above.
+        assert_eq!(unsafe { *mapping.start().add(len - 1) }, 7);
     }
 
     #[test]

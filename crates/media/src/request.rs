@@ -217,6 +217,7 @@ impl Request {
     #[cold]
     fn failed(&mut self, disk: &Disk, errno: i32) -> Option<Result<Option<AlignedBuf>, IoError>> {
         let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
+        let is_full = matches!(errno, libc::ENOSPC | libc::EDQUOT);
         match (self.what, self.zeroing) {
             _ if errno == libc::EINTR || errno == libc::EAGAIN => return None,
             (Operation::Deallocate, Zeroing::Punch) if unsupported => {
@@ -228,6 +229,18 @@ impl Request {
                 disk.can_zero.store(false, Ordering::Relaxed);
                 self.zeroing = Zeroing::Write;
                 return None;
+            }
+            // A full disk has no space for zeroes, and a hole reads as zeroes, too. Else a stream
+            // whose write found no space could never be undone (P8, T10).
+            (Operation::Deallocate | Operation::WriteZeroes, Zeroing::Range | Zeroing::Write)
+                if is_full && disk.can_punch.load(Ordering::Relaxed) =>
+            {
+                self.zeroing = Zeroing::Punch;
+                return None;
+            }
+            (Operation::WriteZeroes, Zeroing::Punch) if unsupported => {
+                disk.can_punch.store(false, Ordering::Relaxed);
+                return Some(Err(self.error(disk, cause_of(libc::ENOSPC))));
             }
             _ => {}
         }

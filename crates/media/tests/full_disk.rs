@@ -28,12 +28,15 @@ fn fills_up(dir: &Path, space: u64) {
         let mut queue = Blocking::new(&*drive).unwrap();
         queue.write(0, &[1; BLOCK_BYTES]).unwrap();
         let blocks = drive.geometry().blocks;
-        let error = (1..blocks)
-            .find_map(|lba| queue.write(lba, &[2; BLOCK_BYTES]).err())
+        let (lba, error) = (1..blocks)
+            .find_map(|lba| Some((lba, queue.write(lba, &[2; BLOCK_BYTES]).err()?)))
             .expect("a full disk fails a write");
         assert!(matches!(error.cause(), Cause::NoSpace(_)), "{error}");
         assert!(error.to_string().contains("free space there"), "{error}");
         assert_eq!(queue.read(0, 1).unwrap()[..], [1; BLOCK_BYTES]);
+        // Recovery can undo the write.
+        queue.write_zeroes(lba, 1).unwrap();
+        assert_eq!(queue.read(lba, 1).unwrap()[..], [0; BLOCK_BYTES]);
         drop((queue, drive));
         std::fs::remove_file(&path).unwrap();
     }

@@ -167,6 +167,10 @@ impl Target {
             drives.push(drive);
         }
         let namespaces = Namespaces::new(namespaces)?;
+        let reactors = settled.reactors;
+        // Before the log is opened: that clears its stamp of a clean stop (T24).
+        let pollers: Vec<Poller> =
+            (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let spec = config.log.as_deref();
         let (volumes, log) =
             open_volumes(spec, config.accept_lost_log, lock_wait(), &mut describe).map_err(
@@ -204,9 +208,6 @@ impl Target {
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
         let shared = Arc::new(Mutex::new(shared));
-        let reactors = settled.reactors;
-        let pollers: Vec<Poller> =
-            (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
         let control = Arc::new(Control::new());
         let places = Places::new(config.connections);

@@ -26,6 +26,16 @@ impl Shared {
     pub(super) fn sync(&self) -> std::io::Result<()> {
         if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
     }
+
+    /// As [`sync`](Self::sync), also for pages that the kernel takes for clean. After a write-back
+    /// that has failed, it does that, although they are not in the file (T24). No other thread may
+    /// use the mapping.
+    pub(super) fn sync_all(&self) -> std::io::Result<()> {
+        if self.medium.is_some() {
+            self.mapping.touch(self.mapping.len());
+        }
+        self.sync()
+    }
 }
 
 /// One part of the mapping, which only its owner writes.

@@ -128,8 +128,10 @@ impl VolumeState {
             return Ok(self.free.iter_mut().filter_map(BTreeSet::pop_first).collect());
         };
         // The last queues of another stream will do: they are granted once the writes of that
-        // stream have ended.
-        match self.ended.pop_first() {
+        // stream have ended. Without a log that stream could then begin on other queues, and nothing
+        // would keep it from a block that a late write of its own queues overwrites (T8).
+        let ended = if self.logged { self.ended.pop_first() } else { None };
+        match ended {
             Some((_, qids)) => Ok(qids),
             None => Err(ReserveError::NoQueue { server, queues: self.granted[server] }),
         }
@@ -266,6 +268,17 @@ mod tests {
         state.dropped(StreamId(7));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
         assert_eq!(state.reserve(StreamId(5)).unwrap().qids, [2, 2]);
+    }
+
+    #[test]
+    fn t8_without_a_log_a_stream_keeps_its_queues_until_it_is_opened_again() {
+        let mut state = VolumeState::new(8, vec![3], false, 0);
+        assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2]);
+        state.dropped(StreamId(7));
+        assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3]);
+        let none = ReserveError::NoQueue { server: 0, queues: 3 };
+        assert_eq!(state.reserve(StreamId(5)), Err(none));
+        assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2]);
     }
 
     #[test]
