@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    BLOCK_BYTES, InPlaceRange, Place, Recovery, Stream, StreamOptions, Until, Volume, crc32c,
+    BLOCK_BYTES, InPlaceRange, MemberInfo, Place, Recovery, Stream, StreamOptions, Until, Volume,
+    crc32c,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
@@ -44,7 +45,10 @@ pub struct WalOptions {
     pub stream: StreamOptions,
     /// Bytes of records that may wait to be written; beyond that, appenders wait.
     pub queue_bytes: usize,
-    /// Largest size of a group in bytes, at least 4096.
+    /// Largest size of a group in bytes, at least 4096. Groups are smaller if the stream does not
+    /// take such large ones: see [`StreamOptions::kept_bytes_max`] and [`CreateOptions::slots`].
+    ///
+    /// [`CreateOptions::slots`]: riopipe::CreateOptions::slots
     pub group_bytes: usize,
     /// Number of groups that may be incomplete before further records wait to be written together,
     /// at least 1. A lower number makes larger groups, a higher one makes a single record faster.
@@ -209,7 +213,7 @@ impl Wal {
     ) -> std::io::Result<Self> {
         let volatile = !volume.engine().capabilities().completes_durable
             && volume.info().members.iter().any(|member| member.volatile);
-        let group_blocks = (options.group_bytes / BLOCK_BYTES) as u64;
+        let group_blocks = group_blocks(volume, options);
         let (groups, flushes) = (options.groups, options.flushes);
         let crc = crc32c;
         let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
@@ -385,6 +389,26 @@ fn ring_of(volume: &Volume, place: WalPlace, options: &WalOptions) -> Result<Rin
     }
     let ring = blocks.checked_sub(1).and_then(|ring| Ring::new(lba + 1, ring));
     ring.ok_or(PlaceError::TooFew { blocks })
+}
+
+/// Largest number of requests of a group. The stream refuses one with more.
+const GROUP_REQUESTS_MAX: u64 = 65_535;
+
+/// The largest number of blocks of a group, so that the stream never refuses one as too large.
+fn group_blocks(volume: &Volume, options: &WalOptions) -> u64 {
+    let bytes = (options.group_bytes as u64).min(options.stream.kept_bytes_max);
+    let members = &volume.info().members;
+    // Each request has at least one block. Further ones flush the members of a target.
+    let mut requests = GROUP_REQUESTS_MAX.saturating_sub(members.len() as u64);
+    if volume.engine().capabilities().keeps_log {
+        for member in members {
+            let is_there = |other: &&MemberInfo| other.nqn == member.nqn;
+            let flushes = members.iter().filter(is_there).count() as u64;
+            // The stream keeps as many slots again for flushes that it needs itself.
+            requests = requests.min(u64::from(member.slots).saturating_sub(2 * flushes));
+        }
+    }
+    (bytes / BLOCK_BYTES as u64).min(requests).max(1)
 }
 
 /// Acknowledges the list of writes in doubt of the log's stream, if all of them are in the log:

@@ -33,6 +33,11 @@ pub(crate) struct Site {
 impl Site {
     /// A target, and a volume of this engine on its drive.
     pub(crate) fn new(drive: Drive, engine: EngineKind) -> Self {
+        Self::with_slots(drive, engine, 0)
+    }
+
+    /// As [`new`](Self::new), with so many log slots for each stream.
+    pub(crate) fn with_slots(drive: Drive, engine: EngineKind, slots: u32) -> Self {
         static SITES: AtomicU32 = AtomicU32::new(0);
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("drive").display().to_string();
@@ -51,6 +56,7 @@ impl Site {
         let site = Self { running: Some(running), config, dir };
         let options = CreateOptions {
             streams: 4,
+            slots,
             engine: Some(engine),
             connect: connect(),
             ..CreateOptions::default()

@@ -50,6 +50,47 @@ fn records_are_there_after_a_close() {
     }
 }
 
+/// Records that wait are packed into groups that the stream takes.
+#[test]
+fn a_stream_with_little_memory_gets_small_groups() {
+    for engine in [EngineKind::Rio, EngineKind::Sync] {
+        let site = Site::new(Drive::Protected, engine);
+        let (volume, _) = site.open();
+        let mut options = options();
+        options.stream.kept_bytes_max = 64 << 10;
+        let wal = Wal::create(&volume, PLACE, &options).unwrap();
+        let mut all = Vec::new();
+        // The second record alone is larger than the memory.
+        for (number, len) in [(0, 3000), (1, 100 << 10), (2, 3000)] {
+            let bytes = record(number, len);
+            all.push((wal.append(&bytes).unwrap(), bytes));
+        }
+        wal.wait_durable(all[2].0, Some(SOON)).expect("the log goes on");
+        assert!(read(&wal, Lsn(0)) == all, "{engine}");
+        wal.close(Some(SOON)).unwrap();
+        volume.close().unwrap();
+    }
+}
+
+/// As above, with fewer slots in the ordering log than a large group has requests.
+#[test]
+fn a_stream_with_few_slots_gets_small_groups() {
+    for drive in [Drive::Protected, Drive::Volatile] {
+        let site = Site::with_slots(drive, EngineKind::Rio, 4);
+        let (volume, _) = site.open();
+        assert_eq!(volume.info().members[0].slots, 4);
+        let options = WalOptions { group_bytes: 8 << 20, queue_bytes: 8 << 20, ..options() };
+        let place = WalPlace { blocks: 8192, ..PLACE };
+        let wal = Wal::create(&volume, place, &options).unwrap();
+        let bytes = record(1, 6 << 20);
+        let lsn = wal.append(&bytes).unwrap();
+        wal.wait_durable(lsn, Some(SOON)).expect("the log goes on");
+        assert!(read(&wal, Lsn(0)) == [(lsn, bytes)], "{drive:?}");
+        wal.close(Some(SOON)).unwrap();
+        volume.close().unwrap();
+    }
+}
+
 #[test]
 fn a_log_wraps_around_as_long_as_it_is_trimmed() {
     for drive in [Drive::Protected, Drive::Volatile] {
