@@ -219,7 +219,7 @@ impl Wal {
         let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
         let bounds =
             Bounds { queue_bytes: options.queue_bytes, record_bytes: ring.record_bytes_max() };
-        let queue = Arc::new(Queue::new(stream.waker(), end.lsn, end.trim, bounds, volatile));
+        let queue = Arc::new(Queue::new(stream.waker(), end.lsn, bounds, volatile));
         let marks = Arc::new(Marks::default());
         let committer = Committer {
             stream,
@@ -232,7 +232,6 @@ impl Wal {
             packed: 0,
             group_bytes: group_blocks as usize * PAYLOAD_BYTES,
             refused: None,
-            trimmed: end.trim,
             wanted: end.lsn,
         };
         committer.publish();
@@ -295,6 +294,9 @@ impl Wal {
     /// later group with this trim is written and released (T11); if the log is full, one is written
     /// for that alone. A crash before that may leave the records.
     ///
+    /// The log's thread may have to read blocks first. If it can't, nothing is dropped, and
+    /// [`WalStat::trimmed`] does not move: call this again.
+    ///
     /// # Errors
     /// [`TrimError`]: the records are not durable, or the log has ended.
     pub fn trim(&self, lsn: Lsn) -> Result<(), TrimError> {
@@ -302,7 +304,7 @@ impl Wal {
         if lsn > durable {
             return Err(TrimError::NotDurable { asked: lsn, durable });
         }
-        self.queue.ask(|requests| requests.trim = requests.trim.max(lsn))?;
+        self.queue.ask(|requests| requests.trim = requests.trim.max(Some(lsn)))?;
         Ok(())
     }
 

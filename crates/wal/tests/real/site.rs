@@ -1,10 +1,12 @@
 //! A target in this process with a drive and a log that outlive it, and a volume on it.
 
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    ConnectOptions, CreateOptions, EngineKind, MemberAddr, OpenOptions, Recovery, Volume,
+    BLOCK_BYTES, ConnectOptions, CreateOptions, EngineKind, MemberAddr, OpenOptions, Recovery,
+    Volume,
 };
 use riopipe_target::{Config, Running, Target};
 use riopipe_wal::{Found, Lsn, Wal, WalOptions, WalPlace};
@@ -84,6 +86,22 @@ impl Site {
     /// Stops the target without notice, as if its process had died.
     pub(crate) fn kill(&mut self) {
         self.running.take().expect("it runs").kill();
+    }
+
+    /// Flips a bit of each block of the drive that holds these bytes; a second call with them undoes
+    /// that. The bit is in the block's first byte.
+    pub(crate) fn damage(&self, bytes: &[u8]) {
+        let path = self.dir.path().join("drive");
+        let content = std::fs::read(&path).unwrap();
+        let drive = std::fs::File::options().write(true).open(&path).unwrap();
+        let mut damaged = 0;
+        for (number, block) in content.chunks_exact(BLOCK_BYTES).enumerate() {
+            if block.windows(bytes.len()).any(|window| window == bytes) {
+                drive.write_all_at(&[block[0] ^ 1], (number * BLOCK_BYTES) as u64).unwrap();
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 0, "the drive holds these bytes");
     }
 
     /// Removes the target's ordering log while the target is down.

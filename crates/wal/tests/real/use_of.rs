@@ -156,6 +156,27 @@ fn a_full_log_is_reported_and_accepts_records_after_a_trim() {
     });
 }
 
+/// Trimming records of an earlier opening reads blocks, which may fail for a while.
+#[test]
+fn a_trim_that_failed_can_be_repeated() {
+    let site = Site::new(Drive::Volatile, EngineKind::Rio);
+    let (volume, recovery) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let lsns: Vec<_> = (0..40).map(|_| wal.append(&[0xA7; 3000]).unwrap()).collect();
+    wal.close(Some(SOON)).unwrap();
+    let (wal, found) = reopen(&volume, &recovery, PLACE);
+    site.damage(&[0xA7; 50]);
+    wal.trim(lsns[30]).unwrap();
+    // The log's thread trims before it reads.
+    assert!(wal.records(Lsn(0)).next().unwrap().is_err(), "its blocks can't be read");
+    assert_eq!(wal.stat().trimmed, found.trimmed);
+    site.damage(&[0xA7; 50]);
+    wal.trim(lsns[30]).unwrap();
+    soon("the records are trimmed", || wal.stat().trimmed == lsns[30]);
+    assert_eq!(read(&wal, Lsn(0)).len(), 10);
+    wal.close(Some(SOON)).unwrap();
+}
+
 #[test]
 fn a_checkpoint_has_its_place_among_the_records() {
     let site = Site::rio();
