@@ -367,6 +367,10 @@ impl Drop for Wal {
     fn drop(&mut self) {
         let Some(thread) = lock(&self.committer).take() else { return };
         let _ = self.queue.ask(|requests| requests.abandon = true);
+        // A waker may drop the log. The log's own thread can't wait for its own end.
+        if thread.thread().id() == std::thread::current().id() {
+            return;
+        }
         // The stream can then be opened again as soon as this is gone.
         if self.marks.wait_over(Some(END_TIMEOUT)) {
             let _ = thread.join();
