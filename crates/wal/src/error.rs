@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use riopipe::{
-    AcknowledgeError, BufError, EngineKind, StreamError, StreamFailure, SubmitError, WaitError,
+    AcknowledgeError, BufError, EngineKind, InPlaceRange, StreamError, StreamFailure, SubmitError,
+    WaitError,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::BlockError;
@@ -178,6 +179,15 @@ pub enum OpenError {
     /// The stream's writes in doubt could not be acknowledged.
     #[error(transparent)]
     Acknowledge(#[from] AcknowledgeError),
+    /// Opening the log failed after the stream's writes in doubt had been acknowledged. No later
+    /// attempt finds them.
+    #[error("{source} ({} writes in doubt were acknowledged before)", .in_doubt.len())]
+    Acknowledged {
+        /// The writes, as [`Found::in_doubt`](crate::Found::in_doubt) would list them.
+        in_doubt: Vec<InPlaceRange>,
+        /// The reason.
+        source: Box<OpenError>,
+    },
     /// The stream could not be opened.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -198,6 +208,7 @@ impl OpenError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Acknowledge(error) => error.is_retryable(),
+            Self::Acknowledged { source, .. } => source.is_retryable(),
             Self::Stream(error) => error.is_retryable(),
             Self::Read(ReadError::Drive(error)) => read_may_pass(error),
             Self::System(_) => true,

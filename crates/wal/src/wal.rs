@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    BLOCK_BYTES, InPlaceRange, MemberInfo, Place, Recovery, Stream, StreamOptions, Until, Volume,
-    crc32c,
+    BLOCK_BYTES, InPlaceRange, MemberInfo, Place, ReaderOptions, Recovery, Stream, StreamOptions,
+    Until, Volume, crc32c,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
@@ -155,7 +155,8 @@ impl Wal {
     /// Opens the log in `place`, after any crash. `recovery` is the result of opening the volume.
     ///
     /// # Errors
-    /// [`OpenError`]; a second attempt finds the same.
+    /// [`OpenError`]; a second attempt finds the same log. Only writes in doubt are not found again
+    /// once they are acknowledged: [`OpenError::Acknowledged`] lists them.
     pub fn open(
         volume: &Volume,
         recovery: &Recovery,
@@ -164,16 +165,24 @@ impl Wal {
     ) -> Result<(Self, Found), OpenError> {
         let ring = ring_of(volume, place, options)?;
         let in_doubt = acknowledge(volume, place)?;
-        let mut stream = volume.stream(place.stream, &options.stream)?;
-        let mut block = vec![0; BLOCK_BYTES];
-        stream.read(place.lba, &mut block, None).map_err(ReadError::Drive)?;
-        let lba = place.lba;
-        let anchor = Anchor::parse(&block, crc32c)
-            .map_err(|source: BlockError| OpenError::NoLog { lba, source })?;
-        let Anchor { log, start, blocks } = anchor;
-        if (start, blocks) != (place.lba, place.blocks) {
-            return Err(OpenError::OtherPlace { lba, start, blocks });
+        match Self::open_acknowledged(volume, recovery, place, ring, options) {
+            Ok((wal, found)) => Ok((wal, Found { in_doubt, ..found })),
+            Err(error) if in_doubt.is_empty() => Err(error),
+            Err(source) => Err(OpenError::Acknowledged { in_doubt, source: Box::new(source) }),
         }
+    }
+
+    /// As [`open`](Self::open), when nothing of the log's stream is in doubt any more.
+    fn open_acknowledged(
+        volume: &Volume,
+        recovery: &Recovery,
+        place: WalPlace,
+        ring: Ring,
+        options: &WalOptions,
+    ) -> Result<(Self, Found), OpenError> {
+        let mut stream = volume.stream(place.stream, &options.stream)?;
+        let log = anchor_of(place, &mut |block| stream.read(place.lba, block, None))?;
+        let lba = place.lba;
         // The stream's own recovery is newer than the volume's. Without ordering logs there is
         // neither.
         let tagged = stream.recovery().or_else(|| recovery.stream(place.stream));
@@ -197,6 +206,7 @@ impl Wal {
                     .map_err(|error| ReadError::of(error, from, end.trim))?
             }
         };
+        let in_doubt = Vec::new();
         let found = Found { end: end.lsn, trimmed: end.trim, checkpoint, in_doubt };
         let wal = Self::start(volume, stream, ring, log, random()?, &end, options)?;
         Ok((wal, found))
@@ -430,9 +440,29 @@ fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, Op
         return Err(OpenError::NotOurs { stream: place.stream, others });
     }
     if !in_doubt.is_empty() {
+        // The stream can't be opened before. A wrong place must not acknowledge anything.
+        let reader = volume.reader(&ReaderOptions::default());
+        anchor_of(place, &mut |block| reader.read(place.lba, block, None))?;
         volume.acknowledge(place.stream)?;
     }
     Ok(in_doubt)
+}
+
+/// The number of the log in `place`, from its anchor, which `read` reads.
+fn anchor_of(
+    place: WalPlace,
+    read: &mut dyn FnMut(&mut [u8]) -> Result<(), riopipe::ReadError>,
+) -> Result<u64, OpenError> {
+    let lba = place.lba;
+    let mut block = vec![0; BLOCK_BYTES];
+    read(&mut block).map_err(ReadError::Drive)?;
+    let anchor = Anchor::parse(&block, crc32c)
+        .map_err(|source: BlockError| OpenError::NoLog { lba, source })?;
+    let Anchor { log, start, blocks } = anchor;
+    if (start, blocks) != (place.lba, place.blocks) {
+        return Err(OpenError::OtherPlace { lba, start, blocks });
+    }
+    Ok(log)
 }
 
 /// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may

@@ -83,6 +83,21 @@ impl Site {
         Volume::open(NAME, &[self.member()], options).unwrap()
     }
 
+    /// As [`open`](Self::open), after the volume was dropped: the target may not have noticed yet.
+    pub(crate) fn open_again(&self) -> (Volume, Recovery) {
+        let options = OpenOptions { connect: connect(), ..OpenOptions::default() };
+        let since = Instant::now();
+        loop {
+            match Volume::open(NAME, &[self.member()], &options) {
+                Ok(opened) => return opened,
+                Err(error) if error.is_retryable() && since.elapsed() < SOON => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// Stops the target without notice, as if its process had died.
     pub(crate) fn kill(&mut self) {
         self.running.take().expect("it runs").kill();
