@@ -34,8 +34,6 @@ pub(crate) struct Committer {
     pub(crate) group_bytes: usize,
     /// A packed group that the stream had no space for.
     pub(crate) refused: Option<(Group, Vec<Buf>)>,
-    /// Trims up to this Lsn are done, or failed.
-    pub(crate) trimmed: Lsn,
     /// A caller waits for the records that begin below this Lsn.
     pub(crate) wanted: Lsn,
 }
@@ -119,7 +117,9 @@ impl Committer {
             if requests.abandon {
                 return Ok(End::Abandoned);
             }
-            self.trim(requests.trim);
+            if let Some(lsn) = requests.trim {
+                self.trim(lsn);
+            }
             self.wanted = requests.wanted;
             let submitted = self.submit()?;
             for read in requests.reads.iter() {
@@ -233,12 +233,11 @@ impl Committer {
         Ok(Some((group, bufs)))
     }
 
-    /// Drops the records below `lsn`, as requested.
+    /// Drops the records below `lsn`, as requested. If that fails, the caller may request it again.
     fn trim(&mut self, lsn: Lsn) {
-        if lsn <= self.trimmed || self.writer.may_trim(lsn).is_err() {
+        if lsn <= self.writer.trimmed() || self.writer.may_trim(lsn).is_err() {
             return;
         }
-        self.trimmed = lsn;
         let oldest = match self.writer.block_of(lsn) {
             Some(number) => Ok(number),
             None => self.locate(lsn),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use riopipe::{
-    AcknowledgeError, BufError, EngineKind, StreamError, StreamFailure, SubmitError, WaitError,
+    AcknowledgeError, BufError, EngineKind, InPlaceRange, StreamError, StreamFailure, SubmitError,
+    WaitError,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::BlockError;
@@ -101,11 +102,25 @@ impl CreateError {
     /// Whether the same call may succeed later, with nothing changed but time.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Wait(WaitError::Deadline(_)))
+        match self {
+            Self::Stream(error) => error.is_retryable(),
+            Self::Read(error) => read_may_pass(error),
+            Self::Wait(WaitError::Failed(failure)) => failure.is_retryable(),
+            Self::Wait(WaitError::Deadline(_)) | Self::System(_) => true,
+            _ => false,
+        }
     }
 }
 
-/// The reason why a log could not be opened. A second attempt finds the same.
+/// Whether a read may succeed later on a new stream.
+fn read_may_pass(error: &riopipe::ReadError) -> bool {
+    match error {
+        riopipe::ReadError::Failed(failure) => failure.is_retryable(),
+        error => error.is_retryable(),
+    }
+}
+
+/// The reason why a log could not be opened. A second attempt finds the same log.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -164,6 +179,15 @@ pub enum OpenError {
     /// The stream's writes in doubt could not be acknowledged.
     #[error(transparent)]
     Acknowledge(#[from] AcknowledgeError),
+    /// Opening the log failed after the stream's writes in doubt had been acknowledged. No later
+    /// attempt finds them.
+    #[error("{source} ({} writes in doubt were acknowledged before)", .in_doubt.len())]
+    Acknowledged {
+        /// The writes, as [`Found::in_doubt`](crate::Found::in_doubt) would list them.
+        in_doubt: Vec<InPlaceRange>,
+        /// The reason.
+        source: Box<OpenError>,
+    },
     /// The stream could not be opened.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -182,8 +206,14 @@ impl OpenError {
     /// Whether the same call may succeed later, with nothing changed but time.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Acknowledge(AcknowledgeError::Recover(_)))
-            || matches!(self, Self::Stream(StreamError::Recover(_)))
+        match self {
+            Self::Acknowledge(error) => error.is_retryable(),
+            Self::Acknowledged { source, .. } => source.is_retryable(),
+            Self::Stream(error) => error.is_retryable(),
+            Self::Read(ReadError::Drive(error)) => read_may_pass(error),
+            Self::System(_) => true,
+            _ => false,
+        }
     }
 
     pub(crate) fn find(error: FindError<riopipe::ReadError>, lba: u64, of: u64, ring: u64) -> Self {
@@ -370,5 +400,33 @@ impl CloseError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Deadline { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe::cause::UnreachableCause;
+    use riopipe::{Exhausted, MemberAddr, RecoverError, UnreachableReason};
+
+    use super::*;
+
+    #[test]
+    fn an_error_is_retryable_if_its_cause_is() {
+        let member: MemberAddr = "127.0.0.1:4420".parse().unwrap();
+        let target = || member.target();
+        let lost = || RecoverError::Lost { target: target(), why: UnreachableCause::Released };
+        let away =
+            || RecoverError::Unreachable { target: target(), why: UnreachableReason::Passed };
+        assert!(!OpenError::from(StreamError::from(lost())).is_retryable());
+        assert!(!OpenError::from(AcknowledgeError::from(lost())).is_retryable());
+        assert!(OpenError::from(StreamError::from(away())).is_retryable());
+        assert!(OpenError::from(AcknowledgeError::from(away())).is_retryable());
+        let no_threads = || StreamError::from(Exhausted::Threads);
+        assert!(OpenError::from(no_threads()).is_retryable());
+        assert!(CreateError::from(no_threads()).is_retryable());
+        assert!(!CreateError::from(StreamError::from(lost())).is_retryable());
+        let late = || riopipe::ReadError::Deadline(Duration::ZERO);
+        assert!(OpenError::from(ReadError::from(late())).is_retryable());
+        assert!(CreateError::from(late()).is_retryable());
     }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use riopipe_wal_core::Lsn;
@@ -51,9 +51,21 @@ impl Progress {
 struct State {
     progress: Progress,
     over: Option<WalFailure>,
-    /// By the Lsn waited for, and a number of its own.
-    waiters: BTreeMap<(Lsn, u64), Waker>,
+    waiters: Waiters,
     numbers: u64,
+}
+
+/// By the Lsn waited for, and a number of its own.
+type Waiters = BTreeMap<(Lsn, u64), Waker>;
+
+/// Wakes waiters. A waker may run any code, so the caller must have no lock. A waker that panics
+/// affects neither the other waiters nor this thread.
+fn wake_all(waiters: Waiters) {
+    for waiter in waiters.into_values() {
+        if catch_unwind(AssertUnwindSafe(|| waiter.wake())).is_err() {
+            tracing::error!("the waker of a task that waits for a record has panicked");
+        }
+    }
 }
 
 /// The marks of a log, and the callers that wait for them.
@@ -84,7 +96,7 @@ impl Marks {
         let awake = std::mem::replace(&mut state.waiters, still);
         drop(state);
         let count = awake.len();
-        awake.into_values().for_each(Waker::wake);
+        wake_all(awake);
         count
     }
 
@@ -111,7 +123,7 @@ impl Marks {
         let awake = std::mem::take(&mut state.waiters);
         drop(state);
         self.ended.notify_all();
-        awake.into_values().for_each(Waker::wake);
+        wake_all(awake);
     }
 }
 
@@ -157,7 +169,8 @@ impl Durable {
     /// [`DurableError`].
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<(), DurableError> {
         let since = Instant::now();
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let sleeper = Arc::new(Sleeper::default());
+        let waker = Waker::from(Arc::clone(&sleeper));
         let mut context = Context::from_waker(&waker);
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut context) {
@@ -165,11 +178,11 @@ impl Durable {
             }
             let waited = since.elapsed();
             match timeout.map(|timeout| timeout.saturating_sub(waited)) {
-                None => std::thread::park(),
+                None => sleeper.sleep(None),
                 Some(Duration::ZERO) => {
                     return Err(DurableError::Deadline { lsn: self.lsn, waited });
                 }
-                Some(left) => std::thread::park_timeout(left),
+                Some(left) => sleeper.sleep(Some(left)),
             }
         }
     }
@@ -180,6 +193,8 @@ impl Durable {
         if self.lsn >= end {
             return Err(DurableError::NotAppended { lsn: self.lsn, end });
         }
+        // Wakers are cloned and dropped without the lock: that may run any code, also a wait's drop.
+        let waker = waker.clone();
         let mut state = lock(&self.marks.state);
         if self.lsn < state.progress.durable {
             self.waiter = None;
@@ -192,8 +207,9 @@ impl Durable {
             state.numbers += 1;
             state.numbers
         });
-        state.waiters.insert((self.lsn, number), waker.clone());
+        let old = state.waiters.insert((self.lsn, number), waker);
         drop(state);
+        drop(old);
         if self.waiter.replace(number).is_none() {
             // Drives with a volatile cache are flushed only for callers that wait.
             self.queue.want(self.lsn);
@@ -217,16 +233,40 @@ impl Future for Durable {
 impl Drop for Durable {
     fn drop(&mut self) {
         if let Some(number) = self.waiter {
-            lock(&self.marks.state).waiters.remove(&(self.lsn, number));
+            let waker = lock(&self.marks.state).waiters.remove(&(self.lsn, number));
+            // Without the lock, as in `check`.
+            drop(waker);
         }
     }
 }
 
-/// Wakes a thread that is parked.
-struct Unpark(Thread);
+/// The sleep of a thread that blocks in a wait. It does not use park and unpark: other code may
+/// park the same thread, and depend on each unpark.
+#[derive(Debug, Default)]
+struct Sleeper {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
 
-impl Wake for Unpark {
+impl Sleeper {
+    /// Sleeps until it is woken, for `most` at most, and resets `woken`.
+    fn sleep(&self, most: Option<Duration>) {
+        let woken = lock(&self.woken);
+        let sleeps = |woken: &mut bool| !*woken;
+        let mut woken = match most {
+            None => self.changed.wait_while(woken, sleeps).unwrap_or_else(PoisonError::into_inner),
+            Some(most) => {
+                let waited = self.changed.wait_timeout_while(woken, most, sleeps);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        *woken = false;
+    }
+}
+
+impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        *lock(&self.woken) = true;
+        self.changed.notify_one();
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct ReadRequest {
 pub(crate) struct Requests {
     /// A caller waits for the records that begin below this Lsn.
     pub(crate) wanted: Lsn,
-    /// Records below this Lsn are to be dropped.
-    pub(crate) trim: Lsn,
+    /// Records below this Lsn are to be dropped. The committer tries it once for each request.
+    pub(crate) trim: Option<Lsn>,
     pub(crate) reads: Vec<ReadRequest>,
     /// No more records come; the log is to be closed when all are durable.
     pub(crate) close: bool,
@@ -71,14 +71,8 @@ pub(crate) struct Bounds {
 }
 
 impl Queue {
-    pub(crate) fn new(
-        waker: StreamWaker,
-        end: Lsn,
-        trim: Lsn,
-        bounds: Bounds,
-        flushes: bool,
-    ) -> Self {
-        let requests = Requests { wanted: end, trim, ..Requests::default() };
+    pub(crate) fn new(waker: StreamWaker, end: Lsn, bounds: Bounds, flushes: bool) -> Self {
+        let requests = Requests { wanted: end, ..Requests::default() };
         let (records, over) = (Vec::new(), None);
         let state = State { records, end, requests, over, asleep: false, waiting: 0 };
         let (state, room) = (Mutex::new(state), Condvar::new());
@@ -190,7 +184,8 @@ impl Queue {
                 self.room.notify_all();
             }
         }
-        let Requests { wanted, trim, close, abandon, .. } = state.requests;
+        let Requests { wanted, close, abandon, .. } = state.requests;
+        let trim = state.requests.trim.take();
         Requests { wanted, trim, close, abandon, reads: std::mem::take(&mut state.requests.reads) }
     }
 
@@ -199,7 +194,8 @@ impl Queue {
         let mut state = lock(&self.state);
         let Requests { wanted, trim, close, abandon, reads } = &state.requests;
         let is_quiet = reads.is_empty()
-            && (*wanted, *trim) == (seen.wanted, seen.trim)
+            && trim.is_none()
+            && *wanted == seen.wanted
             && (*close, *abandon) == (seen.close, seen.abandon)
             && (state.records.is_empty() || !wants_records);
         state.asleep = is_quiet;

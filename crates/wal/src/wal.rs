@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    BLOCK_BYTES, InPlaceRange, Place, Recovery, Stream, StreamOptions, Until, Volume, crc32c,
+    BLOCK_BYTES, InPlaceRange, MemberInfo, Place, ReaderOptions, Recovery, Stream, StreamOptions,
+    Until, Volume, crc32c,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
@@ -44,7 +45,10 @@ pub struct WalOptions {
     pub stream: StreamOptions,
     /// Bytes of records that may wait to be written; beyond that, appenders wait.
     pub queue_bytes: usize,
-    /// Largest size of a group in bytes, at least 4096.
+    /// Largest size of a group in bytes, at least 4096. Groups are smaller if the stream does not
+    /// take such large ones: see [`StreamOptions::kept_bytes_max`] and [`CreateOptions::slots`].
+    ///
+    /// [`CreateOptions::slots`]: riopipe::CreateOptions::slots
     pub group_bytes: usize,
     /// Number of groups that may be incomplete before further records wait to be written together,
     /// at least 1. A lower number makes larger groups, a higher one makes a single record faster.
@@ -151,7 +155,8 @@ impl Wal {
     /// Opens the log in `place`, after any crash. `recovery` is the result of opening the volume.
     ///
     /// # Errors
-    /// [`OpenError`]; a second attempt finds the same.
+    /// [`OpenError`]; a second attempt finds the same log. Only writes in doubt are not found again
+    /// once they are acknowledged: [`OpenError::Acknowledged`] lists them.
     pub fn open(
         volume: &Volume,
         recovery: &Recovery,
@@ -160,16 +165,24 @@ impl Wal {
     ) -> Result<(Self, Found), OpenError> {
         let ring = ring_of(volume, place, options)?;
         let in_doubt = acknowledge(volume, place)?;
-        let mut stream = volume.stream(place.stream, &options.stream)?;
-        let mut block = vec![0; BLOCK_BYTES];
-        stream.read(place.lba, &mut block, None).map_err(ReadError::Drive)?;
-        let lba = place.lba;
-        let anchor = Anchor::parse(&block, crc32c)
-            .map_err(|source: BlockError| OpenError::NoLog { lba, source })?;
-        let Anchor { log, start, blocks } = anchor;
-        if (start, blocks) != (place.lba, place.blocks) {
-            return Err(OpenError::OtherPlace { lba, start, blocks });
+        match Self::open_acknowledged(volume, recovery, place, ring, options) {
+            Ok((wal, found)) => Ok((wal, Found { in_doubt, ..found })),
+            Err(error) if in_doubt.is_empty() => Err(error),
+            Err(source) => Err(OpenError::Acknowledged { in_doubt, source: Box::new(source) }),
         }
+    }
+
+    /// As [`open`](Self::open), when nothing of the log's stream is in doubt any more.
+    fn open_acknowledged(
+        volume: &Volume,
+        recovery: &Recovery,
+        place: WalPlace,
+        ring: Ring,
+        options: &WalOptions,
+    ) -> Result<(Self, Found), OpenError> {
+        let mut stream = volume.stream(place.stream, &options.stream)?;
+        let log = anchor_of(place, &mut |block| stream.read(place.lba, block, None))?;
+        let lba = place.lba;
         // The stream's own recovery is newer than the volume's. Without ordering logs there is
         // neither.
         let tagged = stream.recovery().or_else(|| recovery.stream(place.stream));
@@ -193,6 +206,7 @@ impl Wal {
                     .map_err(|error| ReadError::of(error, from, end.trim))?
             }
         };
+        let in_doubt = Vec::new();
         let found = Found { end: end.lsn, trimmed: end.trim, checkpoint, in_doubt };
         let wal = Self::start(volume, stream, ring, log, random()?, &end, options)?;
         Ok((wal, found))
@@ -209,13 +223,13 @@ impl Wal {
     ) -> std::io::Result<Self> {
         let volatile = !volume.engine().capabilities().completes_durable
             && volume.info().members.iter().any(|member| member.volatile);
-        let group_blocks = (options.group_bytes / BLOCK_BYTES) as u64;
+        let group_blocks = group_blocks(volume, options);
         let (groups, flushes) = (options.groups, options.flushes);
         let crc = crc32c;
         let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
         let bounds =
             Bounds { queue_bytes: options.queue_bytes, record_bytes: ring.record_bytes_max() };
-        let queue = Arc::new(Queue::new(stream.waker(), end.lsn, end.trim, bounds, volatile));
+        let queue = Arc::new(Queue::new(stream.waker(), end.lsn, bounds, volatile));
         let marks = Arc::new(Marks::default());
         let committer = Committer {
             stream,
@@ -228,7 +242,6 @@ impl Wal {
             packed: 0,
             group_bytes: group_blocks as usize * PAYLOAD_BYTES,
             refused: None,
-            trimmed: end.trim,
             wanted: end.lsn,
         };
         committer.publish();
@@ -291,6 +304,9 @@ impl Wal {
     /// later group with this trim is written and released (T11); if the log is full, one is written
     /// for that alone. A crash before that may leave the records.
     ///
+    /// The log's thread may have to read blocks first. If it can't, nothing is dropped, and
+    /// [`WalStat::trimmed`] does not move: call this again.
+    ///
     /// # Errors
     /// [`TrimError`]: the records are not durable, or the log has ended.
     pub fn trim(&self, lsn: Lsn) -> Result<(), TrimError> {
@@ -298,7 +314,7 @@ impl Wal {
         if lsn > durable {
             return Err(TrimError::NotDurable { asked: lsn, durable });
         }
-        self.queue.ask(|requests| requests.trim = requests.trim.max(lsn))?;
+        self.queue.ask(|requests| requests.trim = requests.trim.max(Some(lsn)))?;
         Ok(())
     }
 
@@ -361,6 +377,10 @@ impl Drop for Wal {
     fn drop(&mut self) {
         let Some(thread) = lock(&self.committer).take() else { return };
         let _ = self.queue.ask(|requests| requests.abandon = true);
+        // A waker may drop the log. The log's own thread can't wait for its own end.
+        if thread.thread().id() == std::thread::current().id() {
+            return;
+        }
         // The stream can then be opened again as soon as this is gone.
         if self.marks.wait_over(Some(END_TIMEOUT)) {
             let _ = thread.join();
@@ -387,6 +407,26 @@ fn ring_of(volume: &Volume, place: WalPlace, options: &WalOptions) -> Result<Rin
     ring.ok_or(PlaceError::TooFew { blocks })
 }
 
+/// Largest number of requests of a group. The stream refuses one with more.
+const GROUP_REQUESTS_MAX: u64 = 65_535;
+
+/// The largest number of blocks of a group, so that the stream never refuses one as too large.
+fn group_blocks(volume: &Volume, options: &WalOptions) -> u64 {
+    let bytes = (options.group_bytes as u64).min(options.stream.kept_bytes_max);
+    let members = &volume.info().members;
+    // Each request has at least one block. Further ones flush the members of a target.
+    let mut requests = GROUP_REQUESTS_MAX.saturating_sub(members.len() as u64);
+    if volume.engine().capabilities().keeps_log {
+        for member in members {
+            let is_there = |other: &&MemberInfo| other.nqn == member.nqn;
+            let flushes = members.iter().filter(is_there).count() as u64;
+            // The stream keeps as many slots again for flushes that it needs itself.
+            requests = requests.min(u64::from(member.slots).saturating_sub(2 * flushes));
+        }
+    }
+    (bytes / BLOCK_BYTES as u64).min(requests).max(1)
+}
+
 /// Acknowledges the list of writes in doubt of the log's stream, if all of them are in the log:
 /// reading the log checks each block anyway.
 fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, OpenError> {
@@ -400,9 +440,29 @@ fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, Op
         return Err(OpenError::NotOurs { stream: place.stream, others });
     }
     if !in_doubt.is_empty() {
+        // The stream can't be opened before. A wrong place must not acknowledge anything.
+        let reader = volume.reader(&ReaderOptions::default());
+        anchor_of(place, &mut |block| reader.read(place.lba, block, None))?;
         volume.acknowledge(place.stream)?;
     }
     Ok(in_doubt)
+}
+
+/// The number of the log in `place`, from its anchor, which `read` reads.
+fn anchor_of(
+    place: WalPlace,
+    read: &mut dyn FnMut(&mut [u8]) -> Result<(), riopipe::ReadError>,
+) -> Result<u64, OpenError> {
+    let lba = place.lba;
+    let mut block = vec![0; BLOCK_BYTES];
+    read(&mut block).map_err(ReadError::Drive)?;
+    let anchor = Anchor::parse(&block, crc32c)
+        .map_err(|source: BlockError| OpenError::NoLog { lba, source })?;
+    let Anchor { log, start, blocks } = anchor;
+    if (start, blocks) != (place.lba, place.blocks) {
+        return Err(OpenError::OtherPlace { lba, start, blocks });
+    }
+    Ok(log)
 }
 
 /// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may

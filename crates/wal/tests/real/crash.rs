@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use riopipe::{ConnectOptions, EngineKind, OpenOptions};
-use riopipe_wal::{AppendError, DurableError, Lsn, Wal, WalFailure};
+use riopipe::{BLOCK_BYTES, ConnectOptions, EngineKind, OpenOptions, Place, StreamOptions, Until};
+use riopipe_wal::{AppendError, DurableError, Lsn, OpenError, Wal, WalFailure, WalPlace};
 
 use crate::site::{Drive, PLACE, SOON, Site, connect, options, read, reopen};
 
@@ -54,6 +54,50 @@ fn t26_records_are_found_without_the_ordering_log() {
     assert!(read(&wal, Lsn(0)) == all);
     let lsn = wal.append(b"goes on").unwrap();
     wal.wait_durable(lsn, Some(SOON)).unwrap();
+    wal.close(Some(SOON)).unwrap();
+}
+
+/// The list of writes in doubt is not lost when opening the log fails.
+#[test]
+fn t26_writes_in_doubt_are_listed_also_if_the_log_does_not_open() {
+    let site = Site::new(Drive::Volatile, EngineKind::Rio);
+    let (mut volume, _) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    for _ in 0..20 {
+        wal.append(&[0xA7; 3000]).unwrap();
+    }
+    wal.close(Some(SOON)).unwrap();
+    // An update in place that is complete and not durable, of an unused block. On a slow machine it
+    // may have been flushed.
+    let (recovery, listed) = loop {
+        let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+        let mut block = stream.buf(BLOCK_BYTES).unwrap();
+        block.fill(0);
+        let seq = stream.group().write(900, block, Place::InPlace).submit().unwrap();
+        stream.wait(Until::Complete(seq), Some(SOON)).unwrap();
+        drop((stream, volume));
+        let recovery;
+        (volume, recovery) = site.open_again();
+        let listed = volume.in_place(0);
+        if !listed.is_empty() {
+            break (recovery, listed);
+        }
+    };
+    let open = |place| Wal::open(&volume, &recovery, place, &options());
+    // A wrong place acknowledges nothing.
+    let error = open(WalPlace { blocks: 2000, ..PLACE }).unwrap_err();
+    assert!(matches!(error, OpenError::OtherPlace { .. }), "{error}");
+    assert_eq!(volume.in_place(0), listed);
+    // The anchor is good, the blocks are not.
+    site.damage(&[0xA7; 50]);
+    let error = open(PLACE).unwrap_err();
+    let OpenError::Acknowledged { in_doubt, source } = error else { panic!("{error}") };
+    assert_eq!(in_doubt, listed);
+    assert!(!source.is_retryable(), "{source}");
+    site.damage(&[0xA7; 50]);
+    let (wal, found) = reopen(&volume, &recovery, PLACE);
+    assert_eq!(found.in_doubt, []);
+    assert_eq!(read(&wal, Lsn(0)).len(), 20);
     wal.close(Some(SOON)).unwrap();
 }
 

@@ -6,3 +6,4 @@ mod kv;
 mod site;
 mod together;
 mod use_of;
+mod wakers;

@@ -1,10 +1,12 @@
 //! A target in this process with a drive and a log that outlive it, and a volume on it.
 
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use riopipe::{
-    ConnectOptions, CreateOptions, EngineKind, MemberAddr, OpenOptions, Recovery, Volume,
+    BLOCK_BYTES, ConnectOptions, CreateOptions, EngineKind, MemberAddr, OpenOptions, Recovery,
+    Volume,
 };
 use riopipe_target::{Config, Running, Target};
 use riopipe_wal::{Found, Lsn, Wal, WalOptions, WalPlace};
@@ -33,6 +35,11 @@ pub(crate) struct Site {
 impl Site {
     /// A target, and a volume of this engine on its drive.
     pub(crate) fn new(drive: Drive, engine: EngineKind) -> Self {
+        Self::with_slots(drive, engine, 0)
+    }
+
+    /// As [`new`](Self::new), with so many log slots for each stream.
+    pub(crate) fn with_slots(drive: Drive, engine: EngineKind, slots: u32) -> Self {
         static SITES: AtomicU32 = AtomicU32::new(0);
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("drive").display().to_string();
@@ -51,6 +58,7 @@ impl Site {
         let site = Self { running: Some(running), config, dir };
         let options = CreateOptions {
             streams: 4,
+            slots,
             engine: Some(engine),
             connect: connect(),
             ..CreateOptions::default()
@@ -75,9 +83,40 @@ impl Site {
         Volume::open(NAME, &[self.member()], options).unwrap()
     }
 
+    /// As [`open`](Self::open), after the volume was dropped: the target may not have noticed yet.
+    pub(crate) fn open_again(&self) -> (Volume, Recovery) {
+        let options = OpenOptions { connect: connect(), ..OpenOptions::default() };
+        let since = Instant::now();
+        loop {
+            match Volume::open(NAME, &[self.member()], &options) {
+                Ok(opened) => return opened,
+                Err(error) if error.is_retryable() && since.elapsed() < SOON => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     /// Stops the target without notice, as if its process had died.
     pub(crate) fn kill(&mut self) {
         self.running.take().expect("it runs").kill();
+    }
+
+    /// Flips a bit of each block of the drive that holds these bytes; a second call with them undoes
+    /// that. The bit is in the block's first byte.
+    pub(crate) fn damage(&self, bytes: &[u8]) {
+        let path = self.dir.path().join("drive");
+        let content = std::fs::read(&path).unwrap();
+        let drive = std::fs::File::options().write(true).open(&path).unwrap();
+        let mut damaged = 0;
+        for (number, block) in content.chunks_exact(BLOCK_BYTES).enumerate() {
+            if block.windows(bytes.len()).any(|window| window == bytes) {
+                drive.write_all_at(&[block[0] ^ 1], (number * BLOCK_BYTES) as u64).unwrap();
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 0, "the drive holds these bytes");
     }
 
     /// Removes the target's ordering log while the target is down.

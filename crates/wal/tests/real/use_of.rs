@@ -50,6 +50,47 @@ fn records_are_there_after_a_close() {
     }
 }
 
+/// Records that wait are packed into groups that the stream takes.
+#[test]
+fn a_stream_with_little_memory_gets_small_groups() {
+    for engine in [EngineKind::Rio, EngineKind::Sync] {
+        let site = Site::new(Drive::Protected, engine);
+        let (volume, _) = site.open();
+        let mut options = options();
+        options.stream.kept_bytes_max = 64 << 10;
+        let wal = Wal::create(&volume, PLACE, &options).unwrap();
+        let mut all = Vec::new();
+        // The second record alone is larger than the memory.
+        for (number, len) in [(0, 3000), (1, 100 << 10), (2, 3000)] {
+            let bytes = record(number, len);
+            all.push((wal.append(&bytes).unwrap(), bytes));
+        }
+        wal.wait_durable(all[2].0, Some(SOON)).expect("the log goes on");
+        assert!(read(&wal, Lsn(0)) == all, "{engine}");
+        wal.close(Some(SOON)).unwrap();
+        volume.close().unwrap();
+    }
+}
+
+/// As above, with fewer slots in the ordering log than a large group has requests.
+#[test]
+fn a_stream_with_few_slots_gets_small_groups() {
+    for drive in [Drive::Protected, Drive::Volatile] {
+        let site = Site::with_slots(drive, EngineKind::Rio, 4);
+        let (volume, _) = site.open();
+        assert_eq!(volume.info().members[0].slots, 4);
+        let options = WalOptions { group_bytes: 8 << 20, queue_bytes: 8 << 20, ..options() };
+        let place = WalPlace { blocks: 8192, ..PLACE };
+        let wal = Wal::create(&volume, place, &options).unwrap();
+        let bytes = record(1, 6 << 20);
+        let lsn = wal.append(&bytes).unwrap();
+        wal.wait_durable(lsn, Some(SOON)).expect("the log goes on");
+        assert!(read(&wal, Lsn(0)) == [(lsn, bytes)], "{drive:?}");
+        wal.close(Some(SOON)).unwrap();
+        volume.close().unwrap();
+    }
+}
+
 #[test]
 fn a_log_wraps_around_as_long_as_it_is_trimmed() {
     for drive in [Drive::Protected, Drive::Volatile] {
@@ -113,6 +154,27 @@ fn a_full_log_is_reported_and_accepts_records_after_a_trim() {
         let _ = wal.trim(wal.stat().durable);
         wal.close(Some(std::time::Duration::from_millis(20))).is_ok()
     });
+}
+
+/// Trimming records of an earlier opening reads blocks, which may fail for a while.
+#[test]
+fn a_trim_that_failed_can_be_repeated() {
+    let site = Site::new(Drive::Volatile, EngineKind::Rio);
+    let (volume, recovery) = site.open();
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    let lsns: Vec<_> = (0..40).map(|_| wal.append(&[0xA7; 3000]).unwrap()).collect();
+    wal.close(Some(SOON)).unwrap();
+    let (wal, found) = reopen(&volume, &recovery, PLACE);
+    site.damage(&[0xA7; 50]);
+    wal.trim(lsns[30]).unwrap();
+    // The log's thread trims before it reads.
+    assert!(wal.records(Lsn(0)).next().unwrap().is_err(), "its blocks can't be read");
+    assert_eq!(wal.stat().trimmed, found.trimmed);
+    site.damage(&[0xA7; 50]);
+    wal.trim(lsns[30]).unwrap();
+    soon("the records are trimmed", || wal.stat().trimmed == lsns[30]);
+    assert_eq!(read(&wal, Lsn(0)).len(), 10);
+    wal.close(Some(SOON)).unwrap();
 }
 
 #[test]
