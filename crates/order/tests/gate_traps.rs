@@ -274,7 +274,7 @@ fn t22_a_failed_write_stops_what_comes_later_and_only_that() {
     assert_eq!(gate.arrive(plain(4)), [refused(4, why)]);
 }
 
-/// The initiator replays what was damaged on its way, and drops a stream that has lost a write before.
+/// The initiator replays what was damaged in transit, and drops a stream that has lost a write before.
 #[test]
 fn p6_the_failed_write_is_reported_before_what_it_stops() {
     let mut gate = Bench::new();

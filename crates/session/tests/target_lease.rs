@@ -465,7 +465,7 @@ fn t21_an_owner_keeps_a_volume_whose_log_fails_at_the_release() {
     assert!(w.status(admin).own);
 }
 
-/// The zeroing of a recovery that was given up can be on its way when its owner releases the volume.
+/// The zeroing of a recovery that was given up can arrive after its owner has released the volume.
 #[test]
 fn t8_a_late_plain_write_of_an_owner_that_has_released_is_refused() {
     for forget in [false, true] {

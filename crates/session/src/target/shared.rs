@@ -325,7 +325,7 @@ impl<R: Region> Shared<R> {
         let is_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
         let released = self.volumes.release(volume, forget, &self.namespaces);
         if is_owner && released == Ok(false) {
-            // A plain command of it may be on its way, such as the zeroing of a recovery that it
+            // A plain command of it may still arrive, such as the zeroing of a recovery that it
             // gave up. It must not land over what is written from now on (T8).
             let owners = self.controllers.values().filter(|c| c.assoc == assoc);
             owners.for_each(|controller| controller.standing.fence());
