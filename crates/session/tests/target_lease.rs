@@ -4,8 +4,8 @@
 mod world;
 
 use peer::HOSTNQN;
-use riopipe_order::attribute::{Attribute, Seq};
-use riopipe_order::log_region::{HEADER_BYTES, LogRegion, VolumeState};
+use riopipe_order::attribute::{Attribute, Member, Seq};
+use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MemberNamespace, VolumeState};
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
@@ -532,4 +532,33 @@ fn t18_only_its_owner_has_a_volume_forgotten_while_there_is_one() {
     let give_up = Claim { give_up: true, take_over: true, create: true, ..leased(&w, 2) };
     assert_eq!(w.claim(theirs, &give_up).unwrap().status, LOG_FAILED);
     assert_eq!(release(&mut w, theirs, true), Some(NOT_OWNER));
+}
+
+/// A host that always reads delays no claim: each waits only for the reads that were there before.
+#[test]
+fn t28_a_fence_does_not_wait_for_operations_that_began_after_it() {
+    let without_log = Volumes::without_log(crc);
+    let mut w = World::over(&[false, false], identity(), world::Parts::default(), without_log);
+    let plain = plain_host(&mut w);
+    for nsid in [1, 2] {
+        assert_eq!(w.call(plain, peer::write(nsid as u16, nsid, 1, 1), &block(9)).status, 0);
+    }
+    let claims = [1, 2].map(|nsid| {
+        let members = vec![MemberNamespace { nsid, member: Member(0) }];
+        let volume = riopipe_order::attribute::VolumeId([nsid as u8; 16]);
+        let unlogged = Claim { unlogged: true, create: false, ..w.first_claim() };
+        Claim { volume, members, ..unlogged }
+    });
+    let (admin, _) = w.admin();
+    let (theirs, _) = rival(&mut w);
+    w.host.drives[0].holds = true;
+    w.command(plain, peer::read(11, 1, 1, 1), &[]);
+    assert_eq!(w.claim(admin, &claims[0]), None, "it waits for the first read");
+    w.command(plain, peer::read(12, 1, 1, 1), &[]);
+    assert_eq!(w.claim(theirs, &claims[1]), None, "it waits for both");
+    w.complete(0, 0);
+    assert_eq!(w.completions(admin).last().map(|done| done.status), Some(0));
+    assert_eq!(w.completions(theirs).len(), 0);
+    w.complete(0, 0);
+    assert_eq!(w.completions(theirs).last().map(|done| done.status), Some(0));
 }

@@ -18,13 +18,19 @@ use super::ordered::OrderedQueue;
 use crate::outbox::Outbox;
 use crate::wire;
 
-/// The fences for which other connections have asked this one to drain.
+/// The fences for which other connections have asked this one to drain. They are served in rounds:
+/// each waits for the device operations that were in flight when its round began. So a connection
+/// that always has operations in flight delays no fence for longer than two of them take (T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// How many device operations were in flight at the last request and have not come back.
+    /// The device operations of the round that have not come back.
     left: usize,
-    /// The fences to acknowledge once these operations have come back.
+    /// The fences to acknowledge at the end of the round.
     asked: Vec<u64>,
+    /// The round waits for the operations of a stream that was shut.
+    returns: bool,
+    /// The fences of the next round.
+    next: Vec<u64>,
 }
 
 impl Fences {
@@ -103,17 +109,10 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.settle(cx, &[], env, out);
             cx.trouble("a new owner has taken the volume, or it was released", env);
         }
-        let before = fences.left;
-        for (_, command) in cx.commands.iter_mut() {
-            if command.on_device() && !command.fenced {
-                command.fenced = true;
-                fences.left += 1;
-            }
-        }
-        if claimed && fences.left > before {
+        fences.next.push(id);
+        if claimed && cx.commands.iter_mut().any(|(_, command)| command.on_device()) {
             probe::hit(Rare::FenceWaited);
         }
-        fences.asked.push(id);
         let early = claimed && probe::planted(Plant::T8ClaimNoWait);
         if early && self.carries_fenced() {
             self.return_stream(env);
@@ -121,20 +120,37 @@ impl<E: TargetEnv> TargetConn<E> {
         self.fences_passed(env);
     }
 
-    /// Acknowledges fences once no operation is left for which they wait.
+    /// Acknowledges fences once no operation is left for which they wait, and begins the next round.
     pub(super) fn fences_passed(&mut self, env: &mut E) {
-        if self.fences.left > 0 || self.fences.asked.is_empty() {
-            return;
-        }
-        if self.carries_fenced() {
-            self.return_stream(env);
-        }
-        let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
-        shared(env, |s| {
-            for id in fences {
-                s.acknowledge(id, conn);
+        while self.fences.left == 0 {
+            if self.fences.asked.is_empty() {
+                if self.fences.next.is_empty() {
+                    return;
+                }
+                self.begin_round();
+                continue;
             }
-        });
+            if self.fences.returns && self.carries_fenced() {
+                self.return_stream(env);
+            }
+            let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
+            shared(env, |s| {
+                for id in fences {
+                    s.acknowledge(id, conn);
+                }
+            });
+        }
+    }
+
+    fn begin_round(&mut self) {
+        let returns = self.carries_fenced();
+        let Self { cx, fences, .. } = self;
+        fences.asked = core::mem::take(&mut fences.next);
+        fences.returns = returns;
+        for (_, command) in cx.commands.iter_mut().filter(|(_, command)| command.on_device()) {
+            command.fenced = true;
+            fences.left += 1;
+        }
     }
 
     fn carries_fenced(&self) -> bool {
