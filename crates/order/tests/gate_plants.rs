@@ -107,7 +107,7 @@ fn cover_after_failure() {
     // Waits for the failed one, and is refused with it.
     gate.arrive(Attribute { lba: 100, ..flushing(5) });
     assert_eq!(gate.written(2, true), []);
-    assert_eq!(gate.written(1, false), [refused(5, why), refused(1, why), Flush(Ticket(2))]);
+    assert_eq!(gate.written(1, false), [refused(1, why), refused(5, why), Flush(Ticket(2))]);
     assert_eq!(gate.written(3, true), [refused(3, why)]);
     assert_eq!(gate.flushed(2, true), [done(2, true), Flush(Ticket(4))], "it covers entry 1");
     assert_eq!(gate.flushed(4, true), [done(4, true)]);
