@@ -1,6 +1,9 @@
 //! A target's thread: it has the sockets of the target's association, and the clock. The
 //! [`Association`] decides the actions and their times. When the volume is open, the association
 //! becomes an [`AssociationManager`], which decides them from then on.
+//!
+//! Connections are made by another thread, one at a time: to resolve a name and to connect may take
+//! long, and the association must send Keep Alive meanwhile (T25).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -89,11 +92,32 @@ enum Phase {
 struct Control {
     phase: Phase,
     sockets: ControlSockets,
+    /// The connection that a thread is making now.
+    making: Option<Making>,
     /// The connection that was made for a stream last.
     made: Option<Socket>,
     /// Why the last connection could not be made.
     connect_error: Option<ConnectError>,
     over: bool,
+}
+
+/// A connection that is being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Making {
+    wanted: ConnectionId,
+    /// The [number](AssociationManager::number) of the association that wants it. A later
+    /// association does not get it (T27).
+    number: u32,
+}
+
+/// The number of the association that a manager begins with.
+const FIRST: u32 = 1;
+
+/// Why a connection was not made.
+enum Unmade {
+    Connect(ConnectError),
+    /// The process can't make one.
+    Exhausted(Exhausted),
 }
 
 /// See the [module](self).
@@ -118,6 +142,7 @@ impl Target {
         let control = Control {
             phase: Phase::Single(Box::new(association)),
             sockets: ControlSockets::default(),
+            making: None,
             made: None,
             connect_error: None,
             over: false,
@@ -133,24 +158,22 @@ impl Target {
         }
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         let mut events = Vec::new();
         loop {
-            let (happened, wanted, deadline) = {
+            let (happened, begun, deadline) = {
                 let mut control = lock(&self.control);
                 if control.over {
                     return;
                 }
                 let happened = control.turn(&self.name, &self.poller);
-                (happened, control.wanted(), control.deadline())
+                (happened, control.begin_making(), control.deadline())
             };
             if happened {
                 self.signal.notify();
             }
-            if let Some(wanted) = wanted {
-                self.connect(wanted);
-                self.signal.notify();
-                continue;
+            if let Some(making) = begun {
+                self.connect(making);
             }
             let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
@@ -160,13 +183,35 @@ impl Target {
         }
     }
 
-    /// Makes a connection; others may use the target meanwhile.
-    fn connect(&self, wanted: ConnectionId) {
-        let made = connect(self.name.as_str(), self.timeout, &SocketOptions::default());
-        let mut control = lock(&self.control);
-        if !control.over {
-            control.connected(wanted, made, &self.poller);
+    /// Starts the thread that makes a connection.
+    fn connect(self: &Arc<Self>, making: Making) {
+        let (name, timeout) = (self.name.clone(), self.timeout);
+        // The thread may run for longer than the target is needed, and keeps none of it then.
+        let target = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("riopipe-connect".into());
+        let started = thread.spawn(move || {
+            let made = connect(name.as_str(), timeout, &SocketOptions::default());
+            if let Some(target) = target.upgrade() {
+                target.finish(making, made.map_err(Unmade::Connect));
+            }
+        });
+        if started.is_err() {
+            self.finish(making, Err(Unmade::Exhausted(Exhausted::Threads)));
         }
+    }
+
+    /// Hands a connection over, or the reason why there is none.
+    fn finish(&self, making: Making, made: Result<Socket, Unmade>) {
+        let mut control = lock(&self.control);
+        control.making = None;
+        // The association may have ended meanwhile, or the request. A connection that is still
+        // wanted is then begun anew.
+        if !control.over && control.wanted() == Some(making) {
+            control.connected(making.wanted, made, &self.poller);
+        }
+        drop(control);
+        self.signal.notify();
+        self.poller.waker().wake();
     }
 
     /// Waits until discovery has listed the subsystems.
@@ -350,11 +395,24 @@ impl Control {
         }
     }
 
-    fn wanted(&self) -> Option<ConnectionId> {
-        match &self.phase {
-            Phase::Single(association) => association.wants_connection(),
-            Phase::Managed(managed) => managed.manager.wants_connection(),
+    /// The connection that is wanted now.
+    fn wanted(&self) -> Option<Making> {
+        let (wanted, number) = match &self.phase {
+            Phase::Single(association) => (association.wants_connection(), FIRST),
+            Phase::Managed(managed) => {
+                (managed.manager.wants_connection(), managed.manager.number())
+            }
+        };
+        wanted.map(|wanted| Making { wanted, number })
+    }
+
+    /// The connection to make now, if one is wanted and none is being made.
+    fn begin_making(&mut self) -> Option<Making> {
+        if self.making.is_some() {
+            return None;
         }
+        self.making = self.wanted();
+        self.making
     }
 
     fn deadline(&self) -> Option<u64> {
@@ -364,19 +422,18 @@ impl Control {
         }
     }
 
-    fn connected(
-        &mut self,
-        wanted: ConnectionId,
-        made: Result<Socket, ConnectError>,
-        poller: &Poller,
-    ) {
+    fn connected(&mut self, wanted: ConnectionId, made: Result<Socket, Unmade>, poller: &Poller) {
         let now = now_ns();
         let socket = match made {
             Ok(socket) => socket,
-            Err(error) => {
+            Err(Unmade::Connect(error)) => {
                 let failure = ConnectFailure(error.to_string());
                 self.connect_error = Some(error);
                 return self.connect_failed(wanted, failure, now);
+            }
+            Err(Unmade::Exhausted(what)) => {
+                self.connect_error = None;
+                return self.connect_failed(wanted, ConnectFailure(what.to_string()), now);
             }
         };
         let is_local = socket.peer().ip().is_loopback();

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -201,12 +202,31 @@ pub(crate) fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 /// A relay between an initiator and a target that breaks connections.
 pub(crate) struct Proxy {
     addr: SocketAddr,
+    listener: TcpListener,
     state: Arc<ProxyState>,
+}
+
+/// Connections to a [`Proxy`] that fill its queue. They end when this is dropped, and the proxy
+/// accepts others again.
+pub(crate) struct Stall {
+    queued: Vec<TcpStream>,
+    state: Arc<ProxyState>,
+}
+
+impl Drop for Stall {
+    fn drop(&mut self) {
+        self.queued.clear();
+        self.state.stalled.store(false, Ordering::SeqCst);
+    }
 }
 
 struct ProxyState {
     to: SocketAddr,
     shut: AtomicBool,
+    /// New connections are not accepted.
+    stalled: AtomicBool,
+    /// The thread that accepts connections waits for the end of a stall.
+    waits: AtomicBool,
     ended: AtomicBool,
     through: Mutex<Vec<TcpStream>>,
 }
@@ -216,18 +236,23 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let through = Mutex::default();
-        let (shut, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        let state = Arc::new(ProxyState { to, shut, ended, through });
+        let [shut, stalled, waits, ended] = [(); 4].map(|()| AtomicBool::new(false));
+        let state = Arc::new(ProxyState { to, shut, stalled, waits, ended, through });
         let own = Arc::clone(&state);
+        let accepting = listener.try_clone().unwrap();
         std::thread::spawn(move || {
-            for near in listener.incoming() {
+            for near in accepting.incoming() {
+                while own.stalled.load(Ordering::SeqCst) {
+                    own.waits.store(true, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(2));
+                }
                 if own.ended.load(Ordering::SeqCst) {
                     return;
                 }
                 own.join(near.unwrap());
             }
         });
-        Self { addr, state }
+        Self { addr, listener, state }
     }
 
     pub(crate) fn member(&self) -> MemberAddr {
@@ -240,6 +265,32 @@ impl Proxy {
             // A connection that has ended already can't be broken.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Breaks the connection that was made last.
+    pub(crate) fn cut_last(&self) {
+        let mut through = self.state.through.lock().unwrap();
+        // Its two ends are the last ones in the list.
+        let ends = through.len() - 2;
+        for stream in through.drain(ends..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// From now on no connection to the proxy succeeds or fails: the first packet is dropped, as a
+    /// firewall does. Connections that were made before work.
+    pub(crate) fn stall(&self) -> Stall {
+        self.state.stalled.store(true, Ordering::SeqCst);
+        // SAFETY: the call has no memory. It only makes the listener's queue shorter.
+        assert_eq!(unsafe { libc::listen(self.listener.as_raw_fd(), 0) }, 0);
+        let mut queued = vec![TcpStream::connect(self.addr).unwrap()];
+        // The proxy takes this connection out of its queue, and no other.
+        soon("the proxy waits", || self.state.waits.load(Ordering::SeqCst));
+        while let Ok(stream) = TcpStream::connect_timeout(&self.addr, Duration::from_millis(500)) {
+            queued.push(stream);
+            assert!(queued.len() < 16, "the queue of length 0 never fills");
+        }
+        Stall { queued, state: Arc::clone(&self.state) }
     }
 
     /// Breaks every connection, and lets none through until [`open`](Self::open).

@@ -1,6 +1,6 @@
 //! Ownership is a lease: an owner that is disconnected for a moment keeps its volume (T25).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use riopipe::{ClaimError, OpenError, OpenOptions, Place, RecoverOptions, StreamOptions, Until};
 use riopipe::{MemberAddr, Volume};
@@ -80,6 +80,37 @@ fn t25_a_live_owner_keeps_its_volume_while_its_connections_are_broken() {
     let seq = put(&mut stream, 0, 8, 2, Place::Fresh, true);
     stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
     assert_eq!(holds(&mut stream, 0, 8, 2), Some(true));
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
+
+/// A stream's connection breaks, and connecting again takes long. The owner sends Keep Alive
+/// meanwhile.
+#[test]
+fn t25_a_live_owner_keeps_its_volume_while_a_connection_is_being_made() {
+    let nodes = [Node::new()];
+    let direct = volume_on(&nodes);
+    let proxy = Proxy::to(nodes[0].addr());
+    let mut options = with_loss_timeout(Duration::from_secs(30));
+    options.connect.keep_alive = Duration::from_secs(1);
+    let (volume, _) = open_soon(&[proxy.member()], &options);
+    let mut stream = volume.stream(0, &StreamOptions::default()).unwrap();
+    let seq = put(&mut stream, 0, 1, 1, Place::Fresh, true);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    let stall = proxy.stall();
+    // The connection of the stream was made last.
+    proxy.cut_last();
+    let seq = put(&mut stream, 1, 1, 2, Place::Fresh, true);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        stream.poll().unwrap();
+        is_refused(&direct, false);
+        assert!(volume.stat().targets[0].connected);
+    }
+    assert!(stream.poll().unwrap().durable < seq, "the stream has no connection");
+    drop(stall);
+    stream.wait(Until::Durable(seq), Some(SOON)).unwrap();
+    assert_eq!(holds(&mut stream, 0, 1, 1), Some(true));
     stream.close().unwrap();
     volume.close().unwrap();
 }
