@@ -36,6 +36,17 @@ impl AlignedBuf {
         buf
     }
 
+    /// As [`zeroed`](Self::zeroed); `None` if there is not so much memory.
+    pub fn try_zeroed(len: usize) -> Option<AlignedBuf> {
+        let (mut buf, reused) = AlignedBuf::take(len)?;
+        // New memory is zero. It must not be touched: the system gives more of it than there is, and
+        // ends processes that use it.
+        if reused {
+            buf.fill(0);
+        }
+        Some(buf)
+    }
+
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> AlignedBuf {
         let mut buf = AlignedBuf::recycled(bytes.len());
@@ -46,7 +57,16 @@ impl AlignedBuf {
     /// A buffer of `len` bytes with arbitrary old content, for a caller that overwrites all of
     /// them.
     pub(crate) fn recycled(len: usize) -> AlignedBuf {
-        let capacity = len.next_multiple_of(BLOCK_BYTES).max(BLOCK_BYTES);
+        match AlignedBuf::take(len) {
+            Some((buf, _)) => buf,
+            None => alloc::handle_alloc_error(layout(len).unwrap_or(Layout::new::<u8>())),
+        }
+    }
+
+    /// A buffer of `len` bytes, and whether it was used before: else it is zero. `None`: there is
+    /// not so much memory.
+    fn take(len: usize) -> Option<(AlignedBuf, bool)> {
+        let capacity = len.checked_next_multiple_of(BLOCK_BYTES)?.max(BLOCK_BYTES);
         let capacity = match class(capacity) {
             Some(class) => BLOCK_BYTES << class,
             None => capacity,
@@ -54,14 +74,14 @@ impl AlignedBuf {
         let kept = class(capacity).and_then(|class| {
             POOL.try_with(|pool| pool.borrow_mut().0[class].pop()).ok().flatten()
         });
-        let start = kept.unwrap_or_else(|| {
-            let layout = layout(capacity);
+        let reused = kept.is_some();
+        let start = match kept {
+            Some(start) => start,
             // SAFETY: the layout's size is not zero. Zeroed, so that the bytes are initialised
             // from the start and for every later use.
-            let start = unsafe { alloc::alloc_zeroed(layout) };
-            NonNull::new(start).unwrap_or_else(|| alloc::handle_alloc_error(layout))
-        });
-        AlignedBuf { start, len, capacity }
+            None => NonNull::new(unsafe { alloc::alloc_zeroed(layout(capacity)?) })?,
+        };
+        Some((AlignedBuf { start, len, capacity }, reused))
     }
 }
 
@@ -80,8 +100,8 @@ impl Drop for AlignedBuf {
             .unwrap_or(false)
         });
         if !kept {
-            // SAFETY: allocated in `recycled` with this very layout, and not kept.
-            unsafe { alloc::dealloc(self.start.as_ptr(), layout(self.capacity)) };
+            // SAFETY: allocated in `take` with this very layout, and not kept.
+            unsafe { free(self.start, self.capacity) };
         }
     }
 }
@@ -126,9 +146,19 @@ fn class(capacity: usize) -> Option<usize> {
     (class < CLASSES).then_some(class)
 }
 
-fn layout(capacity: usize) -> Layout {
-    // A length without a valid layout exceeds the address space.
-    Layout::from_size_align(capacity, BLOCK_BYTES).expect("a buffer of at most isize::MAX bytes")
+/// `None`: the buffer would exceed the address space.
+fn layout(capacity: usize) -> Option<Layout> {
+    Layout::from_size_align(capacity, BLOCK_BYTES).ok()
+}
+
+/// Frees memory that was allocated for a buffer of this capacity.
+///
+/// # Safety
+/// It was allocated with the layout of this capacity, and nothing uses it any more.
+unsafe fn free(start: NonNull<u8>, capacity: usize) {
+    let layout = layout(capacity).expect("it was allocated with this layout");
+    // SAFETY: as the caller promises.
+    unsafe { alloc::dealloc(start.as_ptr(), layout) };
 }
 
 struct Pool([Vec<NonNull<u8>>; CLASSES]);
@@ -139,7 +169,7 @@ impl Drop for Pool {
             for start in list {
                 // SAFETY: kept by `AlignedBuf::drop`, allocated with the layout of the class, and
                 // owned by nothing else.
-                unsafe { alloc::dealloc(start.as_ptr(), layout(BLOCK_BYTES << class)) };
+                unsafe { free(*start, BLOCK_BYTES << class) };
             }
         }
     }
@@ -176,6 +206,18 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_buffer_that_is_too_large_is_refused() {
+        for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(AlignedBuf::try_zeroed(len).is_none(), "{len}");
+        }
+        let mut buf = AlignedBuf::try_zeroed(3 << 12).unwrap();
+        buf.fill(7);
+        drop(buf);
+        let again = AlignedBuf::try_zeroed(4 << 12).unwrap();
+        assert!(again.iter().all(|byte| *byte == 0), "a reused buffer is zero, too");
     }
 
     #[test]

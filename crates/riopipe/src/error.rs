@@ -383,6 +383,12 @@ pub enum BufError {
         /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
         kept_bytes_max: u64,
     },
+    /// The process does not get so much memory.
+    #[error("there is no memory for a buffer of {len} bytes: use smaller buffers")]
+    NoMemory {
+        /// The length of the call, bytes.
+        len: usize,
+    },
 }
 
 /// Why a group was refused, and its buffers. No write of the group was admitted.

@@ -35,10 +35,13 @@ unsafe impl Send for Buf {}
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    /// A zeroed buffer of `len` bytes.
-    pub(crate) fn zeroed(len: usize) -> Self {
-        let shared = Shared { bytes: AlignedBuf::zeroed(len), pieces: AtomicUsize::new(0) };
-        Self(NonNull::from(Box::leak(Box::new(shared))))
+    /// A zeroed buffer of `len` bytes; `None` if there is not so much memory.
+    pub(crate) fn zeroed(len: usize) -> Option<Self> {
+        // The blocks of a buffer are counted in 32 bits.
+        u32::try_from(len / BLOCK_BYTES).ok()?;
+        let bytes = AlignedBuf::try_zeroed(len)?;
+        let shared = Shared { bytes, pieces: AtomicUsize::new(0) };
+        Some(Self(NonNull::from(Box::leak(Box::new(shared)))))
     }
 
     fn shared(&self) -> &Shared {
@@ -223,13 +226,14 @@ impl Pool {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// A buffer of `len` bytes: zeroed if new, else with the content of its last use.
-    pub(crate) fn take(&mut self, len: usize) -> Buf {
+    /// A buffer of `len` bytes: zeroed if new, else with the content of its last use. `None` if
+    /// there is not so much memory.
+    pub(crate) fn take(&mut self, len: usize) -> Option<Buf> {
         if let Some((_, list)) = self.classes.iter_mut().find(|(size, _)| *size == len)
             && let Some(buf) = list.pop()
         {
             self.bytes -= len as u64;
-            return buf;
+            return Some(buf);
         }
         Buf::zeroed(len)
     }
@@ -293,7 +297,7 @@ mod tests {
 
     #[test]
     fn parts_are_the_bytes_they_name() {
-        let mut buf = Buf::zeroed(4 * BLOCK_BYTES);
+        let mut buf = Buf::zeroed(4 * BLOCK_BYTES).unwrap();
         for (i, byte) in buf.iter_mut().enumerate() {
             *byte = (i / BLOCK_BYTES) as u8;
         }
@@ -311,7 +315,7 @@ mod tests {
     #[test]
     #[should_panic = "within its piece"]
     fn a_part_beyond_its_piece_is_refused() {
-        let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
+        let mut buf = Buf::zeroed(2 * BLOCK_BYTES).unwrap();
         // The piece is dropped before the buffer, also when a panic unwinds.
         let _part = buf.piece().part(1, 1).part(1, 1);
     }
@@ -319,7 +323,7 @@ mod tests {
     #[test]
     #[should_panic = "descend from one"]
     fn there_is_one_first_piece() {
-        let mut buf = Buf::zeroed(BLOCK_BYTES);
+        let mut buf = Buf::zeroed(BLOCK_BYTES).unwrap();
         let _piece = buf.piece();
         let _second = buf.piece();
     }
@@ -327,7 +331,7 @@ mod tests {
     #[test]
     #[should_panic = "has no pieces"]
     fn bytes_in_flight_are_not_written_to() {
-        let mut buf = Buf::zeroed(BLOCK_BYTES);
+        let mut buf = Buf::zeroed(BLOCK_BYTES).unwrap();
         let _piece = buf.piece();
         buf[0] = 1;
     }
@@ -335,7 +339,7 @@ mod tests {
     #[test]
     fn t18_a_buffer_that_is_still_referred_to_is_not_handed_out() {
         let (mut pool, mut kept) = (Pool::new(1 << 20), Kept::default());
-        let mut buf = pool.take(BLOCK_BYTES);
+        let mut buf = pool.take(BLOCK_BYTES).unwrap();
         let (address, piece) = (buf.as_ptr(), buf.piece());
         let sending = piece.clone();
         kept.keep(Seq(7), [buf].into_iter());
@@ -343,11 +347,11 @@ mod tests {
         kept.recycle(Seq(6), &mut pool);
         assert_eq!((kept.bufs.len(), kept.late.len()), (1, 0), "it may be replayed");
         kept.recycle(Seq(7), &mut pool);
-        assert_ne!(pool.take(BLOCK_BYTES).as_ptr(), address, "a piece of it is left");
+        assert_ne!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "a piece of it is left");
         drop(sending);
         kept.recycle(Seq(7), &mut pool);
         assert_eq!((kept.bufs.len(), kept.late.len()), (0, 0));
-        assert_eq!(pool.take(BLOCK_BYTES).as_ptr(), address, "reused");
+        assert_eq!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "reused");
     }
 
     #[test]
@@ -362,17 +366,25 @@ mod tests {
     }
 
     #[test]
+    fn a_buffer_that_is_too_large_is_refused() {
+        // 16 TiB have one block more than 32 bits count.
+        for len in [1 << 44, 1 << 60, usize::MAX - (BLOCK_BYTES - 1)] {
+            assert!(Pool::new(u64::MAX).take(len).is_none(), "{len}");
+        }
+    }
+
+    #[test]
     fn the_pool_is_bounded() {
         let mut pool = Pool::new(3 * BLOCK_BYTES as u64);
         for _ in 0..5 {
-            pool.give(Buf::zeroed(BLOCK_BYTES));
+            pool.give(Buf::zeroed(BLOCK_BYTES).unwrap());
         }
         assert_eq!(pool.bytes, 3 * BLOCK_BYTES as u64);
     }
 
     #[test]
     fn pieces_change_threads_with_the_owner_of_them_all() {
-        let mut buf = Buf::zeroed(2 * BLOCK_BYTES);
+        let mut buf = Buf::zeroed(2 * BLOCK_BYTES).unwrap();
         buf[BLOCK_BYTES] = 9;
         let whole = buf.piece();
         let rest = whole.part(1, 1);

@@ -216,7 +216,7 @@ impl Stream {
     ///
     /// # Errors
     /// `len` is 0, not a multiple of 4096, or more than
-    /// [`kept_bytes_max`](StreamOptions::kept_bytes_max).
+    /// [`kept_bytes_max`](StreamOptions::kept_bytes_max); or there is not so much memory.
     pub fn buf(&mut self, len: usize) -> Result<Buf, BufError> {
         let kept_bytes_max = self.options.kept_bytes_max;
         if len == 0 || !len.is_multiple_of(BLOCK_BYTES) {
@@ -225,7 +225,7 @@ impl Stream {
         if len as u64 > kept_bytes_max {
             return Err(BufError::TooLarge { len, kept_bytes_max });
         }
-        Ok(self.pool.take(len))
+        self.pool.take(len).ok_or(BufError::NoMemory { len })
     }
 
     /// Returns an unused buffer to the stream, for reuse by [`buf`](Self::buf).

@@ -197,3 +197,20 @@ fn buffers_of_other_lengths_than_whole_blocks_are_refused() {
     reader.read(0, &mut [], None).unwrap();
     stream.close().unwrap();
 }
+
+/// A stream without a bound of its own has the bound of the memory.
+#[test]
+fn a_buffer_without_memory_for_it_is_refused() {
+    let target = target(&["mem:16M"], None);
+    let members = members(&[&target], 1);
+    Volume::create("v", &members, &create_options()).unwrap();
+    let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+    let options = StreamOptions { kept_bytes_max: u64::MAX, ..StreamOptions::default() };
+    let mut stream = volume.stream(0, &options).unwrap();
+    for len in [1 << 60, usize::MAX - (BLOCK_BYTES - 1)] {
+        assert_eq!(stream.buf(len).unwrap_err(), BufError::NoMemory { len });
+    }
+    write(&mut stream, 0, 1, 1, true);
+    stream.close().unwrap();
+    volume.close().unwrap();
+}
