@@ -101,7 +101,9 @@ impl Inner {
 
     /// The stream has ended, and its requests may still be in flight.
     pub(crate) fn stream_dropped(&self, stream: StreamId) {
-        lock(&self.state).dropped(stream);
+        let was_open = lock(&self.state).dropped(stream);
+        // Otherwise this could end a stream that another thread has opened meanwhile.
+        debug_assert!(was_open, "an opened stream ends once");
     }
 
     /// The targets need not send the stream messages any more.

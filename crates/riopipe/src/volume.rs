@@ -295,7 +295,7 @@ impl Volume {
             return Err(StreamOptionsError::KeptBytes.into());
         }
         let reserved = inner.reserve(stream)?;
-        let started = (|| {
+        let started = (|| -> Result<_, StreamError> {
             let mut recovery = None;
             if reserved.unrecovered {
                 let found = inner.recover_stream(stream)?;
@@ -310,12 +310,12 @@ impl Volume {
                 StreamHandle::new(inner.mark(stream)).map_err(|_| Exhausted::Descriptors)?;
             let shell = start(inner, stream, &reserved.qids, options, &handle)
                 .inspect_err(|_| inner.forget_stream(stream, &handle))?;
-            Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery)?)
+            Ok((shell, handle, recovery))
         })();
-        if started.is_err() {
-            inner.stream_dropped(stream);
-        }
-        started
+        // A stream that exists is dropped once, by itself: another thread may open it again right
+        // after that.
+        let (shell, handle, recovery) = started.inspect_err(|_| inner.stream_dropped(stream))?;
+        Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery)?)
     }
 
     /// Makes a reader: a handle by which any thread reads the volume, beside its streams and without

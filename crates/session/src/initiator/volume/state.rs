@@ -149,12 +149,13 @@ impl VolumeState {
         }
     }
 
-    /// A stream has ended without a close: its requests may still be in flight.
-    pub fn dropped(&mut self, stream: StreamId) {
-        if let Some(qids) = self.open.remove(&stream) {
-            self.ended.insert(stream, qids);
-            self.unrecovered.insert(stream);
-        }
+    /// A stream has ended without a close: its requests may still be in flight. Returns whether it
+    /// was open.
+    pub fn dropped(&mut self, stream: StreamId) -> bool {
+        let Some(qids) = self.open.remove(&stream) else { return false };
+        self.ended.insert(stream, qids);
+        self.unrecovered.insert(stream);
+        true
     }
 
     /// A stream has been recovered: it continues after group `last`, once the in-place updates that
@@ -252,7 +253,8 @@ mod tests {
     fn t8_a_stream_that_ended_without_a_close_gets_its_own_queues_again() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [2, 2]);
-        state.dropped(StreamId(0));
+        assert!(state.dropped(StreamId(0)));
+        assert!(!state.dropped(StreamId(0)), "it has ended already");
         let other = state.reserve(StreamId(1)).unwrap();
         assert_eq!((other.qids, other.unrecovered), (vec![3, 3], false));
         let again = state.reserve(StreamId(0)).unwrap();
@@ -265,7 +267,7 @@ mod tests {
     fn when_queues_run_out_those_of_ended_streams_are_taken() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2, 2]);
-        state.dropped(StreamId(7));
+        assert!(state.dropped(StreamId(7)));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
         assert_eq!(state.reserve(StreamId(5)).unwrap().qids, [2, 2]);
     }
@@ -274,7 +276,7 @@ mod tests {
     fn t8_without_a_log_a_stream_keeps_its_queues_until_it_is_opened_again() {
         let mut state = VolumeState::new(8, vec![3], false, 0);
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2]);
-        state.dropped(StreamId(7));
+        assert!(state.dropped(StreamId(7)));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3]);
         let none = ReserveError::NoQueue { server: 0, queues: 3 };
         assert_eq!(state.reserve(StreamId(5)), Err(none));
