@@ -1,12 +1,14 @@
-//! Services of the machine in one place: clocks, event descriptors, CRC32C with the processor's
-//! instructions.
+//! Services of the machine in one place: clocks, event descriptors, sleeping threads, CRC32C with the
+//! processor's instructions.
 //!
 //! The pure crates can't use them; the time and the checksum are their arguments.
 
 mod clock;
 mod crc;
 mod event;
+mod sleeper;
 
 pub use clock::{CpuClock, fine_timers, now_ns, process_cpu_ns, thread_cpu_ns};
 pub use crc::crc32c;
 pub use event::EventFd;
+pub use sleeper::{Sleeper, wake_all};

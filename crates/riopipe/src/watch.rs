@@ -2,18 +2,18 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
+use riopipe_platform::Sleeper;
 use riopipe_session::initiator::stream_driver::{Mark, Place, StreamIncarnation};
 
 use crate::background::Background;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
-use crate::lock::lock;
 use crate::stream_shell::StreamHandle;
 use crate::watched::{Over, Wait, Watched};
 
@@ -216,38 +216,5 @@ impl Drop for MarkWait {
         if let Some(place) = self.place {
             self.watch.watched.leave(self.mark, place);
         }
-    }
-}
-
-/// The sleep of a thread that blocks in a wait. It does not use park and unpark: other code may park
-/// the same thread, and depend on each unpark.
-#[derive(Debug, Default)]
-struct Sleeper {
-    woken: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Sleeper {
-    /// Sleeps until it is woken, for `most` at most, and resets `woken`.
-    fn sleep(&self, most: Option<Duration>) {
-        let woken = lock(&self.woken);
-        let mut woken = match most {
-            None => self
-                .changed
-                .wait_while(woken, |woken| !*woken)
-                .unwrap_or_else(PoisonError::into_inner),
-            Some(most) => {
-                let waited = self.changed.wait_timeout_while(woken, most, |woken| !*woken);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-        *woken = false;
-    }
-}
-
-impl Wake for Sleeper {
-    fn wake(self: Arc<Self>) {
-        *lock(&self.woken) = true;
-        self.changed.notify_one();
     }
 }

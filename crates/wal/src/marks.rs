@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use riopipe_platform::Sleeper;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::writer::Writer;
 
@@ -58,13 +58,10 @@ struct State {
 /// By the Lsn waited for, and a number of its own.
 type Waiters = BTreeMap<(Lsn, u64), Waker>;
 
-/// Wakes waiters. A waker may run any code, so the caller must have no lock. A waker that panics
-/// affects neither the other waiters nor this thread.
+/// Wakes waiters. The caller must have no lock.
 fn wake_all(waiters: Waiters) {
-    for waiter in waiters.into_values() {
-        if catch_unwind(AssertUnwindSafe(|| waiter.wake())).is_err() {
-            tracing::error!("the waker of a task that waits for a record has panicked");
-        }
+    for _ in 0..riopipe_platform::wake_all(waiters.into_values()) {
+        tracing::error!("the waker of a task that waits for a record has panicked");
     }
 }
 
@@ -237,36 +234,5 @@ impl Drop for Durable {
             // Without the lock, as in `check`.
             drop(waker);
         }
-    }
-}
-
-/// The sleep of a thread that blocks in a wait. It does not use park and unpark: other code may
-/// park the same thread, and depend on each unpark.
-#[derive(Debug, Default)]
-struct Sleeper {
-    woken: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Sleeper {
-    /// Sleeps until it is woken, for `most` at most, and resets `woken`.
-    fn sleep(&self, most: Option<Duration>) {
-        let woken = lock(&self.woken);
-        let sleeps = |woken: &mut bool| !*woken;
-        let mut woken = match most {
-            None => self.changed.wait_while(woken, sleeps).unwrap_or_else(PoisonError::into_inner),
-            Some(most) => {
-                let waited = self.changed.wait_timeout_while(woken, most, sleeps);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
-        *woken = false;
-    }
-}
-
-impl Wake for Sleeper {
-    fn wake(self: Arc<Self>) {
-        *lock(&self.woken) = true;
-        self.changed.notify_one();
     }
 }
