@@ -10,9 +10,11 @@ mod drive;
 mod hex;
 pub mod peer;
 mod random;
+mod wakers;
 
 pub use attribute::attribute;
 pub use counting::{Counting, allocations};
 pub use drive::NullDrive;
 pub use hex::hex;
 pub use random::Random;
+pub use wakers::{Flag, Panicking, Task, poll};

@@ -2,17 +2,15 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use riopipe::{
-    MarkWait, Place, Seq, Stream, StreamError, StreamFd, StreamOptions, Until, Volume, WaitError,
-};
+use riopipe::{Place, Seq, Stream, StreamError, StreamFd, StreamOptions, Until, Volume, WaitError};
 use riopipe_net::wait_readable;
+use riopipe_testkit::{Flag, Panicking, Task, poll};
 
 use crate::crash::{Node, SOON, open_soon, put, soon, volume_on, with_loss_timeout};
 use crate::site::open_options;
@@ -30,26 +28,6 @@ fn stream(volume: &Volume, id: u16) -> Stream {
 
 fn next(stream: &Stream) -> Seq {
     Seq(stream.last().0 + 1)
-}
-
-fn poll(wait: &mut MarkWait, waker: &Waker) -> Poll<Result<riopipe::Marks, WaitError>> {
-    Future::poll(Pin::new(wait), &mut Context::from_waker(waker))
-}
-
-/// Records that it has been woken.
-#[derive(Default)]
-struct Flag(AtomicBool);
-
-impl Flag {
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
 }
 
 /// The seq of a lost group is used again. A wait for the lost group does not end when the later group
@@ -135,15 +113,6 @@ fn a_dropped_stream_is_not_watched_while_its_descriptor_is_held() {
     volume.close().unwrap();
 }
 
-/// A task that is dropped with its last waker, together with its waits.
-struct Task {
-    _waits: Mutex<Vec<MarkWait>>,
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {}
-}
-
 /// Dropping a waker may drop any value: also another wait for the same stream.
 #[test]
 fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
@@ -157,7 +126,7 @@ fn p8_a_waker_that_is_dropped_may_drop_other_waits() {
         for wait in &mut waits {
             assert!(poll(wait, Waker::noop()).is_pending());
         }
-        Waker::from(Arc::new(Task { _waits: Mutex::new(waits) }))
+        Task::waker(Mutex::new(waits))
     };
     let watch = stream.watch();
     thread::spawn(move || {
@@ -241,14 +210,6 @@ fn p8_a_waker_may_open_the_dropped_stream_again() {
     let seq = put(&mut opened, 1, 1, 1, Place::InPlace, true);
     opened.wait(Until::Durable(seq), Some(SOON)).unwrap();
     opened.close().unwrap();
-}
-
-struct Panicking;
-
-impl Wake for Panicking {
-    fn wake(self: Arc<Self>) {
-        panic!("a waker that panics on purpose");
-    }
 }
 
 /// A waker that panics affects neither other waiters nor the thread that drives the stream.

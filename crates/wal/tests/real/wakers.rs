@@ -1,54 +1,24 @@
 //! Wakers that run any code, and a blocking wait beside other code of its thread.
 
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use riopipe::{EngineKind, Volume};
-use riopipe_wal::{Durable, DurableError, Lsn, Wal, WalPlace};
+use riopipe_testkit::{Flag, Panicking, Task, poll};
+use riopipe_wal::{DurableError, Lsn, Wal, WalPlace};
 
 use crate::site::{Drive, PLACE, SOON, Site, options, soon};
 
 /// The time limit of waits that must not succeed.
 const SHORT: Duration = Duration::from_millis(30);
 
-fn poll(wait: &mut Durable, waker: &Waker) -> Poll<Result<(), DurableError>> {
-    Future::poll(Pin::new(wait), &mut Context::from_waker(waker))
-}
-
 /// A full log with a record that does not become durable before a trim. Returns its Lsn, too.
 fn full_log(volume: &Volume) -> (Wal, Lsn) {
     let wal = Wal::create(volume, WalPlace { blocks: 17, ..PLACE }, &options()).unwrap();
     let lsns: Vec<_> = (0..40).map(|_| wal.append(&[1; 3000]).unwrap()).collect();
     (wal, lsns[39])
-}
-
-/// Records that it has been woken.
-#[derive(Default)]
-struct Flag(AtomicBool);
-
-impl Flag {
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl Wake for Flag {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
-/// A task that is dropped with its last waker, together with its waits.
-struct Task {
-    _waits: Mutex<Vec<Durable>>,
-}
-
-impl Wake for Task {
-    fn wake(self: Arc<Self>) {}
 }
 
 /// Dropping a waker may drop any value: also another wait for the same log.
@@ -64,7 +34,7 @@ fn a_waker_that_is_dropped_may_drop_other_waits() {
         let task = || {
             let mut other = shared.durable(never);
             assert!(poll(&mut other, Waker::noop()).is_pending());
-            Waker::from(Arc::new(Task { _waits: Mutex::new(vec![other]) }))
+            Task::waker(Mutex::new(vec![other]))
         };
         let mut wait = shared.durable(never);
         assert!(poll(&mut wait, &task()).is_pending());
@@ -73,14 +43,6 @@ fn a_waker_that_is_dropped_may_drop_other_waits() {
         done.send(()).unwrap();
     });
     is_done.recv_timeout(SOON).expect("no wait hangs");
-}
-
-struct Panicking;
-
-impl Wake for Panicking {
-    fn wake(self: Arc<Self>) {
-        panic!("a waker that panics on purpose");
-    }
 }
 
 /// A waker that panics affects neither other waiters nor the log.
