@@ -39,8 +39,7 @@ impl AlignedBuf {
     /// As [`zeroed`](Self::zeroed); `None` if there is not so much memory.
     pub fn try_zeroed(len: usize) -> Option<AlignedBuf> {
         let (mut buf, reused) = AlignedBuf::take(len)?;
-        // New memory is zero. It must not be touched: the system gives more of it than there is, and
-        // ends processes that use it.
+        // New memory is zero already.
         if reused {
             buf.fill(0);
         }
