@@ -320,14 +320,6 @@ fn a_target_that_does_not_bind_the_stream_gives_the_reason() {
 }
 
 #[test]
-fn a_smaller_queue_than_asked_for_bounds_what_is_in_flight() {
-    let shape = Shape { depth: 2, ..Shape::of(1, false) };
-    let mut start = start(&Shape { depth: 16, ..shape.clone() }, 0);
-    connect(&mut start, &shape, 0);
-    assert_eq!(start.driver().unwrap().config().queue_depth, 2);
-}
-
-#[test]
 fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     let mut rig = Rig::new(Shape::of(2, false));
     let sent = rig.write(0);

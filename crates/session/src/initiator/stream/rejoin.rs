@@ -376,9 +376,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
         connection.loss = None;
         connection.progress = now;
-        if self.mark_refused.is_some_and(|refused| refused.server == server) {
-            self.mark_refused = None;
-        }
+        connection.mark_refused = None;
         // The mark that was sent last may have been lost, or not be durable.
         connection.reported = (self.config.start, 0);
         connection.state = State::Replaying;
