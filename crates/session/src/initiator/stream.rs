@@ -373,22 +373,25 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                         .news(seen, |member| engine.flush_failed_elsewhere(member));
                                 }
                                 engine.done(id, Ok(()));
-                            } else if config.loss_ns > 0
+                                return;
+                            }
+                            // The target handles failed ordered FLUSHes: it knows whether the drive
+                            // failed, and reports that to every stream there (T22). Without that,
+                            // the other streams must learn of it, also if this one is lost.
+                            let request = engine.request(id);
+                            if !config.engine.capabilities().needs_binding
+                                && request.kind == Kind::Flush
+                                && is_drive_failure(status)
+                            {
+                                shared.fail(request.member);
+                            }
+                            if config.loss_ns > 0
                                 && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))
                             {
                                 // The engine gets no result of the request, nor of the requests
                                 // that the target refuses because of it: it will replay them.
                                 news.get_or_insert(SetUpEvent::Broken(status));
                             } else {
-                                let request = engine.request(id);
-                                // The target handles failed ordered FLUSHes: it knows whether the
-                                // drive failed, and reports that to every stream there (T22).
-                                if !config.engine.capabilities().needs_binding
-                                    && request.kind == Kind::Flush
-                                    && is_drive_failure(status)
-                                {
-                                    shared.fail(request.member);
-                                }
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
                         }
