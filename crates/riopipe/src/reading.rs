@@ -94,8 +94,9 @@ impl<'a> Reads<'a> {
         if self.is_empty() {
             return Ok(());
         }
-        let deadline = timeout.map(|timeout| now_ns().saturating_add(nanos(timeout)));
-        shell.driver.begin_read(&self.extents, deadline);
+        let now = now_ns();
+        let deadline = timeout.map(|timeout| now.saturating_add(nanos(timeout)));
+        shell.driver.begin_read(&self.extents, deadline, now);
         let result = loop {
             // Without a deadline, the time of the last round is exact enough.
             let now = if deadline.is_some() { now_ns() } else { shell.now };

@@ -320,14 +320,6 @@ fn a_target_that_does_not_bind_the_stream_gives_the_reason() {
 }
 
 #[test]
-fn a_smaller_queue_than_asked_for_bounds_what_is_in_flight() {
-    let shape = Shape { depth: 2, ..Shape::of(1, false) };
-    let mut start = start(&Shape { depth: 16, ..shape.clone() }, 0);
-    connect(&mut start, &shape, 0);
-    assert_eq!(start.driver().unwrap().config().queue_depth, 2);
-}
-
-#[test]
 fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     let mut rig = Rig::new(Shape::of(2, false));
     let sent = rig.write(0);
@@ -430,7 +422,7 @@ fn a_wait_is_for_what_was_submitted_and_asks_for_what_it_needs() {
 fn several_extents_are_asked_for_at_once_and_put_in_the_callers_order() {
     let mut rig = Rig::new(Shape::of(2, false));
     let extents = [9, 0, 4].map(|lba| ReadExtent { lba, blocks: 1 });
-    rig.driver.begin_read(&extents, None);
+    rig.driver.begin_read(&extents, None, rig.now);
     assert_eq!(rig.driver.read_step(rig.now), None);
     rig.carry();
     let mut asked = Vec::new();
@@ -455,7 +447,7 @@ fn several_extents_are_asked_for_at_once_and_put_in_the_callers_order() {
 fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
     let mut rig = Rig::new(Shape::of(1, false));
     let (now, extent) = (rig.now, ReadExtent { lba: 4, blocks: 1 });
-    rig.driver.begin_read(&[extent], Some(now + 5 * MS));
+    rig.driver.begin_read(&[extent], Some(now + 5 * MS), now);
     assert_eq!(rig.driver.read_step(now), None);
     let late = rig.take_one(0, READ);
     assert_eq!(rig.driver.read_step(now + 5 * MS - 1), None);
@@ -463,7 +455,7 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
     assert_eq!(rig.driver.read_step(now + 5 * MS), Some(Err(ReadFailure::Deadline)));
     assert!(rig.driver.owes_reads(), "no stream replays to the target meanwhile");
     // The next read has another number.
-    rig.driver.begin_read(&[extent], Some(now + 9 * MS));
+    rig.driver.begin_read(&[extent], Some(now + 9 * MS), now);
     assert_eq!(rig.driver.read_step(now), None);
     let own = rig.take_one(0, READ);
     rig.scripts[0].answer_data(&late, block(7));
@@ -499,7 +491,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
     carry(start.driver().unwrap(), &mut scripts, &mut read, now);
     assert_eq!(start.step(now), StartStep::Ready);
     let mut driver = start.into_driver().unwrap();
-    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None);
+    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, now);
     assert_eq!(driver.read_step(now), None);
     carry(&mut driver, &mut scripts, &mut read, now);
     assert_eq!(scripts[0].commands.remove(0).opcode(), READ, "and no Bind before");
@@ -524,13 +516,20 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
     scripts[0].answer_data(&again, block(3));
     carry(&mut driver, &mut scripts, &mut read, now);
     assert_eq!((driver.read_step(now), read), (Some(Ok(())), block(3)));
+    // At rest nobody drives it, for longer than the loss time-out.
+    driver.closed(0, now);
+    now += 2 * LOSS;
+    driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, now);
+    assert_eq!(driver.read_step(now), None);
+    driver.pump(now);
+    assert!(driver.marks().is_ok(), "it has not waited for the target");
 }
 
 #[test]
 fn p9_a_read_waits_for_its_own_writes_and_for_nothing_else() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(4);
-    rig.driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None);
+    rig.driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, rig.now);
     assert_eq!(rig.driver.read_step(0), None);
     assert!(rig.driver.read_waits());
     let sent = rig.take_one(0, 1);

@@ -81,6 +81,26 @@ fn t22_a_flush_that_succeeds_after_another_streams_failed_covers_nothing() {
     assert_eq!(b.session.marks().durable, Seq(0), "P2");
 }
 
+/// Data of another write is damaged in transit: by that the stream loses its connection. The other
+/// streams still learn of the FLUSH, which the drive reports once.
+#[test]
+fn t22_a_failed_flush_counts_also_on_a_connection_that_breaks() {
+    const TRANSIENT_TRANSPORT: u16 = 0x022;
+    let [mut a, mut b, _] = three(EngineKind::None);
+    wrote(&mut b, 0);
+    wrote(&mut a, 2);
+    a.session.ask_durable(a.session.engine().last());
+    let failing = a.take_one(0, FLUSH);
+    a.submit(&[write(4, 1)]);
+    let damaged = a.take_one(0, WRITE);
+    a.scripts[0].answer(&damaged, TRANSIENT_TRANSPORT, 0);
+    a.scripts[0].answer(&failing, WRITE_FAULT, 0);
+    a.carry();
+    assert!(a.session.poll().is_err());
+    let failure = b.session.poll().expect_err("its data may be lost");
+    assert_eq!((failure.member, failure.flush), (Member(0), true));
+}
+
 #[test]
 fn t22_a_failed_write_is_its_streams_own() {
     for engine in EngineKind::ALL {

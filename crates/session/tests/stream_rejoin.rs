@@ -100,6 +100,27 @@ fn p7_without_plp_what_was_complete_is_sent_again_too() {
 }
 
 #[test]
+fn t18_a_target_that_comes_back_with_a_smaller_queue_gets_fewer_at_once() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    for seq in 1..=16 {
+        rig.submit(&[write(seq, 100 * seq)]);
+    }
+    assert_eq!(rig.take(0).len(), 16);
+    rig.cut(0);
+    rig.shape.depth = 2;
+    rig.back(0, 2, log(&[]));
+    let mut again = vec![];
+    while again.len() < 16 {
+        let some = rig.take(0);
+        assert_eq!(some.len(), 2, "as many as the queue has space for, after {again:?}");
+        some.iter().for_each(|command| rig.answer(0, command, 0));
+        again.extend(ordinals(&some));
+    }
+    assert_eq!(again, (1..=16).collect::<Vec<_>>(), "none is lost");
+    assert_eq!(rig.marks(), (16, 16));
+}
+
+#[test]
 fn t8_a_busy_target_is_asked_again_after_a_longer_time_each_time() {
     let mut rig = Rig::new(Shape::of(1, false));
     rig.submit(&[write(1, 1)]);
@@ -192,7 +213,7 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
 
 #[test]
 fn p6_time_runs_from_the_first_loss_until_the_stream_is_back() {
-    // Each stage of resuming may be cut short.
+    // Each stage of resuming may be cut short, the replay too.
     for stage in 0..4 {
         let mut rig = Rig::new(Shape::of(2, false));
         rig.submit(&[write(1, 1)]);
@@ -216,8 +237,7 @@ fn p6_time_runs_from_the_first_loss_until_the_stream_is_back() {
             }
             rig.cut(1);
         }
-        let since = if stage < 3 { lost } else { rig.now };
-        rig.now = since + LOSS - 1;
+        rig.now = lost + LOSS - 1;
         rig.carry();
         assert!(rig.session.poll().is_ok());
         assert_eq!(rig.session.deadline(rig.now), Some(rig.now + 1));
@@ -292,6 +312,31 @@ fn without_time_to_come_back_a_refusal_is_final() {
     let refused = rig.session.marks_confirmed().unwrap_err();
     assert_eq!(refused.status.code(), status::STALE_GENERATION);
     assert_eq!(rig.marks(), (1, 1));
+}
+
+#[test]
+fn p8_a_close_asks_each_target_again_that_refused_the_mark() {
+    let mut rig = Rig::new(Shape::of(2, false));
+    rig.submit(&[write(0, 1)]);
+    let sent = rig.take_one(0, 1);
+    rig.answer(0, &sent, 0);
+    rig.marks();
+    rig.session.send_marks();
+    for server in 0..2 {
+        let mark = rig.take_one(server, MARK);
+        rig.answer(server, &mark, 0x711);
+    }
+    assert_eq!(rig.session.marks_confirmed().unwrap_err().status.code(), 0x711);
+    rig.session.give_up_marks();
+    // Another close.
+    rig.session.send_marks();
+    for server in 0..2 {
+        assert_eq!(rig.session.marks_confirmed(), Ok(false));
+        let mark = rig.take_one(server, MARK);
+        assert_eq!((mark.mark(), mark.dword(10)), (1, 1), "durably");
+        rig.answer(server, &mark, 0);
+    }
+    assert_eq!(rig.session.marks_confirmed(), Ok(true));
 }
 
 #[test]

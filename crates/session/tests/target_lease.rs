@@ -24,6 +24,7 @@ const NOT_OWNER: u16 = 0x703;
 const GUARDED: u16 = 0x70a;
 const UNRECOVERED: u16 = 0x704;
 const BUSY: u16 = 0x709;
+const LOG_LOST: u16 = 0x710;
 const LOG_FAILED: u16 = 0x711;
 const LEASE_OVER: u16 = 0x714;
 
@@ -532,6 +533,9 @@ fn t18_only_its_owner_has_a_volume_forgotten_while_there_is_one() {
     let give_up = Claim { give_up: true, take_over: true, create: true, ..leased(&w, 2) };
     assert_eq!(w.claim(theirs, &give_up).unwrap().status, LOG_FAILED);
     assert_eq!(release(&mut w, theirs, true), Some(NOT_OWNER));
+    // The log was begun anew in part: no claim relies on it before it is given up as a whole (T26).
+    let take_over = Claim { take_over: true, ..leased(&w, 3) };
+    assert_eq!(w.claim(theirs, &take_over).unwrap().status, LOG_LOST);
 }
 
 /// A host that always reads delays no claim: each waits only for the reads that were there before.

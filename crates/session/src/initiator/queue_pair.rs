@@ -151,6 +151,13 @@ pub struct QueuePair<P, T = u64> {
 const SQSIZE_MAX: u16 = 4096;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
+    /// The number of commands that can be in flight.
+    #[inline]
+    #[must_use]
+    pub const fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
     /// A connection that has not begun.
     #[must_use]
     pub fn new(config: QpConfig) -> Self {

@@ -119,7 +119,6 @@ pub struct StreamSession<P> {
     marks: Marks,
     /// The stream is being closed: every target must get the last mark.
     closing: bool,
-    mark_refused: Option<BindRefused>,
     bind_refused: Option<BindRefused>,
     /// Some connection is neither up nor given up.
     unsettled: bool,
@@ -163,7 +162,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             connections,
             reading: Reading::default(),
             closing: false,
-            mark_refused: None,
             bind_refused: None,
             unsettled: true,
             over: false,
@@ -226,7 +224,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if connection.queue.in_flight() == 0 {
                 connection.progress = now;
             }
-            while connection.queue.in_flight() < config.queue_depth {
+            let depth = connection.depth(config.queue_depth);
+            while connection.queue.in_flight() < depth {
                 let Some(dispatch) = engine.next(server as u16) else { break };
                 let request = engine.request(dispatch.id);
                 tracer.sent(dispatch.id, request.seq, request.span);
@@ -338,9 +337,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self {
-            connections, engine, config, reading, mark_refused, shared, seen, tracer, ..
-        } = self;
+        let Self { connections, engine, config, reading, shared, seen, tracer, .. } = self;
         let connection = &mut connections[usize::from(server)];
         let mut news = None;
         let mut events = 0u32;
@@ -376,22 +373,25 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                         .news(seen, |member| engine.flush_failed_elsewhere(member));
                                 }
                                 engine.done(id, Ok(()));
-                            } else if config.loss_ns > 0
+                                return;
+                            }
+                            // The target handles failed ordered FLUSHes: it knows whether the drive
+                            // failed, and reports that to every stream there (T22). Without that,
+                            // the other streams must learn of it, also if this one is lost.
+                            let request = engine.request(id);
+                            if !config.engine.capabilities().needs_binding
+                                && request.kind == Kind::Flush
+                                && is_drive_failure(status)
+                            {
+                                shared.fail(request.member);
+                            }
+                            if config.loss_ns > 0
                                 && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))
                             {
                                 // The engine gets no result of the request, nor of the requests
                                 // that the target refuses because of it: it will replay them.
                                 news.get_or_insert(SetUpEvent::Broken(status));
                             } else {
-                                let request = engine.request(id);
-                                // The target handles failed ordered FLUSHes: it knows whether the
-                                // drive failed, and reports that to every stream there (T22).
-                                if !config.engine.capabilities().needs_binding
-                                    && request.kind == Kind::Flush
-                                    && is_drive_failure(status)
-                                {
-                                    shared.fail(request.member);
-                                }
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
                         }
@@ -411,7 +411,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             if breaks(status) && config.loss_ns > 0 {
                                 news.get_or_insert(SetUpEvent::Broken(status));
                             } else if !status.is_ok() {
-                                *mark_refused = Some(BindRefused { server, status });
+                                connection.mark_refused = Some(status);
                             }
                         }
                     }
@@ -464,9 +464,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Sends every target the released mark, to be recorded durably. This is for a clean close,
-    /// when all groups are durable and delivered.
+    /// when all groups are durable and delivered. A mark that a target has refused is sent again:
+    /// its log may be able to record it now.
     pub fn send_marks(&mut self) {
         self.closing = true;
+        for connection in &mut self.connections {
+            if connection.mark_refused.take().is_some() {
+                connection.reported.0 = self.config.start;
+            }
+        }
     }
 
     /// The close is given up: the marks are sent when the stream is idle, as before.
@@ -479,8 +485,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// A target could not record its mark.
     pub fn marks_confirmed(&self) -> Result<bool, BindRefused> {
-        if let Some(refused) = self.mark_refused {
-            return Err(refused);
+        for (connection, server) in self.connections.iter().zip(0..) {
+            if let Some(status) = connection.mark_refused {
+                return Err(BindRefused { server, status });
+            }
         }
         let released = self.engine.released();
         let logged = self.config.engine.capabilities().keeps_log

@@ -410,7 +410,7 @@ impl Stream {
         // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);
         let Some(driver) = self.driver() else { return Done::Ended };
-        driver.begin_read(&extents[usize::from(first == 0)..], deadline);
+        driver.begin_read(&extents[usize::from(first == 0)..], deadline, now);
         // If its own writes are all complete, the read starts at once.
         match driver.read_step(now) {
             Some(_) => Done::Ended,

@@ -2,13 +2,14 @@
 
 use alloc::vec::Vec;
 
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Cause;
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
 use super::barrier::Participant;
-use super::{StreamQueue, Tag};
+use super::{CONTROL_COMMANDS, StreamQueue, Tag};
 use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -93,6 +94,8 @@ pub(super) struct Connection<P> {
     pub(super) reported: (Seq, u64),
     /// The number of durable marks without an answer.
     pub(super) marks_out: u32,
+    /// The refusal of a durable mark that was not sent again since.
+    pub(super) mark_refused: Option<Status>,
     /// The number of read commands without an answer.
     pub(super) reads_out: u32,
     pub(super) participant: Participant,
@@ -113,6 +116,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
             progress: 0,
             reported: (start, 0),
             marks_out: 0,
+            mark_refused: None,
             reads_out: 0,
             participant,
             bound: false,
@@ -126,6 +130,14 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     #[inline]
     pub(super) const fn carries(&self) -> bool {
         matches!(self.state, State::Up | State::Replaying)
+    }
+
+    /// The largest number of commands in flight with which another request is sent: `queue_depth`,
+    /// or what the queue has space for beside reads, marks and bind. A target may take fewer
+    /// commands than before when it comes back (T18).
+    #[inline]
+    pub(super) fn depth(&self, queue_depth: usize) -> usize {
+        queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))
     }
 
     /// Whether there is a connection from which bytes may come.

@@ -131,6 +131,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
+    /// A session that only reads begins a read. Nobody may have driven it since the last one, so
+    /// the time that a server was unreachable meanwhile does not count.
+    pub fn begin_read(&mut self, now: u64) {
+        if self.reads_only {
+            let losses = self.connections.iter_mut().filter_map(|c| c.loss.as_mut());
+            losses.for_each(|loss| loss.since = now);
+        }
+    }
+
     /// Time has passed: a server that has been unreachable for too long is given up.
     /// [`pump`](Self::pump) does this, too.
     pub fn tick(&mut self, now: u64) {
@@ -213,6 +222,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             // come, and no deadline would call the session again for this server (P8).
             let connection = &mut self.connections[server];
             if connection.state == State::Replaying && !self.engine.replaying(server as u16) {
+                // Not before: a target that each replay breaks would never be given up (P6).
+                connection.loss = None;
                 connection.state = State::Up;
                 connection.participant.up_to_date();
             }
@@ -374,11 +385,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let again = probe::planted(Plant::P7ReplayDurable);
         self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
-        connection.loss = None;
         connection.progress = now;
-        if self.mark_refused.is_some_and(|refused| refused.server == server) {
-            self.mark_refused = None;
-        }
+        connection.mark_refused = None;
         // The mark that was sent last may have been lost, or not be durable.
         connection.reported = (self.config.start, 0);
         connection.state = State::Replaying;

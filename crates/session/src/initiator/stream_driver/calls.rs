@@ -177,8 +177,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
     /// the volume. The read is given up at `deadline`, and so is an earlier read that has not
     /// ended. The caller then drives the stream and calls [`read_step`](Self::read_step).
-    pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>) {
+    pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>, now: u64) {
         self.give_up_read();
+        self.session.begin_read(now);
         self.read.waiting.extend_from_slice(extents);
         self.read.deadline = deadline;
         self.read.in_flight = true;

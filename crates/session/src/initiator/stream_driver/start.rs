@@ -287,7 +287,6 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     /// A driver over queues to all servers.
     fn drive(&self, queues: Vec<StreamQueue<P>>) -> StreamDriver<P> {
         let StreamSpec { config, topology, kept_bytes_max, merge, qids, reads_only } = &self.spec;
-        let mut config = config.clone();
         let mut merged_blocks_max = u32::MAX;
         for queue in &queues {
             // A target that takes no data with commands requests all of it anyway.
@@ -295,8 +294,6 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
                 0 => {}
                 blocks => merged_blocks_max = merged_blocks_max.min(blocks),
             }
-            let space = usize::from(queue.config().sqsize).saturating_sub(CONTROL_COMMANDS + 1);
-            config.queue_depth = config.queue_depth.min(space.max(1));
         }
         let limits = Limits {
             kept_bytes_max: *kept_bytes_max,
@@ -306,7 +303,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         };
         let engine = engine(config.engine, topology.clone(), limits);
         let session = StreamSession::new(
-            config,
+            config.clone(),
             engine,
             topology.clone(),
             queues,

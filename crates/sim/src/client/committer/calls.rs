@@ -107,7 +107,7 @@ impl Stream {
         let bytes = vec![0; blocks as usize * BLOCK];
         self.reading = Reading { due, first: 0, bytes };
         if let Some(driver) = self.driver() {
-            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None);
+            driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None, core.now);
         }
     }
 
