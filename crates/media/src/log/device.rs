@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe_model::log::block::{self, Blocks, FlushFailure};
 use riopipe_order::region::RegionError;
+use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
 
 use crate::buf::AlignedBuf;
@@ -35,7 +36,19 @@ impl BlockStore {
             doing: "make durable what it holds",
             source: io::Error::other(error.cause),
         })?;
+        store.forget_cached();
         Ok(store)
+    }
+
+    /// Without direct I/O, reads get the page cache's content. A write-back that failed for an
+    /// earlier process leaves its pages there as clean ones, though the device never got them: what
+    /// opens the log must see the device's content (T24). A file system in memory keeps its pages,
+    /// and they are its content.
+    fn forget_cached(&self) {
+        if !self.medium.direct {
+            // Advice: a kernel that does not take it has no other way either.
+            let _ = fadvise(&self.medium.file, 0, None, Advice::DontNeed);
+        }
     }
 
     fn new(medium: Medium, flush: bool) -> Result<Self, OpenError> {
@@ -128,7 +141,7 @@ impl Blocks for DevicePart {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::OpenOptions;
+    use std::fs::{File, OpenOptions};
 
     use riopipe_model::log::block::BlockPart;
     use riopipe_order::region::Region;
@@ -140,6 +153,42 @@ mod tests {
         let path = path.to_owned();
         let medium = Medium { file, path, len: 65536, direct: false, reserved: true, device: true };
         BlockStore::new(medium, flush).unwrap()
+    }
+
+    /// Whether the first page of a file is in the page cache.
+    fn is_cached(file: &File) -> bool {
+        use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+        let mut resident = [0u8; 16];
+        // SAFETY: a new mapping of 16 pages that the file has, which nothing accesses. It is
+        // unmapped here. `resident` has a byte for each page.
+        unsafe {
+            let at = mmap(std::ptr::null_mut(), 65536, ProtFlags::READ, MapFlags::SHARED, file, 0)
+                .unwrap();
+            assert_eq!(libc::mincore(at, 65536, resident.as_mut_ptr()), 0);
+            munmap(at, 65536).unwrap();
+        }
+        resident[0] & 1 == 1
+    }
+
+    #[test]
+    fn t24_without_direct_io_a_log_is_read_from_its_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        std::fs::write(&path, [7; 65536]).unwrap();
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        assert!(is_cached(&file));
+        // The pages of a file system in memory stay.
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        let stays = is_cached(&file);
+        assert_eq!(std::fs::read(&path).unwrap(), [7; 65536]);
+        assert!(is_cached(&file));
+        for flush in [false, true] {
+            let store = store(path.to_str().unwrap(), flush);
+            let opened = BlockStore::open(store.medium, flush).unwrap();
+            assert_eq!(is_cached(&opened.medium.file), stays, "flush: {flush}");
+            assert_eq!(DevicePart(opened).read(0..4096).unwrap()[..], [7; 4096]);
+        }
     }
 
     #[test]
