@@ -145,6 +145,9 @@ fn create_error(
         VolumeCreateError::TooFewSlots { target, have, need } => {
             CreateError::TooFewSlots { target: targets.name(target), have, need }
         }
+        VolumeCreateError::TooManySlots { target, slots, most } => {
+            CreateError::TooManySlots { target: targets.name(target), slots, most }
+        }
         VolumeCreateError::Topology(error) => error.into(),
         VolumeCreateError::Call { target, doing, source } => {
             let source = CallError::of(source, options.connect.timeout);

@@ -104,6 +104,19 @@ pub enum CreateError {
         /// Slots that each stream needs.
         need: u32,
     },
+    /// More log slots than the target keeps in memory.
+    #[error(
+        "{slots} log slots per stream are more than {target} keeps: at most {most} for a volume with \
+         so many streams, beside the other volumes in its log"
+    )]
+    TooManySlots {
+        /// The target.
+        target: TargetAddr,
+        /// Slots per stream that were requested.
+        slots: u32,
+        /// The most slots per stream that it keeps now.
+        most: u32,
+    },
     /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {

@@ -48,6 +48,9 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// A claim asks for a longer lease than the target grants; the completion's dword 0 has the
 /// longest, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
+/// A claim asks for more log slots than the target keeps; the completion's dword 0 has the most
+/// slots per stream that a volume with so many streams can get now (T28).
+pub const TOO_MANY_SLOTS: Status = Status(0x716);
 
 /// The text of a status, also of Rio's own codes, for error messages.
 #[must_use]
@@ -86,6 +89,9 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
         LEASE_TOO_LONG => {
             "the claim asks for a longer lease than the target grants, which is a day"
+        }
+        TOO_MANY_SLOTS => {
+            "the claim asks for more log slots than the target keeps in memory: use fewer slots"
         }
         _ => return None,
     })

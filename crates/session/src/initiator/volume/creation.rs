@@ -329,6 +329,10 @@ impl VolumeCreation {
                 let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
                 return Err(VolumeCreateError::LogTooSmall { target, need, free });
             }
+            Question::Claim if answer.is(status::TOO_MANY_SLOTS) => {
+                let (slots, most) = (self.config.slots, cqe.result() as u32);
+                return Err(VolumeCreateError::TooManySlots { target, slots, most });
+            }
             _ if !answer.is_ok() => {
                 return Err(self.call_failed(target, CallFailure::Status(answer)));
             }
