@@ -12,7 +12,7 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
-    AddError, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeRecord,
+    AddError, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VOLUMES_MAX, VolumeRecord,
 };
 use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -489,7 +489,9 @@ impl<R: Region> Volumes<R> {
             Ok(_) => Ok((partitions, slots)),
             Err(AddError::AlreadyThere { .. }) => Err((wire::status::VOLUME_EXISTS.with_dnr(), 0)),
             Err(AddError::TooSmall { need, have }) => Err(too_small(need, have)),
-            Err(AddError::DirectoryFull) => Err(too_small(0, 0)),
+            Err(AddError::DirectoryFull) => {
+                Err((wire::status::LOG_DIRECTORY_FULL.with_dnr(), VOLUMES_MAX as u64))
+            }
             Err(AddError::Shape { .. }) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
             Err(AddError::Region(_)) => Err((wire::status::LOG_FAILED, 0)),
         }

@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, riv
 use crate::world::{VOLUME, What, World, attribute, block, ordered};
 
 /// An owner writes groups 1 and 3 of stream 0 to blocks 0 and 2 of the first drive, and dies.
-fn crash_with_a_gap(cluster: &mut Cluster) {
+pub(crate) fn crash_with_a_gap(cluster: &mut Cluster) {
     let mut opened = cluster.open(opening(cluster.worlds.len())).opened();
     let world = &mut cluster.worlds[0];
     let cntlid = opened.associations[0].controller().expect("attached").cntlid;
