@@ -240,7 +240,7 @@ impl Cluster {
         &mut self,
         config: VolumeCreationConfig,
     ) -> Result<Label, VolumeCreateError> {
-        self.create_until(config, usize::MAX).expect("it ends")
+        self.create_with(config, &mut |_, _, _| true).expect("it ends")
     }
 
     /// Creates a volume; `None` if the initiator dies before, after so many rounds.
@@ -249,6 +249,16 @@ impl Cluster {
         config: VolumeCreationConfig,
         rounds: usize,
     ) -> Option<Result<Label, VolumeCreateError>> {
+        self.create_with(config, &mut |_, _, round| round < rounds)
+    }
+
+    /// Creates a volume; `each` is called before every round, and returns whether the initiator
+    /// lives on.
+    pub(crate) fn create_with(
+        &mut self,
+        config: VolumeCreationConfig,
+        each: &mut dyn FnMut(&mut Self, &Wires, usize) -> bool,
+    ) -> Option<Result<Label, VolumeCreateError>> {
         let targets = config.targets;
         let mut creation = match VolumeCreation::new(config) {
             Ok(creation) => creation,
@@ -256,7 +266,10 @@ impl Cluster {
         };
         let mut associations = associations(HOSTNQN, HOSTID, targets);
         let mut wires = Wires::default();
-        for _ in 0..rounds {
+        for round in 0.. {
+            if !each(self, &wires, round) {
+                break;
+            }
             let mut moved = self.carry_all(&mut associations, &mut wires);
             creation.advance(self.now, &mut associations);
             moved |= self.carry_all(&mut associations, &mut wires);

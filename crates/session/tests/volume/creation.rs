@@ -2,6 +2,7 @@
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
@@ -201,6 +202,34 @@ fn t9_a_crash_while_a_volume_is_replaced_leaves_one_of_the_two() {
         }
     }
     assert!(old > 5 && new > 3 && between > 0, "{old}, {new}, {between}");
+}
+
+/// A target that is lost while the old volume is dropped keeps what it has of it. The new volume is
+/// made, and is reported so.
+#[test]
+fn a_target_that_is_lost_after_the_labels_does_not_undo_the_creation() {
+    let mut made = 0;
+    for lost in 1.. {
+        let mut cluster = Cluster::with_volume(2);
+        let mut was_lost = false;
+        let result = cluster.create_with(forced(2, 20), &mut |cluster, wires, round| {
+            if round == lost {
+                was_lost = true;
+                cluster.cut_one(1, ControlQueue::Admin, wires);
+            }
+            true
+        });
+        match result {
+            _ if !was_lost => break,
+            Some(Ok(_)) => {
+                made += 1;
+                cluster.open(named("data", 2)).opened();
+            }
+            Some(Err(error)) => assert_eq!(made, 0, "later steps do not fail: {error}"),
+            None => unreachable!("the initiator lives"),
+        }
+    }
+    assert!(made > 1, "{made}");
 }
 
 #[test]
