@@ -109,13 +109,21 @@ fn hinted(failure: Failure, hint: Option<&'static str>) -> Failure {
 
 const ACCEPT: &str = "to accept the loss, open the volume once with --accept-lost-log: then nothing is \
     undone on any target, and what is in doubt is listed";
+const NEW_LOG: &str = "`rio target serve --log` starts the target with a log; if the volume's log is lost, \
+    start it with a new one and open the volume once with --accept-lost-log: then nothing is undone on \
+    any target, and what is in doubt is listed";
 const FENCE: &str = "--take-over fences an owner that is there";
 
 /// Which option of this program helps, if one does.
 fn open_hint(error: &OpenError) -> Option<&'static str> {
     match error {
         OpenError::Claim { error, .. } => claim_hint(error),
-        OpenError::Assemble { error: AssembleError::LogDue { .. }, .. } => Some(ACCEPT),
+        OpenError::Assemble { error: AssembleError::LogDue { blank: true, .. }, .. } => {
+            Some(NEW_LOG)
+        }
+        OpenError::Assemble { error: AssembleError::LogDue { blank: false, .. }, .. } => {
+            Some(ACCEPT)
+        }
         OpenError::Recover(error) => recover_hint(error),
         _ => None,
     }
@@ -133,6 +141,7 @@ fn claim_hint(error: &ClaimError) -> Option<&'static str> {
         | ClaimError::LogDamaged { .. }
         | ClaimError::LogMissing { .. }
         | ClaimError::LogBehind { .. } => Some(ACCEPT),
+        ClaimError::NoLog { .. } => Some(NEW_LOG),
         _ => None,
     }
 }
@@ -196,6 +205,8 @@ mod tests {
         let missing = of(ClaimError::LogMissing { target: 0 });
         assert!(missing.hint.is_some_and(|hint| hint.contains("--accept-lost-log")));
         assert!(!missing.message.contains("--"), "{}", missing.message);
+        let without = of(ClaimError::NoLog { target: 0 }).hint.unwrap_or_default();
+        assert!(without.contains("serve --log") && without.contains("--accept-lost-log"));
         assert_eq!(of(ClaimError::Generations).hint, None);
     }
 

@@ -30,7 +30,10 @@ pub struct CreateOptions {
     pub engine: Option<EngineKind>,
     /// Log slots for each stream on each target. 0: as many as fit.
     pub slots: u32,
-    /// Use drives that belong to a volume already: that volume, and all its data, are lost.
+    /// Use drives that belong to a volume already: that volume, and all its data, are lost, also if
+    /// it waits for recovery. A volume that has an owner is refused. The logs of the targets given
+    /// here forget the old volume once the new labels are written, or before that where the log has
+    /// no space for both or the old volume waits for recovery.
     pub force: bool,
     /// The options of the connections.
     pub connect: ConnectOptions,
@@ -144,6 +147,12 @@ fn create_error(
         }
         VolumeCreateError::TooFewSlots { target, have, need } => {
             CreateError::TooFewSlots { target: targets.name(target), have, need }
+        }
+        VolumeCreateError::LogDirectoryFull { target, volumes } => {
+            CreateError::LogDirectoryFull { target: targets.name(target), volumes }
+        }
+        VolumeCreateError::TooManySlots { target, slots, most } => {
+            CreateError::TooManySlots { target: targets.name(target), slots, most }
         }
         VolumeCreateError::Topology(error) => error.into(),
         VolumeCreateError::Call { target, doing, source } => {

@@ -104,6 +104,32 @@ pub enum CreateError {
         /// Slots that each stream needs.
         need: u32,
     },
+    /// The directory of the target's log has no free record.
+    #[error(
+        "the log region of {target} holds {volumes} volumes, which is all that it can: create the \
+         volume with force over the drives of one that is not needed (`rio log dump` lists them \
+         while the target is down), or use another log (if no volume needs this one any more, it can \
+         be removed while its target is down)"
+    )]
+    LogDirectoryFull {
+        /// The target.
+        target: TargetAddr,
+        /// The number of volumes in it.
+        volumes: u32,
+    },
+    /// More log slots than the target keeps in memory.
+    #[error(
+        "{slots} log slots per stream are more than {target} keeps: at most {most} for a volume with \
+         so many streams, beside the other volumes in its log"
+    )]
+    TooManySlots {
+        /// The target.
+        target: TargetAddr,
+        /// Slots per stream that were requested.
+        slots: u32,
+        /// The most slots per stream that it keeps now.
+        most: u32,
+    },
     /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {

@@ -105,6 +105,17 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
+    /// By its labels the volume has partitions on the target, and the target was started without any
+    /// log. Giving up the lost log is not enough: the volume needs a place for the new one.
+    #[error(
+        "the target was started without an ordering log, and by its labels the volume has one \
+         there: start the target with that log; if that log is lost, start the target with a new \
+         one, and then open with accept_lost_log"
+    )]
+    NoLog {
+        /// The target.
+        target: usize,
+    },
     /// The log's generation is below the labels': every claim is durable in all logs before it is
     /// on any label, so this log is not the one that the last owner wrote (T24).
     #[error(
@@ -169,6 +180,7 @@ impl ClaimError {
             | Self::LogLost { target }
             | Self::LogDamaged { target }
             | Self::LogMissing { target }
+            | Self::NoLog { target }
             | Self::LogBehind { target, .. }
             | Self::Marks { target }
             | Self::Streams { target, .. } => Some(*target),

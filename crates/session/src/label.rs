@@ -298,9 +298,14 @@ pub enum AssembleError {
     },
     /// The target serves the drive with another log than the one that is due by the label (T19).
     #[error(
-        "member {given}: its target has {} where another one is due by the label; start the \
-         target with the volume's log, or open with the loss accepted (accept_lost_log)",
-        if *.blank { "no ordering log" } else { "another ordering log" }
+        "member {given}: its target has {}; start the target with the volume's log, or {}open with \
+         the loss accepted (accept_lost_log)",
+        if *.blank {
+            "no ordering log where one is due by the label"
+        } else {
+            "another ordering log than the one that is due by the label"
+        },
+        if *.blank { "start it with a new log and then " } else { "" }
     )]
     LogDue {
         /// The number of the member, as given.

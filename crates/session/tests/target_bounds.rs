@@ -4,21 +4,35 @@
 mod world;
 
 use riopipe_order::attribute::VolumeId;
+use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_session::target::Volumes;
-use riopipe_session::target::limits::{CONNECTION_BYTES, LEASE_MS_MAX, TRANSFER_BYTES_MAX};
+use riopipe_session::target::limits::{
+    CONNECTION_BYTES, LEASE_MS_MAX, STREAM_SLOTS_MAX, TRANSFER_BYTES_MAX,
+};
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
-use world::{Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
+use world::{BOOT, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
 
 const OWNED: u16 = 0x701;
 const STALE: u16 = 0x702;
 const GUARDED: u16 = 0x70a;
 const LEASE_OVER: u16 = 0x714;
 const LEASE_TOO_LONG: u16 = 0x715;
+const TOO_MANY_SLOTS: u16 = 0x716;
 
 fn without_log(drives: usize) -> World {
     World::over(&vec![false; drives], identity(), Parts::default(), Volumes::without_log(crc))
+}
+
+/// A target whose log device has so many bytes.
+fn with_log_of(len: usize) -> World {
+    let parts = Parts::default();
+    let header = parts.part(0..HEADER_BYTES);
+    let region = LogRegion::create(header, len, [3; 16], BOOT, LogKind::Block, crc).unwrap();
+    let mine = parts.clone();
+    let (volumes, _) = Volumes::with_log(region, Box::new(move |at| Ok(mine.part(at))), crc);
+    World::over(&[false], identity(), parts, volumes)
 }
 
 fn volume(i: u32) -> VolumeId {
@@ -147,6 +161,19 @@ fn t28_a_lease_has_a_longest_length() {
     let (_, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let plain = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 1, 1), &block(9)).status, 0);
+}
+
+/// A log device may be far larger than the memory, and the log's slots are in memory.
+#[test]
+fn t28_the_slots_that_a_claim_asks_for_have_a_bound() {
+    let mut w = with_log_of(1 << 40);
+    let (admin, _) = w.admin();
+    let asks = |slots| Claim { slots, ..w.first_claim() };
+    let (many, chosen) = (asks(1 << 24), asks(0));
+    let refused = w.claim(admin, &many).unwrap();
+    assert_eq!((refused.status, refused.result), (TOO_MANY_SLOTS, STREAM_SLOTS_MAX.into()));
+    assert!(w.host.shared.volumes().live_entries(VOLUME).is_none(), "nothing was made");
+    assert_eq!(claim(&mut w, admin, &chosen), 0);
 }
 
 /// The connections that have an unread notice.

@@ -72,6 +72,8 @@ pub struct OpeningServer {
     pub speaks: bool,
     /// Whether a log is due there, by the labels.
     pub logged: bool,
+    /// Whether it serves an ordering log at all.
+    pub has_log: bool,
     /// The most bytes of data of one of its commands (MDTS).
     pub transfer_bytes_max: usize,
     /// The volume's drives there.

@@ -12,7 +12,7 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{
-    AddError, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeRecord,
+    AddError, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VOLUMES_MAX, VolumeRecord,
 };
 use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -23,7 +23,7 @@ use super::limits::LEASE_MS_MAX;
 use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::unlogged::Taken;
-use super::volume::{Log, Partition, Volume, chosen_slots, too_small};
+use super::volume::{Log, Partition, Volume, chosen_slots, most_slots, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
 /// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
@@ -463,6 +463,11 @@ impl<R: Region> Volumes<R> {
             0 => chosen_slots(region.header(), &self.former, claim)?,
             slots => slots,
         };
+        // Each slot takes memory as long as the log is served, and a peer gives the number (T28).
+        let most = most_slots(region.header(), claim.streams);
+        if slots > most {
+            return Err((wire::status::TOO_MANY_SLOTS.with_dnr(), most.into()));
+        }
         let new = NewVolume {
             id: claim.volume,
             streams: claim.streams,
@@ -484,7 +489,9 @@ impl<R: Region> Volumes<R> {
             Ok(_) => Ok((partitions, slots)),
             Err(AddError::AlreadyThere { .. }) => Err((wire::status::VOLUME_EXISTS.with_dnr(), 0)),
             Err(AddError::TooSmall { need, have }) => Err(too_small(need, have)),
-            Err(AddError::DirectoryFull) => Err(too_small(0, 0)),
+            Err(AddError::DirectoryFull) => {
+                Err((wire::status::LOG_DIRECTORY_FULL.with_dnr(), VOLUMES_MAX as u64))
+            }
             Err(AddError::Shape { .. }) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
             Err(AddError::Region(_)) => Err((wire::status::LOG_FAILED, 0)),
         }

@@ -48,6 +48,14 @@ pub const KEEP_ALIVE_STEP_MS: u32 = 100;
 /// The longest lease that is granted, milliseconds: a day. A host that claims a volume and does not
 /// call again keeps its namespaces for this time from every host that does not take over (T25).
 pub const LEASE_MS_MAX: u32 = 24 * 60 * 60 * 1000;
+/// Most log slots of one stream that a claim gets: 16 MiB of log, 16 times as many as the target
+/// itself chooses.
+pub const STREAM_SLOTS_MAX: u32 = 1 << 18;
+/// Most log slots of all streams of all volumes together, for claims that ask for more: 2 GiB of
+/// log. A slot takes 16 bytes of memory, and another 64 if the log is a block device, which may be
+/// far larger than the memory. Two volumes with the most streams fit, each with as many slots as
+/// the target itself chooses.
+pub const LOG_SLOTS_MAX: u64 = 1 << 25;
 /// The highest group number that a host may start from or release: far beyond the last group of any
 /// stream, far below the wrap of numbers.
 pub const SEQ_MAX: u64 = 1 << 62;

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
-use riopipe_order::entry::PartitionId;
+use riopipe_order::entry::{ENTRY_BYTES, PartitionId};
 use riopipe_order::log_region::{
     HEADER_BYTES, LogRegion, MemberNamespace, PARTITION_ALIGN, RegionHeader, VolumeRecord,
 };
@@ -13,6 +13,7 @@ use riopipe_order::region::Region;
 
 use super::claims::{Claimed, Owner, Refusal, Split};
 use super::lease::Lease;
+use super::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use super::shared::ConnId;
 use crate::wire::{self, Claim};
 
@@ -268,10 +269,12 @@ pub(super) fn chosen_slots(
     former: &[VolumeRecord],
     claim: &Claim,
 ) -> Result<u32, Refusal> {
-    let gap = largest_gap(header);
+    let memory = usize::try_from(slots_left(header)).unwrap_or(usize::MAX);
+    let gap = largest_gap(header).min(memory.saturating_mul(ENTRY_BYTES));
     let before = |r: &&VolumeRecord| r.id == claim.volume && r.streams == claim.streams;
     if let Some(before) = former.iter().find(before)
         && before.extent().len() <= gap
+        && before.slots <= most_slots(header, claim.streams)
     {
         return Ok(before.slots);
     }
@@ -283,6 +286,19 @@ pub(super) fn chosen_slots(
     // up the log leaves half of the log to them if any partition fits into the other half.
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
     fitting_slots(gap, owed, claim.streams, enough)
+}
+
+/// The most slots per stream that a claim with so many streams gets (T28).
+pub(super) fn most_slots(header: &RegionHeader, streams: u16) -> u32 {
+    let share = slots_left(header) / u64::from(streams.max(1));
+    u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX)
+}
+
+/// The slots that all further volumes together may have. The log may have volumes that an earlier
+/// version of the target has given more.
+fn slots_left(header: &RegionHeader) -> u64 {
+    let of = |r: &VolumeRecord| u64::from(r.streams) * u64::from(r.slots);
+    LOG_SLOTS_MAX.saturating_sub(header.volumes.iter().map(of).sum())
 }
 
 /// The bytes of the largest gap between partitions.
@@ -309,6 +325,64 @@ fn fitting_slots(gap: usize, owed: usize, streams: u16, enough: usize) -> Result
     if share < partition_bytes(SLOTS_MIN) {
         return Err(too_small(usize::from(streams) * PARTITION_ALIGN, gap));
     }
-    let slots = (share - partition_bytes(0)) / riopipe_order::entry::ENTRY_BYTES;
+    let slots = (share - partition_bytes(0)) / ENTRY_BYTES;
     Ok(u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_DEFAULT_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use riopipe_order::log_region::{LogKind, VolumeState};
+
+    use super::*;
+    use crate::wire::STREAMS_MAX;
+
+    fn header(volumes: &[(u16, u32)]) -> RegionHeader {
+        let record = |(i, (streams, slots)): (usize, &(u16, u32))| VolumeRecord {
+            id: VolumeId([i as u8; 16]),
+            generation: 1,
+            state: VolumeState::Closed,
+            owner: [0; 16],
+            given_up: 0,
+            lease_ms: 0,
+            streams: *streams,
+            slots: *slots,
+            offset: (HEADER_BYTES + (i << 32)) as u64,
+            members: Vec::new(),
+        };
+        RegionHeader {
+            number: 1,
+            uuid: [3; 16],
+            boot: [9; 16],
+            incarnation: 1,
+            kind: LogKind::Block,
+            synced: false,
+            len: 1 << 40,
+            volumes: volumes.iter().enumerate().map(record).collect(),
+        }
+    }
+
+    #[test]
+    fn t28_all_volumes_of_a_log_share_one_bound() {
+        let most = |volumes: &[(u16, u32)], streams| most_slots(&header(volumes), streams);
+        assert_eq!(most(&[], 1), STREAM_SLOTS_MAX);
+        assert_eq!(u64::from(most(&[], STREAMS_MAX)) * u64::from(STREAMS_MAX), LOG_SLOTS_MAX);
+        let default = (STREAMS_MAX, SLOTS_DEFAULT_MAX);
+        assert_eq!(most(&[default], STREAMS_MAX), SLOTS_DEFAULT_MAX, "two volumes of the most fit");
+        assert_eq!(most(&[default, default], 1), 0);
+        assert_eq!(most(&[(STREAMS_MAX, 1 << 24)], 1), 0, "made before there was a bound");
+    }
+
+    #[test]
+    fn what_the_target_chooses_keeps_to_the_bound_and_leaves_space() {
+        let mut there = vec![];
+        for _ in 0..4 {
+            let header = header(&there);
+            let claim = Claim::plain(VolumeId([99; 16]), 1, STREAMS_MAX, Vec::new());
+            let slots = chosen_slots(&header, &[], &claim).unwrap();
+            assert!(SLOTS_ENOUGH < slots && slots <= most_slots(&header, STREAMS_MAX), "{slots}");
+            there.push((STREAMS_MAX, slots));
+        }
+    }
 }

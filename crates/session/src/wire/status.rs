@@ -48,6 +48,12 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// A claim asks for a longer lease than the target grants; the completion's dword 0 has the
 /// longest, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
+/// A claim asks for more log slots than the target keeps; the completion's dword 0 has the most
+/// slots per stream that a volume with so many streams can get now (T28).
+pub const TOO_MANY_SLOTS: Status = Status(0x716);
+/// The directory of the log has no free record; the completion's dword 0 has the number of volumes
+/// in it, which is all that it can hold.
+pub const LOG_DIRECTORY_FULL: Status = Status(0x717);
 
 /// The text of a status, also of Rio's own codes, for error messages.
 #[must_use]
@@ -70,7 +76,7 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         STREAM_BUSY => "the stream is bound to another connection",
         GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
         LOG_TOO_SMALL => {
-            "the target's log region has no space for this volume: remove another volume of that \
+            "the target's log region has no space for this volume: replace another volume of that \
              target, or give the target a larger log once no volume needs the present one"
         }
         UNKNOWN_VOLUME => "the target does not know this volume",
@@ -86,6 +92,13 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         LEASE_OVER => "the owner's lease is over, and the volume was free since: open it again",
         LEASE_TOO_LONG => {
             "the claim asks for a longer lease than the target grants, which is a day"
+        }
+        TOO_MANY_SLOTS => {
+            "the claim asks for more log slots than the target keeps in memory: use fewer slots"
+        }
+        LOG_DIRECTORY_FULL => {
+            "the target's log region holds as many volumes as it can: replace one of that target \
+             that is not needed, or give the target another log once no volume needs the present one"
         }
         _ => return None,
     })

@@ -391,6 +391,7 @@ impl World {
             present: true,
             speaks: true,
             logged: true,
+            has_log: true,
             transfer_bytes_max: self.transfer,
             members: (2 * at as u8..2 * at as u8 + 2)
                 .map(|member| OpeningMember {

@@ -240,18 +240,43 @@ impl Cluster {
         &mut self,
         config: VolumeCreationConfig,
     ) -> Result<Label, VolumeCreateError> {
+        self.create_with(config, &mut |_, _, _| true).expect("it ends")
+    }
+
+    /// Creates a volume; `None` if the initiator dies before, after so many rounds.
+    pub(crate) fn create_until(
+        &mut self,
+        config: VolumeCreationConfig,
+        rounds: usize,
+    ) -> Option<Result<Label, VolumeCreateError>> {
+        self.create_with(config, &mut |_, _, round| round < rounds)
+    }
+
+    /// Creates a volume; `each` is called before every round, and returns whether the initiator
+    /// lives on.
+    pub(crate) fn create_with(
+        &mut self,
+        config: VolumeCreationConfig,
+        each: &mut dyn FnMut(&mut Self, &Wires, usize) -> bool,
+    ) -> Option<Result<Label, VolumeCreateError>> {
         let targets = config.targets;
-        let mut creation = VolumeCreation::new(config)?;
+        let mut creation = match VolumeCreation::new(config) {
+            Ok(creation) => creation,
+            Err(error) => return Some(Err(error)),
+        };
         let mut associations = associations(HOSTNQN, HOSTID, targets);
         let mut wires = Wires::default();
-        loop {
+        for round in 0.. {
+            if !each(self, &wires, round) {
+                break;
+            }
             let mut moved = self.carry_all(&mut associations, &mut wires);
             creation.advance(self.now, &mut associations);
             moved |= self.carry_all(&mut associations, &mut wires);
             if let Some(result) = creation.take_result() {
                 self.carry_all(&mut associations, &mut wires);
                 self.cut(&mut wires);
-                return result;
+                return Some(result);
             }
             if !moved {
                 let due = associations.iter().filter_map(Association::deadline).min();
@@ -259,6 +284,8 @@ impl Cluster {
                 associations.iter_mut().for_each(|association| association.timeout(self.now));
             }
         }
+        self.cut(&mut wires);
+        None
     }
 
     fn carry_all(&mut self, all: &mut [Association<Vec<u8>>], wires: &mut Wires) -> bool {

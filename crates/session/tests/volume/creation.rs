@@ -2,16 +2,23 @@
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
-use riopipe_session::initiator::volume::error::VolumeCreateError;
-use riopipe_session::initiator::volume::members::MemberPlace;
+use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
+use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
+use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
 use riopipe_session::label::DATA_START;
 
 use crate::cluster::{Cluster, creating, opening};
-use crate::world::VOLUME;
+use crate::opening::crash_with_a_gap;
+use crate::world::{VOLUME, World};
 
 fn again(targets: usize) -> VolumeCreationConfig {
     VolumeCreationConfig { volume: VolumeId([9; 16]), name: "data".into(), ..creating(targets) }
+}
+
+fn named(name: &str, targets: usize) -> VolumeOpeningConfig {
+    VolumeOpeningConfig { name: Some(name.into()), ..opening(targets) }
 }
 
 fn knows(cluster: &Cluster, volume: VolumeId) -> bool {
@@ -75,6 +82,154 @@ fn what_an_earlier_volume_kept_is_not_taken_for_the_new_ones() {
     for (target, drive) in [(0, 0), (1, 1)] {
         assert_eq!(cluster.byte(target, drive, DATA_START), 0);
     }
+}
+
+/// Which volumes the targets know, by the first byte of their ids.
+fn known(cluster: &Cluster) -> Vec<Vec<u8>> {
+    let knows =
+        |w: &World, id: u8| w.host.shared.volumes().live_entries(VolumeId([id; 16])).is_some();
+    let of = |w: &World| (0..=u8::MAX).filter(|id| knows(w, *id)).collect();
+    cluster.worlds.iter().map(of).collect()
+}
+
+fn forced(targets: usize, id: u8) -> VolumeCreationConfig {
+    VolumeCreationConfig { volume: VolumeId([id; 16]), force: true, ..again(targets) }
+}
+
+#[test]
+fn a_volume_that_is_given_up_leaves_nothing_in_the_logs() {
+    let mut cluster = Cluster::with_volume(2);
+    for id in 20..60 {
+        cluster.create(forced(2, id)).unwrap();
+        assert_eq!(known(&cluster), [[id], [id]]);
+    }
+    cluster.open(named("data", 2)).opened();
+}
+
+/// The old volume is dropped first where there is no space beside it.
+#[test]
+fn a_log_without_space_beside_the_old_volume_is_used_again() {
+    let mut cluster = Cluster::new(2);
+    let most = |id| VolumeCreationConfig { slots: 6000, ..forced(2, id) };
+    for id in 20..24 {
+        cluster.create(most(id)).unwrap();
+        assert_eq!(known(&cluster), [[id], [id]]);
+    }
+    // A volume that does not fit at all is refused with numbers.
+    let error = cluster.create(VolumeCreationConfig { slots: 60_000, ..forced(2, 24) });
+    let error = error.unwrap_err();
+    assert!(matches!(error, VolumeCreateError::LogTooSmall { target: 0, .. }), "{error}");
+}
+
+#[test]
+fn a_volume_that_waits_for_recovery_is_given_up_too() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    cluster.create(forced(2, 20)).unwrap();
+    assert_eq!(known(&cluster), [[20], [20]]);
+    cluster.open(named("data", 2)).opened();
+}
+
+/// Also a drive that the new volume does not use belongs to the old one there.
+#[test]
+fn a_volume_of_which_only_some_drives_are_used_again_is_given_up_as_a_whole() {
+    let mut cluster = Cluster::new(1);
+    let on = |nsids: &[u32]| nsids.iter().map(|n| MemberPlace { target: 0, nsid: *n }).collect();
+    cluster.create(VolumeCreationConfig { places: on(&[3, 1, 2]), ..creating(1) }).unwrap();
+    cluster.create(VolumeCreationConfig { places: on(&[1]), ..forced(1, 20) }).unwrap();
+    assert_eq!(known(&cluster), [[20]]);
+}
+
+#[test]
+fn what_a_log_that_is_gone_had_of_the_old_volume_is_not_needed() {
+    for (log, engine) in [(Some([8; 16]), EngineKind::Rio), (None, EngineKind::Sync)] {
+        let mut cluster = Cluster::with_volume(2);
+        let world = cluster.worlds.pop().unwrap();
+        cluster.worlds.push(world.restarted_with_another_log(log));
+        assert_eq!(cluster.create(forced(2, 20)).unwrap().engine, engine);
+        assert!(!knows(&cluster, VOLUME));
+        cluster.open(named("data", 2)).opened();
+    }
+}
+
+#[test]
+fn a_full_directory_is_reported_with_the_number_of_volumes() {
+    let mut cluster = Cluster::new(1);
+    cluster.worlds[0] = World::new(&[false; 17]);
+    let one = |nsid, id| VolumeCreationConfig {
+        places: vec![MemberPlace { target: 0, nsid }],
+        streams: 1,
+        volume: VolumeId([id; 16]),
+        ..creating(1)
+    };
+    for nsid in 1..=16 {
+        cluster.create(one(nsid, nsid as u8)).unwrap();
+    }
+    let error = cluster.create(one(17, 17)).unwrap_err();
+    assert_eq!(error, VolumeCreateError::LogDirectoryFull { target: 0, volumes: 16 });
+    assert!(error.to_string().contains("16 volumes"), "{error}");
+    // The advice: the drive of one that is not needed.
+    cluster.create(VolumeCreationConfig { force: true, ..one(5, 17) }).unwrap();
+    assert!(!known(&cluster)[0].contains(&5) && known(&cluster)[0].contains(&17));
+}
+
+/// The initiator dies after each step. Then the old volume opens, or the new one. Only between two
+/// labels there is neither, and the same command makes the new one.
+#[test]
+fn t9_a_crash_while_a_volume_is_replaced_leaves_one_of_the_two() {
+    let (mut old, mut new, mut between) = (0, 0, 0);
+    for rounds in 1.. {
+        let mut cluster = Cluster::with_volume(2);
+        let ended = cluster.create_until(forced(2, 20), rounds);
+        match cluster.open(opening(2)).result {
+            Ok(_) => old += 1,
+            Err(VolumeOpenError::Members(MembersError::Assemble(_))) => {
+                match cluster.open(named("data", 2)).result {
+                    Ok(_) => new += 1,
+                    Err(VolumeOpenError::Members(_)) => {
+                        between += 1;
+                        cluster.create(forced(2, 21)).unwrap();
+                        cluster.open(named("data", 2)).opened();
+                        assert_eq!(known(&cluster), [[21], [21]], "after {rounds}");
+                    }
+                    Err(error) => panic!("after {rounds}: {error}"),
+                }
+            }
+            Err(error) => panic!("after {rounds}: {error}"),
+        }
+        if ended.is_some() {
+            break;
+        }
+    }
+    assert!(old > 5 && new > 3 && between > 0, "{old}, {new}, {between}");
+}
+
+/// A target that is lost while the old volume is dropped keeps what it has of it. The new volume is
+/// made, and is reported so.
+#[test]
+fn a_target_that_is_lost_after_the_labels_does_not_undo_the_creation() {
+    let mut made = 0;
+    for lost in 1.. {
+        let mut cluster = Cluster::with_volume(2);
+        let mut was_lost = false;
+        let result = cluster.create_with(forced(2, 20), &mut |cluster, wires, round| {
+            if round == lost {
+                was_lost = true;
+                cluster.cut_one(1, ControlQueue::Admin, wires);
+            }
+            true
+        });
+        match result {
+            _ if !was_lost => break,
+            Some(Ok(_)) => {
+                made += 1;
+                cluster.open(named("data", 2)).opened();
+            }
+            Some(Err(error)) => assert_eq!(made, 0, "later steps do not fail: {error}"),
+            None => unreachable!("the initiator lives"),
+        }
+    }
+    assert!(made > 1, "{made}");
 }
 
 #[test]

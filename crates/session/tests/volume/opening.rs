@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, riv
 use crate::world::{VOLUME, What, World, attribute, block, ordered};
 
 /// An owner writes groups 1 and 3 of stream 0 to blocks 0 and 2 of the first drive, and dies.
-fn crash_with_a_gap(cluster: &mut Cluster) {
+pub(crate) fn crash_with_a_gap(cluster: &mut Cluster) {
     let mut opened = cluster.open(opening(cluster.worlds.len())).opened();
     let world = &mut cluster.worlds[0];
     let cntlid = opened.associations[0].controller().expect("attached").cntlid;
@@ -290,6 +290,46 @@ fn t17_an_engine_that_the_volume_was_not_made_for_is_refused() {
     let opened = cluster.open(opening(1)).opened().volume;
     assert_eq!((opened.engine, opened.lease_ms), (sync, 0));
     assert!(opened.resume_claim(0).is_some_and(|claim| claim.unlogged));
+}
+
+/// The advice is followed to its end: each refusal names the next step, and the last one opens.
+#[test]
+fn t19_a_lost_log_is_given_up_once_the_target_has_a_new_one() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    let restart = |cluster: &mut Cluster, log| {
+        let world = cluster.worlds.pop().unwrap();
+        cluster.worlds.push(world.restarted_with_another_log(log));
+    };
+    let accepting = || VolumeOpeningConfig { accept_lost_log: true, ..opening(2) };
+
+    restart(&mut cluster, None);
+    let error = cluster.open(opening(2)).error();
+    let due = AssembleError::LogDue { given: 1, blank: true };
+    assert_eq!(error, VolumeOpenError::Members(due.into()));
+    assert!(error.to_string().contains("start it with a new log and then open"), "{error}");
+    // Giving up alone is not enough, and no target is claimed for it.
+    for purpose in [Purpose::DryRun, Purpose::Take] {
+        let run = cluster.open(VolumeOpeningConfig { purpose, ..accepting() });
+        assert!(!phases(&run.events).contains(&Phase::Claim));
+        let error = run.error();
+        assert_eq!(error, VolumeOpenError::Opening(ClaimError::NoLog { target: 1 }.into()));
+        let text = error.to_string();
+        assert!(text.contains("start the target with a new one"), "{text}");
+        assert!(text.contains("accept_lost_log"), "{text}");
+    }
+
+    restart(&mut cluster, Some([8; 16]));
+    let error = cluster.open(opening(2)).error();
+    let due = AssembleError::LogDue { given: 1, blank: false };
+    assert_eq!(error, VolumeOpenError::Members(due.into()));
+    let mut opened = cluster.open(accepting()).opened();
+    assert_eq!((opened.volume.engine, opened.volume.fallback), (EngineKind::Rio, None));
+    assert!(opened.volume.outcome.streams[0].plan.log_given_up);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), 3, "nothing is undone (T26)");
+    cluster.cut(&mut opened.wires);
+    let again = cluster.open(opening(2)).opened();
+    assert_eq!(again.volume.members.labels[1].members[1].region, [8; 16]);
 }
 
 #[test]

@@ -334,6 +334,27 @@ impl World {
         Self::over(volatile, identity, parts, volumes)
     }
 
+    /// The target is started again, with the same drives, and with a new log if it is to have one.
+    pub(crate) fn restarted_with_another_log(self, log: Option<[u8; 16]>) -> Self {
+        let Self { host: TestHost { drives, shared, now, .. }, .. } = self;
+        let volatile: Vec<bool> =
+            shared.namespaces().iter().map(|namespace| namespace.config.volatile).collect();
+        let parts = Parts::default();
+        let volumes = match log {
+            None => Volumes::without_log(crc),
+            Some(uuid) => {
+                let header = parts.part(0..HEADER_BYTES);
+                let region = LogRegion::create(header, LOG_LEN, uuid, BOOT, LogKind::Dax, crc);
+                let mine = parts.clone();
+                let split: Split<Part> = Box::new(move |range| Ok(mine.part(range)));
+                Volumes::with_log(region.unwrap(), split, crc).0
+            }
+        };
+        let mut world = Self::over(&volatile, identity(), parts, volumes);
+        (world.host.drives, world.host.now) = (drives, now);
+        world
+    }
+
     pub(crate) fn over(
         volatile: &[bool],
         identity: Identity,

@@ -208,7 +208,8 @@ impl Client {
             OpeningError::Claim(
                 ClaimError::LogLost { target }
                 | ClaimError::LogDamaged { target }
-                | ClaimError::LogMissing { target },
+                | ClaimError::LogMissing { target }
+                | ClaimError::NoLog { target },
             ) => Refused::Log(*target),
             OpeningError::Claim(ClaimError::LogBehind { .. }) => Refused::OldLog,
             OpeningError::Refused { server, status, .. } if status.is(rio::status::LOG_FAILED) => {

@@ -276,6 +276,13 @@ impl Opening {
         let there = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
         let take_over =
             intent.take_over && !(is_dry && self.statuses.iter().any(|(_, s)| there(s)));
+        // Giving up makes a new log in place of the lost one, and here is no place for it. So this is
+        // refused before any target is claimed.
+        let lacks = |server: &usize| !self.config.servers[*server].has_log;
+        if let Some(target) = self.logged().into_iter().find(lacks) {
+            probe::hit(Rare::LogRefused);
+            return Err(ClaimError::NoLog { target });
+        }
         let logged = |server: usize| self.config.servers[server].logged;
         plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
     }

@@ -2,9 +2,18 @@
 //! drives.
 //!
 //! ```text
-//! attaching → labels → (forgetting old volumes) → making partitions → counting slots
-//!           → labels again → writing labels → releasing → over
+//! attaching → labels → (asking for old volumes) → making partitions → counting slots
+//!           → labels again → writing labels → releasing → (dropping old volumes) → over
 //! ```
+//!
+//! The volumes that the drives belonged to keep their partitions until the new labels are written.
+//! So a crash leaves the old volume or the new one, or, between two labels, drives that make no
+//! volume. Only if a log has no space beside the old volume, or the old volume waits for recovery
+//! there, it is dropped from that log first. A crash just after that leaves the old volume with a
+//! log that is lost.
+//!
+//! An old volume is dropped by its owner, so it is claimed first (T18). No owner is displaced (T8).
+//! What cannot be dropped stays in the log: the new volume does not depend on it.
 //!
 //! The program drives it like a [`VolumeOpening`](super::opening::VolumeOpening). It has no
 //! deadline of its own. When it fails after partitions were made, it asks the targets to forget the
@@ -14,10 +23,11 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::Cqe;
+use riopipe_nvme::command::{Cqe, Status};
 use riopipe_nvme::digest::Crc32c;
-use riopipe_order::attribute::VolumeId;
+use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{
     MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
 };
@@ -63,7 +73,8 @@ pub struct VolumeCreationConfig {
     pub engine: Option<EngineKind>,
     /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
-    /// Whether to give up the volumes that the drives belong to, with all their data.
+    /// Whether to give up the volumes that the drives belong to, with all their data, unless they
+    /// have an owner.
     pub force: bool,
     /// CRC32C, for the labels.
     pub crc32c: Crc32c,
@@ -74,8 +85,10 @@ pub struct VolumeCreationConfig {
 enum Question {
     /// A member's label.
     Label(usize),
-    /// The state of the volume that a member belongs to.
+    /// The state of an old volume on a target.
     OldStatus(usize),
+    /// To become the owner of an old volume on a target.
+    ClaimOld(usize),
     /// To forget a volume. The status of the answer does not matter.
     Forget,
     /// Partitions in its log.
@@ -95,8 +108,8 @@ enum Step {
     Labels,
     /// The targets of drives that belong to a volume are asked whether it has an owner.
     OldStatuses,
-    /// The targets forget the volumes that the drives belonged to.
-    ForgettingOld,
+    /// The targets forget old volumes whose log is lost. Those cannot be claimed.
+    ForgettingLost,
     /// The targets make partitions in their logs, one after the other, from this one on.
     FreeingSpace(usize),
     CountingSlots,
@@ -105,6 +118,13 @@ enum Step {
     LabelsAgain,
     WritingLabels,
     Releasing,
+    /// The old volumes are dropped, one after the other: on this target before its log makes the
+    /// partitions, or, when the new volume is made, on all.
+    DroppingOld(Option<usize>),
+    /// One is being claimed.
+    ClaimingOld(Option<usize>),
+    /// The targets on which it was claimed forget it.
+    ForgettingOld(Option<usize>),
     /// Creation has failed, and the targets forget the volume.
     Failing,
     Over,
@@ -117,8 +137,35 @@ struct Drives {
     namespaces: Vec<Namespace>,
     /// For each member, whether its label has been requested.
     asked: Vec<bool>,
-    /// For each member whose label has been read, the volume that it belongs to, with its name.
-    labels: Vec<Option<Option<(VolumeId, String)>>>,
+    /// For each member whose label has been read, the label of the volume that it belongs to.
+    labels: Vec<Option<Option<Label>>>,
+}
+
+/// A volume that drives belonged to, on one target.
+#[derive(Debug)]
+struct Old {
+    target: usize,
+    volume: VolumeId,
+    /// Its drives there.
+    members: Vec<MemberNamespace>,
+    /// Its largest generation that is known.
+    generation: u32,
+    streams: u16,
+    state: OldState,
+}
+
+/// What the log of a target has of an old volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OldState {
+    /// Nothing that is known of.
+    Nothing,
+    /// Partitions that cannot be used. They are forgotten without a claim.
+    Lost,
+    /// Partitions. `guards`: something in them waits for recovery, and keeps the drives guarded
+    /// (T21).
+    Partitions { guards: bool },
+    /// Partitions of a volume that has been claimed.
+    Claimed,
 }
 
 /// The creation of a volume; see the [module](self).
@@ -129,8 +176,10 @@ pub struct VolumeCreation {
     step: Step,
     drives: Option<Drives>,
     label: Option<Label>,
-    /// Volumes that the drives belonged to, and that are forgotten.
-    forgotten: Vec<VolumeId>,
+    /// The volumes that the drives belonged to, and that are given up.
+    given_up: Vec<VolumeId>,
+    /// The same volumes, by target.
+    olds: Vec<Old>,
     /// The writes still to be done, and whether one of their steps is in flight.
     writes: VecDeque<LabelIo>,
     writing: bool,
@@ -254,7 +303,8 @@ impl VolumeCreation {
             step: Step::Attaching,
             drives: None,
             label: None,
-            forgotten: Vec::new(),
+            given_up: Vec::new(),
+            olds: Vec::new(),
             writes: VecDeque::new(),
             writing: false,
             freed_space: false,
@@ -278,8 +328,11 @@ impl VolumeCreation {
 
     /// Continues with the answers that have arrived.
     pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
-        if let Err(error) = self.go_on(now, a) {
-            self.fail(error, now, a);
+        match self.go_on(now, a) {
+            // The volume is made: a target that fails now only keeps what it has of an old one.
+            Err(_) if self.is_made() => self.finish(a),
+            Err(error) => self.fail(error, now, a),
+            Ok(()) => {}
         }
         if self.step == Step::Failing {
             while self.targets.answer(a).is_some() {}
@@ -325,9 +378,24 @@ impl VolumeCreation {
         let answer = cqe.status();
         match question {
             Question::Forget => return Ok(()),
+            Question::ClaimOld(at) => {
+                let claimed = answer.is_ok();
+                self.olds[at].state = if claimed { OldState::Claimed } else { OldState::Nothing };
+            }
+            Question::Claim if self.may_drop_old(target, answer) => {
+                self.step = Step::DroppingOld(Some(target));
+            }
+            Question::Claim if answer.is(status::LOG_DIRECTORY_FULL) => {
+                let volumes = cqe.result() as u32;
+                return Err(VolumeCreateError::LogDirectoryFull { target, volumes });
+            }
             Question::Claim if answer.is(status::LOG_TOO_SMALL) => {
                 let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
                 return Err(VolumeCreateError::LogTooSmall { target, need, free });
+            }
+            Question::Claim if answer.is(status::TOO_MANY_SLOTS) => {
+                let (slots, most) = (self.config.slots, cqe.result() as u32);
+                return Err(VolumeCreateError::TooManySlots { target, slots, most });
             }
             _ if !answer.is_ok() => {
                 return Err(self.call_failed(target, CallFailure::Status(answer)));
@@ -335,16 +403,25 @@ impl VolumeCreation {
             Question::Label(member) => {
                 let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
-                    drives.labels[member] =
-                        Some(label.ok().map(|label| (label.volume, label.name)));
+                    drives.labels[member] = Some(label.ok());
                 }
             }
-            Question::OldStatus(member) => {
+            Question::OldStatus(at) => {
                 let status = self.decoded(target, page)?;
                 if status.owned {
-                    let volume = self.old_name(member);
+                    let (member, volume) = self.name_of(self.olds[at].volume);
                     return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
                 }
+                let old = &mut self.olds[at];
+                old.generation = old.generation.max(status.generation);
+                old.streams = status.streams;
+                old.state = if status.log_lost {
+                    OldState::Lost
+                } else if status.known && !status.unlogged {
+                    OldState::Partitions { guards: status.unrecovered || status.kept }
+                } else {
+                    OldState::Nothing
+                };
             }
             Question::Status => {
                 // There must be more slots than the flushes need for which space is always left.
@@ -375,12 +452,22 @@ impl VolumeCreation {
                 self.step = Step::OldStatuses;
             }
             Step::OldStatuses if !self.targets.is_owed() => {
-                for volume in self.forgotten.clone() {
-                    self.forget(volume, now, a);
-                }
-                self.step = Step::ForgettingOld;
+                self.forget_olds(None, OldState::Lost, now, a);
+                self.step = Step::ForgettingLost;
             }
-            Step::ForgettingOld if !self.targets.is_owed() => self.step = Step::FreeingSpace(0),
+            Step::ForgettingLost if !self.targets.is_owed() => self.step = Step::FreeingSpace(0),
+            Step::DroppingOld(only) => match (self.claim_next_old(only, now, a), only) {
+                (true, _) => self.step = Step::ClaimingOld(only),
+                (false, Some(target)) => self.step = Step::FreeingSpace(target),
+                (false, None) => self.finish(a),
+            },
+            Step::ClaimingOld(only) if !self.targets.is_owed() => {
+                self.forget_olds(only, OldState::Claimed, now, a);
+                self.step = Step::ForgettingOld(only);
+            }
+            Step::ForgettingOld(only) if !self.targets.is_owed() => {
+                self.step = Step::DroppingOld(only);
+            }
             Step::FreeingSpace(target) if !self.targets.is_owed() => {
                 let next = self.speaking().find(|at| *at >= target);
                 self.step = match next {
@@ -421,11 +508,8 @@ impl VolumeCreation {
                 }
                 self.step = Step::Releasing;
             }
-            Step::Releasing if !self.targets.is_owed() => {
-                self.targets.hang_up(a);
-                self.step = Step::Over;
-                self.result = self.label.take().map(Ok);
-            }
+            // While the new volume has an owner, no other volume of its drives can be claimed.
+            Step::Releasing if !self.targets.is_owed() => self.step = Step::DroppingOld(None),
             _ => return Ok(false),
         }
         Ok(true)
@@ -489,28 +573,122 @@ impl VolumeCreation {
         a: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         for member in 0..self.config.places.len() {
-            let Some((old, name)) = self.old(member).cloned() else { continue };
+            let Some(old) = self.old(member).cloned() else { continue };
             if !self.config.force {
-                return Err(VolumeCreateError::InUse { member, volume: name });
+                return Err(VolumeCreateError::InUse { member, volume: old.name });
             }
-            let target = self.config.places[member].target;
-            if self.speaks(target) {
+            if self.given_up.contains(&old.volume) {
+                continue;
+            }
+            self.given_up.push(old.volume);
+            for target in self.speaking().collect::<Vec<_>>() {
+                let members = self.old_members(&old, target);
+                if members.is_empty() {
+                    continue;
+                }
+                let (volume, streams) = (old.volume, old.streams);
+                let labels = (0..self.config.places.len()).filter_map(|member| self.old(member));
+                let same = labels.filter(|label| label.volume == volume);
+                let generation = same.map(|label| label.generation).max().unwrap_or(0);
+                let state = OldState::Nothing;
+                self.olds.push(Old { target, volume, members, generation, streams, state });
+                let what = Question::OldStatus(self.olds.len() - 1);
                 let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
-                let asked = self.targets.ask(
-                    a,
-                    to,
-                    status_command(old),
-                    data,
-                    Question::OldStatus(member),
-                    now,
-                );
-                asked.map_err(|source| call(target, ASKING_OLD, source))?;
+                self.targets
+                    .ask(a, to, status_command(volume), data, what, now)
+                    .map_err(|source| call(target, ASKING_OLD, source))?;
             }
-            self.forgotten.push(old);
         }
-        self.forgotten.sort();
-        self.forgotten.dedup();
         Ok(())
+    }
+
+    /// The drives of an old volume on a target, as its claim names them. A drive without the label
+    /// is found by its identity, first among the drives of the new volume: a crash may have come
+    /// before its label was written.
+    fn old_members(&self, old: &Label, target: usize) -> Vec<MemberNamespace> {
+        let Some(drives) = &self.drives else { return Vec::new() };
+        let mut places = alloc::vec![None; old.members.len()];
+        for (place, label) in self.config.places.iter().zip(&drives.labels) {
+            if let Some(Some(label)) = label
+                && label.volume == old.volume
+                && let Some(found) = places.get_mut(usize::from(label.index))
+            {
+                *found = Some(*place);
+            }
+        }
+        let given = self.config.places.iter().zip(&drives.namespaces);
+        for (found, id) in places.iter_mut().zip(&old.members).filter(|(found, _)| found.is_none())
+        {
+            let given = given.clone().find(|(_, namespace)| namespace.nguid == id.nguid);
+            let others = || {
+                let mut all = drives.controllers[target].namespaces.iter();
+                let other = all.find(|namespace| namespace.nguid == id.nguid)?;
+                Some(MemberPlace { target, nsid: other.nsid })
+            };
+            *found = given.map(|(place, _)| *place).or_else(others);
+        }
+        let here = |(at, place): (usize, Option<MemberPlace>)| {
+            let place = place.filter(|place| place.target == target)?;
+            Some(MemberNamespace { member: Member(at as u8), nsid: place.nsid })
+        };
+        places.into_iter().enumerate().filter_map(here).collect()
+    }
+
+    /// Whether dropping the old volumes from a target's log may help: the log has no space, or they
+    /// keep their drives guarded. They are dropped once.
+    fn may_drop_old(&self, target: usize, answer: Status) -> bool {
+        let is_full = answer.is(status::LOG_TOO_SMALL) || answer.is(status::LOG_DIRECTORY_FULL);
+        let is_guarded = answer.is(status::GUARDED);
+        self.olds.iter().filter(|old| old.target == target).any(|old| match old.state {
+            OldState::Partitions { guards } => is_full || is_guarded && guards,
+            OldState::Nothing | OldState::Lost | OldState::Claimed => false,
+        })
+    }
+
+    /// Claims the next old volume on one target or on all. A target that refuses keeps it. Only one
+    /// at a time: after a creation that was cut off, two old volumes may have the same drives, and
+    /// the owner of one keeps the other from being claimed (T21). Returns whether there was one.
+    fn claim_next_old(&mut self, only: Option<usize>, now: u64, a: &mut impl Associations) -> bool {
+        let waits = |old: &Old| {
+            only.is_none_or(|only| only == old.target)
+                && matches!(old.state, OldState::Partitions { .. })
+        };
+        let Some(volume) = self.olds.iter().find(|old| waits(old)).map(|old| old.volume) else {
+            return false;
+        };
+        for (at, old) in self.olds.iter_mut().enumerate() {
+            if old.volume != volume || !waits(old) {
+                continue;
+            }
+            // Until the answer, and for good if there is none.
+            old.state = OldState::Nothing;
+            let Some(generation) = old.generation.checked_add(1) else { continue };
+            let claim = Claim::plain(volume, generation, old.streams, old.members.clone());
+            let (bytes, to) = (claim.encode(), (old.target, ControlQueue::Admin));
+            let (data, what) = (Data::Bytes(&bytes), Question::ClaimOld(at));
+            let _ = self.targets.ask(a, to, claim_command(), data, what, now);
+        }
+        true
+    }
+
+    /// Makes one target or all forget the old volumes in this state.
+    fn forget_olds(
+        &mut self,
+        only: Option<usize>,
+        state: OldState,
+        now: u64,
+        a: &mut impl Associations,
+    ) {
+        for old in &mut self.olds {
+            if only.is_some_and(|only| only != old.target) || old.state != state {
+                continue;
+            }
+            old.state = OldState::Nothing;
+            let to = (old.target, ControlQueue::Admin);
+            let sqe = release_command(old.volume, true);
+            // A target that can't get a command is lost, and the next question reports that.
+            let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
+        }
     }
 
     /// Whether the volume's engine has entries in the targets' logs.
@@ -553,10 +731,10 @@ impl VolumeCreation {
     fn check_still_free(&mut self) -> Result<(), VolumeCreateError> {
         let Some(label) = &self.label else { return Ok(()) };
         for member in 0..self.config.places.len() {
-            if let Some((old, name)) = self.old(member)
-                && !self.forgotten.contains(old)
+            if let Some(old) = self.old(member)
+                && !self.given_up.contains(&old.volume)
             {
-                return Err(VolumeCreateError::InUse { member, volume: name.clone() });
+                return Err(VolumeCreateError::InUse { member, volume: old.name.clone() });
             }
             let copies = [1, 2].map(|sequence| {
                 let copy = Label { index: member as u16, sequence, ..label.clone() };
@@ -606,6 +784,22 @@ impl VolumeCreation {
         self.step = Step::Failing;
     }
 
+    /// Whether the volume is made, and only old ones are left to be dropped.
+    fn is_made(&self) -> bool {
+        matches!(
+            self.step,
+            Step::DroppingOld(None) | Step::ClaimingOld(None) | Step::ForgettingOld(None)
+        )
+    }
+
+    /// The volume is made.
+    fn finish(&mut self, a: &mut impl Associations) {
+        self.targets.forget();
+        self.targets.hang_up(a);
+        self.step = Step::Over;
+        self.result = self.label.take().map(Ok);
+    }
+
     fn decoded(&self, target: usize, page: &[u8]) -> Result<VolumeStatus, VolumeCreateError> {
         let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
         VolumeStatus::decode(page).ok_or_else(|| self.call_failed(target, nonsense))
@@ -615,7 +809,8 @@ impl VolumeCreation {
     fn call_failed(&self, target: usize, source: CallFailure) -> VolumeCreateError {
         let doing = match self.step {
             Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
-            Step::OldStatuses | Step::ForgettingOld => ASKING_OLD,
+            Step::OldStatuses | Step::ForgettingLost => ASKING_OLD,
+            Step::DroppingOld(_) | Step::ClaimingOld(_) | Step::ForgettingOld(_) => DROPPING_OLD,
             Step::FreeingSpace(_) => FREEING_SPACE,
             Step::CountingSlots => ASKING,
             Step::WritingLabels => labels::WRITING,
@@ -634,18 +829,22 @@ impl VolumeCreation {
         controller.is_some_and(|controller| controller.extension.is_some())
     }
 
-    /// The volume that a member's label names, and its name.
-    fn old(&self, member: usize) -> Option<&(VolumeId, String)> {
+    /// The label of the volume that a member belongs to.
+    fn old(&self, member: usize) -> Option<&Label> {
         self.drives.as_ref()?.labels.get(member)?.as_ref()?.as_ref()
     }
 
-    fn old_name(&self, member: usize) -> String {
-        self.old(member).map(|(_, name)| name.clone()).unwrap_or_default()
+    /// The first member that belongs to an old volume, and the name of that volume.
+    fn name_of(&self, volume: VolumeId) -> (usize, String) {
+        let labels = (0..self.config.places.len()).filter_map(|at| Some((at, self.old(at)?)));
+        let mut named = labels.filter(|(_, label)| label.volume == volume);
+        named.next().map(|(at, label)| (at, label.name.clone())).unwrap_or_default()
     }
 }
 
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
+const DROPPING_OLD: &str = "dropping the old volume from its log";
 const FREEING_SPACE: &str = "making space in its log";
 const RELEASING: &str = "releasing the volume";
 

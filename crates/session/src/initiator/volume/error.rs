@@ -246,6 +246,24 @@ pub enum VolumeCreateError {
         /// The number of slots needed.
         need: u32,
     },
+    /// The directory of the target's log has no free record.
+    #[error("the log region of target {target} holds {volumes} volumes, which is all that it can")]
+    LogDirectoryFull {
+        /// The target.
+        target: usize,
+        /// The number of volumes in it.
+        volumes: u32,
+    },
+    /// More log slots than the target keeps (T28).
+    #[error("{slots} log slots per stream are more than target {target} keeps: at most {most}")]
+    TooManySlots {
+        /// The target.
+        target: usize,
+        /// The number of slots that was requested.
+        slots: u32,
+        /// The most slots per stream that it keeps for a volume with so many streams.
+        most: u32,
+    },
     /// The members make no volume.
     #[error(transparent)]
     Topology(#[from] TopologyError),

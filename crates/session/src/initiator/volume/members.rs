@@ -165,6 +165,7 @@ impl Members {
                 present: true,
                 speaks: controller.extension.is_some(),
                 logged: self.is_logged(at),
+                has_log: region_of(controller).is_some(),
                 transfer_bytes_max: controller.mdts_bytes as usize,
                 members: self.on(at).into_iter().map(member).collect(),
             }

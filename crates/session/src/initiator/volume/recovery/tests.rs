@@ -13,6 +13,7 @@ fn driver(attempt: u32) -> RecoveryDriver {
     let server = |at: u8| OpeningServer {
         present: true,
         speaks: true,
+        has_log: true,
         logged: true,
         transfer_bytes_max: 1 << 20,
         members: vec![OpeningMember {
