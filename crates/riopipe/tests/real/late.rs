@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe::{
@@ -342,17 +343,21 @@ fn t27_a_connect_from_before_the_targets_death_joins_no_later_association() {
         // The next connection is the new association's.
         late.stop_at_identify(before, || node.start());
         late.let_go();
-        // Enough time for a write, if the Connect were accepted. On a slow machine the test may check
-        // less, but it does not fail.
-        let began = Instant::now();
-        while !put.is_finished() && began.elapsed() < Duration::from_millis(500) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_a_little(&put);
         late.open();
         put.join().unwrap()
     });
     let text = result.expect_err("a group in a volatile cache was reported durable");
     assert!(text.contains("volatile write cache"), "{text}");
+}
+
+/// Waits for a thread, but not long: enough for a bind and a write, if the Connect were accepted. On a
+/// slow machine the test may check less, but it does not fail.
+fn wait_a_little<T>(thread: &ScopedJoinHandle<'_, T>) {
+    let began = Instant::now();
+    while !thread.is_finished() && began.elapsed() < Duration::from_millis(500) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A stream is being reopened while its target dies and comes back. The thread that reopens it gets
@@ -398,11 +403,7 @@ fn t27_a_stream_that_is_reopened_learns_of_the_end_of_its_association() {
         nodes[0].kill();
         late.stop_at_identify(before, || nodes[0].start());
         late.let_go();
-        // Enough time for a bind, if the Connect were accepted.
-        let began = Instant::now();
-        while !reopened.is_finished() && began.elapsed() < Duration::from_millis(500) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_a_little(&reopened);
         late.open();
         reopened.join().unwrap()
     });

@@ -95,6 +95,14 @@ pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     scenario
 }
 
+/// Between two events a plain host writes one of the first `blocks` blocks, and asks for six further
+/// operations.
+fn plain_writes(scenario: &mut Scenario, blocks: u64, (first, last): (u64, u64), rng: &mut Rng) {
+    let lba = FIRST + rng.below(blocks) as u32;
+    let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
+    scenario.faults.push(at(rng.range(first, last), what));
+}
+
 /// An owner without a log is fenced while its writes are slow. The next owner ends while its claim
 /// waits for them. Just then another host writes the same blocks (T8, T21).
 pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
@@ -111,9 +119,7 @@ pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
     let when = When::Recovery(1, rng.range(4, 40) as u32);
     scenario.faults.push(Fault { when, what: What::TakeOver { for_us: 20_000 } });
     for _ in 0..3 {
-        let lba = FIRST + rng.below(4) as u32;
-        let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
-        scenario.faults.push(at(event + rng.range(10, 100), what));
+        plain_writes(&mut scenario, 4, (event + 10, event + 100), rng);
     }
     scenario
 }
@@ -137,9 +143,7 @@ pub(super) fn released_before_the_fenced_owner_leaves(rng: &mut Rng) -> Scenario
     let kill = What::Kill { machine, effects, fences, down_us };
     scenario.faults.push(Fault { when, what: kill });
     for _ in 0..6 {
-        let lba = FIRST + rng.below(12) as u32;
-        let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
-        scenario.faults.push(at(event + rng.range(10, 150), what));
+        plain_writes(&mut scenario, 12, (event + 10, event + 150), rng);
     }
     scenario
 }
