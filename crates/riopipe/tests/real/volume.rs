@@ -377,8 +377,11 @@ fn bad_input_has_clear_errors() {
     assert!(text(small).contains("too few"));
     let twice = [members[0].clone(), members[0].clone()];
     assert!(text(Volume::create("v", &twice, &create_options())).contains("given twice"));
-    let large = CreateOptions { slots: 1 << 20, ..create_options() };
-    assert!(text(Volume::create("v", &members[..1], &large)).contains("too small"));
+    let slots = |slots| {
+        text(Volume::create("v", &members[..1], &CreateOptions { slots, ..create_options() }))
+    };
+    assert!(slots(1 << 18).contains("too small"));
+    assert!(slots(1 << 20).contains("at most 262144"));
     let closed: MemberAddr = "127.0.0.1:1".parse().unwrap();
     assert!(text(Volume::create("v", &[closed], &create_options())).contains("127.0.0.1:1"));
     let nqn = MemberAddr { nqn: Some("nqn.2020-01.org.example:none".into()), ..members[0].clone() };
