@@ -222,8 +222,6 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             // come, and no deadline would call the session again for this server (P8).
             let connection = &mut self.connections[server];
             if connection.state == State::Replaying && !self.engine.replaying(server as u16) {
-                // Not before: a target that each replay breaks would never be given up (P6).
-                connection.loss = None;
                 connection.state = State::Up;
                 connection.participant.up_to_date();
             }
@@ -385,6 +383,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let again = probe::planted(Plant::P7ReplayDurable);
         self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
+        connection.loss = None;
         connection.progress = now;
         connection.mark_refused = None;
         // The mark that was sent last may have been lost, or not be durable.
