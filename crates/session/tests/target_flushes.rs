@@ -171,6 +171,36 @@ fn t29_a_connection_that_ends_in_doubt_keeps_no_other_and_comes_back() {
     assert!(!t.w.scan(0, 0).entries[0].persisted, "its first write was not flushed for sure");
 }
 
+/// The stream goes to its next owner while a FLUSH in doubt covers two of its requests.
+#[test]
+fn p8_every_request_that_a_flush_in_doubt_covers_is_answered() {
+    let mut t = three();
+    t.flush(0, 2);
+    // These two wait for the FLUSH of the first, and share the next one.
+    t.flush(0, 3);
+    t.flush(0, 4);
+    t.back(0, true);
+    assert_eq!(t.answer(0), Some(GOOD));
+    t.flush(2, 2);
+    t.back(0, true);
+    assert_eq!(t.answer(0), None, "the other may have failed");
+    let (rival, _) = t.w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = Claim { take_over: true, ..t.w.next_claim(2) };
+    assert_eq!(t.w.claim(rival, &take), None, "the other's FLUSH is still at the drive");
+    t.back(2, true);
+    assert_eq!(t.w.next(rival).map(|pdu| pdu.completion().status), Some(GOOD));
+    for _ in 0..2 {
+        let status = t.answer(0).expect("an answer");
+        assert_ne!(status, GOOD, "it is not the owner any more");
+    }
+    t.w.host.drives[0].holds = false;
+    assert_eq!(
+        t.w.call(t.queues[0], peer::read(5, 1, 1, 1), &[]).status,
+        GOOD,
+        "its slots are free"
+    );
+}
+
 #[test]
 fn t29_a_new_owner_does_not_wait_for_doubts() {
     let mut t = three();

@@ -155,8 +155,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
 impl<E: TargetEnv> Context<E> {
     /// Refuses requests when the stream is released, if their data is still missing. When the data
     /// comes, this connection may carry another stream, whose gate does not know them (T8). A
-    /// request in doubt has no gate to return to.
-    pub(super) fn refuse_unfinished(&mut self) {
+    /// request in doubt has no gate to return to. One that the FLUSH of a request in doubt covers is
+    /// answered now, since that gate would have answered it (P8).
+    pub(super) fn refuse_unfinished(&mut self, out: &mut Outbox<E::Buf>) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.ordered) {
             match command.stage {
                 Stage::Budget | Stage::Receiving if !command.refused => {
@@ -166,6 +167,9 @@ impl<E: TargetEnv> Context<E> {
                 Stage::InDoubt => command.refused = true,
                 _ => {}
             }
+        }
+        for index in self.commands.indices(|c| c.ordered && c.stage == Stage::Gate) {
+            self.answer(index, fenced_owner(), 0, out);
         }
     }
 

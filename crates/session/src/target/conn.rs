@@ -280,7 +280,7 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.settle(&mut self.cx, &[], env, out);
         }
         self.pump(env, out);
-        self.fences_passed(env);
+        self.fences_passed(env, out);
         if self.cx.closing {
             self.finish_if_idle(env);
         }
@@ -389,7 +389,7 @@ impl<E: TargetEnv> TargetConn<E> {
             // There is no peer to answer.
             ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
-                self.return_stream(env);
+                self.return_stream(env, &mut Outbox::new());
             }
         }
         for index in self.cx.commands.indices(|command| !command.on_device()) {
@@ -418,7 +418,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.drained || self.cx.commands.in_use() > 0 {
             return;
         }
-        self.return_stream(env);
+        self.return_stream(env, &mut Outbox::new());
         if self.cx.queue.is_some() {
             let id = self.cx.id;
             shared(env, |s| s.detach(id));

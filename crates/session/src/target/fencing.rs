@@ -115,13 +115,13 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         let early = claimed && probe::planted(Plant::T8ClaimNoWait);
         if early && self.carries_fenced() {
-            self.return_stream(env);
+            self.return_stream(env, out);
         }
-        self.fences_passed(env);
+        self.fences_passed(env, out);
     }
 
     /// Acknowledges fences once no operation is left for which they wait, and begins the next round.
-    pub(super) fn fences_passed(&mut self, env: &mut E) {
+    pub(super) fn fences_passed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         while self.fences.left == 0 {
             if self.fences.asked.is_empty() {
                 if self.fences.next.is_empty() {
@@ -131,7 +131,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 continue;
             }
             if self.fences.returns && self.carries_fenced() {
-                self.return_stream(env);
+                self.return_stream(env, out);
             }
             let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
             shared(env, |s| {
@@ -158,11 +158,11 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Returns the stream's log to its volume. None of its operations is at the drives any more.
-    pub(super) fn return_stream(&mut self, env: &mut E) {
+    pub(super) fn return_stream(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Some(ordered) = self.ordered.take() else {
             return;
         };
-        self.cx.refuse_unfinished();
+        self.cx.refuse_unfinished(out);
         let mut log = ordered.log;
         // Fences the persist words of operations that came back last. If this fails, they are not
         // durable, and recovery takes the entries as not done. That is safe.
