@@ -7,7 +7,7 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{
-    CONNECTION_BYTES, LEASE_MS_MAX, STREAM_SLOTS_MAX, TRANSFER_BYTES_MAX,
+    CONNECTION_BYTES, FENCES_MAX, LEASE_MS_MAX, STREAM_SLOTS_MAX, TRANSFER_BYTES_MAX,
 };
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
@@ -16,6 +16,7 @@ use world::{BOOT, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
 
 const OWNED: u16 = 0x701;
 const STALE: u16 = 0x702;
+const BUSY: u16 = 0x709;
 const GUARDED: u16 = 0x70a;
 const LEASE_OVER: u16 = 0x714;
 const LEASE_TOO_LONG: u16 = 0x715;
@@ -94,6 +95,31 @@ fn t28_volumes_without_a_log_that_are_left_behind_have_the_same_bound() {
         assert!(w.host.shared.volumes().remembered() <= 3, "after {i}");
         w.host.now += 1_000_000_000;
     }
+}
+
+/// Hosts claim a volume and go away, while an operation on its drive does not come back.
+#[test]
+fn t28_claims_that_wait_for_a_drive_have_a_bound() {
+    let mut w = without_log(1);
+    let (_, cntlid) = w.admin();
+    let plain = w.io(cntlid, 1);
+    // Only connections that have written are waited for.
+    assert_eq!(w.call(plain, peer::write(2, 1, 1, 1), &block(9)).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(plain, peer::read(1, 1, 1, 1), &[]);
+    let mut busy = None;
+    for generation in 1..=FENCES_MAX as u32 + 1 {
+        let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+        let next = Claim { generation, take_over: true, ..unlogged(&w, volume(1), 1) };
+        busy = w.claim(admin, &next).map(|done| done.status);
+        w.hang_up(admin);
+    }
+    assert_eq!(busy, Some(BUSY), "it may try again");
+    w.host.drives[0].holds = false;
+    w.complete(0, 0);
+    let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let next = Claim { generation: 1000, take_over: true, ..unlogged(&w, volume(1), 1) };
+    assert_eq!(claim(&mut w, admin, &next), 0);
 }
 
 #[test]
