@@ -33,7 +33,8 @@ pub struct CreateOptions {
     /// Use drives that belong to a volume already: that volume, and all its data, are lost, also if
     /// it waits for recovery. A volume that has an owner is refused. The logs of the targets given
     /// here forget the old volume once the new labels are written, or before that where the log has
-    /// no space for both or the old volume waits for recovery.
+    /// no space for both or the old volume waits for recovery. A creation that fails after that may
+    /// have dropped the old volume's log already.
     pub force: bool,
     /// The options of the connections.
     pub connect: ConnectOptions,

@@ -3,7 +3,7 @@
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::engine_choice::Lack;
-use riopipe_session::initiator::volume::error::VolumeOptionsError;
+use riopipe_session::initiator::volume::error::{VolumeOptionsError, requested};
 
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::{AttachError, CallError};
@@ -119,13 +119,14 @@ pub enum CreateError {
     },
     /// More log slots than the target keeps in memory.
     #[error(
-        "{slots} log slots per stream are more than {target} keeps: at most {most} for a volume with \
-         so many streams, beside the other volumes in its log"
+        "{target} keeps too few log slots: at most {most} per stream for a volume with so many \
+         streams, beside the other volumes in its log{}; use fewer streams or slots",
+        requested(*.slots)
     )]
     TooManySlots {
         /// The target.
         target: TargetAddr,
-        /// Slots per stream that were requested.
+        /// Slots per stream that were requested; 0: the choice was left to the target.
         slots: u32,
         /// The most slots per stream that it keeps now.
         most: u32,
@@ -178,5 +179,21 @@ pub(crate) fn lack_text(lack: Lack) -> &'static str {
     match lack {
         Lack::Extension => "it does not have Rio's extension",
         Lack::Log => "it has no ordering log",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_slots_are_named_only_if_they_were_requested() {
+        let text = |slots| {
+            let target = TargetAddr::new("10.0.0.1", 4420);
+            CreateError::TooManySlots { target, slots, most: 10 }.to_string()
+        };
+        assert!(!text(0).contains("requested"), "{}", text(0));
+        assert!(text(64).contains("64 were requested"), "{}", text(64));
+        assert!([0, 64].iter().all(|slots| text(*slots).contains("at most 10")));
     }
 }

@@ -105,8 +105,9 @@ struct Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Making {
     wanted: ConnectionId,
-    /// The [number](AssociationManager::number) of the association that wants it. A later
-    /// association does not get it (T27).
+    /// The [number](AssociationManager::number) of the association, which rises when an association
+    /// stands again. Connections for streams are wanted only while one stands. A later one that
+    /// stands does not get them (T27).
     number: u32,
 }
 

@@ -516,7 +516,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
     scripts[0].answer_data(&again, block(3));
     carry(&mut driver, &mut scripts, &mut read, now);
     assert_eq!((driver.read_step(now), read), (Some(Ok(())), block(3)));
-    // At rest nobody drives it, for longer than the loss time-out.
+    // At rest it is not driven, for longer than the loss time-out.
     driver.closed(0, now);
     now += 2 * LOSS;
     driver.begin_read(&[ReadExtent { lba: 4, blocks: 1 }], None, now);

@@ -97,7 +97,7 @@ fn t28_volumes_without_a_log_that_are_left_behind_have_the_same_bound() {
     }
 }
 
-/// Hosts claim a volume and go away, while an operation on its drive does not come back.
+/// Hosts claim a volume and disconnect, while an operation on its drive does not come back.
 #[test]
 fn t28_claims_that_wait_for_a_drive_have_a_bound() {
     let mut w = without_log(1);

@@ -23,7 +23,7 @@ use super::limits::{FENCES_MAX, LEASE_MS_MAX};
 use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::unlogged::Taken;
-use super::volume::{Log, Partition, Volume, chosen_slots, most_slots, too_small};
+use super::volume::{Log, Partition, Volume, chosen_slots, most_slots, too_many, too_small};
 use crate::wire::{self, Claim, VolumeStatus};
 
 /// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
@@ -469,9 +469,8 @@ impl<R: Region> Volumes<R> {
             slots => slots,
         };
         // Each slot takes memory as long as the log is served, and a peer gives the number (T28).
-        let most = most_slots(region.header(), claim.streams);
-        if slots > most {
-            return Err((wire::status::TOO_MANY_SLOTS.with_dnr(), most.into()));
+        if slots > most_slots(region.header(), claim.streams) {
+            return Err(too_many(region.header(), claim.streams));
         }
         let new = NewVolume {
             id: claim.volume,

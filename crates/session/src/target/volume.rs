@@ -258,19 +258,25 @@ pub(super) fn too_small(need: usize, have: usize) -> Refusal {
     (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)
 }
 
+/// The refusal of a claim whose slots are beyond the bound (T28).
+pub(super) fn too_many(header: &RegionHeader, streams: u16) -> Refusal {
+    (wire::status::TOO_MANY_SLOTS.with_dnr(), most_slots(header, streams).into())
+}
+
 /// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a lost
 /// log that this one replaces. A volume that comes back gets the number of slots that it had. A
 /// volume that comes earlier leaves space for it, as far as it keeps enough for itself.
 ///
 /// # Errors
-/// Not even the smallest partitions fit.
+/// Not even the smallest partitions fit, into the log or beneath the bound of its slots (T28).
 pub(super) fn chosen_slots(
     header: &RegionHeader,
     former: &[VolumeRecord],
     claim: &Claim,
 ) -> Result<u32, Refusal> {
     let memory = usize::try_from(slots_left(header)).unwrap_or(usize::MAX);
-    let gap = largest_gap(header).min(memory.saturating_mul(ENTRY_BYTES));
+    let space = largest_gap(header);
+    let gap = space.min(memory.saturating_mul(ENTRY_BYTES));
     let before = |r: &&VolumeRecord| r.id == claim.volume && r.streams == claim.streams;
     if let Some(before) = former.iter().find(before)
         && before.extent().len() <= gap
@@ -285,7 +291,9 @@ pub(super) fn chosen_slots(
     // A log that was made anew may have to take volumes that nothing here lists. A claim that gives
     // up the log leaves half of the log to them if any partition fits into the other half.
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
-    fitting_slots(gap, owed, claim.streams, enough)
+    let fitting = |gap| fitting_slots(gap, owed, claim.streams, enough);
+    // A larger log would not help where the log has the space and only the bound is in the way.
+    fitting(gap).or_else(|_| fitting(space).and(Err(too_many(header, claim.streams))))
 }
 
 /// The most slots per stream that a claim with so many streams gets (T28).
@@ -372,6 +380,25 @@ mod tests {
         assert_eq!(most(&[default], STREAMS_MAX), SLOTS_DEFAULT_MAX, "two volumes of the most fit");
         assert_eq!(most(&[default, default], 1), 0);
         assert_eq!(most(&[(STREAMS_MAX, 1 << 24)], 1), 0, "made before there was a bound");
+    }
+
+    /// Only the log that is too small is reported as too small, with all its free bytes.
+    #[test]
+    fn t28_a_choice_that_the_bound_does_not_allow_is_not_a_log_too_small() {
+        let claim = |streams| Claim::plain(VolumeId([99; 16]), 1, streams, Vec::new());
+        let mut header = header(&[(2, (1 << 24) - 60)]);
+        assert!(chosen_slots(&header, &[], &claim(1)).is_ok());
+        let too_many = (wire::status::TOO_MANY_SLOTS.with_dnr(), 60);
+        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
+        let end = header.volumes[0].extent().end;
+        header.len = (end + 2 * PARTITION_ALIGN) as u64;
+        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
+        header.len = (end + PARTITION_ALIGN) as u64;
+        let small = too_small(2 * PARTITION_ALIGN, PARTITION_ALIGN);
+        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(small));
+        header.len = (end + 4 * PARTITION_ALIGN) as u64;
+        let small = too_small(9 * PARTITION_ALIGN, 4 * PARTITION_ALIGN);
+        assert_eq!(chosen_slots(&header, &[], &claim(9)), Err(small));
     }
 
     #[test]

@@ -48,8 +48,9 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// A claim asks for a longer lease than the target grants; the completion's dword 0 has the
 /// longest, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
-/// A claim asks for more log slots than the target keeps; the completion's dword 0 has the most
-/// slots per stream that a volume with so many streams can get now (T28).
+/// A claim asks for more log slots than the target keeps, or leaves the number to a target that
+/// keeps too few more; the completion's dword 0 has the most slots per stream that a volume with so
+/// many streams can get now (T28).
 pub const TOO_MANY_SLOTS: Status = Status(0x716);
 /// The directory of the log has no free record; the completion's dword 0 has the number of volumes
 /// in it, which is all that it can hold.
@@ -94,7 +95,8 @@ pub fn meaning(status: Status) -> Option<&'static str> {
             "the claim asks for a longer lease than the target grants, which is a day"
         }
         TOO_MANY_SLOTS => {
-            "the claim asks for more log slots than the target keeps in memory: use fewer slots"
+            "the volume needs more log slots than the target keeps in memory beside those of its \
+             other volumes: use fewer streams or slots"
         }
         LOG_DIRECTORY_FULL => {
             "the target's log region holds as many volumes as it can: replace one of that target \

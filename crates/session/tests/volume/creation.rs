@@ -2,16 +2,21 @@
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
+use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion, NewVolume};
+use riopipe_order::region::RegionError;
 use riopipe_session::initiator::association::ControlQueue;
 use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
 use riopipe_session::label::DATA_START;
+use riopipe_session::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
+use riopipe_session::target::{Split, Volumes};
+use riopipe_session::wire::in_order;
 
 use crate::cluster::{Cluster, creating, opening};
 use crate::opening::crash_with_a_gap;
-use crate::world::{VOLUME, World};
+use crate::world::{BOOT, Part, Parts, VOLUME, World, crc, identity};
 
 fn again(targets: usize) -> VolumeCreationConfig {
     VolumeCreationConfig { volume: VolumeId([9; 16]), name: "data".into(), ..creating(targets) }
@@ -119,6 +124,131 @@ fn a_log_without_space_beside_the_old_volume_is_used_again() {
     let error = cluster.create(VolumeCreationConfig { slots: 60_000, ..forced(2, 24) });
     let error = error.unwrap_err();
     assert!(matches!(error, VolumeCreateError::LogTooSmall { target: 0, .. }), "{error}");
+    assert_eq!(known(&cluster), [[23], [23]], "it costs the old volume nothing");
+}
+
+/// A volume with one stream on one target, forced.
+fn on(nsids: &[u32], id: u8, slots: u32) -> VolumeCreationConfig {
+    let places = nsids.iter().map(|nsid| MemberPlace { target: 0, nsid: *nsid }).collect();
+    VolumeCreationConfig { places, streams: 1, slots, ..forced(1, id) }
+}
+
+/// The space beside the old volume lies in two pieces. Its own joins them.
+#[test]
+fn an_old_volume_between_two_gaps_is_dropped_where_all_three_are_needed() {
+    let mut cluster = Cluster::new(1);
+    for (nsid, id) in [(2, 20), (1, 21), (3, 22)] {
+        cluster.create(on(&[nsid], id, 3100)).unwrap();
+    }
+    cluster.create(on(&[2, 3], 23, 6500)).unwrap();
+    assert_eq!(known(&cluster), [[21, 23]]);
+    cluster.create(on(&[1], 24, 9300)).unwrap();
+    assert_eq!(known(&cluster), [[23, 24]]);
+}
+
+/// Two old volumes are clean, and the space of one is enough. The other stays until the new one is
+/// made.
+#[test]
+fn no_more_old_volumes_are_dropped_first_than_the_log_needs() {
+    let mut cluster = Cluster::new(1);
+    cluster.create(on(&[1], 20, 6000)).unwrap();
+    cluster.create(on(&[2], 21, 6000)).unwrap();
+    let mut seen = Vec::new();
+    let made = cluster.create_with(on(&[1, 2], 22, 5000), &mut |cluster, _, _| {
+        seen.push(known(cluster).remove(0));
+        true
+    });
+    made.expect("it ends").unwrap();
+    seen.dedup();
+    assert_eq!(seen[..3], [vec![20, 21], vec![21], vec![21, 22]]);
+    assert_eq!(known(&cluster), [[22]]);
+}
+
+/// Only what waits for recovery keeps the drives guarded.
+#[test]
+fn a_clean_old_volume_is_not_dropped_with_one_that_waits_for_recovery() {
+    let mut cluster = Cluster::with_volume(1);
+    cluster.create(on(&[2], 20, 64)).unwrap();
+    crash_with_a_gap(&mut cluster);
+    let error = cluster.create(on(&[2, 1], 21, 60_000)).unwrap_err();
+    assert!(matches!(error, VolumeCreateError::LogTooSmall { target: 0, .. }), "{error}");
+    assert_eq!(known(&cluster), [[20]]);
+}
+
+/// Slots that no log gives are refused before an old volume that waits for recovery is claimed.
+#[test]
+fn slots_that_make_no_volume_cost_the_old_one_nothing() {
+    let mut cluster = Cluster::with_volume(2);
+    crash_with_a_gap(&mut cluster);
+    let most = STREAM_SLOTS_MAX;
+    let shared = (LOG_SLOTS_MAX / 1024) as u32;
+    let few = VolumeCreateError::TooFewSlots { target: 0, have: 3, need: 4 };
+    let many = |slots, most| VolumeCreateError::TooManySlots { target: 0, slots, most };
+    for (streams, slots, expected) in [
+        (2, 3, few),
+        (2, most + 1, many(most + 1, most)),
+        (1024, shared + 1, many(shared + 1, shared)),
+    ] {
+        let config = VolumeCreationConfig { streams, slots, ..forced(2, 20) };
+        assert_eq!(cluster.create(config).unwrap_err(), expected);
+        assert_eq!(known(&cluster), [[7], [7]]);
+    }
+    // Without a log the number has no meaning.
+    let engine = Some(EngineKind::None);
+    cluster.create(VolumeCreationConfig { slots: 3, engine, ..forced(2, 20) }).unwrap();
+}
+
+/// A target whose log is large, and that keeps only so many slots more. Other volumes, which can't
+/// be read, have the rest.
+fn with_slots_left(left: u64) -> World {
+    let parts = Parts::default();
+    let header = parts.part(0..HEADER_BYTES);
+    let mut region =
+        LogRegion::create(header, 1 << 40, [3; 16], BOOT, LogKind::Block, crc).unwrap();
+    let slots = ((LOG_SLOTS_MAX - left) / 2) as u32;
+    for id in [200, 201] {
+        let members = in_order([3]);
+        let volume = NewVolume { id: VolumeId([id; 16]), streams: 1, slots, members };
+        region.add_volume(volume, |_, _| Ok(())).unwrap();
+        // One that was never claimed is not kept.
+        region.set_generation(VolumeId([id; 16]), 1, [1; 16], 0).unwrap();
+    }
+    let split: Split<Part> = Box::new(move |range| match range.len() {
+        0..0x10_0000 => Ok(parts.part(range)),
+        _ => Err(RegionError::new("not read")),
+    });
+    World::over(&[false; 3], identity(), Parts::default(), Volumes::with_log(region, split, crc).0)
+}
+
+#[test]
+fn t28_an_old_volume_that_has_all_slots_of_the_target_is_dropped_first() {
+    let with = |slots| VolumeCreationConfig { streams: 2, ..on(&[1], 21, slots) };
+    for (slots, fits) in [(64, true), (74, true), (75, false), (0, true)] {
+        let mut cluster = Cluster::new(1);
+        cluster.worlds[0] = with_slots_left(2 * 64 + 20);
+        cluster.create(creating(1)).unwrap();
+        let result = cluster.create(with(slots));
+        let stays = if fits { 21 } else { 7 };
+        assert_eq!(known(&cluster), [[stays, 200, 201]], "{slots}");
+        let refused = VolumeCreateError::TooManySlots { target: 0, slots, most: 10 };
+        assert_eq!(result.err(), (!fits).then_some(refused));
+    }
+}
+
+/// The error names the bound of the slots where only this bound is in the way, and not the space.
+#[test]
+fn t28_a_target_that_keeps_no_more_slots_does_not_call_its_log_too_small() {
+    let mut cluster = Cluster::new(1);
+    cluster.worlds[0] = with_slots_left(20);
+    let error = |slots, cluster: &mut Cluster| {
+        let config = VolumeCreationConfig { slots, ..creating(1) };
+        cluster.create(config).unwrap_err()
+    };
+    let chosen = error(0, &mut cluster);
+    assert_eq!(chosen, VolumeCreateError::TooManySlots { target: 0, slots: 0, most: 10 });
+    assert_eq!(chosen.to_string(), "target 0 keeps at most 10 more log slots per stream");
+    let text = error(64, &mut cluster).to_string();
+    assert!(text.ends_with("10 more log slots per stream; 64 were requested"), "{text}");
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// A session that only reads begins a read. Nobody may have driven it since the last one, so
+    /// A session that only reads begins a read. It may not have been driven since the last one, so
     /// the time that a server was unreachable meanwhile does not count.
     pub fn begin_read(&mut self, now: u64) {
         if self.reads_only {

@@ -10,7 +10,12 @@
 //! So a crash leaves the old volume or the new one, or, between two labels, drives that make no
 //! volume. Only if a log has no space beside the old volume, or the old volume waits for recovery
 //! there, it is dropped from that log first. A crash just after that leaves the old volume with a
-//! log that is lost.
+//! log that is lost. So does a creation that fails after that.
+//!
+//! A creation that cannot succeed should leave the old volume its log. So the checks that need no
+//! log come before the first claim, and an old volume is dropped first only if that may make enough
+//! space by the numbers of the target's refusal. It may still be too little: free bytes may lie in
+//! pieces.
 //!
 //! An old volume is dropped by its owner, so it is claimed first (T18). No owner is displaced (T8).
 //! What cannot be dropped stays in the log: the new volume does not depend on it.
@@ -23,11 +28,13 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{Cqe, Status};
+use riopipe_nvme::command::Cqe;
 use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::engine::EngineKind;
-use riopipe_order::log_region::MemberNamespace;
+use riopipe_order::entry::ENTRY_BYTES;
+use riopipe_order::log_region::{MemberNamespace, PARTITION_ALIGN};
+use riopipe_order::ordering_log::partition_bytes;
 use riopipe_order::topology::{
     MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
 };
@@ -42,6 +49,7 @@ use crate::initiator::attach::{Controller, Namespace};
 use crate::initiator::queue_pair::Data;
 use crate::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
 use crate::label_work::{self, LabelIo};
+use crate::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use crate::wire::{
     BLOCK_BYTES, Claim, STATUS_LEN, STREAMS_MAX, VolumeStatus, claim_command, release_command,
     status, status_command,
@@ -118,16 +126,25 @@ enum Step {
     LabelsAgain,
     WritingLabels,
     Releasing,
-    /// The old volumes are dropped, one after the other: on this target before its log makes the
-    /// partitions, or, when the new volume is made, on all.
-    DroppingOld(Option<usize>),
+    /// Old volumes are dropped, one after the other.
+    DroppingOld(Dropping),
     /// One is being claimed.
-    ClaimingOld(Option<usize>),
+    ClaimingOld(Dropping),
     /// The targets on which it was claimed forget it.
-    ForgettingOld(Option<usize>),
+    ForgettingOld(Dropping),
     /// Creation has failed, and the targets forget the volume.
     Failing,
     Over,
+}
+
+/// Which old volumes are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dropping {
+    /// One, on a target whose log has refused the partitions. Then the log is asked again: it may
+    /// need no other one to go. `guards`: one that keeps its drives guarded.
+    First { target: usize, guards: bool },
+    /// All, on all targets: the new volume is made.
+    All,
 }
 
 /// The drives, once their targets have reported them.
@@ -151,7 +168,34 @@ struct Old {
     /// Its largest generation that is known.
     generation: u32,
     streams: u16,
+    /// The log slots per stream.
+    slots: u32,
     state: OldState,
+}
+
+impl Old {
+    /// Whether it is one of those to be dropped.
+    fn is_due(&self, dropping: Dropping) -> bool {
+        let OldState::Partitions { guards } = self.state else { return false };
+        match dropping {
+            Dropping::First { target, guards: guarding } => {
+                self.target == target && (guards || !guarding)
+            }
+            Dropping::All => true,
+        }
+    }
+
+    /// The log slots of all its streams.
+    fn slots(&self) -> u64 {
+        u64::from(self.streams) * u64::from(self.slots)
+    }
+
+    /// The bytes of its partitions. The counts are a target's, and any may come (T18).
+    fn bytes(&self) -> u64 {
+        let entries = u64::from(self.slots) * ENTRY_BYTES as u64;
+        let partition = partition_bytes(0) as u64 + entries;
+        u64::from(self.streams) * partition.next_multiple_of(PARTITION_ALIGN as u64)
+    }
 }
 
 /// What the log of a target has of an old volume.
@@ -273,6 +317,36 @@ impl VolumeCreationConfig {
         })
     }
 
+    /// Checks the number of slots that the caller requests. The targets check it too, but by then
+    /// an old volume may have been dropped.
+    fn check_slots(&self) -> Result<(), VolumeCreateError> {
+        let share = LOG_SLOTS_MAX / u64::from(self.streams);
+        let most = u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX);
+        let slots = self.slots;
+        for target in 0..self.targets {
+            self.check_enough(target, slots)?;
+            if slots > most {
+                return Err(VolumeCreateError::TooManySlots { target, slots, most });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that `have` slots per stream on a target are enough.
+    fn check_enough(&self, target: usize, have: u32) -> Result<(), VolumeCreateError> {
+        let need = self.fewest_slots(target);
+        if have < need {
+            return Err(VolumeCreateError::TooFewSlots { target, have, need });
+        }
+        Ok(())
+    }
+
+    /// The fewest slots per stream on a target: more than the flushes need for which space is
+    /// always left.
+    fn fewest_slots(&self, target: usize) -> u32 {
+        2 * members_on(&self.places, target).len() as u32 + 2
+    }
+
     /// The claim that makes partitions in a target's log.
     fn claim(&self, target: usize, keeps_log: bool) -> Claim {
         Claim {
@@ -376,14 +450,17 @@ impl VolumeCreation {
         page: &[u8],
     ) -> Result<(), VolumeCreateError> {
         let answer = cqe.status();
+        if question == Question::Claim
+            && let Some(dropping) = self.may_drop_old(target, cqe)
+        {
+            self.step = Step::DroppingOld(dropping);
+            return Ok(());
+        }
         match question {
             Question::Forget => return Ok(()),
             Question::ClaimOld(at) => {
                 let claimed = answer.is_ok();
                 self.olds[at].state = if claimed { OldState::Claimed } else { OldState::Nothing };
-            }
-            Question::Claim if self.may_drop_old(target, answer) => {
-                self.step = Step::DroppingOld(Some(target));
             }
             Question::Claim if answer.is(status::LOG_DIRECTORY_FULL) => {
                 let volumes = cqe.result() as u32;
@@ -414,7 +491,7 @@ impl VolumeCreation {
                 }
                 let old = &mut self.olds[at];
                 old.generation = old.generation.max(status.generation);
-                old.streams = status.streams;
+                (old.streams, old.slots) = (status.streams, status.slots);
                 old.state = if status.log_lost {
                     OldState::Lost
                 } else if status.known && !status.unlogged {
@@ -424,12 +501,8 @@ impl VolumeCreation {
                 };
             }
             Question::Status => {
-                // There must be more slots than the flushes need for which space is always left.
-                let (have, on) = (self.decoded(target, page)?.slots, &self.config.places);
-                let need = 2 * members_on(on, target).len() as u32 + 2;
-                if have < need {
-                    return Err(VolumeCreateError::TooFewSlots { target, have, need });
-                }
+                let have = self.decoded(target, page)?.slots;
+                self.config.check_enough(target, have)?;
             }
             Question::Write => {
                 self.writing = false;
@@ -452,21 +525,28 @@ impl VolumeCreation {
                 self.step = Step::OldStatuses;
             }
             Step::OldStatuses if !self.targets.is_owed() => {
-                self.forget_olds(None, OldState::Lost, now, a);
+                self.forget_olds(OldState::Lost, now, a);
                 self.step = Step::ForgettingLost;
             }
             Step::ForgettingLost if !self.targets.is_owed() => self.step = Step::FreeingSpace(0),
-            Step::DroppingOld(only) => match (self.claim_next_old(only, now, a), only) {
-                (true, _) => self.step = Step::ClaimingOld(only),
-                (false, Some(target)) => self.step = Step::FreeingSpace(target),
-                (false, None) => self.finish(a),
-            },
-            Step::ClaimingOld(only) if !self.targets.is_owed() => {
-                self.forget_olds(only, OldState::Claimed, now, a);
-                self.step = Step::ForgettingOld(only);
+            Step::DroppingOld(dropping) => {
+                match (self.claim_next_old(dropping, now, a), dropping) {
+                    (true, _) => self.step = Step::ClaimingOld(dropping),
+                    (false, Dropping::First { target, .. }) => {
+                        self.step = Step::FreeingSpace(target);
+                    }
+                    (false, Dropping::All) => self.finish(a),
+                }
             }
-            Step::ForgettingOld(only) if !self.targets.is_owed() => {
-                self.step = Step::DroppingOld(only);
+            Step::ClaimingOld(dropping) if !self.targets.is_owed() => {
+                self.forget_olds(OldState::Claimed, now, a);
+                self.step = Step::ForgettingOld(dropping);
+            }
+            Step::ForgettingOld(dropping) if !self.targets.is_owed() => {
+                self.step = match dropping {
+                    Dropping::First { target, .. } => Step::FreeingSpace(target),
+                    Dropping::All => Step::DroppingOld(dropping),
+                };
             }
             Step::FreeingSpace(target) if !self.targets.is_owed() => {
                 let next = self.speaking().find(|at| *at >= target);
@@ -509,7 +589,9 @@ impl VolumeCreation {
                 self.step = Step::Releasing;
             }
             // While the new volume has an owner, no other volume of its drives can be claimed.
-            Step::Releasing if !self.targets.is_owed() => self.step = Step::DroppingOld(None),
+            Step::Releasing if !self.targets.is_owed() => {
+                self.step = Step::DroppingOld(Dropping::All)
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -534,6 +616,9 @@ impl VolumeCreation {
         let drives = Drives { controllers, namespaces, asked, labels };
         self.label = Some(self.config.label(&drives, engine)?);
         self.drives = Some(drives);
+        if self.config.slots != 0 && self.keeps_log() {
+            self.config.check_slots()?;
+        }
         self.targets.open_drives(a, now);
         self.step = Step::Labels;
         Ok(true)
@@ -586,12 +671,12 @@ impl VolumeCreation {
                 if members.is_empty() {
                     continue;
                 }
-                let (volume, streams) = (old.volume, old.streams);
+                let (volume, streams, slots) = (old.volume, old.streams, 0);
                 let labels = (0..self.config.places.len()).filter_map(|member| self.old(member));
                 let same = labels.filter(|label| label.volume == volume);
                 let generation = same.map(|label| label.generation).max().unwrap_or(0);
                 let state = OldState::Nothing;
-                self.olds.push(Old { target, volume, members, generation, streams, state });
+                self.olds.push(Old { target, volume, members, generation, streams, slots, state });
                 let what = Question::OldStatus(self.olds.len() - 1);
                 let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
                 self.targets
@@ -634,30 +719,45 @@ impl VolumeCreation {
         places.into_iter().enumerate().filter_map(here).collect()
     }
 
-    /// Whether dropping the old volumes from a target's log may help: the log has no space, or they
-    /// keep their drives guarded. They are dropped once.
-    fn may_drop_old(&self, target: usize, answer: Status) -> bool {
-        let is_full = answer.is(status::LOG_TOO_SMALL) || answer.is(status::LOG_DIRECTORY_FULL);
-        let is_guarded = answer.is(status::GUARDED);
-        self.olds.iter().filter(|old| old.target == target).any(|old| match old.state {
-            OldState::Partitions { guards } => is_full || is_guarded && guards,
-            OldState::Nothing | OldState::Lost | OldState::Claimed => false,
-        })
+    /// The old volumes of which one is dropped after a target has refused the partitions, if that
+    /// may help. Each is dropped once.
+    fn may_drop_old(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
+        let guards = refusal.status().is(status::GUARDED);
+        let dropping = Dropping::First { target, guards };
+        let may_help = guards || self.may_make_space(target, refusal);
+        let mut olds = self.olds.iter();
+        (may_help && olds.any(|old| old.is_due(dropping))).then_some(dropping)
     }
 
-    /// Claims the next old volume on one target or on all. A target that refuses keeps it. Only one
+    /// Whether a log that is full may have space once the old volumes are dropped from it.
+    fn may_make_space(&self, target: usize, refusal: Cqe) -> bool {
+        let all = Dropping::First { target, guards: false };
+        let olds = || self.olds.iter().filter(|old| old.is_due(all));
+        let (answer, result) = (refusal.status(), refusal.result());
+        if answer.is(status::LOG_TOO_SMALL) {
+            // `free` is the largest gap. Each volume that goes joins two gaps.
+            let (need, free) = (result as u32, (result >> 32) as u32);
+            let gaps = (olds().count() as u64 + 1) * u64::from(free);
+            u64::from(need) <= gaps + olds().map(Old::bytes).sum::<u64>()
+        } else if answer.is(status::TOO_MANY_SLOTS) {
+            // What is left for each stream is rounded down.
+            let (most, streams) = (result as u32, u64::from(self.config.streams));
+            let left = streams * (u64::from(most) + 1) - 1;
+            let slots = self.config.slots.max(self.config.fewest_slots(target));
+            streams * u64::from(slots) <= left + olds().map(Old::slots).sum::<u64>()
+        } else {
+            answer.is(status::LOG_DIRECTORY_FULL)
+        }
+    }
+
+    /// Claims the next old volume that is to be dropped. A target that refuses keeps it. Only one
     /// at a time: after a creation that was cut off, two old volumes may have the same drives, and
     /// the owner of one keeps the other from being claimed (T21). Returns whether there was one.
-    fn claim_next_old(&mut self, only: Option<usize>, now: u64, a: &mut impl Associations) -> bool {
-        let waits = |old: &Old| {
-            only.is_none_or(|only| only == old.target)
-                && matches!(old.state, OldState::Partitions { .. })
-        };
-        let Some(volume) = self.olds.iter().find(|old| waits(old)).map(|old| old.volume) else {
-            return false;
-        };
+    fn claim_next_old(&mut self, dropping: Dropping, now: u64, a: &mut impl Associations) -> bool {
+        let next = self.olds.iter().find(|old| old.is_due(dropping));
+        let Some(volume) = next.map(|old| old.volume) else { return false };
         for (at, old) in self.olds.iter_mut().enumerate() {
-            if old.volume != volume || !waits(old) {
+            if old.volume != volume || !old.is_due(dropping) {
                 continue;
             }
             // Until the answer, and for good if there is none.
@@ -671,18 +771,9 @@ impl VolumeCreation {
         true
     }
 
-    /// Makes one target or all forget the old volumes in this state.
-    fn forget_olds(
-        &mut self,
-        only: Option<usize>,
-        state: OldState,
-        now: u64,
-        a: &mut impl Associations,
-    ) {
-        for old in &mut self.olds {
-            if only.is_some_and(|only| only != old.target) || old.state != state {
-                continue;
-            }
+    /// Makes the targets forget the old volumes in this state.
+    fn forget_olds(&mut self, state: OldState, now: u64, a: &mut impl Associations) {
+        for old in self.olds.iter_mut().filter(|old| old.state == state) {
             old.state = OldState::Nothing;
             let to = (old.target, ControlQueue::Admin);
             let sqe = release_command(old.volume, true);
@@ -788,7 +879,9 @@ impl VolumeCreation {
     fn is_made(&self) -> bool {
         matches!(
             self.step,
-            Step::DroppingOld(None) | Step::ClaimingOld(None) | Step::ForgettingOld(None)
+            Step::DroppingOld(Dropping::All)
+                | Step::ClaimingOld(Dropping::All)
+                | Step::ForgettingOld(Dropping::All)
         )
     }
 

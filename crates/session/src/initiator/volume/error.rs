@@ -1,6 +1,7 @@
 //! Why a volume can't be opened or made. `server` and `target` count the volume's targets, `member`
 //! its members; the program knows their addresses and adds them.
 
+use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -255,11 +256,11 @@ pub enum VolumeCreateError {
         volumes: u32,
     },
     /// More log slots than the target keeps (T28).
-    #[error("{slots} log slots per stream are more than target {target} keeps: at most {most}")]
+    #[error("target {target} keeps at most {most} more log slots per stream{}", requested(*.slots))]
     TooManySlots {
         /// The target.
         target: usize,
-        /// The number of slots that was requested.
+        /// The number of slots that was requested; 0: the choice was left to the target.
         slots: u32,
         /// The most slots per stream that it keeps for a volume with so many streams.
         most: u32,
@@ -277,4 +278,13 @@ pub enum VolumeCreateError {
         /// The error.
         source: CallFailure,
     },
+}
+
+/// The end of a message about log slots: the number that was requested, if one was.
+#[must_use]
+pub fn requested(slots: u32) -> String {
+    match slots {
+        0 => String::new(),
+        slots => format!("; {slots} were requested"),
+    }
 }
