@@ -1,5 +1,6 @@
 //! Opening the ordering log.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -74,7 +75,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    fn part(&self, range: std::ops::Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
+    fn part(&self, range: Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
         Ok(WatchedPart { part: self.store.part(range)?, gone: Arc::clone(&self.gone) })
     }
 
@@ -98,16 +99,18 @@ impl Log {
         self.store.survives()
     }
 
-    /// Writes the log back to its file, if that still exists.
-    pub(crate) fn sync(&self) -> Result<(), RegionError> {
+    /// Writes back to the log's file, if that still exists, what was stored, and all bytes in `used`
+    /// ([`LogStore::sync`]).
+    pub(crate) fn sync(&self, used: &[Range<usize>]) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
-        self.store.sync().map_err(|error| RegionError::new(error.to_string()))
+        self.store.sync(used).map_err(|error| RegionError::new(error.to_string()))
     }
 }
 
 /// Ends the service of a log that no host has used, since the target does not start.
 pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
-    if let Err(error) = volumes.end_service(|| log.sync()) {
+    let used = volumes.log_used();
+    if let Err(error) = volumes.end_service(|| log.sync(&used)) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
 }
@@ -176,6 +179,10 @@ fn random_id() -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::attribute::{Member, VolumeId};
+    use riopipe_order::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use riopipe_order::ordering_log::SLOTS_MIN;
+
     use super::*;
 
     #[test]
@@ -190,6 +197,34 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         log.watch();
         assert!(parts.iter_mut().all(|part| part.fence().is_err() && part.write_back().is_err()));
-        assert!(log.sync().is_err());
+        assert!(log.sync(&[]).is_err());
+    }
+
+    /// The volumes and the log that `spec` names, opened as a target does at its start.
+    fn opened(spec: &str) -> (Volumes<WatchedPart>, Arc<Log>) {
+        let (volumes, log) = open_volumes(Some(spec), false, Duration::ZERO, &mut vec![]).unwrap();
+        (volumes, log.unwrap())
+    }
+
+    #[test]
+    fn t24_every_volume_in_the_log_is_used_also_one_that_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = format!("file:{},size=1M", dir.path().join("log").display());
+        let (volumes, log) = opened(&spec);
+        assert_eq!(volumes.log_used(), std::slice::from_ref(&(0..HEADER_BYTES)));
+        drop((volumes, log));
+        let store = open_log_within(&spec, Duration::ZERO).unwrap();
+        let header = store.part(0..HEADER_BYTES).unwrap();
+        let mut region = LogRegion::open(header, store.len(), boot_id().unwrap(), crc32c).unwrap();
+        let id = VolumeId([7; 16]);
+        let members = vec![MemberNamespace { member: Member(0), nsid: 1 }];
+        let volume = NewVolume { id, streams: 2, slots: SLOTS_MIN, members };
+        // Its partitions stay blank, which no target accepts.
+        region.add_volume(volume, |_, _| Ok(())).unwrap();
+        region.set_generation(id, 1, [1; 16], 1000).unwrap();
+        let extent = region.volume(id).unwrap().extent();
+        drop((region, store));
+        let (volumes, _log) = opened(&spec);
+        assert_eq!(volumes.log_used(), [0..HEADER_BYTES, extent]);
     }
 }
