@@ -17,6 +17,10 @@ use crate::uring::Uring;
 /// Interval in which a busy queue checks that its file still exists (ns).
 const CHECK_EVERY_NS: u64 = 100_000_000;
 
+/// Time after which a queue tries again to hand over what the kernel has refused (ns). No event
+/// shows when it accepts requests again.
+const RETRY_AFTER_NS: u64 = 1_000_000;
+
 /// A drive on a file or a block device.
 pub(crate) struct DiskDrive {
     disk: Arc<Disk>,
@@ -89,12 +93,14 @@ impl Drive for DiskDrive {
                 engine: Threads::new(Arc::clone(&disk), depth).map_err(failed)?,
                 disk,
                 depth,
+                polled: 0,
                 checked: 0,
             }),
             false => Box::new(DiskQueue {
                 engine: Uring::new(Arc::clone(&disk), depth).map_err(failed)?,
                 disk,
                 depth,
+                polled: 0,
                 checked: 0,
             }),
         })
@@ -119,6 +125,8 @@ struct DiskQueue<E> {
     engine: E,
     disk: Arc<Disk>,
     depth: usize,
+    /// Time of the last poll.
+    polled: u64,
     /// Time of the last check of the medium.
     checked: u64,
 }
@@ -195,6 +203,7 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
         if self.engine.in_flight() == 0 {
             return;
         }
+        self.polled = now;
         self.engine.poll(done);
         if now.saturating_sub(self.checked) >= CHECK_EVERY_NS {
             self.checked = now;
@@ -203,8 +212,11 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
         }
     }
 
+    /// The end of an operation is not known before. But a stalled engine must be polled, even if
+    /// nothing else happens (P8).
     fn next_deadline(&self) -> Option<u64> {
-        None
+        let must_retry = self.engine.in_flight() > 0 && self.engine.is_stalled();
+        must_retry.then(|| self.polled.saturating_add(RETRY_AFTER_NS))
     }
 
     fn in_flight(&self) -> usize {
@@ -224,5 +236,98 @@ impl<E: Engine> DiskQueue<E> {
             return Submitted::Done(Err(error));
         }
         self.submit(what, lba, blocks, |disk| Request::zero(op, what, lba, blocks, disk))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::medium::{Busy, Reserve};
+
+    /// A disk on a new file of 16 blocks in `dir`.
+    fn disk(dir: &tempfile::TempDir) -> Arc<Disk> {
+        let path = dir.path().join("drive").display().to_string();
+        let busy = Busy::within(Duration::ZERO);
+        let medium = Medium::file(&path, Some(65536), Reserve::Try, false, busy).unwrap();
+        Disk::new(medium, Limits::new(16, &Arc::from("a test's")))
+    }
+
+    /// An engine that accepts requests, and is stalled for the first polls.
+    struct Stalling {
+        polls: u32,
+        request: Option<Request>,
+    }
+
+    impl Engine for Stalling {
+        fn push(&mut self, request: Request) {
+            self.request = Some(request);
+        }
+
+        fn kick(&mut self) {}
+
+        fn poll(&mut self, done: &mut Vec<Done>) {
+            self.polls = self.polls.saturating_sub(1);
+            if self.polls == 0 {
+                done.extend(self.request.take().map(|r| Done { op: r.op, result: Ok(None) }));
+            }
+        }
+
+        fn event_fd(&self) -> RawFd {
+            -1
+        }
+
+        fn in_flight(&self) -> usize {
+            usize::from(self.request.is_some())
+        }
+
+        fn is_stalled(&self) -> bool {
+            self.polls > 0
+        }
+    }
+
+    #[test]
+    fn a_stalled_queue_is_polled_again_soon() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Stalling { polls: 2, request: None };
+        let mut queue = DiskQueue { engine, disk: disk(&dir), depth: 1, polled: 0, checked: 0 };
+        assert_eq!(queue.next_deadline(), None, "it has nothing to hand over");
+        assert!(matches!(queue.flush(7), Submitted::Pending));
+        let (now, mut done) = (5_000_000_000, Vec::new());
+        queue.kick(now);
+        queue.poll(now, &mut done);
+        let due = queue.next_deadline().unwrap();
+        assert!(done.is_empty() && due > now && due <= now + 1_000_000);
+        queue.poll(due, &mut done);
+        assert_eq!((done.len(), queue.next_deadline()), (1, None));
+    }
+
+    #[test]
+    fn requests_that_the_kernel_refused_are_submitted_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = disk(&dir);
+        let Some(engine) = Uring::new(Arc::clone(&disk), 4).ok().and_then(Uring::refused) else {
+            return eprintln!("not tested: no io_uring whose calls can be made to fail");
+        };
+        let mut queue = DiskQueue { engine, disk, depth: 4, polled: 0, checked: 0 };
+        assert!(matches!(queue.flush(7), Submitted::Pending));
+        let (mut now, mut done) = (5_000_000_000, Vec::new());
+        queue.kick(now);
+        let mut deadlines = Vec::new();
+        for _ in 0..3 {
+            queue.poll(now, &mut done);
+            deadlines.push(queue.next_deadline());
+            now += RETRY_AFTER_NS;
+        }
+        // Before anything can fail: the end of the queue waits for its requests.
+        queue.engine.accepted();
+        assert!(done.is_empty());
+        assert!(deadlines.iter().all(Option::is_some), "it is to be polled again: {deadlines:?}");
+        while done.is_empty() {
+            queue.poll(now, &mut done);
+        }
+        assert!(done[0].op == 7 && done[0].result.is_ok());
+        assert_eq!(queue.next_deadline(), None);
     }
 }

@@ -362,12 +362,19 @@ impl LogStore {
         }
     }
 
-    /// Writes everything back to the file and waits (`msync`). After a clean shutdown with it, a
-    /// `file:` log also survives a power cut (T24). A `block:` log has nothing left to write, since
-    /// each of its fences writes everything that it covers. No part of the log may be in use.
-    pub fn sync(&self) -> std::io::Result<()> {
+    /// Writes back to the file all that was stored in it, and all bytes in `used`, and waits
+    /// (`msync`). After a clean shutdown with it, a `file:` log also survives a power cut, as far as
+    /// `used` names it (T24). A `block:` log has nothing left to write, since each of its fences
+    /// writes everything that it covers. No part of the log may be in use.
+    ///
+    /// The bytes in `used` are written even if the kernel takes them for written: it does so after a
+    /// write-back that has failed. This takes as long as the disk needs for all of them.
+    ///
+    /// # Panics
+    /// If a range in `used` goes beyond the log.
+    pub fn sync(&self, used: &[Range<usize>]) -> std::io::Result<()> {
         match &self.shared.bytes {
-            Bytes::Mapped(memory) => memory.sync_all(),
+            Bytes::Mapped(memory) => memory.sync_all(used),
             Bytes::Blocks(_) => Ok(()),
         }
     }

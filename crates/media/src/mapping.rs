@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 use riopipe_order::block_device::BLOCK_BYTES;
@@ -80,15 +81,16 @@ impl Mapping {
             unsafe { madvise(self.start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
         if populated.is_err() {
             // Before Linux 5.14.
-            self.touch(len);
+            self.touch(0..len);
         }
         Ok(())
     }
 
-    /// Writes to each page of the first `len` bytes what it holds. No other thread may use them.
-    pub(crate) fn touch(&self, len: usize) {
-        assert!(len <= self.len);
-        for offset in (0..len).step_by(BLOCK_BYTES) {
+    /// Writes to each page with any of these bytes what it holds. No other thread may use them.
+    pub(crate) fn touch(&self, bytes: Range<usize>) {
+        assert!(bytes.end <= self.len);
+        let first = bytes.start / BLOCK_BYTES * BLOCK_BYTES;
+        for offset in (first..bytes.end).step_by(BLOCK_BYTES) {
             // SAFETY: inside the mapping, which no other thread uses meanwhile; the value is
             // written back unchanged.
             unsafe {
@@ -200,7 +202,9 @@ mod tests {
         if dirty(mapping.start()) > 0 {
             return eprintln!("not tested: this file system writes nothing back");
         }
-        mapping.touch(len);
+        mapping.touch(BLOCK_BYTES + 8..3 * BLOCK_BYTES);
+        assert_eq!(dirty(mapping.start()), 2 * BLOCK_BYTES as u64 / 1024);
+        mapping.touch(0..len);
         assert_eq!(dirty(mapping.start()), len as u64 / 1024);
         // SAFETY: as above.
         assert_eq!(unsafe { *mapping.start().add(len - 1) }, 7);

@@ -92,6 +92,9 @@ pub(crate) trait Engine: Send {
     fn poll(&mut self, done: &mut Vec<Done>);
     fn event_fd(&self) -> RawFd;
     fn in_flight(&self) -> usize;
+    /// Whether the kernel has refused requests that only the next `poll` hands over again. Nothing
+    /// need signal the event descriptor before.
+    fn is_stalled(&self) -> bool;
 }
 
 /// The next step for the kernel. Pointers are into the request's buffer, or the disk's zeroes,

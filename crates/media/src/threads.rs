@@ -148,6 +148,10 @@ impl Engine for Threads {
     fn in_flight(&self) -> usize {
         self.in_flight
     }
+
+    fn is_stalled(&self) -> bool {
+        false
+    }
 }
 
 impl Drop for Threads {

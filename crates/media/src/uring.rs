@@ -26,8 +26,11 @@ pub(crate) struct Uring {
     enabled: bool,
     /// Requests to submit (again) with the next kick.
     waiting: Vec<u32>,
-    /// The kernel accepts nothing for now: `waiting` is submitted with the next poll.
+    /// The kernel accepts nothing for now. The next poll submits `waiting`, and the entries that
+    /// are still in the ring.
     stalled: bool,
+    /// The failure of the last system call has been logged: a stalled ring makes many calls.
+    logged: bool,
     in_flight: usize,
 }
 
@@ -63,6 +66,7 @@ impl Uring {
             enabled: false,
             waiting: Vec::with_capacity(depth),
             stalled: false,
+            logged: false,
             in_flight: 0,
         })
     }
@@ -76,7 +80,9 @@ impl Uring {
                 // A ring that was created enabled answers EBADFD.
                 Err(error) if error.raw_os_error() == Some(libc::EBADFD) => self.enabled = true,
                 Err(error) => {
-                    tracing::error!(%error, "can't enable the io_uring, will try again");
+                    if !std::mem::replace(&mut self.logged, true) {
+                        tracing::error!(%error, "can't enable the io_uring, will try again");
+                    }
                     self.stalled = true;
                     return;
                 }
@@ -114,11 +120,17 @@ impl Uring {
     /// waits for `want` completions.
     fn enter(&mut self, want: usize) -> Entered {
         match self.ring.submit_and_wait(want) {
-            Ok(_) => Entered::Done,
+            Ok(_) => {
+                self.logged = false;
+                // The kernel may have taken only the first entries.
+                if self.ring.submission().is_empty() { Entered::Done } else { Entered::Later }
+            }
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Entered::NotOurs,
             Err(error) => {
                 let usual = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
-                if !error.raw_os_error().is_some_and(|code| usual.contains(&code)) {
+                if !error.raw_os_error().is_some_and(|code| usual.contains(&code))
+                    && !std::mem::replace(&mut self.logged, true)
+                {
                     tracing::error!(%error, "io_uring_enter failed, will try again");
                 }
                 Entered::Later
@@ -181,8 +193,12 @@ impl Engine for Uring {
             let ring = self.ring.submission();
             (ring.taskrun() || ring.cq_overflow(), !ring.is_empty())
         };
-        if (tasks || left) && matches!(self.enter(0), Entered::NotOurs) {
-            panic!("a queue belongs to the thread that used it first");
+        if tasks || left {
+            match self.enter(0) {
+                Entered::Done => {}
+                Entered::Later => self.stalled = true,
+                Entered::NotOurs => panic!("a queue belongs to the thread that used it first"),
+            }
         }
         self.reap(done);
     }
@@ -193,6 +209,10 @@ impl Engine for Uring {
 
     fn in_flight(&self) -> usize {
         self.in_flight
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled
     }
 }
 
@@ -240,5 +260,21 @@ fn entry(file: Fd, step: Step) -> squeue::Entry {
         Step::Allocate { mode, offset, len } => {
             opcode::Fallocate::new(file, len).offset(offset).mode(mode).build()
         }
+    }
+}
+
+#[cfg(test)]
+impl Uring {
+    /// Makes every `io_uring_enter` fail: it takes the ring for enabled, which it is not. `None` if
+    /// this kernel's rings are enabled from the start.
+    pub(crate) fn refused(mut self) -> Option<Uring> {
+        self.enabled = true;
+        let failed = self.ring.submit().err().and_then(|error| error.raw_os_error());
+        (failed == Some(libc::EBADFD)).then_some(self)
+    }
+
+    /// Ends the failures that [`refused`](Self::refused) began.
+    pub(crate) fn accepted(&mut self) {
+        self.ring.submitter().register_enable_rings().unwrap();
     }
 }

@@ -1,13 +1,14 @@
 //! Opening the ordering log.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use riopipe_media::survival::Survival;
 use riopipe_media::{LogPart, LogStore, boot_id, open_log_within};
-use riopipe_order::log_region::HEADER_BYTES;
 use riopipe_order::log_region::opening::{Place, Refused};
+use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
 use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Found, Split, Volumes};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -71,10 +72,12 @@ impl Region for WatchedPart {
 pub(crate) struct Log {
     store: LogStore,
     gone: Arc<AtomicBool>,
+    /// It had the stamp of a clean stop when it was opened, which clears the stamp (T24).
+    was_synced: bool,
 }
 
 impl Log {
-    fn part(&self, range: std::ops::Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
+    fn part(&self, range: Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
         Ok(WatchedPart { part: self.store.part(range)?, gone: Arc::clone(&self.gone) })
     }
 
@@ -98,16 +101,24 @@ impl Log {
         self.store.survives()
     }
 
-    /// Writes the log back to its file, if that still exists.
-    pub(crate) fn sync(&self) -> Result<(), RegionError> {
+    /// Writes back to the log's file, if that still exists, what was stored, and all bytes in `used`
+    /// ([`LogStore::sync`]).
+    pub(crate) fn sync(&self, used: &[Range<usize>]) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
-        self.store.sync().map_err(|error| RegionError::new(error.to_string()))
+        self.store.sync(used).map_err(|error| RegionError::new(error.to_string()))
     }
 }
 
-/// Ends the service of a log that no host has used, since the target does not start.
+/// Ends the service of a log that no host has used, since the target does not start: the log is as
+/// valid as before.
 pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
-    if let Err(error) = volumes.end_service(|| log.sync()) {
+    // Without the stamp the pages that the kernel takes for clean may be missing in the file. Only a
+    // whole write-back would change that, and a failed start must not take so long.
+    if !log.was_synced {
+        return;
+    }
+    // All of the log was in the file. So only what was stored since is missing.
+    if let Err(error) = volumes.end_service(|| log.sync(&[])) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
 }
@@ -124,13 +135,15 @@ pub(crate) fn open_volumes(
         describe.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
-    let store = Arc::new(Log { store: open_log_within(spec, lock_wait)?, gone: Arc::default() });
+    let store = open_log_within(spec, lock_wait)?;
+    let boot = boot_id()?;
+    let len = store.len();
+    let was_synced = is_synced(&store, boot)?;
+    let store = Arc::new(Log { store, gone: Arc::default(), was_synced });
     let note = store.survives().note;
     if !note.is_empty() {
         tracing::info!(log = spec, "{note}");
     }
-    let boot = boot_id()?;
-    let len = store.store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;
     let parts = Arc::clone(&store);
     let split: Split<WatchedPart> =
@@ -162,6 +175,13 @@ pub(crate) fn open_volumes(
     Ok((opened.volumes, Some(store)))
 }
 
+/// Whether a log has the stamp of a clean stop (T24).
+fn is_synced(store: &LogStore, boot: [u8; 16]) -> Result<bool, riopipe_media::PartError> {
+    let len = store.len();
+    let header = store.part(0..HEADER_BYTES.min(len))?;
+    Ok(matches!(inspect(&header, len, boot, crc32c), Class::Ours(header) if header.synced))
+}
+
 /// An identifier for a new log region: random, from the kernel.
 fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
@@ -176,6 +196,10 @@ fn random_id() -> [u8; 16] {
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::attribute::{Member, VolumeId};
+    use riopipe_order::log_region::{LogRegion, MemberNamespace, NewVolume};
+    use riopipe_order::ordering_log::SLOTS_MIN;
+
     use super::*;
 
     #[test]
@@ -183,13 +207,68 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let store = open_log_within(&format!("file:{},size=64K", path.display()), Duration::ZERO);
-        let log = Log { store: store.unwrap(), gone: Arc::default() };
+        let log = Log { store: store.unwrap(), gone: Arc::default(), was_synced: false };
         let mut parts = [0..8192, 8192..12288, 12288..16384].map(|range| log.part(range).unwrap());
         log.watch();
         assert!(parts.iter_mut().all(|part| part.fence().is_ok()));
         std::fs::remove_file(&path).unwrap();
         log.watch();
         assert!(parts.iter_mut().all(|part| part.fence().is_err() && part.write_back().is_err()));
-        assert!(log.sync().is_err());
+        assert!(log.sync(&[]).is_err());
+    }
+
+    /// The volumes and the log that `spec` names, opened as a target does at its start.
+    fn opened(spec: &str) -> (Volumes<WatchedPart>, Arc<Log>) {
+        let (volumes, log) = open_volumes(Some(spec), false, Duration::ZERO, &mut vec![]).unwrap();
+        (volumes, log.unwrap())
+    }
+
+    fn has_stamp(spec: &str) -> bool {
+        let store = open_log_within(spec, Duration::ZERO).unwrap();
+        is_synced(&store, boot_id().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn t24_a_start_that_fails_leaves_the_stamp_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = format!("file:{},size=64K", dir.path().join("log").display());
+        drop(opened(&spec));
+        let (volumes, log) = opened(&spec);
+        assert!(!log.was_synced);
+        leave(volumes, &log);
+        drop(log);
+        assert!(!has_stamp(&spec), "nothing has written all of the log back");
+
+        let (mut volumes, log) = opened(&spec);
+        let used = volumes.log_used();
+        volumes.end_service(|| log.sync(&used)).unwrap();
+        drop((volumes, log));
+        assert!(has_stamp(&spec));
+        let (volumes, log) = opened(&spec);
+        leave(volumes, &log);
+        drop(log);
+        assert!(has_stamp(&spec));
+    }
+
+    #[test]
+    fn t24_every_volume_in_the_log_is_used_also_one_that_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = format!("file:{},size=1M", dir.path().join("log").display());
+        let (volumes, log) = opened(&spec);
+        assert_eq!(volumes.log_used(), std::slice::from_ref(&(0..HEADER_BYTES)));
+        drop((volumes, log));
+        let store = open_log_within(&spec, Duration::ZERO).unwrap();
+        let header = store.part(0..HEADER_BYTES).unwrap();
+        let mut region = LogRegion::open(header, store.len(), boot_id().unwrap(), crc32c).unwrap();
+        let id = VolumeId([7; 16]);
+        let members = vec![MemberNamespace { member: Member(0), nsid: 1 }];
+        let volume = NewVolume { id, streams: 2, slots: SLOTS_MIN, members };
+        // Its partitions stay blank, which no target accepts.
+        region.add_volume(volume, |_, _| Ok(())).unwrap();
+        region.set_generation(id, 1, [1; 16], 1000).unwrap();
+        let extent = region.volume(id).unwrap().extent();
+        drop((region, store));
+        let (volumes, _log) = opened(&spec);
+        assert_eq!(volumes.log_used(), [0..HEADER_BYTES, extent]);
     }
 }

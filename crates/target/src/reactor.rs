@@ -14,7 +14,7 @@ use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message,
 
 use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, Mail};
-use crate::tcp::Tcp;
+use crate::tcp::{RECEIVES_PER_TURN, Tcp};
 
 /// Tokens of the poller: those of connections count from 0.
 const LISTENER: u64 = 1 << 62;
@@ -27,9 +27,6 @@ const HOT_NS: u64 = 500_000;
 const HOT_MAX: usize = 8;
 /// Number of rounds over these sockets between two polls of all others.
 const ROUNDS_PER_POLL: u32 = 16;
-/// Largest number of receives per turn of one connection: enough for streaming, few enough for
-/// fairness.
-const RECEIVES_PER_TURN: usize = 4;
 
 /// The parts of a reactor.
 pub(crate) struct Parts {

@@ -1,5 +1,6 @@
 //! The state that all connections of a target share, and the end of its service.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -17,16 +18,26 @@ pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> 
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Longest time for writing a log back when the target stops. A disk that takes longer has failed,
-/// or is about to.
+/// Longest time for writing a log back when the target stops, if it has no volumes. A disk that
+/// takes longer has failed, or is about to.
 const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
+
+/// Number of bytes for which this time is a second longer. A slow disk writes more in a second.
+const BYTES_PER_SECOND: usize = 32 << 20;
+
+/// Longest time for writing back the bytes in `used`.
+fn write_back_max(used: &[Range<usize>]) -> Duration {
+    let bytes: usize = used.iter().map(ExactSizeIterator::len).sum();
+    WRITE_BACK_MAX + Duration::from_secs((bytes / BYTES_PER_SECOND) as u64)
+}
 
 /// Ends the service of a log in order: after this it is valid in every later boot (T24). A
 /// write-back that exceeds the time limit continues in the background.
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
-    within(WRITE_BACK_MAX, move || {
-        lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync())
+    let used = lock(&shared).volumes().log_used();
+    within(write_back_max(&used), move || {
+        lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync(&used))
     })
 }
 
@@ -49,6 +60,13 @@ fn within(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_for_a_write_back_grows_with_its_bytes() {
+        assert_eq!(write_back_max(std::slice::from_ref(&(0..8192))), WRITE_BACK_MAX);
+        let used = [0..8192, 8192..(16 << 30) + 8192, 32 << 30..48 << 30];
+        assert_eq!(write_back_max(&used), WRITE_BACK_MAX + Duration::from_secs(1024));
+    }
 
     #[test]
     fn an_operation_that_hangs_ends_at_its_time_limit() {

@@ -386,7 +386,8 @@ impl Running {
 
     /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
     /// without an owner and without anything to recover are marked as closed (T25). A `file:` log
-    /// is written back so that it outlives this boot (T24; for at most 60 s). Locks are released.
+    /// is written back so that it outlives this boot (T24; for at most 60 s, and a second more for
+    /// each 32 MiB of its volumes). Locks are released.
     ///
     /// # Errors
     /// [`StopError`], the first failure; the target has stopped even so.

@@ -9,6 +9,10 @@ use riopipe_session::target::{LocalAddress, Transport};
 /// Length of the longest PDU that a host may send, in bytes, with headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
 
+/// Largest number of receives per turn of one connection: enough for streaming, few enough for
+/// fairness.
+pub(crate) const RECEIVES_PER_TURN: usize = 4;
+
 /// A socket, with received bytes that are not consumed.
 pub(crate) struct Tcp {
     socket: Socket,
@@ -46,9 +50,10 @@ impl Tcp {
         received
     }
 
-    /// Receives and drops all available bytes; returns whether more may arrive.
+    /// Receives and drops available bytes, those of one turn; returns whether more may arrive. A
+    /// peer that sends without end must not hold the reactor. The poller reports the rest again.
     pub(crate) fn discard(&mut self) -> bool {
-        loop {
+        for _ in 0..RECEIVES_PER_TURN {
             self.input.clear();
             match self.input.fill(&self.socket) {
                 Ok(Received::Bytes(_)) => {}
@@ -56,6 +61,7 @@ impl Tcp {
                 Ok(Received::Closed) | Err(_) => return false,
             }
         }
+        true
     }
 }
 
@@ -73,5 +79,49 @@ impl Transport for Tcp {
     #[inline]
     fn reserve(&mut self, bytes: usize) -> Result<(), String> {
         self.input.reserve(bytes).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use riopipe_net::{Listener, SocketOptions, connect};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn one_turn_drops_a_bounded_number_of_bytes() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().to_string();
+        let peer = connect(&address, SOON, &SocketOptions::default()).unwrap();
+        let mut tcp = Tcp::new(listener.accept().unwrap().unwrap(), 0);
+        // A smaller buffer, so that the sockets hold more than one turn takes.
+        tcp.input = RecvBuf::with_capacity(0, 0);
+        let turn = RECEIVES_PER_TURN * tcp.input.capacity();
+        let mut sent = 0;
+        loop {
+            match peer.send([&[7; 65536][..]]).unwrap() {
+                0 => break,
+                n => sent += n,
+            }
+        }
+        assert!(sent > turn + turn / 2, "the sockets hold only {sent} bytes");
+        assert!(tcp.discard());
+        let (mut left, start) = (0, Instant::now());
+        while left < sent - turn && start.elapsed() < SOON {
+            tcp.input.clear();
+            if let Received::Bytes(n) = tcp.fill(0).unwrap() {
+                left += n;
+            }
+        }
+        assert!(left >= sent - turn, "one turn took {} bytes", sent - left);
+        // The end of the connection is seen in a later turn.
+        drop(peer);
+        while tcp.discard() {
+            assert!(start.elapsed() < SOON);
+        }
     }
 }

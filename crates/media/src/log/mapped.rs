@@ -27,12 +27,12 @@ impl Shared {
         if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
     }
 
-    /// As [`sync`](Self::sync), also for pages that the kernel takes for clean. After a write-back
-    /// that has failed, it does that, although they are not in the file (T24). No other thread may
-    /// use the mapping.
-    pub(super) fn sync_all(&self) -> std::io::Result<()> {
+    /// As [`sync`](Self::sync), and the bytes in `used` also where the kernel takes their pages for
+    /// clean. After a write-back that has failed, it does that, although they are not in the file
+    /// (T24). No other thread may use the mapping.
+    pub(super) fn sync_all(&self, used: &[Range<usize>]) -> std::io::Result<()> {
         if self.medium.is_some() {
-            self.mapping.touch(self.mapping.len());
+            used.iter().for_each(|bytes| self.mapping.touch(bytes.clone()));
         }
         self.sync()
     }

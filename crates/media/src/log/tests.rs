@@ -1,3 +1,5 @@
+use std::slice::from_ref;
+
 use super::*;
 
 fn roundtrip(spec: &str) {
@@ -49,7 +51,7 @@ fn what_was_written_is_there_after_reopening() {
         let mut bytes = [0; 64];
         log.part(0..64).unwrap().read(0, &mut bytes);
         assert_eq!(bytes, [3; 64], "{kind}");
-        log.sync().unwrap();
+        log.sync(from_ref(&(0..log.len()))).unwrap();
         drop(log);
         let log = open_log(&format!("{kind}:{path}")).unwrap();
         assert_eq!(log.len(), 8192);
@@ -253,4 +255,32 @@ fn boots_have_names() {
     let id = boot_id().unwrap();
     assert_eq!(id, boot_id().unwrap());
     assert_ne!(id, [0; 16]);
+}
+
+/// The bytes that this thread has made dirty so far, on file systems with a disk.
+fn made_dirty() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("write_bytes: "));
+    line.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn t24_a_sync_writes_again_only_what_is_used() {
+    const LEN: usize = 16 << 20;
+    // Not in /tmp, which may be memory.
+    let test = std::env::current_exe().unwrap();
+    let dir = tempfile::tempdir_in(test.parent().unwrap()).unwrap();
+    let log = open_log(&format!("file:{},size=16M", dir.path().join("log").display())).unwrap();
+    let sync = |used: &[Range<usize>]| {
+        let before = made_dirty();
+        log.sync(used).unwrap();
+        made_dirty() - before
+    };
+    sync(from_ref(&(0..LEN)));
+    if sync(from_ref(&(0..LEN))) < LEN as u64 {
+        return eprintln!("not tested: this system does not count what is written");
+    }
+    let some = sync(&[0..8192, 1 << 20..(1 << 20) + 65536]);
+    assert!((8192 + 65536..LEN as u64 / 2).contains(&some), "{some} bytes");
+    assert!(sync(&[]) < LEN as u64 / 2);
 }

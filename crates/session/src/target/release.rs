@@ -1,8 +1,11 @@
 //! The end of ownership of a volume: its owner releases it or is lost for longer than its lease, or
 //! the target stops (T8, T25).
 
+use alloc::vec::Vec;
+use core::ops::Range;
+
 use riopipe_order::attribute::VolumeId;
-use riopipe_order::log_region::VolumeState;
+use riopipe_order::log_region::{HEADER_BYTES, VolumeRecord, VolumeState};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Region, RegionError};
 
@@ -219,8 +222,21 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Ends service by a clean stop: `write_back` writes all of the log back, and then its header
-    /// gets the stamp (T24). No connection is left, and the volumes are not used any more.
+    /// The bytes of the log whose content counts: its header, and the partitions of its volumes,
+    /// also of those that are refused. Empty if no log is in service.
+    #[must_use]
+    pub fn log_used(&self) -> Vec<Range<usize>> {
+        match &self.log {
+            Log::None | Log::Lost(_) => Vec::new(),
+            Log::Live { region, .. } => {
+                let volumes = region.header().volumes.iter().map(VolumeRecord::extent);
+                core::iter::once(0..HEADER_BYTES).chain(volumes).collect()
+            }
+        }
+    }
+
+    /// Ends service by a clean stop: `write_back` writes the log back, as far as its content counts
+    /// ([`log_used`](Self::log_used)), and then its header gets the stamp (T24). No connection is left, and the volumes are not used any more.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.
