@@ -236,7 +236,8 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Ends service by a clean stop: `write_back` writes the log back, as far as its content counts
-    /// ([`log_used`](Self::log_used)), and then its header gets the stamp (T24). No connection is left, and the volumes are not used any more.
+    /// ([`log_used`](Self::log_used)), and then its header gets the stamp (T24). No connection is
+    /// left, and the volumes are not used any more.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.
