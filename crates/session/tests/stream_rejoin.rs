@@ -212,7 +212,7 @@ fn p6_a_target_that_will_not_have_the_stream_back_ends_it_with_its_reason() {
 }
 
 #[test]
-fn p6_time_runs_from_the_first_loss_until_the_stream_is_back() {
+fn p6_time_runs_from_the_first_loss_until_the_replay_begins() {
     // Each stage of resuming may be cut short.
     for stage in 0..4 {
         let mut rig = Rig::new(Shape::of(2, false));

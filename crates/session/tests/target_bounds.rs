@@ -12,12 +12,13 @@ use riopipe_session::target::limits::{
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
 use world::recovery::{RIVAL, RIVAL_ID};
-use world::{BOOT, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
+use world::{BOOT, Owner, Parts, VOLUME, World, block, crc, identity, riopipe_bytes};
 
 const OWNED: u16 = 0x701;
 const STALE: u16 = 0x702;
 const BUSY: u16 = 0x709;
 const GUARDED: u16 = 0x70a;
+const LOG_FAILED: u16 = 0x711;
 const LEASE_OVER: u16 = 0x714;
 const LEASE_TOO_LONG: u16 = 0x715;
 const TOO_MANY_SLOTS: u16 = 0x716;
@@ -120,6 +121,32 @@ fn t28_claims_that_wait_for_a_drive_have_a_bound() {
     let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     let next = Claim { generation: 1000, take_over: true, ..unlogged(&w, volume(1), 1) };
     assert_eq!(claim(&mut w, admin, &next), 0);
+}
+
+/// Any host may have a volume forgotten whose log is lost. That waits for operations in flight.
+#[test]
+fn t28_commands_to_forget_a_volume_that_wait_for_a_drive_have_a_bound() {
+    let mut w = World::new(&[false]);
+    let (theirs, cntlid) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let plain = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
+    assert_eq!(w.call(plain, peer::write(2, 1, 1, 1), &block(9)).status, 0);
+    let Owner { admin, io, .. } = w.owner();
+    w.hang_up(io);
+    w.hang_up(admin);
+    let at = w.partition(1).0;
+    w.host.parts.fail_fences_after(at, 0);
+    let give_up = Claim { give_up: true, take_over: true, create: true, ..w.next_claim(2) };
+    assert_eq!(claim(&mut w, theirs, &give_up), LOG_FAILED, "now its log is lost");
+    w.host.drives[0].holds = true;
+    w.command(plain, peer::read(1, 1, 1, 1), &[]);
+    let mut busy = None;
+    for _ in 0..=FENCES_MAX {
+        let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+        w.command(admin, riopipe_bytes(&wire::release_command(VOLUME, true)).cid(52), &[]);
+        busy = w.next(admin).map(|pdu| pdu.completion().status);
+        w.hang_up(admin);
+    }
+    assert_eq!(busy, Some(BUSY));
 }
 
 #[test]

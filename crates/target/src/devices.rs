@@ -151,7 +151,8 @@ impl Devices {
         count
     }
 
-    /// Time at which a modelled drive has its next completion, in nanoseconds.
+    /// Time at which a modelled drive has its next completion, or another drive must be polled
+    /// again, in nanoseconds.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.drives.iter().filter_map(BlockDevice::next_deadline).min()
     }

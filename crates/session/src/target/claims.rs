@@ -19,7 +19,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Crc32c, Region, RegionError};
 
 use super::lease::Lease;
-use super::limits::{FENCES_MAX, LEASE_MS_MAX};
+use super::limits::LEASE_MS_MAX;
 use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::unlogged::Taken;
@@ -246,10 +246,8 @@ impl<R: Region> Volumes<R> {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
         let known = self.list.iter().position(|v| v.id == claim.volume);
-        // The fence of a claim outlives its owner. While a drive hangs, claims could go on raising
-        // more of them (T28).
-        if known.is_some_and(|at| self.list[at].fences.len() >= FENCES_MAX) {
-            return Err((wire::status::STREAM_BUSY, 0));
+        if let Some(at) = known {
+            self.list[at].may_be_fenced()?;
         }
         let at = match known {
             Some(at) if claim.resume => {

@@ -56,7 +56,8 @@ pub const STREAM_SLOTS_MAX: u32 = 1 << 18;
 /// far larger than the memory. Two volumes with the most streams fit, each with as many slots as
 /// the target itself chooses.
 pub const LOG_SLOTS_MAX: u64 = 1 << 25;
-/// Most fences of claims of one volume that wait for operations in flight at a time.
+/// Most fences of one volume's claims, and of commands to forget it, that wait for operations in
+/// flight at a time.
 pub const FENCES_MAX: usize = 64;
 /// The highest group number that a host may start from or release: far beyond the last group of any
 /// stream, far below the wrap of numbers.

@@ -26,11 +26,11 @@ impl<R: Region> Volumes<R> {
     ) -> Result<(), Refusal> {
         let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
         let anyone = forget && probe::planted(Plant::T18AnyoneForgets);
-        if v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || anyone {
-            Ok(())
-        } else {
-            Err((wire::status::NOT_OWNER.with_dnr(), 0))
+        if !(v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || anyone) {
+            return Err((wire::status::NOT_OWNER.with_dnr(), 0));
         }
+        // To forget it raises a fence.
+        if forget { v.may_be_fenced() } else { Ok(()) }
     }
 
     /// Releases a volume, once its owner's streams are returned. With `forget`, drops it and its log.

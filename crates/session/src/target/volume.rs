@@ -13,7 +13,7 @@ use riopipe_order::region::Region;
 
 use super::claims::{Claimed, Owner, Refusal, Split};
 use super::lease::Lease;
-use super::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
+use super::limits::{FENCES_MAX, LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use super::shared::ConnId;
 use crate::wire::{self, Claim};
 
@@ -151,6 +151,12 @@ impl<R: Region> Volume<R> {
         let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
         let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
         streams.map(|(stream, _)| PartitionId { volume: self.id, stream })
+    }
+
+    /// Whether another fence may be raised. A fence outlives the host that has caused it. While a
+    /// drive hangs, hosts could go on raising more of them (T28).
+    pub(super) fn may_be_fenced(&self) -> Result<(), Refusal> {
+        if self.fences.len() < FENCES_MAX { Ok(()) } else { Err((wire::status::STREAM_BUSY, 0)) }
     }
 
     pub(super) fn is_guarded(&self) -> bool {

@@ -20,7 +20,7 @@ pub const NO_LOG: Status = Status(0x706);
 pub const POISONED: Status = Status(0x707);
 /// An ordered request whose attribute is not valid (T18).
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
-/// The stream is bound to another connection.
+/// The stream is bound to another connection, or operations in flight have not come back yet.
 pub const STREAM_BUSY: Status = Status(0x709);
 /// A plain write to a member of a Rio volume that has an owner or an unrecovered log (T21).
 pub const GUARDED: Status = Status(0x70a);
@@ -74,7 +74,9 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         NO_LOG => "the target has no ordering log for this volume",
         POISONED => "the stream has failed earlier",
         BAD_ATTRIBUTE => "the ordering attribute is not valid, or is of a later version",
-        STREAM_BUSY => "the stream is bound to another connection",
+        STREAM_BUSY => {
+            "the stream is bound to another connection, or operations in flight have not come back yet"
+        }
         GUARDED => "the namespace belongs to a Rio volume that is owned or unrecovered",
         LOG_TOO_SMALL => {
             "the target's log region has no space for this volume: replace another volume of that \

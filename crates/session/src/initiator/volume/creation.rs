@@ -13,9 +13,10 @@
 //! log that is lost. So does a creation that fails after that.
 //!
 //! A creation that cannot succeed should leave the old volume its log. So the checks that need no
-//! log come before the first claim, and an old volume is dropped first only if that may make enough
-//! space by the numbers of the target's refusal. It may still be too little: free bytes may lie in
-//! pieces.
+//! log come before the first claim. Where a log is full, an old volume is dropped first only if that
+//! may make enough space by the numbers of the target's refusal. It may still be too little: free
+//! bytes may lie in pieces. A volume that keeps its drives guarded is dropped first in any case: the
+//! space is not known until it has gone.
 //!
 //! An old volume is dropped by its owner, so it is claimed first (T18). No owner is displaced (T8).
 //! What cannot be dropped stays in the log: the new volume does not depend on it.
@@ -743,7 +744,11 @@ impl VolumeCreation {
             // What is left for each stream is rounded down.
             let (most, streams) = (result as u32, u64::from(self.config.streams));
             let left = streams * (u64::from(most) + 1) - 1;
-            let slots = self.config.slots.max(self.config.fewest_slots(target));
+            // A target that chooses gives whole pages.
+            let slots = match self.config.slots {
+                0 => self.config.fewest_slots(target).max(SLOTS_OF_A_PAGE),
+                slots => slots,
+            };
             streams * u64::from(slots) <= left + olds().map(Old::slots).sum::<u64>()
         } else {
             answer.is(status::LOG_DIRECTORY_FULL)
@@ -934,6 +939,9 @@ impl VolumeCreation {
         named.next().map(|(at, label)| (at, label.name.clone())).unwrap_or_default()
     }
 }
+
+/// The slots of a stream whose partition is as short as a target chooses.
+const SLOTS_OF_A_PAGE: u32 = (PARTITION_ALIGN / ENTRY_BYTES) as u32;
 
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
