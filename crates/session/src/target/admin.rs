@@ -99,7 +99,8 @@ impl Admin {
                 }
             }
             opcode::ABORT => {
-                // Only event requests wait for long; the drives answer all others.
+                // Only event requests are held. Every other command ends by itself, and none is
+                // aborted.
                 let (sqid, aborted) = sqe.abort_target();
                 let held = self.events.iter().position(|e| *e == aborted && sqid == 0);
                 match held {
@@ -180,7 +181,7 @@ impl Admin {
         }
     }
 
-    /// Only claims and settlements have data.
+    /// Carries out a claim or a settlement, whose data is complete. No other command has data.
     fn data_there<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,

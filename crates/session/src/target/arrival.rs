@@ -95,7 +95,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         let (attribute, released) =
             wire::attribute(sqe, self.near).map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
-        // The FLUSH flag asks for durability. FUA would be silently weaker.
+        // An ordered request asks for durability with the FLUSH flag of its attribute. FUA has no
+        // effect on it, so it is refused instead of ignored.
         if sqe.fua() || sqe.fuse() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -155,8 +156,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
 impl<E: TargetEnv> Context<E> {
     /// Refuses requests when the stream is released, if their data is still missing. When the data
     /// comes, this connection may carry another stream, whose gate does not know them (T8). A
-    /// request in doubt has no gate to return to. One that the FLUSH of a request in doubt covers is
-    /// answered now, since that gate would have answered it (P8).
+    /// request in doubt has no gate to return to. A request that waited at that gate for its FLUSH
+    /// is answered now, because no gate will answer it any more (P8).
     pub(super) fn refuse_unfinished(&mut self, out: &mut Outbox<E::Buf>) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.ordered) {
             match command.stage {

@@ -75,7 +75,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
     #[inline(always)]
     fn carry_out(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) -> u32 {
         let mut persisted = 0u32;
-        // Entries that were appended and wait are fenced with their batch.
+        // An entry that was appended and has to wait has no further step. It is fenced with its
+        // batch, too.
         while self.appended || !self.steps.is_empty() {
             let due = mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
             if due && self.log.fence().is_err() {

@@ -1,7 +1,7 @@
 //! Volumes: their owners, generations, and the places of their stream logs (T8, T21).
 //!
-//! `binding.rs` binds streams, `listing.rs` and `settlement.rs` let recovery read and end them, and
-//! `release.rs` frees volumes.
+//! `binding.rs` binds streams, `listing.rs` and `settlement.rs` serve recovery, and `release.rs`
+//! frees volumes.
 
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
@@ -83,8 +83,9 @@ impl<R: Region> Volumes<R> {
     /// partition. The second value lists the damaged ones; their volumes are refused until the
     /// owner accepts the loss (T19).
     ///
-    /// A volume that was entered and never claimed is forgotten. A crash has interrupted its
-    /// creation, and blank partitions must not be taken for the expected ones (T24).
+    /// A volume that is in the log's directory and was never claimed is forgotten. A crash has
+    /// interrupted its creation, and its blank partitions must not be taken for the expected ones
+    /// (T24).
     #[must_use]
     pub fn with_log(
         mut region: LogRegion<R>,
@@ -374,8 +375,8 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::LogRefused);
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         }
-        // The owner's claim was durable here before it relied on it. So this log went back in time
-        // between two incarnations of the target (T24).
+        // The owner's claim was durable in this log before the owner relied on it. So the log has
+        // an older state than in an earlier incarnation of the target (T24).
         if claim.generation > v.generation && !v.partitions.is_empty() {
             probe::hit(Rare::LogBehind);
             return Err((wire::status::LOG_LOST.with_dnr(), v.generation.into()));
@@ -425,13 +426,14 @@ impl<R: Region> Volumes<R> {
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
         };
         let failed = || (wire::status::LOG_FAILED, 0);
-        // This stays if a store fails below.
+        // If a store below fails, the volume stays marked as lost.
         volume.lost = true;
         let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(anew);
         for ((stream, partition), _) in streams.filter(|(_, anew)| *anew) {
             let record = region.volume(claim.volume);
             let Some(range) = record.and_then(|record| record.partition(stream)) else { continue };
-            // The holder of its bytes drops them first.
+            // The old log is dropped first: `split` fails while an earlier owner still has these
+            // bytes.
             *partition = Partition::Damaged;
             let id = PartitionId { volume: claim.volume, stream };
             let part = split(range).map_err(|_| failed())?;
@@ -442,7 +444,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Records that the log is given up, durably. Without a log nothing is to be given up.
+    /// Records durably that the log is given up. Nothing is recorded for a volume that is not in
+    /// the log's directory.
     fn note_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if let Log::Live { region, .. } = &mut self.log
@@ -511,8 +514,8 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// Opens a partition. One that is not valid is begun anew if it was given up (T26): its new owner
-/// was going to do that.
+/// Opens a partition. If it is not valid and was given up, it is begun anew (T26), as the claim
+/// that gave it up would have done.
 fn open_partition<R: Region>(
     split: &mut Split<R>,
     range: Range<usize>,

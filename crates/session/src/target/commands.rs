@@ -30,7 +30,8 @@ pub(super) enum Stage {
     DeviceFlush,
     /// Its FLUSH has succeeded, but others that were in flight meanwhile may have failed (T29).
     InDoubt,
-    /// A claim or release that waits for other connections.
+    /// An admin command that is being carried out, such as a claim or a release that waits for
+    /// other connections.
     Fence,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Command<B> {
     pub(super) refused: bool,
     /// A fence waits for its device operation.
     pub(super) fenced: bool,
-    /// Dataset Management: the range in flight.
+    /// Dataset Management: how many ranges have been begun.
     pub(super) step: u16,
     /// Carries an ordering attribute.
     pub(super) ordered: bool,
@@ -208,7 +209,7 @@ impl<B> Commands<B> {
         used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
     }
 
-    /// Takes every entry from the gate that had it, because another gate is about to begin.
+    /// Frees the gate's part of every entry, because another gate is about to begin.
     pub(super) fn leave_gate(&mut self) {
         for command in &mut self.list {
             command.entry.node = Node::FREE;

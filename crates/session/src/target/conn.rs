@@ -27,7 +27,7 @@ use super::plain::PlainIo;
 use super::shared::{ConnId, last_received};
 use crate::outbox::Outbox;
 
-/// Why a connection ends. An answer to the host is in the outbox already.
+/// Why a connection ends. If the host gets an answer, it is in the outbox already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
     /// The host broke the protocol. A termination request informs it (T18).

@@ -1,5 +1,5 @@
-//! The state that the parts of a connection share: the queue that Connect made of it, the table of
-//! its commands, and their answers.
+//! The state that the parts of a connection share: the queue that Connect made of the connection,
+//! the table of its commands, and their answers.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -50,7 +50,8 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) held: usize,
     /// Memory reserved for these buffers, and for the bytes that wait to be sent (T28).
     pub(super) reservation: Reservation,
-    /// The namespaces for which a claim asks it whether it has writes in flight (T8).
+    /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
+    /// the connection to drain (T8).
     pub(super) noted: Noted,
     /// A new owner has fenced the stream that it carries, or that it carried last (T8).
     pub(super) is_fenced: bool,

@@ -213,8 +213,9 @@ impl<R: Region> Shared<R> {
     pub(super) fn end_queues(&mut self, cntlid: u16) {
         if let Some(controller) = self.controllers.get_mut(&cntlid) {
             controller.dying = true;
-            // No claim asks a queue that has not written yet. If such a queue reads its notice
-            // late, it is no plain host either when the volume is released (T8).
+            // A claim asks only queues that may have written, and a queue may read its notice late.
+            // Until then this keeps the queue from writing as a plain host, also once the volume is
+            // released (T8).
             controller.standing.end();
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {

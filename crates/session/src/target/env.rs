@@ -78,9 +78,9 @@ pub trait TargetEnv {
     fn device(&mut self, ns: usize) -> &mut Self::Device;
     /// The shared state of all connections, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
-    /// Has [`TargetConn::noticed`](super::TargetConn::noticed) called on `conn`, on the core that
-    /// has it: every core is sent a [`Message::Notice`](super::Message::Notice). The connection may
-    /// be gone by then.
+    /// Causes a call of [`TargetConn::noticed`](super::TargetConn::noticed) for `conn`, on the core
+    /// that has it: every core is sent a [`Message::Notice`](super::Message::Notice). The
+    /// connection may have ended by then.
     fn notify(&mut self, conn: ConnId);
     /// Writes an event into the log book.
     fn log(&mut self, event: Event<'_>);

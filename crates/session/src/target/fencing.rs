@@ -167,7 +167,8 @@ impl<E: TargetEnv> TargetConn<E> {
         // Fences the persist words of operations that came back last. If this fails, they are not
         // durable, and recovery takes the entries as not done. That is safe.
         let _ = log.fence();
-        // Outside of the lock, because other streams are bound meanwhile.
+        // This reads the log. It is done outside of the lock, so that other streams can be bound
+        // meanwhile.
         let entries = live_entries(&log);
         let conn = self.cx.id;
         shared(env, |s| s.volumes.return_log(conn, log, entries, &s.namespaces));

@@ -61,8 +61,9 @@ impl Word {
     }
 
     const fn is_over(self, doubt: Doubt) -> bool {
-        // The distance is never computed too long: a wrap ends no doubt too early. And while some
-        // FLUSH is in flight, another end of a round will come.
+        // If the number of the round has wrapped, the computed distance is too short, never too
+        // long. So no doubt ends too early. It still ends: while some FLUSH is in flight, another
+        // end of a round will come.
         self.current + self.previous == 0
             || (self.round.wrapping_sub(doubt.round) & ROUND) >= doubt.ends
     }
@@ -146,8 +147,8 @@ impl DriveFlushes {
         if Word::of(self.word.load(Ordering::Acquire)).is_over(doubt) {
             return false;
         }
-        // Registered first, so that the thread that takes the mark from the state finds the
-        // registration.
+        // The connection is registered first. So the thread that clears `awaited` finds it
+        // registered.
         register();
         let marked = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
             let word = Word::of(word);

@@ -45,7 +45,8 @@ impl<E: TargetEnv> Context<E> {
         noted.may_write(ns, is_welcome, || env.with_shared(|s| s.note_writer(ns, *id)))
     }
 
-    /// The namespace is guarded, unless it is guarded for a lease that has run out (T25).
+    /// Decides about a write that the guard refuses. If the guard is for a lease that has run out,
+    /// frees the volume and checks again (T25).
     #[cold]
     fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
         let standing = self.queue.as_ref().map(|queue| &queue.standing);

@@ -80,12 +80,13 @@ impl Lease {
         }
     }
 
-    /// Ends: the owner has released the volume, and its operations have come back. Something of the
-    /// volume is left, so it may not be freed yet.
+    /// Ends the lease: the owner has released the volume, and its operations have come back.
+    /// Something of the volume is left, so it may not be freed yet.
     pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
-            // Over at any time: another core's clock may be a little behind.
+            // Time 0, so that the lease is over on every core: another core's clock may be a little
+            // behind.
             *self = Self::Lost(Lost { name, draining: None, until: 0 });
         }
     }

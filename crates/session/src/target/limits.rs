@@ -40,8 +40,7 @@ pub const CAPSULES_TO_MEMORY: usize = 4;
 /// Time limit from accept to a completed Fabrics Connect, and from the first byte of a PDU to its
 /// last.
 pub const STALL_NS: u64 = 10_000_000_000;
-/// Time limit of an I/O queue for promised data (R2T), and of a peer that does not take its
-/// answers.
+/// Time limit for data that an R2T has requested, and for a peer that does not take its answers.
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// Keep-alive granularity in milliseconds (KAS counts 100 ms).
 pub const KEEP_ALIVE_STEP_MS: u32 = 100;
@@ -51,10 +50,10 @@ pub const LEASE_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// Most log slots of one stream that a claim gets: 16 MiB of log, 16 times as many as the target
 /// itself chooses.
 pub const STREAM_SLOTS_MAX: u32 = 1 << 18;
-/// Most log slots of all streams of all volumes together, for claims that ask for more: 2 GiB of
-/// log. A slot takes 16 bytes of memory, and another 64 if the log is a block device, which may be
-/// far larger than the memory. Two volumes with the most streams fit, each with as many slots as
-/// the target itself chooses.
+/// Most log slots of all streams of all volumes together: 2 GiB of log. A claim that would exceed
+/// this is refused. A slot takes 16 bytes of memory, and another 64 if the log is a block device,
+/// which may be far larger than the memory. Two volumes with the most streams fit, each with as
+/// many slots as the target itself chooses.
 pub const LOG_SLOTS_MAX: u64 = 1 << 25;
 /// Most fences of one volume's claims, and of commands to forget it, that wait for operations in
 /// flight at a time.

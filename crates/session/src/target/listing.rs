@@ -66,7 +66,8 @@ impl Listing {
             stream: self.id.stream,
             more: end < self.entries.len(),
             settled: self.settled,
-            // A connection that carries a stream has started it.
+            // For a partition at rest, the caller replaces this. A stream that a connection carries
+            // has been started, and so is not in doubt (T26).
             in_doubt: false,
             released: self.released,
             tag: self.tag,

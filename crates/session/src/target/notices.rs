@@ -58,10 +58,11 @@ impl<R: Region> Shared<R> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
-    /// Asks every connection of association `of` to drain that may have writes in flight to the
-    /// volume's namespaces, on behalf of `claimant`. `None` asks those of all associations, the
-    /// claimant's own queues among them, because a write of its own earlier attempt to recover is a
-    /// late write, too (T8). Returns the fence, or `None` if there is nothing to wait for.
+    /// Raises a fence for `claimant`: asks the connections of association `of` that may have writes
+    /// in flight to the volume's namespaces to drain. With `None`, asks such connections of all
+    /// associations. The claimant's own I/O queues are among them, because a write of its own
+    /// earlier attempt to recover is a late write, too (T8). Returns the fence, or `None` if there
+    /// is nothing to wait for.
     pub(super) fn raise_fence(
         &mut self,
         claimant: ConnId,
@@ -135,7 +136,7 @@ impl<R: Region> Shared<R> {
         core::mem::take(&mut self.wake)
     }
 
-    /// Every connection of every association, to end them all.
+    /// Leaves a notice for every connection that it is to close. Returns the connections to wake.
     pub fn close_all(&mut self, why: &'static str) -> Vec<ConnId> {
         let all: Vec<ConnId> = self.conns.keys().copied().collect();
         for conn in all {

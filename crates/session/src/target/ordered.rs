@@ -106,8 +106,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// The gate's index of the drive that a request goes to, if the request's member number and
-    /// namespace belong together as in earlier requests.
+    /// The gate's index of the drive that a request goes to; `None` if the namespace is not the one
+    /// of this member number.
     pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
         let local = *self.drive_of.get(ns)?;
         let drive = self.drives.get(usize::from(local))?;

@@ -15,8 +15,8 @@ use crate::outbox::Outbox;
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
-    /// By namespace: the number of failed FLUSHes at the submission of this connection's first
-    /// plain write that no FLUSH of its own has covered (T22).
+    /// By namespace, for the first plain write that no FLUSH of this connection has covered: how
+    /// many FLUSHes of the drive had failed when the write was submitted (T22).
     unflushed_since: alloc::vec::Vec<Option<u64>>,
 }
 
@@ -158,8 +158,8 @@ impl PlainIo {
         if command.sqe.opcode() != opcode::READ {
             return cx.ask_or_fail(index, env, out);
         }
-        // The read would find blocks undone that its stream has completed, and its host does not
-        // know that yet (T8, P9).
+        // The read could find zeroes where recovery has undone writes that the host's stream has
+        // completed. The host may not know yet that it is fenced (T8, P9).
         if is_fenced && !probe::planted(Plant::T8FencedReads) {
             return cx.answer(index, fenced_owner(), 0, out);
         }
@@ -205,9 +205,9 @@ impl PlainIo {
         self.unflushed_since[ns].get_or_insert(failures);
     }
 
-    /// The point from which a FLUSH that is submitted now is responsible: the first write of its
-    /// connection there that no FLUSH has covered, or else now. Writes in flight are not covered
-    /// (M2).
+    /// The point from which a FLUSH that is submitted now is responsible, as the number of failed
+    /// FLUSHes of the drive at that point: the first write of this connection there that no FLUSH
+    /// has covered, or else now. Writes in flight are not covered (M2).
     fn covered_since<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) -> Option<u64> {
         let namespace = cx.namespaces.at(ns);
         if !namespace.config.volatile {
@@ -227,9 +227,9 @@ impl PlainIo {
         Some(since)
     }
 
-    /// Whether a failed FLUSH of any connection has lost writes that a FLUSH was to cover which now
-    /// succeeds. This is reported once, as Linux reports it to `fsync`. A host that writes again
-    /// and flushes again has its data (T22).
+    /// Whether the FLUSH of a command has succeeded, although a FLUSH of some connection has failed
+    /// and lost writes that this one was to cover. This is reported once, as Linux reports it to
+    /// `fsync`. A host that writes again and flushes again has its data (T22).
     fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
         let command = &cx.commands[index];
         let Some(since) = command.since else {

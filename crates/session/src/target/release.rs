@@ -58,9 +58,9 @@ impl<R: Region> Volumes<R> {
         Ok(closed)
     }
 
-    /// Drops a volume and its log. A connection that carried a stream of it would go on to write.
-    /// Nothing else is in flight: the owner's claim has waited for the operations of all others,
-    /// and its release for its own.
+    /// Drops a volume and its log. This is refused while a connection carries a stream of it,
+    /// because that connection would go on to write. Nothing else is in flight: the owner's claim
+    /// has waited for the operations of all others, and its release for its own.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
         if self.list[at].carried().next().is_some() {
             return Err((wire::status::STREAM_BUSY, 0));
@@ -140,7 +140,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Notes that the fence of a claim of `volume` is raised: it waits for operations in flight.
+    /// Notes that the claim of `volume` has raised this fence, which waits for operations in
+    /// flight.
     pub(super) fn fence_raised(&mut self, volume: VolumeId, fence: u64, namespaces: &Namespaces) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && !probe::planted(Plant::T21EarlierOwnerForgotten)

@@ -17,8 +17,8 @@ use crate::wire;
 use crate::wire::list::{Settle, SettleStream};
 
 impl<R: Region> Volumes<R> {
-    /// Settles some streams of a volume. All are checked before the first is changed. Durable
-    /// before it returns; if interrupted, it may be repeated.
+    /// Settles some streams of a volume. All are checked before the first is changed. The
+    /// settlement is durable before this returns. If it was interrupted, it may be repeated.
     pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
         let refuse = |status: Status| Err((status.with_dnr(), 0));
         let Some(volume) = self.list.iter_mut().find(|v| v.id == settle.volume) else {

@@ -123,9 +123,9 @@ pub struct Shared<R: Region> {
 }
 
 impl<R: Region> Shared<R> {
-    /// A target without connections, that begins to serve `now` (ns of the clock of its
-    /// [`TargetEnv`](super::TargetEnv)s): the leases of volumes that were owned when it last stopped begin
-    /// (T25).
+    /// A target without connections that begins to serve at `now`, ns of the clock of its
+    /// [`TargetEnv`](super::TargetEnv)s. The leases of volumes that were owned when it last stopped
+    /// begin (T25).
     #[must_use]
     pub fn new(
         identity: Identity,
@@ -296,9 +296,9 @@ impl<R: Region> Shared<R> {
         self.ask_back(settled, settle.partitions())
     }
 
-    /// Ends connections that still carry streams which the owner needs, or of a volume that it
-    /// forgets. The owner has given such a connection up, even if the connection does not know it.
-    /// After its end the owner asks again (P7, P8).
+    /// If the result is `STREAM_BUSY`, ends the connections that still carry these streams. The
+    /// owner needs the streams elsewhere, or forgets the volume. It does not use these connections
+    /// any more, even if they have not ended here yet. It asks again after their end (P7, P8).
     fn ask_back<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -325,8 +325,8 @@ impl<R: Region> Shared<R> {
         let is_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
         let released = self.volumes.release(volume, forget, &self.namespaces);
         if is_owner && released == Ok(false) {
-            // A plain command of it may still arrive, such as the zeroing of a recovery that it
-            // gave up. It must not land over what is written from now on (T8).
+            // A plain command of the owner may still arrive, such as the zeroing of a recovery that
+            // the owner has given up. It must not land over what is written from now on (T8).
             let owners = self.controllers.values().filter(|c| c.assoc == assoc);
             owners.for_each(|controller| controller.standing.fence());
         }

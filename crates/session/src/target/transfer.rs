@@ -79,7 +79,8 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// The same for a command without an ordering attribute. It fails if there is no memory.
+    /// [`ask`](Self::ask) for a command without an ordering attribute. The command fails if there
+    /// is no memory.
     pub(super) fn ask_or_fail(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         if !self.ask(index, env, out) {
             // No R2T has been sent.

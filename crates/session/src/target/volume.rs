@@ -35,8 +35,8 @@ pub(super) enum Log<R> {
 
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
 pub(super) enum Partition<R> {
-    /// Here, at rest, with this many entries beyond the released mark (and traces of torn ones, as
-    /// long as no recovery has settled it).
+    /// Here, at rest, with this many entries beyond the released mark. Traces of torn entries
+    /// count, too, as long as no recovery has settled the partition.
     Home { log: StreamLog<R>, entries: u32 },
     /// Carried by a connection.
     Bound { conn: ConnId, released: Seq },
@@ -145,8 +145,8 @@ impl<R: Region> Volume<R> {
         self.unsettled() + self.kept()
     }
 
-    /// The streams that a connection carries. An owner can release the volume before the connections
-    /// of the owner before it have ended.
+    /// The streams that connections carry. A volume without an owner may have some: connections of
+    /// an earlier owner may still be open when the last owner releases the volume.
     pub(super) fn carried(&self) -> impl Iterator<Item = PartitionId> {
         let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
         let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
@@ -179,9 +179,10 @@ impl<R: Region> Volume<R> {
     /// Gives it to the owner of a claim that has been granted.
     pub(super) fn change_hands(&mut self, claim: &Claim, host: Owner) -> Claimed {
         let before = self.lease.owner().map(|owner| owner.assoc);
-        // Streams of a log carry a generation, and it fences them, also when they read. Without a
-        // log they are plain commands. So the association of the old owner ends. Then the old owner
-        // learns of it, and reads nothing of the new one's (T8, P9).
+        // With a log, a stream is bound with a generation, which fences its writes and its reads.
+        // Without a log, the requests of a stream are plain commands, which no generation fences.
+        // So the association of the old owner ends. The old owner then knows that it is fenced, and
+        // reads no data of the new one (T8, P9).
         let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
         let before = before.filter(|assoc| *assoc != host.assoc);
         let replaced = before.filter(|_| claim.resume || unfenced);

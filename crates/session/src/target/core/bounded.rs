@@ -13,9 +13,9 @@ use riopipe_order::probe::{self, Rare};
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
     depth: usize,
-    /// Makes a buffer out of bytes that are the caller's again after the call.
+    /// Copies borrowed bytes into a buffer. The caller may use the bytes again after the call.
     copy: fn(&[u8]) -> D::Buf,
-    /// Operations that were submitted while the device had its most.
+    /// Operations that were submitted while the device had as many as it may have.
     waiting: VecDeque<Waiting<D::Buf>>,
     device: Box<D>,
 }
