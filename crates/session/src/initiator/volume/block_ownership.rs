@@ -37,7 +37,7 @@ impl BlockOwnershipChecker {
         }
     }
 
-    /// A stream is released up to and including `seq`.
+    /// A stream is released up to and including group `released`.
     pub fn released(&mut self, stream: StreamId, released: Seq) {
         if self.released.insert(stream, released) != Some(released) {
             self.ledger.prune(stream, released);

@@ -36,7 +36,8 @@ pub(super) struct Targets<Q> {
     len: usize,
     /// Questions without an answer, by name.
     questions: BTreeMap<u64, (usize, Q)>,
-    /// The next question's name. None is used twice, so no answer is taken for another's (T23).
+    /// The name of the next question. No name is used twice, so no answer is taken for that of
+    /// another question (T23).
     next_name: u64,
 }
 

@@ -13,13 +13,14 @@
 //! log that is lost. So does a creation that fails after that.
 //!
 //! A creation that cannot succeed should leave the old volume its log. So the checks that need no
-//! log come before the first claim. Where a log is full, an old volume is dropped first only if that
-//! may make enough space by the numbers of the target's refusal. It may still be too little: free
-//! bytes may lie in pieces. A volume that keeps its drives guarded is dropped first in any case: the
-//! space is not known until it has gone.
+//! log come before the first claim. Where a log is full, an old volume is dropped first only if, by
+//! the numbers in the target's refusal, that may make enough space. The space may still be too
+//! small, because the free bytes may not be adjacent. A volume that keeps its drives guarded is
+//! dropped first in any case: the space is not known until that volume is dropped.
 //!
-//! An old volume is dropped by its owner, so it is claimed first (T18). No owner is displaced (T8).
-//! What cannot be dropped stays in the log: the new volume does not depend on it.
+//! Only its owner may drop a volume, so an old volume is claimed first (T18). No owner is displaced
+//! (T8). An old volume that cannot be dropped stays in the log: the new volume does not depend on
+//! it.
 //!
 //! The program drives it like a [`VolumeOpening`](super::opening::VolumeOpening). It has no
 //! deadline of its own. When it fails after partitions were made, it asks the targets to forget the
@@ -141,8 +142,8 @@ enum Step {
 /// Which old volumes are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dropping {
-    /// One, on a target whose log has refused the partitions. Then the log is asked again: it may
-    /// need no other one to go. `guards`: one that keeps its drives guarded.
+    /// One, on a target whose log has refused the partitions. Then that target is asked again,
+    /// because it may be enough to drop this one. `guards`: only one that keeps its drives guarded.
     First { target: usize, guards: bool },
     /// All, on all targets: the new volume is made.
     All,
@@ -202,7 +203,7 @@ impl Old {
 /// What the log of a target has of an old volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OldState {
-    /// Nothing that is known of.
+    /// Nothing, as far as is known.
     Nothing,
     /// Partitions that cannot be used. They are forgotten without a claim.
     Lost,
@@ -342,8 +343,8 @@ impl VolumeCreationConfig {
         Ok(())
     }
 
-    /// The fewest slots per stream on a target: more than the flushes need for which space is
-    /// always left.
+    /// The fewest slots per stream on a target: more than the slots that are reserved for flush
+    /// entries (T13).
     fn fewest_slots(&self, target: usize) -> u32 {
         2 * members_on(&self.places, target).len() as u32 + 2
     }
@@ -720,7 +721,7 @@ impl VolumeCreation {
         places.into_iter().enumerate().filter_map(here).collect()
     }
 
-    /// The old volumes of which one is dropped after a target has refused the partitions, if that
+    /// After a target has refused the partitions: which old volume is dropped from its log, if that
     /// may help. Each is dropped once.
     fn may_drop_old(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
         let guards = refusal.status().is(status::GUARDED);
@@ -730,7 +731,8 @@ impl VolumeCreation {
         (may_help && olds.any(|old| old.is_due(dropping))).then_some(dropping)
     }
 
-    /// Whether a log that is full may have space once the old volumes are dropped from it.
+    /// Whether the log of a target that has refused the partitions may have space once the old
+    /// volumes are dropped from it.
     fn may_make_space(&self, target: usize, refusal: Cqe) -> bool {
         let all = Dropping::First { target, guards: false };
         let olds = || self.olds.iter().filter(|old| old.is_due(all));
@@ -765,7 +767,7 @@ impl VolumeCreation {
             if old.volume != volume || !old.is_due(dropping) {
                 continue;
             }
-            // Until the answer, and for good if there is none.
+            // The state until the target has answered. It stays if no answer comes.
             old.state = OldState::Nothing;
             let Some(generation) = old.generation.checked_add(1) else { continue };
             let claim = Claim::plain(volume, generation, old.streams, old.members.clone());

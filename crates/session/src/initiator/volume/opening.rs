@@ -16,9 +16,9 @@
 //! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! The program asks again for a volume that is owned for the time that the caller allows (T25),
-//! each time over new associations. When an attempt fails after the volume may have been claimed,
-//! it is released.
+//! If the volume is owned, the opening asks for it again, for the time that the caller allows
+//! (T25), each time over new associations. When an attempt fails after the volume may have been
+//! claimed, it is released.
 
 mod steps;
 
@@ -210,7 +210,7 @@ enum Step {
         statuses: Vec<(usize, VolumeStatus)>,
     },
     Recovering,
-    /// The labels are rewritten; whether a step is in flight.
+    /// The labels are rewritten. `asked`: whether a step is in flight.
     Relabeling {
         work: Relabel,
         asked: bool,

@@ -75,7 +75,7 @@ impl StepTimes {
         match phase {
             Phase::Ask | Phase::Claim | Phase::AskAgain | Phase::Claimed => &mut self.claim,
             Phase::List => &mut self.list,
-            // The decision is only inspected, and saved.
+            // In this pause the decision is reported, and the data that will be zeroed is saved.
             Phase::Decided => &mut self.save,
             Phase::Undo => &mut self.undo,
             Phase::Flush => &mut self.flush,
@@ -167,7 +167,8 @@ impl RecoveryDriver {
         }
         if self.opening.phase() != before {
             self.ends(before, now);
-            // The last list's arrival is followed by the decision, which takes time of its own.
+            // After the last list has arrived, the prefixes are decided. That time is counted by
+            // itself.
             self.deciding = before == Phase::List;
         }
         Ok(())
@@ -201,7 +202,7 @@ impl RecoveryDriver {
         self.targets.iter().enumerate().filter_map(of).min()
     }
 
-    /// Continues after a pause. The work of the pause has a time of its own.
+    /// Continues after a pause. The time of the pause is counted by itself.
     ///
     /// # Errors
     /// [`RecoveryError`]: the attempt has ended.
@@ -249,8 +250,9 @@ impl RecoveryDriver {
         (self.opening, self.steps)
     }
 
-    /// The prefixes have been decided, which reads no clock; `now` is the time after that. In the
-    /// pause that follows, [`go_on`](Self::go_on) does the same if this has not been called.
+    /// Notes that the prefixes have been decided, and counts the time of that. Deciding reads no
+    /// clock, so the caller reads it afterwards: `now`. If this is not called in the pause that
+    /// follows, [`go_on`](Self::go_on) does the same.
     pub fn decided(&mut self, now: u64) {
         if core::mem::take(&mut self.deciding) {
             self.steps.decide += now.saturating_sub(self.since);

@@ -127,9 +127,10 @@ impl VolumeState {
         let Some(server) = self.free.iter().position(BTreeSet::is_empty) else {
             return Ok(self.free.iter_mut().filter_map(BTreeSet::pop_first).collect());
         };
-        // The last queues of another stream will do: they are granted once the writes of that
-        // stream have ended. Without a log that stream could then begin on other queues, and nothing
-        // would keep it from a block that a late write of its own queues overwrites (T8).
+        // The last queues of another stream that has ended can be used: a target grants them once
+        // the writes of that stream have come back. That is not safe without a log. The ended
+        // stream could then be opened again on other queues, while late writes of its last queues
+        // are in flight. Such a write could overwrite a newer one (T8).
         let ended = if self.logged { self.ended.pop_first() } else { None };
         match ended {
             Some((_, qids)) => Ok(qids),

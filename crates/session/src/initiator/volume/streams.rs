@@ -137,8 +137,8 @@ impl StreamsRecovery {
             return Err(StreamsRecoveryError::Unreachable { server });
         };
         if first {
-            // The zeroes of an earlier attempt have come back before the target accepts the queue
-            // again (T8).
+            // The target accepts the queue again only when the zeroing of an earlier attempt has
+            // come back (T8).
             association.close_drives();
         }
         while let Some(Answer { name, cqe, page, .. }) = association.answer() {
@@ -182,7 +182,7 @@ impl StreamsRecovery {
         self.driver.phase() == Phase::Over
     }
 
-    /// The phase.
+    /// The driver of the attempt.
     #[must_use]
     pub fn driver(&self) -> &RecoveryDriver {
         &self.driver
@@ -301,7 +301,8 @@ impl VolumeRelease {
         let number = Some(manager.number());
         let is_lost = manager.absence().is_some_and(|absence| absence.for_good);
         let Some(association) = manager.association() else {
-            // The claim that the manager makes when the target is back is released like the first.
+            // When the target is back, the manager claims the volume there again. That claim is
+            // then released like the first one.
             return if is_lost {
                 Err(StreamsRecoveryError::Unreachable { server })
             } else {
