@@ -3,7 +3,7 @@
 //! One [`Gate`] per (stream, server) turns arrivals and completions into [`Step`]s. Plain writes
 //! need not wait for one another; the gate holds only
 //!
-//! - an entry that overtook its predecessors (until they arrive),
+//! - an entry that arrived before its predecessors, until they arrive,
 //! - a write that touches a block that an earlier write in flight touches too (T12),
 //! - the FLUSH of a flush entry, until all the stream's earlier entries on that device and the
 //!   entry's own write have completed (T2),
@@ -100,7 +100,8 @@ impl Gate {
         }
     }
 
-    /// Takes in an entry that has arrived with all its data.
+    /// Takes in an entry that has arrived. Its data may still be in transit: the caller submits the
+    /// write once it has the step and the data.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl Gate {
         };
         self.inside += 1;
         if self.poison.is_some() {
-            // An entry that was admitted before the failure comes earlier in order; this one comes
-            // later.
+            // The failure was one of entries that had been admitted. This entry comes later in
+            // order, and is refused.
             self.refuse(table, ticket.0, steps);
         } else if ahead == 0 {
             self.admit(table, ticket.0, steps);
@@ -189,7 +190,7 @@ impl Gate {
         let volatile = self.drives[usize::from(node.drive)].cache.volatile;
         if self.must_fail(&node) {
             self.refuse(table, ticket.0, steps);
-            // The initiator sees what has failed before what is refused because of it (P6).
+            // The answer to the failed write comes first, before the refusals that it causes (P6).
             steps[first..].rotate_right(1);
         } else if node.flush {
             table.node_mut(ticket).state = State::Unflushed;
@@ -343,7 +344,8 @@ impl Gate {
         count
     }
 
-    /// Takes a finished write off the blockers of those that wait for it.
+    /// Counts a finished write no longer as a blocker of the writes that wait for it. Releases
+    /// those that have no blocker left.
     fn wake(&mut self, table: &mut impl Table, done: &Node, steps: &mut Vec<Step>) {
         self.waiting.retain(|&ticket| {
             let node = table.node_mut(Ticket(ticket));
@@ -363,8 +365,8 @@ impl Gate {
     }
 
     /// Submits a FLUSH for the latest flush entry before which no write of the stream is in flight
-    /// on the drive (T2). One at a time: a FLUSH that succeeds while an earlier one is still to
-    /// fail would cover writes that the earlier one lost (T4).
+    /// on the drive (T2). Only one FLUSH is in flight at a time. Otherwise one could succeed before
+    /// an earlier one has failed, and would cover writes that the earlier one lost (T4).
     #[inline(always)]
     fn flush_if_due(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &self.drives[usize::from(drive)];
@@ -393,8 +395,8 @@ impl Gate {
             at.flushing = Some(last);
             steps.push(Step::Flush(Ticket(last)));
         } else {
-            // A completed write is durable on this drive. But a flush entry covers the earlier
-            // entries all the same, so it waited for them.
+            // A completed write is durable on this drive, so no FLUSH is needed. But a flush entry
+            // covers the earlier entries on this drive, too, so it has waited for them.
             for _ in 0..ready {
                 let at = &mut self.drives[usize::from(drive)];
                 let ticket = at.pending.pop_front().expect("`ready` entries are pending");

@@ -24,16 +24,17 @@ use crate::probe::{self, Plant, Rare};
 /// - a durable entry on the same drive comes later in stream order and overlaps it: the later one
 ///   was submitted only after this one had completed (T12).
 ///
-/// The last rule does not depend on the drive's cache of now. While a drive has a volatile cache,
-/// only flush entries get a persist word there, and they cover all earlier ones anyway. So if
-/// another entry has a persist word, the drive kept completed writes *then*. An owner that came
-/// back in that time counts the overlapped entry as done and does not send it again. So the entry
-/// stays durable when the drive comes back without its protection (T27).
+/// The last rule applies whether or not the drive has a volatile cache now. While a drive has one,
+/// only flush entries get a persist word there, and they cover all earlier entries anyway. So if
+/// another entry has a persist word, the drive had no volatile cache *at that time*, and kept
+/// completed writes. An owner that came back at that time has counted the overlapped entry as done,
+/// and does not send it again. So the entry stays durable when the drive comes back without its
+/// protection (T27).
 ///
-/// An entry covers none of another drive or generation (live entries of a partition are of one
-/// generation). It does cover entries of earlier incarnations within its generation: there the
-/// owner replays everything that is not durable, in order, before anything new (P7), so that a
-/// later flush covers it, too.
+/// An entry covers no entry of another drive or generation (live entries of a partition are of one
+/// generation). It does cover entries of earlier incarnations within its generation. Within a
+/// generation the owner replays everything that is not durable, in order, before anything new (P7).
+/// So a later flush covers the replayed writes, too.
 #[must_use]
 pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
@@ -256,9 +257,10 @@ impl DecideError {
 /// `lists` has one element for **every** server of the volume (T20).
 ///
 /// Where a log was given up, part of the order is missing, and no undo is safe: a group behind a
-/// seeming hole may have been confirmed. Then nothing is undone. Groups are counted from the
-/// largest mark as far as the remaining lists show them whole. All entries beyond are listed, of
-/// every place (T26). An entry that contradicts the others is no error there, but no proof either.
+/// gap in the remaining lists may have been confirmed. Then nothing is undone. Groups are counted
+/// from the largest mark on, as long as the remaining lists show them whole. All entries beyond are
+/// listed, whatever their place (T26). An entry that contradicts the others is then no error, but
+/// it proves nothing.
 ///
 /// # Errors
 /// The lists cannot all be of this volume, or are damaged.
@@ -308,7 +310,8 @@ pub fn decide(
         settled_at(stream, lists, released)?
     };
     let k = match settled {
-        // Everything beyond was undone then. Nothing is counted again (T9).
+        // An earlier recovery has dealt with everything beyond this k. Nothing is counted again
+        // (T9).
         Some(k) => {
             probe::hit(Rare::SettledBefore);
             k
@@ -392,7 +395,8 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// Group by group; a request merged over several whole groups counts as one.
+    /// The entries, group by group. A request that was merged over several whole groups counts as
+    /// one group.
     fn iter(&self) -> impl Iterator<Item = &'a [&'a ListedEntry]> + use<'a> {
         self.entries.chunk_by(|a, b| a.attribute.seq == b.attribute.seq)
     }
@@ -403,7 +407,8 @@ impl<'a> Groups<'a> {
         for group in self.iter() {
             let seq = group[0].attribute.seq;
             let count = count_group(group.iter().map(|entry| &entry.attribute));
-            // Each group is in one request that covers it, or in its own: replay keeps shapes.
+            // A group is in one merged request, or in requests of its own, never in both: replay
+            // keeps shapes (T6).
             if count == GroupCount::Contradictory || seq <= last {
                 return Err(DecideError::Contradiction { stream, seq });
             }
@@ -452,9 +457,10 @@ struct Beyond {
 
 /// The blocks beyond the prefix: fresh ones to be zeroed, in-place updates to be listed (T11).
 ///
-/// Extensions are neither: with the old or the new content of the block, the prefix has all that it
-/// needs. If an extension extends a fresh write beyond the prefix, that write is zeroed, and the
-/// extension with it: a stream's writes to one block reach one log, in their order.
+/// Extensions are neither zeroed nor listed: with the old or the new content of the block, the
+/// prefix has all that it needs. If an extension extends a fresh write beyond the prefix, that
+/// write is zeroed, and the extension with it. The log that has the extension also has the fresh
+/// write, because all writes of a stream to one block are in one log, in their order.
 ///
 /// Where a log was given up, fresh writes and extensions are listed instead (T26): k may be below
 /// the state that the caller knows, and the content of the block may have been confirmed.

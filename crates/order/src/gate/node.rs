@@ -8,7 +8,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// A table of entries, by ticket.
 ///
 /// # Panics
-/// Both functions do if the ticket is beyond the table.
+/// Both functions panic if the ticket is beyond the table.
 pub trait Table {
     /// The gate's part of an entry.
     fn node(&self, ticket: Ticket) -> &Node;

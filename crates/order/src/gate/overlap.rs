@@ -1,5 +1,5 @@
-//! The blocks that entries at the gate touch: a counting filter whose answer is "surely none" or
-//! "check the list" (T12).
+//! The blocks that entries at the gate touch, as a counting filter. Its answer is "no entry touches
+//! these blocks", or "check the list" (T12).
 
 use alloc::vec;
 use alloc::vec::Vec;

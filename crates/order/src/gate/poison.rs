@@ -9,7 +9,7 @@ use crate::probe::{self, Plant, Rare};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Poison {
     pub(super) cause: Cause,
-    /// Entries from here on may not complete; `None`: all that are here.
+    /// Entries from this ordinal on may not complete; `None`: no entry at the gate may.
     from: Option<u32>,
 }
 
@@ -20,9 +20,9 @@ impl Gate {
         self.poison_from(table, cause, None, steps);
     }
 
-    /// Notes that a FLUSH of the drive failed, whichever stream asked for it. Stops the stream if
-    /// it has unflushed writes there, since they may be lost even if a later FLUSH succeeds (T22),
-    /// and returns whether it did.
+    /// Notes that a FLUSH of the drive failed, of this stream or of another one. If this stream has
+    /// unflushed writes there, they may be lost even if a later FLUSH succeeds (T22), so the stream
+    /// is stopped. Returns whether it was.
     pub fn flush_failed_on(
         &mut self,
         table: &mut impl Table,
@@ -61,8 +61,9 @@ impl Gate {
         self.retract(table, at, cause, Some(ordinal), steps);
     }
 
-    /// Notes that the log's fence failed. Takes all of `steps` back, of which only `Append`s and
-    /// persist words may have been carried out, and stops the stream.
+    /// Notes that the log's fence failed. Takes all of `steps` back, and stops the stream. Of these
+    /// steps only `Append`s may have been carried out, and the persist words of `Complete`s may
+    /// have been set.
     pub fn fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         self.retract(table, 0, Cause::LogFailed, None, steps);
     }
@@ -149,7 +150,8 @@ impl Gate {
             match step {
                 Step::Append(_) => {}
                 Step::Write(_) => {
-                    // Not submitted, so not in flight: as if it were still waiting.
+                    // The write was not submitted, so it is not in flight. It counts as one that
+                    // still waits.
                     table.node_mut(Ticket(ticket)).state = State::Waiting;
                     self.waiting.push(ticket);
                 }

@@ -2,8 +2,8 @@
 
 use crate::attribute::Member;
 
-/// The caller's name for an entry at the gate: an index below the gate's capacity. It may be used
-/// again once the entry was completed or refused.
+/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may
+/// use it again once the entry is completed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
@@ -17,7 +17,7 @@ pub struct MemberCache {
     pub volatile: bool,
 }
 
-/// The next action of the caller, in the order given.
+/// An action for the caller. The caller carries out the actions in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
