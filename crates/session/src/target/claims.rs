@@ -286,7 +286,8 @@ impl<R: Region> Volumes<R> {
             }
         };
         if claim.give_up && self.list[at].given_up != claim.generation {
-            // The log that was begun anew for the volume records it.
+            // The claim has begun a new log for the volume. The directory of that log records that
+            // the old one was given up.
             self.note_given_up(at, claim.generation)?;
         }
         let volume = &mut self.list[at];

@@ -295,8 +295,9 @@ pub(super) fn chosen_slots(
         r.id != claim.volume && header.volumes.iter().all(|there| there.id != r.id)
     };
     let owed: usize = former.iter().filter(is_lost).map(|r| r.extent().len()).sum();
-    // A log that was made anew may have to take volumes that nothing here lists. A claim that gives
-    // up the log leaves half of the log to them if any partition fits into the other half.
+    // A log that was made anew may have to hold further volumes, which are in no list here. A claim
+    // that gives up the log leaves half of the log to them if any partition fits into the other
+    // half.
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
     let fitting = |gap| fitting_slots(gap, owed, claim.streams, enough);
     // A larger log would not help where the log has the space and only the bound is in the way.

@@ -9,8 +9,8 @@
 //! - The claim: its guard was set before the lock was released, and the connection reads the guard
 //!   after it had the lock. It sees the guard, and its write is refused.
 //! - The noting: the claim finds the connection here, and asks it. The connection answers between
-//!   two commands, once all operations that it had begun have come back. It begins a later
-//!   operation after it had the lock to take the question, so it sees the guard.
+//!   two commands, once all operations that it had begun have come back. It takes the lock to read
+//!   the question. So an operation that it begins after that sees the guard.
 //!
 //! So the lock orders all of it (`tests/writers.rs` checks this with a model checker), and a later
 //! write only reads the connection's own memory. A connection that carries a stream is noted for

@@ -405,7 +405,8 @@ impl VolumeCreation {
     /// Continues with the answers that have arrived.
     pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
         match self.go_on(now, a) {
-            // The volume is made: a target that fails now only keeps what it has of an old one.
+            // The volume is made. A target that fails now only keeps its partitions of an old
+            // volume.
             Err(_) if self.is_made() => self.finish(a),
             Err(error) => self.fail(error, now, a),
             Ok(()) => {}

@@ -59,8 +59,8 @@ impl LeaseTimes {
     /// The lease that an owner with this engine requests, ms. After a target has noticed a loss,
     /// the owner notices it at the latest when its next Keep Alive is not answered in time. Keep
     /// Alive is sent each third of the timeout. One `timeout_ms` is enough, because the program
-    /// goes on with the association while it makes a connection: a connection that takes long
-    /// delays neither the Keep Alive nor the end of the wait for its answer.
+    /// serves the association also while it makes a connection. A connection that takes long delays
+    /// neither the Keep Alive nor the end of the wait for its answer.
     #[must_use]
     pub fn lease_ms(&self, engine: EngineKind) -> u32 {
         let noticed = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
