@@ -29,7 +29,7 @@ impl<R: Region> Volumes<R> {
         if !(v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || anyone) {
             return Err((wire::status::NOT_OWNER.with_dnr(), 0));
         }
-        // To forget it raises a fence.
+        // A command to forget a volume raises a fence.
         if forget { v.may_be_fenced() } else { Ok(()) }
     }
 
@@ -140,8 +140,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Notes that the claim of `volume` has raised this fence, which waits for operations in
-    /// flight.
+    /// Notes that a claim of `volume`, or a command to forget it, has raised this fence. The fence
+    /// waits for operations in flight.
     pub(super) fn fence_raised(&mut self, volume: VolumeId, fence: u64, namespaces: &Namespaces) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && !probe::planted(Plant::T21EarlierOwnerForgotten)

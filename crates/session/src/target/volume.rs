@@ -65,9 +65,9 @@ pub(super) struct Volume<R> {
     pub(super) given_up: u32,
     /// How many claims it had in this incarnation of the target.
     pub(super) claims: u64,
-    /// Fences of claims that are not over: operations of earlier owners and of plain hosts may be in
-    /// flight. A plain host may not write before they have come back, even if the claimant has ended
-    /// (T8, T21).
+    /// Fences of claims, and of commands to forget the volume, that are not over: operations of
+    /// earlier owners and of plain hosts may be in flight. A plain host may not write before they
+    /// have come back, even if the claimant has ended (T8, T21).
     pub(super) fences: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
     pub(super) entered: bool,
@@ -153,8 +153,8 @@ impl<R: Region> Volume<R> {
         streams.map(|(stream, _)| PartitionId { volume: self.id, stream })
     }
 
-    /// Whether another fence may be raised. A fence outlives the host that has caused it. While a
-    /// drive hangs, hosts could go on raising more of them (T28).
+    /// Whether another fence may be raised. A fence stays when the association of the host that
+    /// caused it ends. While a drive hangs, hosts could raise fences without bound (T28).
     pub(super) fn may_be_fenced(&self) -> Result<(), Refusal> {
         if self.fences.len() < FENCES_MAX { Ok(()) } else { Err((wire::status::STREAM_BUSY, 0)) }
     }
