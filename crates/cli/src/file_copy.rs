@@ -198,6 +198,17 @@ pub enum CopyError<E: std::error::Error> {
         /// The system's error.
         source: io::Error,
     },
+    /// The file is there, and its folder can't be made durable.
+    #[error(
+        "{}: it is there, with the right checksum, but a power cut may undo its name: can't make the \
+         folder durable: {source}", path.display()
+    )]
+    Folder {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// [`Watch::stop`] requested it.
     #[error("interrupted")]
     Interrupted,
@@ -339,8 +350,10 @@ pub fn read<S: Store>(
             _ => failed("give it its name")(error.error),
         })?,
     };
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("make it durable"))?;
-    Ok((Copied { header, groups: 0 }, path))
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Ok(()) => Ok((Copied { header, groups: 0 }, path)),
+        Err(source) => Err(CopyError::Folder { path, source }),
+    }
 }
 
 /// Reads the volume's file and compares it with its checksum and, if given, with a local file,

@@ -68,11 +68,13 @@ impl Interrupt {
 pub struct Stop(Signals);
 
 impl Stop {
-    /// Watches for SIGINT and SIGTERM.
+    /// Watches for SIGINT and SIGTERM; a second one ends the process at once, also while the server
+    /// starts or stops.
     ///
     /// # Errors
     /// The system refuses the handlers.
     pub fn watch() -> Result<Self, Failure> {
+        Interrupt::watch()?;
         Signals::new([SIGINT, SIGTERM]).map(Self).map_err(|error| refused(&error))
     }
 

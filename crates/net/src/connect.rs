@@ -82,8 +82,9 @@ pub enum ConnectError {
 }
 
 /// Connects to `address` (`host:port`, name or number), waiting at most `timeout` in all. The
-/// addresses of a name are tried in the resolver's order; the error is that of the last one. (The
-/// resolver has a time limit of its own.)
+/// addresses of a name are tried in the resolver's order, each for its share of the time that is
+/// left: one that does not answer leaves time for the others. The error is that of the last one.
+/// (The resolver has a time limit of its own.)
 ///
 /// # Errors
 /// [`ConnectError`], naming the address.
@@ -92,17 +93,27 @@ pub fn connect(
     timeout: Duration,
     options: &SocketOptions,
 ) -> Result<Socket, ConnectError> {
-    let peers = resolve(address)?;
+    connect_to_one(&resolve(address)?, timeout, options)
+}
+
+/// Connects to the first of these addresses that accepts. There is at least one.
+fn connect_to_one(
+    peers: &[SocketAddr],
+    timeout: Duration,
+    options: &SocketOptions,
+) -> Result<Socket, ConnectError> {
     let deadline = now_ns().saturating_add(saturating_ns(timeout));
     let mut last = None;
-    for peer in peers {
-        let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-        if left.is_zero() && last.is_some() {
+    for (peer, untried) in peers.iter().zip((1..=peers.len() as u64).rev()) {
+        let left = deadline.saturating_sub(now_ns());
+        if left == 0 && last.is_some() {
             break;
         }
-        match Connecting::start(peer, options).and_then(|c| c.wait(left)) {
+        let share = Duration::from_nanos(left / untried);
+        match Connecting::start(*peer, options).and_then(|c| c.wait(share)) {
             Ok(socket) => return Ok(socket),
-            Err(ConnectError::TimedOut { peer, .. }) => {
+            // Some of the time has passed before the attempt.
+            Err(ConnectError::TimedOut { peer, .. }) if peers.len() == 1 => {
                 last = Some(ConnectError::TimedOut { peer, after: timeout });
             }
             Err(error) => last = Some(error),
@@ -258,6 +269,33 @@ mod tests {
         }
     }
 
+    /// A listener that does not answer, and the connections that fill its queue: it drops further
+    /// first packets, as a firewall does, but on loopback. Also the error of the last attempt, for
+    /// 200 ms.
+    fn silent() -> (Listener, Vec<Socket>, ConnectError) {
+        let listener = Listener::bind_with_backlog("127.0.0.1:0", 0).unwrap();
+        let address = listener.local_addr().to_string();
+        let mut queued = Vec::new();
+        let error = loop {
+            match try_connect(&address, Duration::from_millis(200)) {
+                Ok(socket) => queued.push(socket),
+                Err(error) => break error,
+            }
+            assert!(queued.len() < 16, "the queue of length 0 never fills");
+        };
+        (listener, queued, error)
+    }
+
+    #[test]
+    fn an_address_without_an_answer_leaves_time_for_the_next() {
+        let (silent, _queued, _) = silent();
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        let peers = [silent.local_addr(), listener.local_addr()];
+        let time = Duration::from_secs(4);
+        let socket = connect_to_one(&peers, time, &SocketOptions::default()).unwrap();
+        assert_eq!(socket.peer(), listener.local_addr());
+    }
+
     #[test]
     fn a_port_without_listener_is_refused_by_name() {
         let listener = Listener::bind("127.0.0.1:0").unwrap();
@@ -287,18 +325,7 @@ mod tests {
 
     #[test]
     fn a_missing_answer_ends_at_the_time_limit() {
-        // A listener with a full queue drops further first packets, as a firewall does, but on
-        // loopback.
-        let listener = Listener::bind_with_backlog("127.0.0.1:0", 0).unwrap();
-        let address = listener.local_addr().to_string();
-        let mut queued = Vec::new();
-        let error = loop {
-            match try_connect(&address, Duration::from_millis(200)) {
-                Ok(socket) => queued.push(socket),
-                Err(error) => break error,
-            }
-            assert!(queued.len() < 16, "the queue of length 0 never fills");
-        };
+        let (_listener, _queued, error) = silent();
         assert!(
             matches!(&error, ConnectError::TimedOut { after, .. } if *after == Duration::from_millis(200)),
             "{error}"

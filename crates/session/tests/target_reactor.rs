@@ -27,10 +27,12 @@ fn a_connection_reports_when_it_is_to_be_checked_again() {
     assert_eq!(due(&w, admin), Some(1000 * MS), "it is to send a keep-alive");
     let io = w.io(cntlid, 1);
     assert_eq!(due(&w, io), None, "at rest");
-    // Half a PDU, and a few bytes more.
+    // Half a PDU after a long rest, and a few bytes more.
+    w.host.now += 2 * STALL_NS;
     let bytes = peer::capsule(Digests::default(), &peer::write(1, 1, 0, 1).0, &block(1));
     assert_eq!(w.links[io].conn.need(&bytes[..8]), bytes.len());
     w.send(io, &bytes[..40]);
+    assert_eq!(due(&w, io), Some(STALL_NS), "its time begins now");
     w.host.now += 3;
     w.send(io, &bytes[40..50]);
     assert_eq!(due(&w, io), Some(STALL_NS - 3), "only a whole one counts");

@@ -10,7 +10,7 @@ use alloc::vec;
 
 use riopipe_order::probe::{Plant, planted};
 
-use crate::format::Header;
+use crate::format::{Anchor, Header};
 use crate::ring::Ring;
 use crate::{BLOCK_BYTES, Crc32c, Lsn};
 
@@ -49,12 +49,12 @@ impl End {
         self.settled..self.number
     }
 
-    /// The blocks of the volume to be written again, in this order, which
-    /// [`unsettled`](Self::unsettled) explains. The `anchor` is one of them as long as no block of
-    /// the log shows that its creation was durable: a crash may have cut it.
-    pub fn to_settle(&self, anchor: u64, ring: Ring) -> impl Iterator<Item = u64> + use<> {
-        let anchor = (self.settled == 0).then_some(anchor);
-        let all = anchor.into_iter().chain(self.unsettled().map(move |number| ring.lba(number)));
+    /// The blocks to be written again, in this order, which [`unsettled`](Self::unsettled) explains.
+    /// The anchor is one of them as long as no block of the log shows that its creation was durable:
+    /// a crash may have cut it.
+    pub fn to_settle(&self) -> impl Iterator<Item = Unsettled> + use<> {
+        let anchor = (self.settled == 0).then_some(Unsettled::Anchor);
+        let all = anchor.into_iter().chain(self.unsettled().map(Unsettled::Block));
         all.filter(|_| !planted(Plant::W7NotSettled))
     }
 
@@ -68,6 +68,71 @@ impl End {
             checkpoint: last.checkpoint.filter(|lsn| *lsn >= last.trim),
             settled: last.settled,
         }
+    }
+}
+
+/// A block that opening has read, and that is written again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsettled {
+    /// The log's anchor.
+    Anchor,
+    /// The block with this number.
+    Block(u64),
+}
+
+impl Unsettled {
+    /// Its block of the volume.
+    #[must_use]
+    pub fn lba(self, anchor: u64, ring: Ring) -> u64 {
+        match self {
+            Self::Anchor => anchor,
+            Self::Block(number) => ring.lba(number),
+        }
+    }
+}
+
+/// Checks the blocks that are written again, each just before that. A drive may have lost their
+/// content since opening has read it: a FLUSH of another stream that fails does that.
+#[derive(Clone, Copy, Debug)]
+pub struct Settling {
+    end: End,
+    log: u64,
+    crc: Crc32c,
+    /// The header of the block before.
+    last: Option<Header>,
+}
+
+/// A block is not the one that opening has read. Nothing that was confirmed is lost: the log is to
+/// be opened again, and ends earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a drive has lost what was found of the log and had not been durable: open the log again, it ends \
+     earlier then"
+)]
+pub struct Changed;
+
+impl Settling {
+    /// Before the first of the blocks of a log that ends at `end`.
+    #[must_use]
+    pub fn new(end: End, log: u64, crc: Crc32c) -> Self {
+        Self { end, log, crc, last: None }
+    }
+
+    /// Checks the next of [`End::to_settle`], which was read again.
+    ///
+    /// # Errors
+    /// [`Changed`].
+    pub fn check(&mut self, which: Unsettled, block: &[u8]) -> Result<(), Changed> {
+        let Unsettled::Block(number) = which else {
+            let anchor = Anchor::parse(block, self.crc).map_err(|_| Changed)?;
+            return if anchor.log == self.log { Ok(()) } else { Err(Changed) };
+        };
+        let header = Header::parse(block, self.log, self.crc).map_err(|_| Changed)?;
+        let follows = self.last.is_none_or(|last| header.comes_after(&last));
+        let is_last = number + 1 == self.end.number;
+        let ends = !is_last || (header.end(), header.epoch) == (self.end.lsn, self.end.epoch);
+        self.last = Some(header);
+        if header.number == number && follows && ends { Ok(()) } else { Err(Changed) }
     }
 }
 

@@ -8,7 +8,7 @@ use riopipe::{
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::BlockError;
-use riopipe_wal_core::opening::FindError;
+use riopipe_wal_core::opening::{Changed, FindError};
 use riopipe_wal_core::reading;
 use riopipe_wal_core::ring::BLOCKS_MIN;
 
@@ -197,6 +197,9 @@ pub enum OpenError {
     /// The blocks after a crash could not be made durable.
     #[error("what a crash has left of the log could not be made durable: {0}")]
     Settle(String),
+    /// A drive has lost blocks of the log while it was opened. They had not been durable.
+    #[error(transparent)]
+    Changed(#[from] Changed),
     /// This process lacks a resource.
     #[error("this process can't start a log: {0}")]
     System(#[from] std::io::Error),
@@ -211,7 +214,7 @@ impl OpenError {
             Self::Acknowledged { source, .. } => source.is_retryable(),
             Self::Stream(error) => error.is_retryable(),
             Self::Read(ReadError::Drive(error)) => read_may_pass(error),
-            Self::System(_) => true,
+            Self::System(_) | Self::Changed(_) => true,
             _ => false,
         }
     }

@@ -12,7 +12,7 @@ use riopipe::{
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, BlockError, PAYLOAD_BYTES, begin};
-use riopipe_wal_core::opening::{End, find_end};
+use riopipe_wal_core::opening::{End, Settling, find_end};
 use riopipe_wal_core::reading::{Span, Walk};
 use riopipe_wal_core::record::Kind;
 use riopipe_wal_core::ring::Ring;
@@ -193,7 +193,7 @@ impl Wal {
         let end = find_end(ring, log, crc32c, tag, &mut read)
             .map_err(|error| OpenError::find(error, ring.lba(0), lba, ring.blocks()))?;
         if !volume.engine().capabilities().keeps_log {
-            settle(&mut stream, place.lba, ring, &end)?;
+            settle(&mut stream, (place.lba, log), ring, &end)?;
         }
         let checkpoint = match end.checkpoint {
             None => None,
@@ -467,14 +467,21 @@ fn anchor_of(
 
 /// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may
 /// be in a cache only. They are written again, and flushed, before any others.
-fn settle(stream: &mut Stream, anchor: u64, ring: Ring, end: &End) -> Result<(), OpenError> {
+fn settle(
+    stream: &mut Stream,
+    (anchor, log): (u64, u64),
+    ring: Ring,
+    end: &End,
+) -> Result<(), OpenError> {
     let failed = |error: &dyn std::fmt::Display| OpenError::Settle(error.to_string());
-    let mut last = None;
-    for lba in end.to_settle(anchor, ring) {
+    let (mut last, mut settling) = (None, Settling::new(*end, log, crc32c));
+    for unsettled in end.to_settle() {
+        let lba = unsettled.lba(anchor, ring);
         let mut block = stream.buf(BLOCK_BYTES).map_err(|error| failed(&error))?;
         stream.read(lba, &mut block, None).map_err(|error| failed(&error))?;
+        settling.check(unsettled, &block)?;
         let group = stream.group().write(lba, block, Place::InPlace);
-        last = Some(group.submit().map_err(|error| failed(&error))?);
+        last = Some(group.submit_or_wait(None).map_err(|error| failed(&error))?);
     }
     if let Some(seq) = last {
         stream.wait(Until::Durable(seq), None).map_err(|error| failed(&error))?;

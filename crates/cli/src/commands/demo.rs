@@ -64,6 +64,8 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Code::Failed, file.display().to_string()).because(&error))?;
     let machine = Machine::this();
     let drive_bytes = (file_bytes / u64::from(TARGETS) + DRIVE_BYTES_MIN).next_multiple_of(1 << 20);
+    // Before there is anything to leave behind.
+    let interrupt = Interrupt::watch()?;
     let mut own = OwnTargets::start(&Plan {
         volume: "demo",
         targets: TARGETS,
@@ -74,7 +76,6 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
         streams: 1,
         ..Plan::default()
     })?;
-    let interrupt = Interrupt::watch()?;
     let copied = copy(&own, &file, output, &interrupt)?;
     let measured = measure(args, &own, output, &interrupt)?;
     let cuts = power_cuts(&mut own, output, &interrupt)?;

@@ -5,8 +5,10 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
+    time::Duration,
 };
 
+use crate::serve::signal;
 use crate::site::rio_in;
 
 const SERVE: [&str; 10] = [
@@ -67,6 +69,23 @@ fn t8_a_target_waits_for_a_locked_medium_with_a_message() {
         drop(file);
         target.serves();
     }
+}
+
+#[test]
+fn a_second_signal_ends_a_target_that_is_still_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = File::create(folder.path().join("drive")).unwrap();
+    file.lock().unwrap();
+    let mut target = Served::start(folder.path());
+    target.waits_for_line("waiting up to");
+    let ended = loop {
+        signal(&target.0, "-TERM");
+        std::thread::sleep(Duration::from_millis(20));
+        if let Some(ended) = target.0.try_wait().unwrap() {
+            break ended;
+        }
+    };
+    assert_eq!(ended.code(), Some(130));
 }
 
 #[test]

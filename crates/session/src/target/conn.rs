@@ -165,7 +165,13 @@ impl<E: TargetEnv> TargetConn<E> {
         if let Some(ordered) = &mut self.ordered {
             ordered.settle(&mut self.cx, buf, env, out);
         }
-        self.partial = !full && at < buf.len();
+        let partial = !full && at < buf.len();
+        let begins = partial && !self.partial;
+        self.partial = partial;
+        if begins {
+            // The connection may have been idle for long before this PDU.
+            self.progress = env.now();
+        }
         if at > 0 {
             let now = env.now();
             self.progress = now;

@@ -194,8 +194,12 @@ impl Oracle {
                 *last = (*last).max(Some(wr.seq));
             }
         }
-        self.eras[self.current].iter().zip(last).any(|(history, last)| {
+        (0..).zip(&self.eras[self.current]).zip(last).any(|((stream, history), last)| {
             let Some(last) = last else { return false };
+            // Once its log is being settled, that may be done here, and not on another machine.
+            if self.settling.contains(&stream) {
+                return false;
+            }
             let open = |(block, number): &(u32, u64)| {
                 !done(*number) && !self.blocks[*block as usize].discards(*number)
             };

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use riopipe_nvme::digest::soft;
 use riopipe_testkit::Random;
 use riopipe_wal_core::format::{BlockError, HEADER_BYTES, Header, PAYLOAD_BYTES};
-use riopipe_wal_core::opening::FindError;
+use riopipe_wal_core::opening::{Changed, FindError, Settling, Unsettled};
 use riopipe_wal_core::reading::ReadError;
 use riopipe_wal_core::record::Kind;
 use riopipe_wal_core::{BLOCK_BYTES, Lsn};
@@ -241,11 +241,41 @@ fn blocks_read_after_a_crash_are_made_durable_before_others_follow() {
     assert!(careless.find().is_err(), "without that, confirmed records are lost");
 }
 
+/// A drive drops its cache while the log is opened: a FLUSH of another stream fails.
+#[test]
+fn blocks_that_a_drive_loses_during_opening_are_not_written_again() {
+    let mut world = World::new(40, Below::Any);
+    one_block_groups(&mut world, 2);
+    crash_keeping(&mut world, &[0, 1]);
+    let end = world.find().unwrap();
+    let blocks: Vec<_> = end.to_settle().collect();
+    assert_eq!(blocks, [Unsettled::Block(1), Unsettled::Block(2)]);
+    let content = |world: &mut World, number| *world.block(number);
+    let [one, two] = [1, 2].map(|number| content(&mut world, number));
+    let check = |all: [&[u8]; 2]| {
+        let mut settling = Settling::new(end, LOG, soft);
+        blocks.iter().zip(all).try_for_each(|(which, block)| settling.check(*which, block))
+    };
+    assert_eq!(check([&one, &two]), Ok(()));
+    // Each of them reads as it was before, or as an earlier version of itself.
+    let nothing = [0; BLOCK_BYTES];
+    assert_eq!(check([&nothing, &two]), Err(Changed));
+    assert_eq!(check([&one, &nothing]), Err(Changed));
+    let header = Header::parse(&two, LOG, soft).unwrap();
+    let mut shorter = two;
+    Header { used: header.used - 1, ..header }.seal(&mut shorter, soft);
+    assert_eq!(check([&one, &shorter]), Err(Changed));
+    // Opened again, the log ends earlier.
+    world.lose_caches();
+    assert_eq!(world.find().unwrap().number, 1);
+}
+
 #[test]
 fn a_log_whose_creation_was_cut_is_made_durable_with_its_anchor() {
     let mut world = World::new(16, Below::Any);
     let to_settle = |world: &World| -> Vec<u64> {
-        world.find().unwrap().to_settle(START - 1, world.ring).collect()
+        let all = world.find().unwrap().to_settle();
+        all.map(|unsettled| unsettled.lba(START - 1, world.ring)).collect()
     };
     assert_eq!(to_settle(&world), [START - 1, START]);
     // A block that follows shows that both were durable.

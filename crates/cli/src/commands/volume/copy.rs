@@ -111,7 +111,8 @@ pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
         | CopyError::Name(_)
         | CopyError::Changed { .. }
         | CopyError::Exists(_)
-        | CopyError::Destination { .. } => Code::Failed,
+        | CopyError::Destination { .. }
+        | CopyError::Folder { .. } => Code::Failed,
         CopyError::TooLarge { .. } | CopyError::Foreign | CopyError::Newer(_) => Code::Volume,
         CopyError::Damaged(_)
         | CopyError::NoFile

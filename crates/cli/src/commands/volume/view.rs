@@ -103,9 +103,13 @@ impl Report for VolumeView<'_> {
 fn meaning(state: &str) -> &'static str {
     match state {
         "owned" => "in use: opening it is refused while its owner is there, short of --take-over",
-        "log lost" => "a log was lost with its target's last boot: opening it is refused",
+        "log lost" => {
+            "a log was lost with its target's last boot: opening it is refused, short of \
+             --accept-lost-log"
+        }
         "unrecovered" => {
-            "a log holds what has not been recovered: opening it is refused until recovery is there"
+            "a log holds what has not been recovered: the next command that opens the volume recovers \
+             it; `rio volume recover --dry-run` shows what that would do"
         }
         _ => "not in use",
     }

@@ -16,7 +16,7 @@ use riopipe_order::probe::{self, Rare};
 use riopipe_platform::crc32c;
 use riopipe_session::initiator::stream_driver::Until;
 use riopipe_wal_core::Lsn;
-use riopipe_wal_core::opening::{End, Read};
+use riopipe_wal_core::opening::{End, Read, Settling};
 use riopipe_wal_core::reading::{self, ReadError, Span, Walk, locate};
 use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
 use riopipe_wal_core::ring::Ring;
@@ -54,7 +54,7 @@ enum Job {
     /// It has submitted a new log, and waits until the log is durable.
     Create { seq: Seq, log: u64, end: End },
     /// Without an ordering log, it writes again the blocks that may still be lost.
-    Settle { log: u64, end: End, last: Option<Seq>, at: usize },
+    Settle { log: u64, end: End, settling: Settling, last: Option<Seq>, at: usize },
     /// It reads the content of the log.
     Check { log: u64, end: End },
     /// The log is open.
@@ -187,8 +187,8 @@ impl Committer {
                     self.checks(log, end)
                 }
             }
-            Job::Settle { log, end, last, at } => {
-                self.settle((log, end), (last, at), stream, process, core)
+            Job::Settle { log, end, settling, last, at } => {
+                self.settle((log, end, settling), (last, at), stream, process, core)
             }
             Job::Check { log, end } => self.check(log, &end, stream, core),
             Job::Locate(lsn) => self.locate(lsn, stream, core),

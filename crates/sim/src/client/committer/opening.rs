@@ -6,7 +6,7 @@ use riopipe_platform::crc32c;
 use riopipe_session::initiator::stream_driver::Until;
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::{Anchor, begin};
-use riopipe_wal_core::opening::{End, FindError, find_end};
+use riopipe_wal_core::opening::{End, FindError, Settling, find_end};
 use riopipe_wal_core::reading::Span;
 use riopipe_wal_core::writer::{Config, Writer};
 
@@ -57,7 +57,8 @@ impl Committer {
                 if logged {
                     return self.checks(anchor.log, end);
                 }
-                self.job = Job::Settle { log: anchor.log, end, last: None, at: 0 };
+                let (log, settling) = (anchor.log, Settling::new(end, anchor.log, crc32c));
+                self.job = Job::Settle { log, end, settling, last: None, at: 0 };
                 true
             }
             Err(why) if core.logs[self.nth].is_created => {
@@ -91,30 +92,35 @@ impl Committer {
     /// Writes the last blocks again: without ordering logs, opening a volume flushes nothing.
     pub(super) fn settle(
         &mut self,
-        (log, end): (u64, End),
+        (log, end, mut settling): (u64, End, Settling),
         (last, at): (Option<Seq>, usize),
         stream: &mut Stream,
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> bool {
-        let mut blocks = end.to_settle(u64::from(self.spec.first), self.ring).skip(at);
-        let Some(block) = blocks.next() else {
+        let mut blocks = end.to_settle().skip(at);
+        let Some(unsettled) = blocks.next() else {
             return match last {
                 Some(seq) => self.is_durable(seq, stream) && self.checks(log, end),
                 None => self.checks(log, end),
             };
         };
+        let block = unsettled.lba(u64::from(self.spec.first), self.ring);
         let read = self.decide(stream, core, |_, read| {
             let mut bytes = vec![0; BLOCK];
             read(block, &mut bytes).map(|()| bytes)
         });
         let Some(bytes) = read else { return self.is_reading };
+        if let Err(changed) = settling.check(unsettled, &bytes) {
+            stream.leave(&changed.to_string(), core);
+            return false;
+        }
         let parts = [(block, record_blocks(&bytes, core))];
         let Some(seq) = stream.submit_log(&parts, Place::InPlace, 0, false, process, core) else {
             return false;
         };
         self.read.clear();
-        self.job = Job::Settle { log, end, last: Some(seq), at: at + 1 };
+        self.job = Job::Settle { log, end, settling, last: Some(seq), at: at + 1 };
         probe::hit(Rare::RecordsSettled);
         if blocks.next().is_none()
             && let Some(driver) = stream.driver()
