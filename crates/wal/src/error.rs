@@ -105,8 +105,7 @@ impl CreateError {
         match self {
             Self::Stream(error) => error.is_retryable(),
             Self::Read(error) => read_may_pass(error),
-            Self::Wait(WaitError::Failed(failure)) => failure.is_retryable(),
-            Self::Wait(WaitError::Deadline(_)) | Self::System(_) => true,
+            // After `Wait` and `System` the log may be there: it is to be opened, not created.
             _ => false,
         }
     }
@@ -365,12 +364,23 @@ impl ReadError {
         matches!(self, Self::Trimmed { .. })
     }
 
-    /// The meaning of an error while reading at an Lsn; `trimmed` is the current trim.
-    pub(crate) fn of(error: reading::ReadError<Self>, from: Lsn, trimmed: Lsn) -> Self {
+    /// The meaning of an error while reading at an Lsn; `trimmed` is the current trim, and `oldest`
+    /// the number of the block that holds it.
+    pub(crate) fn of(
+        error: reading::ReadError<Self>,
+        from: Lsn,
+        (trimmed, oldest): (Lsn, u64),
+    ) -> Self {
         match error {
             reading::ReadError::Read(error) => error,
-            // The record's place may have been overwritten meanwhile.
+            // The record's place may have been overwritten meanwhile, or that of a block before it
+            // by which the record was searched.
             _ if from < trimmed => Self::Trimmed { trimmed },
+            reading::ReadError::Block { number, .. } | reading::ReadError::Chain { number }
+                if number < oldest =>
+            {
+                Self::Trimmed { trimmed }
+            }
             reading::ReadError::Block { number, error } => Self::Block { number, error },
             reading::ReadError::Chain { number } => {
                 Self::Block { number, error: BlockError::Senseless }
@@ -431,5 +441,17 @@ mod tests {
         let late = || riopipe::ReadError::Deadline(Duration::ZERO);
         assert!(OpenError::from(ReadError::from(late())).is_retryable());
         assert!(CreateError::from(late()).is_retryable());
+        // The log is there already when its thread is started.
+        assert!(!CreateError::from(std::io::Error::other("no thread")).is_retryable());
+    }
+
+    /// A search for a record reads blocks before it, which may have been overwritten since.
+    #[test]
+    fn a_block_before_the_trim_is_no_damage() {
+        let chain = |number| reading::ReadError::Chain { number };
+        let (from, trim) = (Lsn(900), (Lsn(800), 5));
+        let overwritten = ReadError::of(chain(4), from, trim);
+        assert!(matches!(overwritten, ReadError::Trimmed { trimmed: Lsn(800) }));
+        assert!(matches!(ReadError::of(chain(5), from, trim), ReadError::Block { number: 5, .. }));
     }
 }

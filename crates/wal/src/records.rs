@@ -98,7 +98,9 @@ impl Iterator for Records {
             }
             Err(error) => {
                 self.is_over = true;
-                Some(Err(ReadError::of(error, self.at, self.marks.progress().trimmed)))
+                let progress = self.marks.progress();
+                let trim = (progress.trimmed, progress.blocks.0);
+                Some(Err(ReadError::of(error, self.at, trim)))
             }
         }
     }

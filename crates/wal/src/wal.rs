@@ -203,7 +203,7 @@ impl Wal {
                 let mut read =
                     |place: u64, bytes: &mut [u8]| Ok(stream.read(ring.lba(place), bytes, None)?);
                 next_of(&mut walk, &mut read)
-                    .map_err(|error| ReadError::of(error, from, end.trim))?
+                    .map_err(|error| ReadError::of(error, from, (end.trim, end.oldest)))?
             }
         };
         let in_doubt = Vec::new();

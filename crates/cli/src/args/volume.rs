@@ -147,7 +147,8 @@ numbers of groups kept and dropped, and the zeroed blocks.
 In-place updates of dropped groups can't be undone: their blocks may hold the old content or the new.
 They are listed, and the stream stays closed until the list is confirmed with --acknowledge.
 
-It may be stopped at any point and run again; the result is the same.
+It may be stopped at any point and run again; the result is the same. With --save-undone, name
+another file then: the first one may be the only copy of blocks that are zeroed by now.
 
 Examples:
   rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --dry-run         changes nothing
