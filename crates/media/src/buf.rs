@@ -210,6 +210,10 @@ mod tests {
     #[test]
     fn a_buffer_that_is_too_large_is_refused() {
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            // Miri ends a test that asks for more memory than there is; the other two are no layouts.
+            if cfg!(miri) && len == 1 << 60 {
+                continue;
+            }
             assert!(AlignedBuf::try_zeroed(len).is_none(), "{len}");
         }
         let mut buf = AlignedBuf::try_zeroed(3 << 12).unwrap();
