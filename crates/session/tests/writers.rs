@@ -7,16 +7,16 @@ extern crate alloc;
 #[path = "../src/target/writers.rs"]
 mod writers;
 
-mod shared {
+mod ids {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub(super) struct ConnId(pub(super) u64);
 }
 
+use ids::ConnId;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use shared::ConnId;
 use writers::{Noted, Writers};
 
 const WRITER: ConnId = ConnId(1);

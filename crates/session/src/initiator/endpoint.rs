@@ -2,10 +2,28 @@
 //! or the [`AssociationManager`](super::manager::AssociationManager) that it becomes. The program
 //! around them has the sockets and the clock, and drives both by the same calls.
 
+use alloc::string::String;
+
 use riopipe_order::attribute::StreamId;
 
-use super::association::{ConnectFailure, ConnectionEnd, ControlQueue};
 use crate::outbox::Outbox;
+
+/// A connection of an association that belongs to no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ControlQueue {
+    /// The queue to the discovery service of the same address, while no subsystem is named.
+    Discovery,
+    /// The admin queue.
+    Admin,
+    /// I/O queue [`DRIVES_QUEUE`](super::association::DRIVES_QUEUE): labels, undo, and saving data
+    /// that will be undone.
+    Drives,
+}
+
+impl ControlQueue {
+    /// All control queues, in the order in which their connections must be served.
+    pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
+}
 
 /// A connection that must be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,6 +32,20 @@ pub enum ConnectionId {
     Control(ControlQueue),
     /// A connection of a stream.
     Stream(StreamId),
+}
+
+/// No connection could be made. The text is from the program that tried, and names the address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConnectFailure(pub String);
+
+/// How a connection ended, as the program that has the socket reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The target closed it, and nothing broke.
+    Closed,
+    /// It broke. The text is from the program that has the socket.
+    Broken(String),
 }
 
 /// See the [module](self). All times are nanoseconds of one monotonic clock.

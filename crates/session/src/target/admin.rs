@@ -1,4 +1,12 @@
-//! The admin queue: the controller's properties, keep alive, events, and Rio's claims.
+//! The admin queue: the controller's properties, keep alive, events, and Rio's own commands.
+//!
+//! `properties.rs` has the properties, `identify.rs` the pages that describe the target,
+//! `ownership.rs` the commands of ownership, and `recovery.rs` those of a recovery.
+
+mod identify;
+mod ownership;
+mod properties;
+mod recovery;
 
 use alloc::vec::Vec;
 
@@ -6,12 +14,13 @@ use riopipe_nvme::command::{Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature;
 
+use self::ownership::Waiting;
+use super::closed::Closed;
 use super::commands::Stage;
-use super::conn::{Closed, LocalAddress};
 use super::context::{Context, in_capsule};
 use super::env::TargetEnv;
+use super::identity::LocalAddress;
 use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS};
-use super::ownership::Waiting;
 use crate::outbox::Outbox;
 use crate::wire;
 use crate::wire::list::SETTLE_LEN;
@@ -19,11 +28,11 @@ use crate::wire::list::SETTLE_LEN;
 /// The part of a connection that is an admin queue.
 #[derive(Debug)]
 pub(super) struct Admin {
-    pub(super) discovery: bool,
+    discovery: bool,
     /// The address through which the host connected.
-    pub(super) local: Option<LocalAddress>,
-    pub(super) cc: Cc,
-    pub(super) csts: Csts,
+    local: Option<LocalAddress>,
+    cc: Cc,
+    csts: Csts,
     /// Keep Alive Timeout, milliseconds; 0 for none.
     pub(super) kato_ms: u32,
     /// Asynchronous Event Requests held.
@@ -33,7 +42,7 @@ pub(super) struct Admin {
     /// recovery, write atomicity.
     idle_features: [(u8, u32); 4],
     /// Claims and releases that wait for other connections.
-    pub(super) waiting: Vec<Waiting>,
+    waiting: Vec<Waiting>,
 }
 
 impl Admin {
@@ -52,7 +61,7 @@ impl Admin {
     }
 
     /// A controller reset (CC.EN cleared): drops the held event requests and the features.
-    pub(super) fn reset(&mut self) {
+    fn reset(&mut self) {
         self.events.clear();
         self.event_config = 0;
         self.idle_features = IDLE_FEATURES;
@@ -294,7 +303,7 @@ fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
 }
 
 /// The timeout that a host requests, in whole steps (KAS).
-pub(super) const fn rounded_kato(ms: u32) -> u32 {
+const fn rounded_kato(ms: u32) -> u32 {
     match ms.checked_next_multiple_of(KEEP_ALIVE_STEP_MS) {
         Some(rounded) => rounded,
         None => u32::MAX,

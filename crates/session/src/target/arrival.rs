@@ -8,10 +8,10 @@ use riopipe_order::attribute::{Attribute, Kind, Member};
 use riopipe_order::gate::{Step, Ticket};
 use riopipe_order::probe::{self, Rare};
 
+use super::capsule::Capsule;
+use super::closed::Closed;
 use super::commands::{Command, Data, Stage};
-use super::conn::Closed;
 use super::context::{Context, fenced_owner, in_capsule};
-use super::dispatch::Capsule;
 use super::env::TargetEnv;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::ordered::OrderedQueue;

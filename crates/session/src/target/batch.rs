@@ -14,7 +14,8 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::commands::{Command, Data, Stage};
 use super::context::Context;
-use super::env::{OpId, TargetEnv, status_of};
+use super::env::{TargetEnv, status_of};
+use super::ids::OpId;
 use super::ordered::OrderedQueue;
 use super::plain::zero;
 use crate::outbox::Outbox;

@@ -1,6 +1,6 @@
 //! The commands of one queue that are in flight: one table of fixed size, found by index.
 //!
-//! The index is the operation's at the drives ([`OpId`](super::env::OpId)), the tag of an R2T, and
+//! The index is the operation's at the drives ([`OpId`](super::ids::OpId)), the tag of an R2T, and
 //! the gate's ticket.
 
 use alloc::boxed::Box;

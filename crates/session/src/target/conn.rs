@@ -1,48 +1,39 @@
 //! One connection of a target: bytes in, device operations and bytes out.
+//!
+//! `dispatch.rs` passes commands to the part that carries them out, `fabrics.rs` connects the
+//! queue, and `fencing.rs` begins and ends its stream.
+
+mod dispatch;
+mod fabrics;
+mod fencing;
 
 use alloc::boxed::Box;
-use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
 use riopipe_nvme::Crc32c;
-use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, IcReq, IcResp, PduError, Role, Rx, TermReq, Tx};
+use riopipe_nvme::pdu::{CAPSULE_CMD_LEN, IcReq, IcResp, PduError, Role, Rx, Tx};
 use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
+use self::fencing::Fences;
 use super::admin::Admin;
 use super::budget::Reservation;
+use super::capsule::Capsule;
+use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, shared};
-use super::dispatch::Capsule;
-use super::env::{Event, OpId, TargetEnv};
-use super::fencing::Fences;
+use super::env::{Event, TargetEnv};
+use super::identity::LocalAddress;
+use super::ids::{ConnId, OpId};
 use super::limits::{
     ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
     UNSENT_BYTES_MAX,
 };
-use super::notices::Notice;
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
-use super::shared::{ConnId, last_received};
+use super::shared::{Notice, last_received};
 use crate::outbox::Outbox;
-
-/// Why a connection ends. If the host gets an answer, it is in the outbox already.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Closed {
-    /// The host broke the protocol. A termination request informs it (T18).
-    #[error("the host broke the protocol: {0}")]
-    Protocol(#[from] PduError),
-    /// The host sent a termination request.
-    #[error("the host ended the connection (fatal error status {}, information {:#x})", .0.fes, .0.fei)]
-    ByHost(TermReq),
-    /// A time limit has passed (T18).
-    #[error("{0}")]
-    Stalled(&'static str),
-    /// The association has ended, or the target stops.
-    #[error("{0}")]
-    Ended(&'static str),
-}
 
 /// One connection, from its ICReq to its last device operation.
 ///
@@ -56,17 +47,17 @@ pub enum Closed {
 /// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
     /// The state that its parts share.
-    pub(super) cx: Context<E>,
+    cx: Context<E>,
     /// The part that carries out plain I/O commands.
-    pub(super) plain: PlainIo,
+    plain: PlainIo,
     /// The part that carries a stream, from Bind until the stream is released.
-    pub(super) ordered: Option<Box<OrderedQueue<E>>>,
+    ordered: Option<Box<OrderedQueue<E>>>,
     /// The part that is an admin queue, if Connect has made the connection an admin queue.
-    pub(super) admin: Option<Box<Admin>>,
-    pub(super) rx: Rx,
+    admin: Option<Box<Admin>>,
+    rx: Rx,
     /// Nothing is received, because there is no memory for the answers.
     is_starved: bool,
-    pub(super) fences: Fences,
+    fences: Fences,
     drained: bool,
     /// The time at which the connection was accepted, or the last whole PDU consumed.
     progress: u64,
@@ -75,16 +66,7 @@ pub struct TargetConn<E: TargetEnv> {
     /// The time since which the peer has taken no bytes that wait for it.
     unsent_since: Option<u64>,
     /// The address through which the host connected, until Connect.
-    pub(super) local: Option<LocalAddress>,
-}
-
-/// An address of this machine, as text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LocalAddress {
-    /// The address.
-    pub traddr: String,
-    /// Whether it is IPv6.
-    pub ipv6: bool,
+    local: Option<LocalAddress>,
 }
 
 impl<E: TargetEnv> TargetConn<E> {
@@ -433,7 +415,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.drained = true;
     }
 
-    pub(super) fn initialize(
+    fn initialize(
         &mut self,
         request: &IcReq,
         env: &mut E,

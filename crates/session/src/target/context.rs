@@ -11,11 +11,12 @@ use riopipe_nvme::pdu::{DataHdr, PduError, Tx};
 use riopipe_order::probe::{self, Rare};
 
 use super::budget::Reservation;
+use super::closed::Closed;
 use super::commands::{Commands, Stage};
-use super::conn::Closed;
 use super::env::{Event, TargetEnv};
+use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
-use super::shared::{ConnId, Shared};
+use super::shared::Shared;
 use super::standing::Standing;
 use super::writers::Noted;
 use crate::outbox::Outbox;

@@ -3,10 +3,11 @@
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status};
 use riopipe_order::block_device::{BlockDevice, Submitted};
 
+use super::closed::Closed;
 use super::commands::Stage;
-use super::conn::Closed;
 use super::context::{Context, in_capsule};
-use super::env::{OpId, TargetEnv, status_of};
+use super::env::{TargetEnv, status_of};
+use super::ids::OpId;
 use super::plain::PlainIo;
 use crate::outbox::Outbox;
 

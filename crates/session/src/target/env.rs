@@ -7,36 +7,9 @@ use riopipe_order::block_device::{self, BlockDevice, IoError};
 use riopipe_order::gate::Cause;
 use riopipe_order::region::Region;
 
-use super::shared::{ConnId, Shared};
+use super::ids::ConnId;
+use super::shared::Shared;
 use crate::stages::Spent;
-
-/// Names a device operation of a connection. The environment keeps it and hands it back. The upper
-/// 48 bits are the `key` that the connection was given, so that it is found again. The lower 16 are
-/// the connection's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OpId(pub u64);
-
-impl OpId {
-    /// Bits that belong to the connection.
-    pub const SLOT_BITS: u32 = 16;
-
-    /// The key of the connection.
-    #[must_use]
-    #[inline]
-    pub const fn key(self) -> u64 {
-        self.0 >> Self::SLOT_BITS
-    }
-
-    #[inline]
-    pub(super) const fn new(key: u64, slot: u16) -> Self {
-        Self(key << Self::SLOT_BITS | slot as u64)
-    }
-
-    #[inline]
-    pub(super) const fn slot(self) -> u16 {
-        self.0 as u16
-    }
-}
 
 /// The status of a command whose device operation failed.
 #[must_use]
@@ -73,8 +46,9 @@ pub trait TargetEnv {
     fn now(&self) -> u64;
     /// A buffer of exactly `len` bytes with any contents; `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
-    /// The drive of a namespace. Operations are named by [`OpId`], as numbers. The result of one
-    /// that ends later is handed to [`TargetConn::device_done`](super::TargetConn::device_done).
+    /// The drive of a namespace. Operations are named by [`OpId`](super::OpId), as numbers. The
+    /// result of one that ends later is handed to
+    /// [`TargetConn::device_done`](super::TargetConn::device_done).
     fn device(&mut self, ns: usize) -> &mut Self::Device;
     /// The shared state of all connections, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;

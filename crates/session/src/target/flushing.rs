@@ -6,7 +6,8 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::commands::Stage;
 use super::context::{Context, shared};
-use super::env::{OpId, TargetEnv};
+use super::env::TargetEnv;
+use super::ids::OpId;
 
 impl<E: TargetEnv> Context<E> {
     /// Submits the FLUSH of a command.

@@ -11,55 +11,43 @@
 mod admin;
 mod arrival;
 mod batch;
-mod binding;
 mod budget;
-mod claims;
+mod capsule;
+mod closed;
 mod commands;
 mod conn;
 mod context;
-mod controllers;
 mod core;
 mod dataset;
-mod dispatch;
 mod env;
-mod fabrics;
-mod fencing;
 mod flushes;
 mod flushing;
 mod guard;
-mod identify;
-mod lease;
+mod identity;
+mod ids;
 pub mod limits;
-mod listing;
-mod log_opening;
 mod namespace;
-mod notices;
 mod ordered;
-mod ownership;
 mod plain;
-mod properties;
-mod release;
-mod settlement;
 mod shared;
 mod standing;
 mod sync;
 mod tracer;
 mod transfer;
-mod unlogged;
-mod volume;
+mod volumes;
 mod writers;
 
 pub use self::core::{
     Action, BoundedDevice, ConnKey, Connection, CoreConfig, Input, Interest, Message, Place,
     Places, QueueCounts, TargetCore, Transport,
 };
-pub use claims::{Owner, Split, Volumes};
-pub use conn::{Closed, LocalAddress, TargetConn};
-pub use controllers::{AttachError, Controller};
-pub use env::{Event, OpId, TargetEnv, status_of};
-pub use log_opening::{Found, Opened};
+pub use closed::Closed;
+pub use conn::TargetConn;
+pub use env::{Event, TargetEnv, status_of};
+pub use identity::{DiscoveryPort, Identity, LocalAddress};
+pub use ids::{ConnId, OpId};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
-pub use notices::Notice;
-pub use shared::{ConnId, DiscoveryPort, Identity, Shared};
+pub use shared::{AttachError, Controller, Notice, Shared};
+pub use volumes::{Found, Opened, Owner, Split, Volumes};

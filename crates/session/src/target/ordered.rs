@@ -16,9 +16,9 @@ use super::commands::Commands;
 use super::context::{Context, fenced_owner};
 use super::env::TargetEnv;
 use super::limits::SEQ_MAX;
-use super::listing::Listing;
 use super::namespace::Namespaces;
 use super::tracer::Tracer;
+use super::volumes::{Listing, check_len, page, unreadable};
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -198,6 +198,22 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
         };
         cx.respond(sqe.cid(), status, 0, out);
+    }
+
+    /// List: a page of the stream that this queue carries.
+    pub(super) fn list(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+        let (_, from, len) = wire::list_of(sqe);
+        let page = match check_len(len) {
+            _ if cx.is_fenced => Err(fenced_owner()),
+            Err(status) => Err(status),
+            Ok(()) => {
+                page(&mut self.listing, &self.log, from, len).map_err(|error| unreadable(&error))
+            }
+        };
+        match page {
+            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
+            Err(status) => cx.respond(sqe.cid(), status, 0, out),
+        }
     }
 
     /// Reports to the gate the FLUSHes of its drives that failed on any other connection (T22).

@@ -5,10 +5,11 @@ use riopipe_nvme::pdu::DataHdr;
 use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
 use riopipe_order::probe::{self, Plant};
 
+use super::closed::Closed;
 use super::commands::Stage;
-use super::conn::Closed;
 use super::context::{Context, fenced_owner, in_capsule};
-use super::env::{OpId, TargetEnv, status_of};
+use super::env::{TargetEnv, status_of};
+use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use crate::outbox::Outbox;
 

@@ -6,8 +6,10 @@
 //! is left here, and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on
 //! any core.
 
+mod controllers;
+mod notices;
+
 use alloc::collections::BTreeMap;
-use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -16,110 +18,51 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::region::{Region, RegionError};
 
-use super::binding::{Binding, Bound};
+pub(super) use self::controllers::Attached;
+pub use self::controllers::{AttachError, Controller};
+use self::notices::Fence;
+pub use self::notices::Notice;
 use super::budget::{Budget, Reservation};
-use super::claims::{Owner, Refusal, Volumes};
-use super::controllers::Controller;
+use super::identity::{DiscoveryPort, Identity};
+use super::ids::ConnId;
 use super::limits::MEMORY_BYTES;
 use super::namespace::Namespaces;
-use super::notices::{Fence, Notice};
-use super::volume::Volume;
+use super::volumes::{Binding, Bound, Owner, Refusal, Volume, Volumes};
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
 
-/// The id of one connection, unique in an incarnation of the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnId(pub u64);
-
-/// The identity and the settings of the subsystem.
-#[derive(Clone, Debug)]
-pub struct Identity {
-    /// The subsystem's NQN.
-    pub subnqn: String,
-    /// Serial number, at most 20 ASCII characters.
-    pub serial: String,
-    /// Model, at most 40 ASCII characters.
-    pub model: String,
-    /// Firmware revision, at most 8 ASCII characters.
-    pub firmware: String,
-    /// The hosts that may connect; `None` for any.
-    pub allowed_hosts: Option<Vec<String>>,
-    /// Refuse connections without header digests.
-    pub require_header_digest: bool,
-    /// Refuse connections without data digests.
-    pub require_data_digest: bool,
-    /// The addresses of the subsystem: the records of the discovery log.
-    pub ports: Vec<DiscoveryPort>,
-    /// Most I/O queues per controller.
-    pub io_queues: u16,
-}
-
-impl Identity {
-    /// A subsystem that allows every host, needs no digests, lists no port, and allows 16 I/O
-    /// queues: for tests and the simulator.
-    #[must_use]
-    pub fn open_to_all(subnqn: impl Into<String>, serial: impl Into<String>) -> Self {
-        Self {
-            subnqn: subnqn.into(),
-            serial: serial.into(),
-            model: "Rio target".into(),
-            firmware: "0.1".into(),
-            allowed_hosts: None,
-            require_header_digest: false,
-            require_data_digest: false,
-            ports: Vec::new(),
-            io_queues: 16,
-        }
-    }
-}
-
-/// An address of the subsystem, as discovery reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiscoveryPort {
-    /// Port id.
-    pub portid: u16,
-    /// The address, as text.
-    pub traddr: String,
-    /// The TCP port, as text.
-    pub trsvcid: String,
-    /// Whether the address is IPv6.
-    pub ipv6: bool,
-    /// Only the discovery service answers there.
-    pub discovery_only: bool,
-}
-
 /// A connection that has become a queue.
 #[derive(Debug)]
-pub(super) struct ConnEntry {
-    pub(super) cntlid: u16,
-    pub(super) qid: u16,
+struct ConnEntry {
+    cntlid: u16,
+    qid: u16,
     /// Bytes set aside for its in-capsule data (T28).
-    pub(super) capsules: usize,
-    pub(super) notices: Vec<Notice>,
+    capsules: usize,
+    notices: Vec<Notice>,
 }
 
 /// The state that connections share.
 pub struct Shared<R: Region> {
-    pub(super) identity: Arc<Identity>,
+    identity: Arc<Identity>,
     pub(super) namespaces: Arc<Namespaces>,
-    pub(super) controllers: BTreeMap<u16, Controller>,
-    pub(super) conns: BTreeMap<ConnId, ConnEntry>,
-    pub(super) fences: BTreeMap<u64, Fence>,
-    pub(super) writers: Writers,
-    pub(super) budget: Arc<Budget>,
+    controllers: BTreeMap<u16, Controller>,
+    conns: BTreeMap<ConnId, ConnEntry>,
+    fences: BTreeMap<u64, Fence>,
+    writers: Writers,
+    budget: Arc<Budget>,
     /// Bytes set aside for the in-capsule data of I/O queues.
-    pub(super) capsules: usize,
-    pub(super) next_cntlid: u16,
-    pub(super) next_assoc: u64,
-    pub(super) next_fence: u64,
+    capsules: usize,
+    next_cntlid: u16,
+    next_assoc: u64,
+    next_fence: u64,
     /// By namespace: connections with a FLUSH whose success is in doubt (T29).
-    pub(super) doubting: BTreeMap<usize, Vec<ConnId>>,
+    doubting: BTreeMap<usize, Vec<ConnId>>,
     /// Connections to wake once the lock is released.
-    pub(super) wake: Vec<ConnId>,
+    wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
     pub(super) volumes: Volumes<R>,
-    pub(super) discovery_generation: u64,
+    discovery_generation: u64,
 }
 
 impl<R: Region> Shared<R> {

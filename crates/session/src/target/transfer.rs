@@ -4,8 +4,8 @@
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, R2t};
 
+use super::closed::Closed;
 use super::commands::Stage;
-use super::conn::Closed;
 use super::context::Context;
 use super::env::TargetEnv;
 use super::limits::TRANSFER_BUDGET;

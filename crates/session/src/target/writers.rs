@@ -20,7 +20,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::shared::ConnId;
+use super::ids::ConnId;
 
 /// Connections that have written, or carried a stream, by namespace. A connection stays in it until
 /// it is drained.

@@ -6,22 +6,9 @@ use core::fmt;
 use core::time::Duration;
 
 use crate::initiator::attach;
+use crate::initiator::endpoint::ConnectFailure;
 use crate::initiator::keep_alive::Loss;
 use crate::initiator::queue_pair::{SessionError, SubmitError};
-
-/// No connection could be made. The text is from the program that tried, and names the address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConnectFailure(pub String);
-
-/// How a connection ended, as the program that has the socket reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConnectionEnd {
-    /// The target closed it, and nothing broke.
-    Closed,
-    /// It broke. The text is from the program that has the socket.
-    Broken(String),
-}
 
 /// Why an association could not be set up, or has ended. For the queue to the drives: why it
 /// failed.

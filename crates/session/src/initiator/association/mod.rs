@@ -43,31 +43,16 @@ use riopipe_nvme::fabrics::DISCOVERY_NQN;
 use riopipe_order::probe::{self, Plant};
 
 use self::commands::Commands;
-pub use self::error::{AskError, AssociationError, ConnectFailure, ConnectionEnd};
+pub use self::error::{AskError, AssociationError};
 use self::queues::Drives;
 pub use self::queues::{DRIVES_COMMANDS, DRIVES_QUEUE};
 use super::attach::{Attach, Controller};
 use super::discover::Discover;
+pub use super::endpoint::{ConnectFailure, ConnectionEnd, ControlQueue};
 use super::endpoint::{ConnectionId, Endpoint};
 use super::keep_alive::KeepAlive;
 use super::queue_pair::{Data, IoQueue, QpConfig, QueuePair};
 use crate::outbox::Outbox;
-
-/// A connection of an association that belongs to no stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ControlQueue {
-    /// The queue to the discovery service of the same address, while no subsystem is named.
-    Discovery,
-    /// The admin queue.
-    Admin,
-    /// I/O queue [`DRIVES_QUEUE`]: labels, undo, and saving data that will be undone.
-    Drives,
-}
-
-impl ControlQueue {
-    /// All control queues, in the order in which their connections must be served.
-    pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
-}
 
 /// The configuration of an association.
 #[derive(Clone, Debug)]

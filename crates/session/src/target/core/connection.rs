@@ -4,9 +4,10 @@ use alloc::string::{String, ToString};
 
 use riopipe_order::block_device::IoError;
 
-use super::super::conn::{LocalAddress, TargetConn};
-use super::super::env::{OpId, TargetEnv};
-use super::super::shared::ConnId;
+use super::super::conn::TargetConn;
+use super::super::env::TargetEnv;
+use super::super::identity::LocalAddress;
+use super::super::ids::{ConnId, OpId};
 use super::places::Place;
 use crate::outbox::Outbox;
 

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use riopipe_order::probe::{self, Plant};
 
 use super::super::env::TargetEnv;
-use super::super::shared::ConnId;
+use super::super::ids::ConnId;
 use super::connection::Connection;
 
 /// A message from one core to another, or to itself.

@@ -36,9 +36,9 @@ use alloc::vec::Vec;
 use riopipe_nvme::Crc32c;
 use riopipe_order::block_device::IoError;
 
-use super::conn::LocalAddress;
-use super::env::{Event, OpId, TargetEnv};
-use super::shared::ConnId;
+use super::env::{Event, TargetEnv};
+use super::identity::LocalAddress;
+use super::ids::{ConnId, OpId};
 use crate::outbox::Outbox;
 
 pub use action::Action;

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::super::shared::ConnId;
+use super::super::ids::ConnId;
 
 /// Places for connections, of all cores of a target together.
 ///

@@ -1,37 +1,18 @@
 //! The dispatch of incoming PDUs and commands to the part of the connection that carries them out.
 
-use core::ops::Range;
-
 use riopipe_nvme::command::{Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, Parsed, Pdu, PduError};
 use riopipe_order::block_device::IoError;
 use riopipe_order::probe::{self, Plant};
 
-use super::commands::Stage;
-use super::conn::{Closed, TargetConn};
-use super::context::fenced_owner;
-use super::env::TargetEnv;
+use super::TargetConn;
 use crate::outbox::Outbox;
+use crate::target::capsule::Capsule;
+use crate::target::closed::Closed;
+use crate::target::commands::Stage;
+use crate::target::context::fenced_owner;
+use crate::target::env::TargetEnv;
 use crate::wire;
-
-/// One command capsule in the receive buffer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Capsule<'a> {
-    pub(super) sqe: &'a Sqe,
-    /// Its in-capsule data.
-    pub(super) data: &'a [u8],
-    /// Where that data begins in the receive buffer, in bytes.
-    pub(super) data_at: usize,
-    pub(super) digest_ok: bool,
-}
-
-impl<'a> Capsule<'a> {
-    /// The capsule of `sqe`, with its data at `data` in the receive buffer `buf`.
-    #[inline]
-    pub(super) fn new(sqe: &'a Sqe, buf: &'a [u8], data: Range<usize>, digest_ok: bool) -> Self {
-        Self { sqe, data_at: data.start, data: &buf[data], digest_ok }
-    }
-}
 
 impl<E: TargetEnv> TargetConn<E> {
     /// One PDU at `at` in `buf`.

@@ -3,15 +3,15 @@
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::fabrics::{Cap, Cc, Csts, VERSION_2_0, property};
 
-use super::admin::Admin;
-use super::context::{Context, shared};
-use super::env::TargetEnv;
-use super::limits::QUEUE_ENTRIES_MAX;
-use super::notices::Notice;
+use super::Admin;
+use crate::target::context::{Context, shared};
+use crate::target::env::TargetEnv;
+use crate::target::limits::QUEUE_ENTRIES_MAX;
+use crate::target::shared::Notice;
 
 impl Admin {
     /// Property Get.
-    pub(super) fn property_get(&self, sqe: &Sqe) -> (Status, u64) {
+    pub(in crate::target) fn property_get(&self, sqe: &Sqe) -> (Status, u64) {
         let value = match (sqe.property_offset(), sqe.property_size()) {
             (property::CAP, Some(8)) => capabilities().value(),
             (property::VS, Some(4)) => u64::from(VERSION_2_0),
@@ -24,7 +24,7 @@ impl Admin {
     }
 
     /// Property Set.
-    pub(super) fn property_set<E: TargetEnv>(
+    pub(in crate::target) fn property_set<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         sqe: &Sqe,

@@ -16,8 +16,8 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
-use super::claims::{Refusal, Volumes};
-use super::volume::{Log, Volume};
+use super::Volumes;
+use super::volume::{Log, Refusal, Volume};
 use crate::wire::{self, Claim};
 
 /// The namespaces that a volume has had in this incarnation of the target.

@@ -1,7 +1,10 @@
 //! One volume in a target, and the place of its logs.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::entry::{ENTRY_BYTES, PartitionId};
 use riopipe_order::log_region::{
@@ -9,12 +12,11 @@ use riopipe_order::log_region::{
 };
 use riopipe_order::ordering_log::{SLOTS_MIN, Scan, StreamLog, partition_bytes};
 use riopipe_order::probe::{self, Plant};
-use riopipe_order::region::Region;
+use riopipe_order::region::{Region, RegionError};
 
-use super::claims::{Claimed, Owner, Refusal, Split};
-use super::lease::Lease;
-use super::limits::{FENCES_MAX, LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
-use super::shared::ConnId;
+use super::lease::{Lease, Owner};
+use crate::target::ids::ConnId;
+use crate::target::limits::{FENCES_MAX, LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use crate::wire::{self, Claim};
 
 /// Slots per stream when the claim leaves the choice to the target, if they fit: 1 MiB of log for
@@ -23,6 +25,13 @@ const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
 /// Slots per stream that are enough for a volume to leave half of the free space to others.
 const SLOTS_ENOUGH: u32 = 1 << 10;
+
+/// A refusal: the status, and the completion's result.
+pub(in crate::target) type Refusal = (Status, u64);
+
+/// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
+/// an earlier owner of a part of it still has it.
+pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
 pub(super) enum Log<R> {
     /// The target has no log region.
@@ -44,13 +53,13 @@ pub(super) enum Partition<R> {
     Damaged,
 }
 
-pub(super) struct Volume<R> {
+pub(in crate::target) struct Volume<R> {
     pub(super) id: VolumeId,
     pub(super) generation: u32,
     pub(super) streams: u16,
     pub(super) slots: u32,
     /// Its namespaces here, with its member numbers for them.
-    pub(super) members: Vec<MemberNamespace>,
+    pub(in crate::target) members: Vec<MemberNamespace>,
     pub(super) lease: Lease,
     /// How long the target keeps it for its owner after the loss of the association, milliseconds
     /// (T25).
@@ -73,6 +82,19 @@ pub(super) struct Volume<R> {
     pub(super) entered: bool,
     /// No entry of an earlier owner waits for recovery here: streams may start (T9).
     pub(super) recovered: bool,
+}
+
+/// The result of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::target) struct Claimed {
+    /// The number of this claim among the volume's claims, for
+    /// [`Volumes::enter`](super::Volumes::enter).
+    pub(in crate::target) claim: u64,
+    /// The association that ends with the claim: an earlier one of the same owner (P7), or, for a
+    /// volume without a log, that of the former owner (T8).
+    pub(in crate::target) replaced: Option<u64>,
+    /// The association of a former owner that is present and has been fenced (T8).
+    pub(in crate::target) fenced: Option<u64>,
 }
 
 impl<R: Region> Volume<R> {
@@ -99,7 +121,7 @@ impl<R: Region> Volume<R> {
 
     /// A volume of the log's directory, still without its partitions. If it has an owner, the
     /// association is lost, and the lease begins when the target starts
-    /// ([`Volumes::begin`](super::claims::Volumes::begin)).
+    /// ([`Volumes::begin`](super::Volumes::begin)).
     pub(super) fn known(record: &VolumeRecord, lost: bool) -> Self {
         Self {
             id: record.id,
@@ -147,7 +169,7 @@ impl<R: Region> Volume<R> {
 
     /// The streams that connections carry. A volume without an owner may have some: connections of
     /// an earlier owner may still be open when the last owner releases the volume.
-    pub(super) fn carried(&self) -> impl Iterator<Item = PartitionId> {
+    pub(in crate::target) fn carried(&self) -> impl Iterator<Item = PartitionId> {
         let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
         let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
         streams.map(|(stream, _)| PartitionId { volume: self.id, stream })

@@ -9,15 +9,16 @@ use riopipe_nvme::fabrics::{
     fctype,
 };
 
-use super::admin::Admin;
-use super::commands::Commands;
-use super::conn::{Closed, TargetConn};
-use super::context::{Context, Queue, shared};
-use super::controllers::{AttachError, Attached};
-use super::dispatch::Capsule;
-use super::env::{Event, TargetEnv};
-use super::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
+use super::TargetConn;
 use crate::outbox::Outbox;
+use crate::target::admin::Admin;
+use crate::target::capsule::Capsule;
+use crate::target::closed::Closed;
+use crate::target::commands::Commands;
+use crate::target::context::{Context, Queue, shared};
+use crate::target::env::{Event, TargetEnv};
+use crate::target::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
+use crate::target::shared::{AttachError, Attached};
 
 /// Why a Connect was refused, and the answer to it.
 struct Refusal {

@@ -8,7 +8,8 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::Region;
 
-use super::shared::{ConnId, Shared};
+use super::Shared;
+use crate::target::ids::ConnId;
 
 /// A request to a connection, because of an event on another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +47,7 @@ pub(super) struct Fence {
 
 impl<R: Region> Shared<R> {
     /// Leaves a notice for a connection.
-    pub(super) fn leave(&mut self, conn: ConnId, notice: Notice) {
+    pub(in crate::target) fn leave(&mut self, conn: ConnId, notice: Notice) {
         if let Some(entry) = self.conns.get_mut(&conn) {
             entry.notices.push(notice);
             self.wake.push(conn);
@@ -54,7 +55,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// The notices left for a connection.
-    pub(super) fn take_notices(&mut self, conn: ConnId) -> Vec<Notice> {
+    pub(in crate::target) fn take_notices(&mut self, conn: ConnId) -> Vec<Notice> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
@@ -63,7 +64,7 @@ impl<R: Region> Shared<R> {
     /// associations. The claimant's own I/O queues are among them, because a write of its own
     /// earlier attempt to recover is a late write, too (T8). Returns the fence, or `None` if there
     /// is nothing to wait for.
-    pub(super) fn raise_fence(
+    pub(in crate::target) fn raise_fence(
         &mut self,
         claimant: ConnId,
         volume: VolumeId,
@@ -99,7 +100,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that `conn` has no operation left for which fence `id` waits.
-    pub(super) fn acknowledge(&mut self, id: u64, conn: ConnId) {
+    pub(in crate::target) fn acknowledge(&mut self, id: u64, conn: ConnId) {
         let Some(fence) = self.fences.get_mut(&id) else {
             return;
         };
@@ -117,7 +118,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that `conn` is to check again at the next end of a round of FLUSHes of a drive (T29).
-    pub(super) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
+    pub(in crate::target) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
         let conns = self.doubting.entry(ns).or_default();
         if !conns.contains(&conn) {
             conns.push(conn);
@@ -125,14 +126,14 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that a round of FLUSHes of a drive has ended.
-    pub(super) fn flushes_accounted(&mut self, ns: usize) {
+    pub(in crate::target) fn flushes_accounted(&mut self, ns: usize) {
         for conn in self.doubting.remove(&ns).unwrap_or_default() {
             self.leave(conn, Notice::Flushes);
         }
     }
 
     /// The connections to wake because of the last changes.
-    pub(super) fn take_wake(&mut self) -> Vec<ConnId> {
+    pub(in crate::target) fn take_wake(&mut self) -> Vec<ConnId> {
         core::mem::take(&mut self.wake)
     }
 

@@ -2,25 +2,20 @@
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{Sqe, Status};
+use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::recovery::{ListedEntry, validate};
 use riopipe_order::region::Region;
 
-use super::admin::Admin;
-use super::claims::{Refusal, Volumes};
-use super::context::{Context, fenced_owner, shared};
-use super::env::TargetEnv;
-use super::ordered::OrderedQueue;
-use super::volume::Partition;
-use crate::outbox::Outbox;
+use super::Volumes;
+use super::volume::{Partition, Refusal};
 use crate::wire;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, capacity};
 
 /// The entries of one partition as they were when the first page was asked for.
-pub(super) struct Listing {
+pub(in crate::target) struct Listing {
     id: PartitionId,
     settled: bool,
     released: Seq,
@@ -85,7 +80,7 @@ impl Listing {
 }
 
 /// A page of a partition, from the rest of the last reading or from a new one.
-pub(super) fn page<R: Region>(
+pub(in crate::target) fn page<R: Region>(
     listing: &mut Option<Listing>,
     log: &StreamLog<R>,
     from: Position,
@@ -104,7 +99,7 @@ pub(super) fn page<R: Region>(
 impl<R: Region> Volumes<R> {
     /// A page of a partition that is at rest: for the owner, or for any host while no owner is
     /// present.
-    pub(super) fn list(
+    pub(in crate::target) fn list(
         &mut self,
         id: PartitionId,
         assoc: u64,
@@ -146,52 +141,9 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-impl Admin {
-    /// List: a page of a partition.
-    pub(super) fn list<E: TargetEnv>(
-        cx: &mut Context<E>,
-        sqe: &Sqe,
-        env: &mut E,
-        out: &mut Outbox<E::Buf>,
-    ) {
-        let (stream, from, len) = wire::list_of(sqe);
-        let id = PartitionId { volume: wire::volume_of(sqe), stream };
-        let assoc = cx.assoc();
-        let page = match check_len(len) {
-            Err(status) => Err((status, 0)),
-            Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
-                Err((wire::status::NO_SUCH_STREAM.with_dnr(), 0))
-            }
-            Ok(()) => shared(env, |s| s.list(id, assoc, from, len)),
-        };
-        match page {
-            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
-            Err((status, result)) => cx.respond(sqe.cid(), status, result, out),
-        }
-    }
-}
-
-impl<E: TargetEnv> OrderedQueue<E> {
-    /// List: a page of the stream that this queue carries.
-    pub(super) fn list(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
-        let (_, from, len) = wire::list_of(sqe);
-        let page = match check_len(len) {
-            _ if cx.is_fenced => Err(fenced_owner()),
-            Err(status) => Err(status),
-            Ok(()) => {
-                page(&mut self.listing, &self.log, from, len).map_err(|error| unreadable(&error))
-            }
-        };
-        match page {
-            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
-            Err(status) => cx.respond(sqe.cid(), status, 0, out),
-        }
-    }
-}
-
 /// The answer for a partition that cannot be listed. After a failed fence, the content of now may
 /// differ from the content after the next start of the target, so no decision may use it.
-fn unreadable(error: &LogError) -> Status {
+pub(in crate::target) fn unreadable(error: &LogError) -> Status {
     match error {
         LogError::Region(_) => wire::status::LOG_FAILED,
         _ => wire::status::LOG_LOST.with_dnr(),
@@ -199,7 +151,7 @@ fn unreadable(error: &LogError) -> Status {
 }
 
 /// T18: a page has a header, whole entries, and an end.
-const fn check_len(len: usize) -> Result<(), Status> {
+pub(in crate::target) const fn check_len(len: usize) -> Result<(), Status> {
     if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
         Err(Status::INVALID_FIELD.with_dnr())
     } else {

@@ -7,7 +7,8 @@ use riopipe_order::log_region::LogRegion;
 use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
 use riopipe_order::region::{Crc32c, Region};
 
-use super::claims::{Split, Volumes};
+use super::Volumes;
+use super::volume::Split;
 
 /// The content of the place of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

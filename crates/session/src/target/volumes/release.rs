@@ -9,16 +9,16 @@ use riopipe_order::log_region::{HEADER_BYTES, VolumeRecord, VolumeState};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::{Region, RegionError};
 
-use super::claims::{Refusal, Volumes};
+use super::Volumes;
 use super::lease::Lease;
-use super::namespace::Namespaces;
-use super::volume::{Log, Partition, Volume};
+use super::volume::{Log, Partition, Refusal, Volume};
+use crate::target::namespace::Namespaces;
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
     /// Whether `assoc` may release the volume: it owns it. A volume whose log is lost cannot be
     /// claimed. It has no owner, and any host may have it forgotten (T19).
-    pub(super) fn may_release(
+    pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
         assoc: u64,
@@ -38,7 +38,7 @@ impl<R: Region> Volumes<R> {
     /// If something of it is left to recover, or a fenced owner still carries a stream, its lease
     /// ends, and it is freed later (T21). If the log fails, the owner keeps it. Returns whether it
     /// is closed, with nothing left.
-    pub(super) fn release(
+    pub(in crate::target) fn release(
         &mut self,
         volume: VolumeId,
         forget: bool,
@@ -111,7 +111,7 @@ impl<R: Region> Volumes<R> {
 
     /// Notes that the owner was about to release the volume when it was lost: it will not come
     /// back.
-    pub(super) fn waive(&mut self, volume: VolumeId, assoc: u64) {
+    pub(in crate::target) fn waive(&mut self, volume: VolumeId, assoc: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
         {
             volume.lease_ms = 0;
@@ -119,7 +119,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that an association is lost: the leases of its volumes begin to run (T25).
-    pub(super) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
+    pub(in crate::target) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
         let mut any = false;
         for volume in &mut self.list {
             any |= volume.lease.lose(assoc, volume.lease_ms, now);
@@ -130,7 +130,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation of a lost association has come back.
-    pub(super) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
             any |= volume.lease.drained(assoc);
@@ -142,7 +142,12 @@ impl<R: Region> Volumes<R> {
 
     /// Notes that a claim of `volume`, or a command to forget it, has raised this fence. The fence
     /// waits for operations in flight.
-    pub(super) fn fence_raised(&mut self, volume: VolumeId, fence: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn fence_raised(
+        &mut self,
+        volume: VolumeId,
+        fence: u64,
+        namespaces: &Namespaces,
+    ) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && !probe::planted(Plant::T21EarlierOwnerForgotten)
         {
@@ -152,7 +157,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that all operations have come back for which a fence waited.
-    pub(super) fn fence_over(&mut self, fence: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn fence_over(&mut self, fence: u64, namespaces: &Namespaces) {
         let mut any = false;
         for volume in &mut self.list {
             let before = volume.fences.len();
@@ -193,12 +198,17 @@ impl<R: Region> Volumes<R> {
 
     /// Frees the volume of a guarded namespace for a host that wants to write it, if its lease has
     /// run out.
-    pub(super) fn free_namespace(&mut self, nsid: u32, namespaces: &Namespaces, now: u64) {
+    pub(in crate::target) fn free_namespace(
+        &mut self,
+        nsid: u32,
+        namespaces: &Namespaces,
+        now: u64,
+    ) {
         self.free(|volume| volume.has(nsid), namespaces, now);
     }
 
     /// Frees every volume that may be freed, at a clean stop of the target.
-    pub(super) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
+    pub(in crate::target) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
         self.free(|_| true, namespaces, now);
     }
 

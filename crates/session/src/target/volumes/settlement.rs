@@ -7,19 +7,15 @@ use riopipe_order::ordering_log::{ForgetError, LogError, SettleError, StreamLog}
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
-use super::admin::Admin;
-use super::claims::{Refusal, Volumes};
-use super::context::{Context, shared};
-use super::env::TargetEnv;
-use super::volume::{Partition, Volume};
-use crate::outbox::Outbox;
+use super::Volumes;
+use super::volume::{Partition, Refusal, Volume};
 use crate::wire;
 use crate::wire::list::{Settle, SettleStream};
 
 impl<R: Region> Volumes<R> {
     /// Settles some streams of a volume. All are checked before the first is changed. The
     /// settlement is durable before this returns. If it was interrupted, it may be repeated.
-    pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
+    pub(in crate::target) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
         let refuse = |status: Status| Err((status.with_dnr(), 0));
         let Some(volume) = self.list.iter_mut().find(|v| v.id == settle.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
@@ -119,31 +115,9 @@ fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Resul
     Ok(0)
 }
 
-impl Admin {
-    /// Settle, with its data at hand.
-    pub(super) fn settle_streams<E: TargetEnv>(
-        cx: &mut Context<E>,
-        index: u16,
-        data: &[u8],
-        env: &mut E,
-        out: &mut Outbox<E::Buf>,
-    ) {
-        let Some(settle) = Settle::decode(data) else {
-            return cx.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
-        };
-        let assoc = cx.assoc();
-        let settled = shared(env, |s| s.settle(&settle, assoc));
-        let (status, result) = settled.err().unwrap_or((Status::SUCCESS, 0));
-        if !status.is_ok() {
-            cx.trouble_with("settle refused", status, env);
-        }
-        cx.answer(index, status, result, out);
-    }
-}
-
 impl Settle {
     /// The partitions that are named.
-    pub(super) fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+    pub(in crate::target) fn partitions(&self) -> impl Iterator<Item = PartitionId> {
         self.streams.iter().map(|s| PartitionId { volume: self.volume, stream: s.stream })
     }
 }

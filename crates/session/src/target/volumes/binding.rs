@@ -10,31 +10,31 @@ use riopipe_order::ordering_log::{BindError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
-use super::claims::{Refusal, Volumes};
-use super::namespace::Namespaces;
-use super::shared::ConnId;
-use super::volume::{Log, Partition};
+use super::Volumes;
+use super::volume::{Log, Partition, Refusal};
+use crate::target::ids::ConnId;
+use crate::target::namespace::Namespaces;
 use crate::wire;
 
 /// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Binding {
+pub(in crate::target) struct Binding {
     /// Resume with the content of the log (P7), instead of starting anew.
-    pub(super) resume: bool,
-    pub(super) generation: u32,
-    pub(super) released: Seq,
+    pub(in crate::target) resume: bool,
+    pub(in crate::target) generation: u32,
+    pub(in crate::target) released: Seq,
 }
 
 /// A stream that was bound.
-pub(super) struct Bound<R> {
-    pub(super) log: StreamLog<R>,
-    pub(super) members: Vec<MemberNamespace>,
-    pub(super) incarnation: u32,
+pub(in crate::target) struct Bound<R> {
+    pub(in crate::target) log: StreamLog<R>,
+    pub(in crate::target) members: Vec<MemberNamespace>,
+    pub(in crate::target) incarnation: u32,
 }
 
 impl<R: Region> Volumes<R> {
     /// Hands the log of a stream to a connection.
-    pub(super) fn bind(
+    pub(in crate::target) fn bind(
         &mut self,
         conn: ConnId,
         assoc: u64,
@@ -126,7 +126,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// The connection that carries a stream.
-    pub(super) fn carrier(&self, id: PartitionId) -> Option<ConnId> {
+    pub(in crate::target) fn carrier(&self, id: PartitionId) -> Option<ConnId> {
         match self.find(id.volume)?.partitions.get(usize::from(id.stream.0))? {
             Partition::Bound { conn, .. } => Some(*conn),
             Partition::Home { .. } | Partition::Damaged => None,
@@ -134,7 +134,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Takes the log of a stream back from a connection, with its live `entries`.
-    pub(super) fn return_log(
+    pub(in crate::target) fn return_log(
         &mut self,
         conn: ConnId,
         log: StreamLog<R>,
@@ -159,7 +159,7 @@ impl<R: Region> Volumes<R> {
 }
 
 /// The number of entries of a log that are not released.
-pub(super) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
+pub(in crate::target) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
     if log.free() == log.slots() {
         return 0;
     }

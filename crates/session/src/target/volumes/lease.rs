@@ -12,10 +12,21 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::log_region::{VolumeRecord, VolumeState};
 use riopipe_order::probe::{self, Plant};
 
-use super::claims::Owner;
-
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
+
+/// The owner of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The association.
+    pub assoc: u64,
+    /// Its controller.
+    pub cntlid: u16,
+    /// The host's name.
+    pub hostnqn: String,
+    /// The host's id.
+    pub hostid: [u8; 16],
+}
 
 /// The lease of a volume.
 #[derive(Debug)]

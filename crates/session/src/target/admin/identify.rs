@@ -9,17 +9,17 @@ use riopipe_nvme::fabrics::{CNTLID_ANY, DISCOVERY_NQN, VERSION_2_0};
 use riopipe_nvme::identify::{self, Controller, Descriptors, Namespace, NvmController, cns};
 use riopipe_nvme::log_page;
 
-use super::admin::Admin;
-use super::conn::{Closed, LocalAddress};
-use super::context::Context;
-use super::env::TargetEnv;
-use super::limits::{
+use super::Admin;
+use crate::outbox::Outbox;
+use crate::target::closed::Closed;
+use crate::target::context::Context;
+use crate::target::env::TargetEnv;
+use crate::target::identity::{DiscoveryPort, Identity, LocalAddress};
+use crate::target::limits::{
     ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
     QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
-use super::namespace::{NSID_MAX, NamespaceConfig};
-use super::shared::{DiscoveryPort, Identity};
-use crate::outbox::Outbox;
+use crate::target::namespace::{NSID_MAX, NamespaceConfig};
 
 /// NMIC bit 0: several controllers may have the namespace.
 const SHARED_NAMESPACE: u8 = 1;

@@ -9,13 +9,13 @@ use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::entry::PartitionId;
 use riopipe_order::probe::{self, Plant, Rare};
 
-use super::binding::{Binding, live_entries};
-use super::conn::TargetConn;
-use super::context::shared;
-use super::env::TargetEnv;
-use super::limits::SEQ_MAX;
-use super::ordered::OrderedQueue;
+use super::TargetConn;
 use crate::outbox::Outbox;
+use crate::target::context::shared;
+use crate::target::env::TargetEnv;
+use crate::target::limits::SEQ_MAX;
+use crate::target::ordered::OrderedQueue;
+use crate::target::volumes::{Binding, live_entries};
 use crate::wire;
 
 /// The fences for which other connections have asked this one to drain. They are served in rounds:

@@ -1,229 +1,31 @@
-//! Volumes: their owners, generations, and the places of their stream logs (T8, T21).
-//!
-//! `binding.rs` binds streams, `listing.rs` and `settlement.rs` serve recovery, and `release.rs`
-//! frees volumes.
+//! Claims: a volume gets an owner, and if need be its partitions of the log (T8, T21).
 
-use alloc::boxed::Box;
-use alloc::string::{String, ToString};
+use alloc::string::ToString;
 use alloc::vec::Vec;
-use core::ops::Range;
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
-use riopipe_order::log_region::{
-    AddError, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VOLUMES_MAX, VolumeRecord,
-};
+use riopipe_order::log_region::{AddError, MEMBERS_MAX, NewVolume, VOLUMES_MAX};
 use riopipe_order::ordering_log::{FormatError, LogError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
-use riopipe_order::region::{Crc32c, Region, RegionError};
+use riopipe_order::region::{Region, RegionError};
 
-use super::lease::Lease;
-use super::limits::LEASE_MS_MAX;
-use super::listing::Listing;
-use super::namespace::Namespaces;
-use super::unlogged::Taken;
-use super::volume::{Log, Partition, Volume, chosen_slots, most_slots, too_many, too_small};
-use crate::wire::{self, Claim, VolumeStatus};
-
-/// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
-/// an earlier owner of a part of it still has it.
-pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
-
-/// The owner of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// The association.
-    pub assoc: u64,
-    /// Its controller.
-    pub cntlid: u16,
-    /// The host's name.
-    pub hostnqn: String,
-    /// The host's id.
-    pub hostid: [u8; 16],
-}
-
-/// A refusal: the status, and the completion's result.
-pub(super) type Refusal = (Status, u64);
-
-/// All volumes that the target knows, and the log region.
-pub struct Volumes<R> {
-    pub(super) list: Vec<Volume<R>>,
-    pub(super) log: Log<R>,
-    /// The list of which a host has had a page, but not the last.
-    pub(super) listing: Option<Listing>,
-    pub(super) taken: Taken,
-    /// The volumes of a lost log that was given up and replaced by this one.
-    pub(super) former: Vec<VolumeRecord>,
-    crc: Crc32c,
-}
-
-/// The result of a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claimed {
-    /// The number of this claim among the volume's claims, for [`Volumes::enter`].
-    pub(super) claim: u64,
-    /// The association that ends with the claim: an earlier one of the same owner (P7), or, for a
-    /// volume without a log, that of the former owner (T8).
-    pub(super) replaced: Option<u64>,
-    /// The association of a former owner that is present and has been fenced (T8).
-    pub(super) fenced: Option<u64>,
-}
+use super::Volumes;
+use super::lease::Owner;
+use super::volume::{
+    Claimed, Log, Partition, Refusal, Volume, chosen_slots, most_slots, too_many, too_small,
+};
+use crate::target::limits::LEASE_MS_MAX;
+use crate::target::namespace::Namespaces;
+use crate::wire::{self, Claim};
 
 impl<R: Region> Volumes<R> {
-    /// A target without an ordering log.
-    #[must_use]
-    pub fn without_log(crc: Crc32c) -> Self {
-        let taken = Taken::default();
-        let (list, former) = (Vec::new(), Vec::new());
-        Self { list, log: Log::None, listing: None, taken, former, crc }
-    }
-
-    /// A target whose log region has been opened (a new incarnation has begun). Reads every
-    /// partition. The second value lists the damaged ones; their volumes are refused until the
-    /// owner accepts the loss (T19).
-    ///
-    /// A volume that is in the log's directory and was never claimed is forgotten. A crash has
-    /// interrupted its creation, and its blank partitions must not be taken for the expected ones
-    /// (T24).
-    #[must_use]
-    pub fn with_log(
-        mut region: LogRegion<R>,
-        mut split: Split<R>,
-        crc: Crc32c,
-    ) -> (Self, Vec<String>) {
-        let mut problems = Vec::new();
-        let unclaimed = region.header().volumes.iter().filter(|record| record.generation == 0);
-        let unclaimed: Vec<VolumeId> = unclaimed.map(|record| record.id).collect();
-        for id in unclaimed {
-            problems.extend(region.remove_volume(id).err().map(|error| error.to_string()));
-        }
-        let records = region.header().volumes.clone();
-        let list = records
-            .into_iter()
-            .map(|record| {
-                let mut lost = false;
-                let streams = (0..record.streams).map(StreamId);
-                let partitions = streams
-                    .filter_map(|stream| Some((stream, record.partition(stream)?)))
-                    .map(|(stream, range)| {
-                        let id = PartitionId { volume: record.id, stream };
-                        // The owner of a later claim has given up what the log knew. A crash came
-                        // before its claim was granted.
-                        let is_given_up = record.given_up > record.generation;
-                        open_partition(&mut split, range, id, is_given_up, crc).unwrap_or_else(
-                            |problem| {
-                                probe::hit(Rare::LogRefused);
-                                problems.push(problem);
-                                lost = true;
-                                Partition::Damaged
-                            },
-                        )
-                    })
-                    .collect();
-                Volume { partitions, ..Volume::known(&record, lost) }
-            })
-            .collect();
-        let log = Log::Live { region, split };
-        let (taken, former) = (Taken::default(), Vec::new());
-        (Self { list, log, listing: None, taken, former, crc }, problems)
-    }
-
-    /// Notes that the log was made in this incarnation of the target, in place of a lost one with
-    /// this header that was given up. If one of its volumes is claimed, it gets the number of log
-    /// slots that it had, unless its claim gives another number. So all of them fit again.
-    #[must_use]
-    pub fn after_loss(mut self, lost: RegionHeader) -> Self {
-        self.former = lost.volumes;
-        self
-    }
-
-    /// A target whose log region is of another boot: its volumes are known, guarded, and refused
-    /// until a host accepts the loss (T19).
-    #[must_use]
-    pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
-        let list = header.volumes.iter().map(|record| Volume::known(record, true));
-        let (list, log) = (list.collect(), Log::Lost(header));
-        let (taken, former) = (Taken::default(), Vec::new());
-        Self { list, log, listing: None, taken, former, crc }
-    }
-
-    /// The description of Rio's extension for Identify Controller.
-    #[must_use]
-    pub fn extension(&self) -> wire::Extension {
-        let header = match &self.log {
-            Log::None => None,
-            Log::Live { region, .. } => Some(region.header()),
-            Log::Lost(header) => Some(header),
-        };
-        wire::Extension {
-            version: wire::EXTENSION_VERSION,
-            log_kind: header.map(|h| h.kind),
-            incarnation: header.map_or(0, |h| h.incarnation),
-            region: header.map_or([0; 16], |h| h.uuid),
-            boot: header.map_or([0; 16], |h| h.boot),
-        }
-    }
-
-    /// The owner of a volume, if it is present.
-    #[must_use]
-    pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
-        self.find(volume)?.lease.owner()
-    }
-
-    /// The number of entries of a volume's log at rest that wait for recovery; `None` if the volume
-    /// is not known.
-    #[must_use]
-    pub fn live_entries(&self, volume: VolumeId) -> Option<u32> {
-        self.find(volume).map(Volume::unsettled)
-    }
-
-    /// Begins the leases of volumes that were found owned (T25), and sets the guards.
-    pub(super) fn begin(&mut self, namespaces: &Namespaces, now: u64) {
-        let header = match &self.log {
-            Log::None => None,
-            Log::Live { region, .. } => Some(region.header()),
-            Log::Lost(header) => Some(header),
-        };
-        for record in header.iter().flat_map(|header| &header.volumes) {
-            if let Some(volume) = self.list.iter_mut().find(|v| v.id == record.id) {
-                volume.lease = Lease::found(record, now);
-            }
-        }
-        self.reguard(namespaces);
-    }
-
-    /// The answer of the status command to association `assoc`.
-    pub(super) fn status(&self, volume: VolumeId, assoc: u64, now: u64) -> VolumeStatus {
-        let Some(v) = self.find(volume) else {
-            return VolumeStatus { volume, ..VolumeStatus::default() };
-        };
-        let kept_for = v.lease.kept_for(now);
-        VolumeStatus {
-            volume,
-            generation: v.generation,
-            known: true,
-            owned: kept_for.is_some(),
-            own: v.is_owned_by(assoc),
-            lease_left_ms: kept_for.map_or(0, |(_, left)| left),
-            unrecovered: v.unsettled() > 0,
-            kept: v.kept() > 0,
-            log_lost: v.lost,
-            damaged: v.lost && matches!(self.log, Log::Live { .. }),
-            unlogged: v.partitions.is_empty() && !v.lost,
-            streams: v.streams,
-            slots: v.slots,
-            live_entries: v.unsettled(),
-            owner: kept_for.map_or_else(String::new, |(name, _)| name.into()),
-            released: v.partitions.iter().map(Partition::released).collect(),
-        }
-    }
-
     /// Gives a volume to `host`. The generation is durable before this returns (T8).
     ///
     /// Nothing may be bound, listed or settled before the operations in flight have come back, and
     /// [`enter`](Self::enter) has been called.
-    pub(super) fn claim(
+    pub(in crate::target) fn claim(
         &mut self,
         claim: &Claim,
         host: Owner,
@@ -313,7 +115,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation that was in flight when a volume was claimed has come back (T8).
-    pub(super) fn enter(&mut self, volume: VolumeId, claim: u64) {
+    pub(in crate::target) fn enter(&mut self, volume: VolumeId, claim: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && volume.claims == claim
         {
@@ -501,38 +303,5 @@ impl<R: Region> Volumes<R> {
             Err(AddError::Shape { .. }) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
             Err(AddError::Region(_)) => Err((wire::status::LOG_FAILED, 0)),
         }
-    }
-
-    /// Whether every volume of a lost log has been given up. Then the region may be made anew.
-    #[must_use]
-    pub fn lost_log_given_up(&self) -> bool {
-        matches!(&self.log, Log::Lost(header)
-            if header.volumes.is_empty())
-    }
-
-    pub(super) fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
-        self.list.iter().find(|v| v.id == id)
-    }
-}
-
-/// Opens a partition. If it is not valid and was given up, it is begun anew (T26), as the claim
-/// that gave it up would have done.
-fn open_partition<R: Region>(
-    split: &mut Split<R>,
-    range: Range<usize>,
-    id: PartitionId,
-    is_given_up: bool,
-    crc: Crc32c,
-) -> Result<Partition<R>, String> {
-    let part = split(range.clone()).map_err(|error| error.to_string())?;
-    match StreamLog::open(part, id, crc) {
-        Ok((log, scan)) => Ok(Partition::read(log, &scan)),
-        Err(LogError::Region(error)) => Err(error.to_string()),
-        Err(_) if is_given_up => {
-            let part = split(range).map_err(|error| error.to_string())?;
-            let log = StreamLog::format(part, id, 0, crc).map_err(|error| error.to_string())?;
-            Ok(Partition::Home { log, entries: 0 })
-        }
-        Err(error) => Err(error.to_string()),
     }
 }

@@ -8,10 +8,11 @@ use core::sync::atomic::AtomicU64;
 
 use riopipe_order::region::Region;
 
-use super::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
 use super::notices::Notice;
-use super::shared::{ConnEntry, ConnId, Shared};
-use super::standing::Standing;
+use super::{ConnEntry, Shared};
+use crate::target::ids::ConnId;
+use crate::target::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
+use crate::target::standing::Standing;
 
 /// One controller: an association of a host with the subsystem.
 #[derive(Debug)]
@@ -40,11 +41,11 @@ pub struct Controller {
 
 /// The association that a new connection belongs to, and the state that all its connections share.
 #[derive(Debug)]
-pub(super) struct Attached {
-    pub(super) cntlid: u16,
-    pub(super) assoc: u64,
-    pub(super) last_received: Arc<AtomicU64>,
-    pub(super) standing: Arc<Standing>,
+pub(in crate::target) struct Attached {
+    pub(in crate::target) cntlid: u16,
+    pub(in crate::target) assoc: u64,
+    pub(in crate::target) last_received: Arc<AtomicU64>,
+    pub(in crate::target) standing: Arc<Standing>,
 }
 
 /// Why a queue cannot be connected.
@@ -91,7 +92,7 @@ impl<R: Region> Shared<R> {
         self.controllers.get(&cntlid)
     }
 
-    pub(super) fn controller_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
+    pub(in crate::target) fn controller_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
         self.controllers.get_mut(&cntlid)
     }
 
@@ -99,7 +100,7 @@ impl<R: Region> Shared<R> {
     ///
     /// # Errors
     /// [`AttachError::Full`].
-    pub(super) fn attach_admin(
+    pub(in crate::target) fn attach_admin(
         &mut self,
         conn: ConnId,
         hostnqn: &str,
@@ -144,7 +145,7 @@ impl<R: Region> Shared<R> {
     ///
     /// # Errors
     /// [`AttachError`].
-    pub(super) fn attach_io(
+    pub(in crate::target) fn attach_io(
         &mut self,
         conn: ConnId,
         cntlid: u16,
@@ -195,7 +196,7 @@ impl<R: Region> Shared<R> {
 
     /// Notes that a connection does nothing more. If it was an admin queue, its association ends
     /// with it, and the leases of its volumes begin to run.
-    pub(super) fn detach_begin(&mut self, conn: ConnId, now: u64) {
+    pub(in crate::target) fn detach_begin(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
@@ -225,7 +226,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that a connection has been drained: none of its device operations is left.
-    pub(super) fn detach(&mut self, conn: ConnId) {
+    pub(in crate::target) fn detach(&mut self, conn: ConnId) {
         let Some(entry) = self.conns.remove(&conn) else {
             return;
         };

@@ -4,13 +4,13 @@
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::VolumeId;
 
-use super::admin::Admin;
-use super::claims::{Owner, Refusal};
-use super::commands::Stage;
-use super::conn::Closed;
-use super::context::{Context, shared};
-use super::env::{Event, TargetEnv};
+use super::Admin;
 use crate::outbox::Outbox;
+use crate::target::closed::Closed;
+use crate::target::commands::Stage;
+use crate::target::context::{Context, shared};
+use crate::target::env::{Event, TargetEnv};
+use crate::target::volumes::{Owner, Refusal};
 use crate::wire::{self, Claim};
 
 /// A command that waits until other connections have drained.
@@ -149,7 +149,7 @@ impl Admin {
     }
 
     /// Notes that every operation for which one of this connection's fences waited has come back.
-    pub(super) fn fence_over<E: TargetEnv>(
+    pub(in crate::target) fn fence_over<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         fence: u64,
@@ -165,7 +165,7 @@ impl Admin {
     }
 
     /// The volumes that the host was releasing.
-    pub(super) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
+    pub(in crate::target) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
         self.waiting.iter().filter_map(|waiting| match waiting.then {
             Then::Release { volume, .. } => Some(volume),
             Then::Claimed { .. } => None,
