@@ -20,8 +20,9 @@ use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
 use crate::recovery::StreamRecovery;
-use crate::stream_shell::StreamHandle;
-use crate::target::{Signal, Target};
+use crate::signal::Signal;
+use crate::stream_handle::StreamHandle;
+use crate::target::Target;
 
 /// The shared state of streams.
 #[derive(Debug)]

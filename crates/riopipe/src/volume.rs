@@ -20,13 +20,14 @@ use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
 use crate::open::{self, OpenRequest};
-use crate::reader::{Reader, ReaderOptions};
+use crate::options::{ReaderOptions, StreamOptions};
+use crate::reader::Reader;
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::Inner;
 use crate::start::start;
 use crate::stat::{VolumeStat, VolumeStatSource};
-use crate::stream::{Stream, StreamOptions};
-use crate::stream_shell::StreamHandle;
+use crate::stream::Stream;
+use crate::stream_handle::StreamHandle;
 
 /// The options for opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
