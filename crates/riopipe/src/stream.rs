@@ -14,7 +14,7 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd
 
 pub use self::close::StreamNotClosed;
 use crate::BLOCK_BYTES;
-use crate::background::OpenStream;
+use crate::background::{Background, OpenStream};
 use crate::error::{BufError, ReadError, ReopenError, StreamError, WaitError};
 use crate::failure::{Exhausted, StreamFailure};
 use crate::options::StreamOptions;
@@ -68,6 +68,7 @@ pub struct Stream {
     pool: Pool,
     pub(crate) staged: Exclusive<Staged>,
     volume: Arc<Inner>,
+    background: Arc<Background>,
     options: StreamOptions,
     /// The findings of the stream's own recovery, if it had one.
     recovery: Option<StreamRecovery>,
@@ -81,6 +82,7 @@ impl Stream {
     /// The volume has no background thread yet, and none can be started. The stream is dropped.
     pub(crate) fn new(
         volume: Arc<Inner>,
+        background: Arc<Background>,
         shell: StreamShell,
         handle: Arc<StreamHandle>,
         options: &StreamOptions,
@@ -98,18 +100,19 @@ impl Stream {
             pool: Pool::new(options.kept_bytes_max),
             staged: Exclusive::default(),
             volume,
+            background,
             options: options.clone(),
             recovery,
             closed: false,
         };
-        stream.volume.background.add(id, open)?;
+        stream.background.add(id, open)?;
         Ok(stream)
     }
 
     /// Takes the stream for one call of its owner.
     #[inline]
     fn take(&self) -> OwnerCall<'_> {
-        OwnerCall::begin(&self.shell, &self.handle, &self.volume.background)
+        OwnerCall::begin(&self.shell, &self.handle, &self.background)
     }
 
     /// The number of the stream in its volume, from 0.
@@ -216,7 +219,7 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
         // First: news from now on makes the descriptor readable again.
         self.handle.clear_news();
         shell.work(&mut |_, _| ());
@@ -247,8 +250,8 @@ impl Stream {
     /// submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(deadline_after);
-        let Self { shell, handle, volume, waiter, pool, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let Self { shell, handle, background, waiter, pool, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
         handle.clear_news();
         shell.take_call();
         shell.driver.begin_wait(until)?;
@@ -318,14 +321,14 @@ impl Stream {
     ) -> Result<(), ReadError> {
         let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
         let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
-        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
         reads.run(&mut shell, &mut self.waiter, timeout)
     }
 
     /// Makes a watch: a handle by which other threads read the marks and wait for them.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::new(&self.handle, &self.volume.background)
+        Watch::new(&self.handle, &self.background)
     }
 
     /// Makes a waker: a handle by which any thread interrupts a wait of the owner. See
@@ -381,10 +384,10 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let Self { shell, handle, volume, pool, .. } = self;
+        let Self { shell, handle, volume, background, pool, .. } = self;
         // One call to its end: the background thread may not take the stream meanwhile. It would
         // receive the messages for the new incarnation, and pass them to the old driver (T27).
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let mut shell = OwnerCall::begin(shell, handle, background);
         if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
@@ -412,7 +415,7 @@ impl Stream {
         shell.restart(fresh, pool);
         handle.watched.restart(recovery.last);
         drop(shell);
-        volume.background.wake();
+        background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
@@ -421,7 +424,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.volume.background.remove(self.id, &self.handle);
+        self.background.remove(self.id, &self.handle);
         self.volume.forget_stream(self.id, &self.handle);
         let last = self.last();
         // The background thread may hold the stream for a moment longer; the connections end here.

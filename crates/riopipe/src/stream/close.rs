@@ -40,8 +40,8 @@ impl Stream {
 
     /// Closes the stream; `None` if it was not closed at the deadline.
     fn end(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
-        let Self { shell, handle, volume, waiter, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let Self { shell, handle, background, waiter, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
         shell.driver.begin_close();
         let closed = loop {
             let worked = shell.work(&mut |_, _| ());

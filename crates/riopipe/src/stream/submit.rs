@@ -81,8 +81,8 @@ impl Stream {
 
     /// Waits for space; false if there was none before the deadline.
     fn wait_for_space(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
-        let Self { shell, handle, volume, waiter, pool, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let Self { shell, handle, background, waiter, pool, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
         let end = loop {
             let worked = shell.work(&mut |_, _| ());
             shell.marks()?;
@@ -98,8 +98,8 @@ impl Stream {
     /// Submits the staged group; if it is refused, it stays staged.
     fn try_admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
         self.check()?;
-        let Self { shell, handle, volume, staged, id, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let Self { shell, handle, volume, background, staged, id, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
         let traced = shell.driver.traces_next().then(now_ns);
         let staged = staged.get_mut();
         let seq =
