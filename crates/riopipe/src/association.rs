@@ -12,8 +12,9 @@ use riopipe_session::initiator::volume::members::MemberPlace;
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::AttachError;
 use crate::identity::ConnectOptions;
+use crate::signal::Signal;
 use crate::sockets::Page;
-use crate::target::{Signal, Target};
+use crate::target::Target;
 use crate::time::nanos;
 
 /// Number of requested I/O queues: one for labels and undo, the rest for streams.

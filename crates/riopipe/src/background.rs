@@ -17,7 +17,8 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriv
 
 use crate::failure::{Exhausted, StreamFailure};
 use crate::lock::lock;
-use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::stream_handle::StreamHandle;
+use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
 use crate::watched::Watched;
 

@@ -1,4 +1,4 @@
-//! Staging a group: its writes, its tag, and its submission.
+//! A group of writes on a stream: beginning, staging and submitting it.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{Op, Place, Write};
 
 use crate::error::SubmitError;
-use crate::piece::{Buf, Piece};
+use crate::piece::Buf;
+use crate::staged::Staged;
 use crate::stream::Stream;
 
 /// A group that is being staged on a stream. Nothing of it is sent or logged until it is submitted.
@@ -20,40 +21,15 @@ pub struct Group<'a> {
     tag: u64,
 }
 
-/// The writes of the group that a stream stages, and their buffers.
-#[derive(Debug, Default)]
-pub(crate) struct Staged {
-    /// The writes. Their pieces refer to `bufs`, so they are dropped before these.
-    pub(crate) writes: Vec<Write<Piece>>,
-    pub(crate) bufs: Vec<Buf>,
-}
-
-impl Staged {
-    /// Makes the writes whole again after a refusal: the engine takes pieces out of writes that it
-    /// then refuses ([`Engine::admit`](riopipe_order::engine::Engine::admit)).
-    #[cold]
-    pub(crate) fn restage(&mut self) {
-        let mut bufs = self.bufs.iter_mut();
-        for write in &mut self.writes {
-            if let Op::Write(place, _) = write.op
-                && let Some(buf) = bufs.next()
-            {
-                // The old piece goes first: a buffer has one piece that is made from it.
-                write.op = Op::Discard;
-                write.op = Op::Write(place, buf.piece());
-            }
-        }
+impl Stream {
+    /// Begins a group. Its writes are staged in this process until it is submitted.
+    pub fn group(&mut self) -> Group<'_> {
+        Group::new(self)
     }
 }
 
-// SAFETY: each piece is all of a buffer in `bufs`, which is not `Send` because the counts of its
-// buffer take one thread at a time. All pieces of these buffers are here: they come with the buffer
-// (`Group::write`) and leave with it (`Stream::admit`, `Stream::unstage`), within one call on the
-// stream. So they change threads together.
-unsafe impl Send for Staged {}
-
 impl<'a> Group<'a> {
-    pub(crate) fn new(stream: &'a mut Stream) -> Self {
+    fn new(stream: &'a mut Stream) -> Self {
         stream.unstage();
         Self { stream, tag: 0 }
     }

@@ -65,14 +65,14 @@ pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
     request: &mut OpenRequest<'_>,
-) -> Result<(Arc<Inner>, Recovery), OpenError> {
+) -> Result<(Arc<Inner>, Arc<Background>, Recovery), OpenError> {
     let background = Background::new().map_err(|_| Exhausted::Descriptors)?;
     let (targets, opened, saved) = run(Some(name), members, Purpose::Take, request)?;
     let recovery = recovery(&opened, &targets, saved);
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
     }
-    Ok((inner(&targets, members, opened, background, request), recovery))
+    Ok((inner(&targets, members, opened, request), background, recovery))
 }
 
 /// Reports what opening would find, after a wait if the volume is owned. Nothing is changed.
@@ -338,7 +338,6 @@ fn inner(
     targets: &Targets,
     addrs: &[MemberAddr],
     opened: OpenedVolume,
-    background: Arc<Background>,
     request: &OpenRequest<'_>,
 ) -> Arc<Inner> {
     let info = info(&opened, addrs);
@@ -391,7 +390,6 @@ fn inner(
         connect: request.connect.clone(),
         state: Mutex::new(state),
         ownership: checks.then(|| Mutex::new(ownership)),
-        background,
         stages: Arc::new(Stages::of_initiator()),
         opened: Start::now(),
         recovering: Mutex::default(),

@@ -5,7 +5,8 @@ use std::ops::{Deref, DerefMut};
 use riopipe_net::{Owned, Taken};
 
 use crate::background::Background;
-use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::stream_handle::StreamHandle;
+use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
 
 /// See the [module](self). At its end it wakes the background thread if that must know that no call

@@ -119,7 +119,7 @@ impl fmt::Debug for Buf {
 ///
 /// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another
 /// thread only together, with the owner of them all. That is a stream: while it stages them
-/// ([`Staged`](crate::group::Staged)), then while they are in flight
+/// ([`Staged`](crate::staged::Staged)), then while they are in flight
 /// ([`StreamShell`](crate::stream_shell::StreamShell)).
 pub(crate) struct Piece {
     /// `None` once it was taken.
@@ -292,7 +292,7 @@ mod tests {
     use riopipe_order::engine::{Op, Place, Write};
 
     use super::*;
-    use crate::group::Staged;
+    use crate::staged::Staged;
     use crate::stream_shell::StreamShell;
 
     #[test]

@@ -10,29 +10,13 @@ use riopipe_session::initiator::volume::state::ReserveError;
 use crate::error::{ReadError, StreamError};
 use crate::failure::Exhausted;
 use crate::lock::lock;
+use crate::options::ReaderOptions;
 use crate::reading::{ReadExtent, Reads};
 use crate::shared::Inner;
 use crate::start::start_reading;
-use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::stream_handle::StreamHandle;
+use crate::stream_shell::StreamShell;
 use crate::time::nanos;
-
-/// The options of a reader.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReaderOptions {
-    /// How many calls may read at the same time, 1 to 64; others wait for their turn. Each has a
-    /// connection to every target, which is made when it is first needed and kept.
-    pub concurrent: usize,
-    /// Requests in flight per target and call, 1 to 1024.
-    pub queue_depth: usize,
-    /// How long a target may owe an answer. After that its connection is given up and made anew.
-    pub timeout: Duration,
-}
-
-impl Default for ReaderOptions {
-    fn default() -> Self {
-        Self { concurrent: 4, queue_depth: 32, timeout: Duration::from_secs(30) }
-    }
-}
 
 /// Reads an open volume from any thread. Clone it to share it. It has connections of its own, so
 /// that its reads do not wait for a stream, and no stream waits for them.

@@ -14,14 +14,14 @@ use riopipe_session::initiator::volume::state::{ReserveError, Reserved, VolumeSt
 use riopipe_session::stages::Stages;
 
 use crate::addr::{MemberAddr, TargetAddr};
-use crate::background::Background;
 use crate::error::StreamError;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
 use crate::recovery::StreamRecovery;
-use crate::stream_shell::StreamHandle;
-use crate::target::{Signal, Target};
+use crate::signal::Signal;
+use crate::stream_handle::StreamHandle;
+use crate::target::Target;
 
 /// The shared state of streams.
 #[derive(Debug)]
@@ -42,7 +42,6 @@ pub(crate) struct Inner {
     pub(crate) read_barrier: Arc<ReadBarrier>,
     /// The ownership checker (T11, T15), if the options or a debug build require it.
     pub(crate) ownership: Option<Mutex<BlockOwnershipChecker>>,
-    pub(crate) background: Arc<Background>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
     pub(crate) opened: Start,

@@ -16,12 +16,13 @@ use riopipe_session::initiator::stream_driver::{
 
 use crate::association::open_socket;
 use crate::call_error::CallError;
+use crate::connections::{Connections, poll_error};
 use crate::error::{RecoverError, StreamError};
+use crate::options::{ReaderOptions, StreamOptions};
 use crate::piece::Piece;
-use crate::reader::ReaderOptions;
 use crate::shared::{Inner, Server};
-use crate::stream::StreamOptions;
-use crate::stream_shell::{Connections, StreamHandle, StreamMessage, StreamShell, poll_error};
+use crate::stream_handle::{StreamHandle, StreamMessage};
+use crate::stream_shell::StreamShell;
 use crate::time::nanos;
 
 /// Connects a stream to all targets and binds it there.

@@ -7,10 +7,14 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use riopipe_metrics::exposition::{gauges, info, stages, text, uptime};
 use riopipe_metrics::{StageStat, StatError, StatSource, to_json, with_shares};
+use riopipe_order::attribute::StreamId;
 use riopipe_session::stages::ONE_IN;
 use serde::{Deserialize, Serialize};
 
+use crate::background::Background;
+use crate::failure::StreamFailure;
 use crate::shared::{Inner, Server};
+use crate::watched::Watched;
 
 /// The figures of an open volume. `rio volume stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,14 +96,14 @@ impl VolumeStat {
 }
 
 impl Inner {
-    /// The figures now. Reads the published marks of the streams, and waits for no stream.
-    pub(crate) fn stat(&self) -> VolumeStat {
+    /// The figures now; `streams` are the published marks of the open streams. Waits for no stream.
+    pub(crate) fn stat(&self, streams: Vec<(StreamId, Arc<Watched<StreamFailure>>)>) -> VolumeStat {
         let target = |server: &Arc<Server>| TargetStat {
             address: server.name.to_string(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
             connected: server.target.absence().is_none(),
         };
-        let streams = self.background.watched().into_iter().map(|(id, watched)| {
+        let streams = streams.into_iter().map(|(id, watched)| {
             let marks = watched.marks();
             StreamStat {
                 id: id.0,
@@ -125,13 +129,18 @@ impl Inner {
 }
 
 /// The figures of a volume, without keeping it open.
-pub(crate) struct VolumeStatSource(pub(crate) Weak<Inner>);
+pub(crate) struct VolumeStatSource {
+    pub(crate) inner: Weak<Inner>,
+    pub(crate) background: Weak<Background>,
+}
 
 impl VolumeStatSource {
     fn stat(&self) -> Result<VolumeStat, StatError> {
         // Dropped before the figures are sent: closing the volume does not wait for that.
-        let inner = self.0.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
-        Ok(inner.stat())
+        let inner = self.inner.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
+        // It is gone if only a reader keeps the volume open. Then no stream is open.
+        let background = self.background.upgrade();
+        Ok(inner.stat(background.map(|background| background.watched()).unwrap_or_default()))
     }
 }
 

@@ -1,60 +1,37 @@
 //! A stream, as its owner holds it: the owner's thread builds requests, sends them, and receives the
 //! answers.
 
+mod close;
+mod submit;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use riopipe_net::{Owned, SpinPolicy, Waiter, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::engine::{self, Marks, Refusal};
+use riopipe_order::engine::Marks;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd};
 
+pub use self::close::StreamNotClosed;
 use crate::BLOCK_BYTES;
-use crate::background::OpenStream;
-use crate::error::{
-    Bound, BufError, ReadError, ReopenError, StreamError, SubmitError, SubmitErrorKind, WaitError,
-};
-use crate::failure::{Exhausted, FailureCause, StreamFailure};
-use crate::group::{Group, Staged};
-use crate::lock::lock;
+use crate::background::{Background, OpenStream};
+use crate::error::{BufError, ReadError, ReopenError, StreamError, WaitError};
+use crate::failure::{Exhausted, StreamFailure};
+use crate::options::StreamOptions;
 use crate::owner_call::OwnerCall;
 use crate::piece::{Buf, Exclusive, Pool};
 use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
 use crate::shared::Inner;
+use crate::staged::Staged;
 use crate::start::start;
-use crate::stream_shell::{StreamHandle, StreamShell};
+use crate::stream_handle::StreamHandle;
+use crate::stream_shell::StreamShell;
 use crate::time::{deadline_after, nanos};
 use crate::waiters::wake_all;
 use crate::waking::{StreamFd, StreamWaker};
 use crate::watch::Watch;
 use crate::watched::Over;
-
-/// The options of a stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StreamOptions {
-    /// Requests in flight per target, 1 to 1024.
-    pub queue_depth: usize,
-    /// The bound of the replay memory, bytes: the payload that the stream keeps because it is not
-    /// complete or not durable (T14). A single group may not be larger.
-    pub kept_bytes_max: u64,
-    /// Whether requests for adjacent blocks are merged (T16), up to the largest in-capsule data of a
-    /// command (32 KiB on a Rio target). A larger group takes several log entries.
-    pub merge: bool,
-    /// How long a target may owe an answer. After that the stream gives up the connection.
-    pub timeout: Duration,
-}
-
-impl Default for StreamOptions {
-    fn default() -> Self {
-        Self {
-            queue_depth: 128,
-            kept_bytes_max: 64 << 20,
-            merge: true,
-            timeout: Duration::from_secs(30),
-        }
-    }
-}
 
 /// One sequence of ordered writes. It belongs to one thread at a time, and may be moved to another
 /// thread at any time.
@@ -91,6 +68,7 @@ pub struct Stream {
     pool: Pool,
     pub(crate) staged: Exclusive<Staged>,
     volume: Arc<Inner>,
+    background: Arc<Background>,
     options: StreamOptions,
     /// The findings of the stream's own recovery, if it had one.
     recovery: Option<StreamRecovery>,
@@ -104,6 +82,7 @@ impl Stream {
     /// The volume has no background thread yet, and none can be started. The stream is dropped.
     pub(crate) fn new(
         volume: Arc<Inner>,
+        background: Arc<Background>,
         shell: StreamShell,
         handle: Arc<StreamHandle>,
         options: &StreamOptions,
@@ -121,18 +100,19 @@ impl Stream {
             pool: Pool::new(options.kept_bytes_max),
             staged: Exclusive::default(),
             volume,
+            background,
             options: options.clone(),
             recovery,
             closed: false,
         };
-        stream.volume.background.add(id, open)?;
+        stream.background.add(id, open)?;
         Ok(stream)
     }
 
     /// Takes the stream for one call of its owner.
     #[inline]
     fn take(&self) -> OwnerCall<'_> {
-        OwnerCall::begin(&self.shell, &self.handle, &self.volume.background)
+        OwnerCall::begin(&self.shell, &self.handle, &self.background)
     }
 
     /// The number of the stream in its volume, from 0.
@@ -233,18 +213,13 @@ impl Stream {
         self.pool.give(buf);
     }
 
-    /// Begins a group. Its writes are staged in this process until it is submitted.
-    pub fn group(&mut self) -> Group<'_> {
-        Group::new(self)
-    }
-
     /// Sends the submitted groups as far as the connections take them, receives the answers that have
     /// arrived, and returns the marks. Never blocks.
     ///
     /// # Errors
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
-        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
         // First: news from now on makes the descriptor readable again.
         self.handle.clear_news();
         shell.work(&mut |_, _| ());
@@ -275,8 +250,8 @@ impl Stream {
     /// submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(deadline_after);
-        let Self { shell, handle, volume, waiter, pool, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let Self { shell, handle, background, waiter, pool, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
         handle.clear_news();
         shell.take_call();
         shell.driver.begin_wait(until)?;
@@ -346,14 +321,14 @@ impl Stream {
     ) -> Result<(), ReadError> {
         let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
         let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
-        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.volume.background);
+        let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
         reads.run(&mut shell, &mut self.waiter, timeout)
     }
 
     /// Makes a watch: a handle by which other threads read the marks and wait for them.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::new(&self.handle, &self.volume.background)
+        Watch::new(&self.handle, &self.background)
     }
 
     /// Makes a waker: a handle by which any thread interrupts a wait of the owner. See
@@ -394,64 +369,6 @@ impl Stream {
         Instant::now().checked_add(Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
-    /// Sends all groups with a FLUSH and waits until they are durable, has the targets drop their log
-    /// entries, and closes the connections. Returns the seq of the last group. There is no time limit:
-    /// see [`close_within`](Self::close_within).
-    ///
-    /// # Errors
-    /// The stream has failed; opening it again recovers it.
-    pub fn close(mut self) -> Result<Seq, StreamFailure> {
-        let closed = self.end(None)?;
-        Ok(closed.expect("only a deadline ends it without a result"))
-    }
-
-    /// As [`close`](Self::close), for `timeout` at most. If the stream was not closed, the error
-    /// contains it, and it can be used as before.
-    ///
-    /// # Errors
-    /// [`StreamNotClosed`]: the time is up, or the stream has failed and may be
-    /// [reopened](Self::reopen).
-    pub fn close_within(mut self, timeout: Duration) -> Result<Seq, StreamNotClosed> {
-        let error = match self.end(Some(deadline_after(timeout))) {
-            Ok(Some(last)) => return Ok(last),
-            Ok(None) => WaitError::Deadline(timeout),
-            Err(failure) => WaitError::Failed(failure),
-        };
-        Err(StreamNotClosed { error, back: Box::new(self) })
-    }
-
-    /// Closes the stream; `None` if it was not closed at the deadline.
-    fn end(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
-        let Self { shell, handle, volume, waiter, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
-        shell.driver.begin_close();
-        let closed = loop {
-            let worked = shell.work(&mut |_, _| ());
-            if let Err(failure) = shell.marks() {
-                shell.driver.give_up_close();
-                return Err(failure);
-            }
-            match shell.driver.close_step() {
-                Ok(Some(closed)) => break closed,
-                Ok(None) if deadline.is_some_and(|deadline| now_ns() >= deadline) => {
-                    shell.driver.give_up_close();
-                    return Ok(None);
-                }
-                Ok(None) => shell.rest(waiter, worked, deadline),
-                Err(refused) => {
-                    shell.driver.give_up_close();
-                    let cause = FailureCause::Forget(refused.status);
-                    return Err(shell.failure_of(refused.server, cause));
-                }
-            }
-        };
-        shell.hang_up();
-        drop(shell);
-        self.closed = true;
-        self.volume.stream_closed(self.id, closed.released);
-        Ok(Some(closed.last))
-    }
-
     /// Restarts a failed stream: closes its connections, waits until none of its writes is in flight
     /// at any target (T8), finds its prefix, undoes the fresh writes beyond it, and continues after the
     /// prefix. Other streams continue meanwhile.
@@ -467,10 +384,10 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let Self { shell, handle, volume, pool, .. } = self;
+        let Self { shell, handle, volume, background, pool, .. } = self;
         // One call to its end: the background thread may not take the stream meanwhile. It would
         // receive the messages for the new incarnation, and pass them to the old driver (T27).
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
+        let mut shell = OwnerCall::begin(shell, handle, background);
         if shell.marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
@@ -498,142 +415,16 @@ impl Stream {
         shell.restart(fresh, pool);
         handle.watched.restart(recovery.last);
         drop(shell);
-        volume.background.wake();
+        background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
         self.recovery = Some(recovery.clone());
         Ok(recovery)
-    }
-
-    /// Takes back the buffers that were staged and never submitted.
-    #[inline]
-    pub(crate) fn unstage(&mut self) {
-        let staged = self.staged.get_mut();
-        staged.writes.clear();
-        while let Some(buf) = staged.bufs.pop() {
-            self.pool.give(buf);
-        }
-    }
-
-    /// The checks of a group before it is submitted.
-    fn check(&mut self) -> Result<(), SubmitErrorKind> {
-        let volume = self.volume.topology.blocks();
-        let writes = &self.staged.get_mut().writes;
-        for write in writes {
-            let (lba, blocks) = (write.lba, write.blocks);
-            let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
-            if blocks == 0 || !within {
-                return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume });
-            }
-        }
-        if let Some(ownership) = &self.volume.ownership {
-            lock(ownership)
-                .check(self.id, writes.iter().map(|w| (w.lba, w.blocks, w.op.is_fresh())))?;
-        }
-        Ok(())
-    }
-
-    /// Submits the staged group.
-    pub(crate) fn admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
-        self.try_admit(tag, durable).map_err(|kind| self.refused(kind))
-    }
-
-    /// Submits the staged group, and waits for space for `timeout` at most.
-    pub(crate) fn admit_or_wait(
-        &mut self,
-        tag: u64,
-        durable: bool,
-        timeout: Option<Duration>,
-    ) -> Result<Seq, SubmitError> {
-        let deadline = timeout.map(deadline_after);
-        loop {
-            let kind = match self.try_admit(tag, durable) {
-                Ok(seq) => return Ok(seq),
-                // The space may not be enough yet: the deadline holds for all waits together.
-                Err(kind @ SubmitErrorKind::Full(_))
-                    if deadline.is_none_or(|deadline| now_ns() < deadline) =>
-                {
-                    match self.wait_for_space(deadline) {
-                        Ok(true) => {
-                            self.staged.get_mut().restage();
-                            continue;
-                        }
-                        Ok(false) => kind,
-                        Err(failure) => SubmitErrorKind::Poisoned(failure),
-                    }
-                }
-                Err(kind) => kind,
-            };
-            return Err(self.refused(kind));
-        }
-    }
-
-    /// Waits for space; false if there was none before the deadline.
-    fn wait_for_space(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
-        let Self { shell, handle, volume, waiter, pool, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
-        let end = loop {
-            let worked = shell.work(&mut |_, _| ());
-            shell.marks()?;
-            if let Some(end) = shell.driver.wait_step_unwoken(Until::Space, deadline, now_ns) {
-                break end;
-            }
-            shell.rest(waiter, worked, deadline);
-        };
-        shell.reclaim(pool);
-        Ok(end == WaitEnd::Reached)
-    }
-
-    /// Submits the staged group; if it is refused, it stays staged.
-    fn try_admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
-        self.check()?;
-        let Self { shell, handle, volume, staged, id, .. } = self;
-        let mut shell = OwnerCall::begin(shell, handle, &volume.background);
-        let traced = shell.driver.traces_next().then(now_ns);
-        let staged = staged.get_mut();
-        let seq =
-            shell.driver.admit(&mut staged.writes, tag, durable).map_err(
-                |refusal| match refusal {
-                    Refusal::Full(bound) => SubmitErrorKind::Full(named(bound, volume)),
-                    Refusal::TooLarge(bound) => SubmitErrorKind::TooLarge(named(bound, volume)),
-                    Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
-                    Refusal::Empty => SubmitErrorKind::Empty,
-                    Refusal::Poisoned(failure) => {
-                        SubmitErrorKind::Poisoned(shell.poisoned(failure))
-                    }
-                },
-            )?;
-        if let Some(since) = traced {
-            shell.driver.trace(seq, since, now_ns());
-        }
-        if let Some(ownership) = &volume.ownership {
-            let writes = staged.writes.iter();
-            lock(ownership).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
-        }
-        // First of all, while this thread holds the flag: the rest of a write that was split is
-        // counted together with its parts in the driver.
-        staged.writes.clear();
-        shell.kept.keep(seq, staged.bufs.drain(..));
-        if durable {
-            handle.watched.publish_asked(seq);
-        }
-        if shell.driver.should_send() {
-            shell.send();
-        }
-        Ok(seq)
-    }
-
-    /// Returns the staged buffers in the error; the pieces that point into them are dropped first.
-    #[cold]
-    fn refused(&mut self, kind: SubmitErrorKind) -> SubmitError {
-        let staged = self.staged.get_mut();
-        staged.writes.clear();
-        SubmitError { kind, bufs: std::mem::take(&mut staged.bufs) }
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.volume.background.remove(self.id, &self.handle);
+        self.background.remove(self.id, &self.handle);
         self.volume.forget_stream(self.id, &self.handle);
         let last = self.last();
         // The background thread may hold the stream for a moment longer; the connections end here.
@@ -659,35 +450,5 @@ impl std::fmt::Debug for Stream {
             .field("id", &self.id)
             .field("marks", &self.handle.watched.marks())
             .finish_non_exhaustive()
-    }
-}
-
-/// A bound, with the address of its target.
-#[cold]
-fn named(bound: engine::Bound, volume: &Inner) -> Bound {
-    match bound {
-        engine::Bound::Log { server } => {
-            Bound::Log { target: volume.server_name(usize::from(server)) }
-        }
-        engine::Bound::Memory => Bound::Memory,
-    }
-}
-
-/// A stream that was not closed in time, and the reason. The stream is as before the call.
-#[derive(Debug, thiserror::Error)]
-#[error("the stream was not closed: {error}")]
-pub struct StreamNotClosed {
-    /// The reason: [`WaitError::Deadline`] or [`WaitError::Failed`].
-    #[source]
-    pub error: WaitError,
-    /// The stream.
-    pub back: Box<Stream>,
-}
-
-impl StreamNotClosed {
-    /// Whether the stream may be closed later, if only time passes. False: it has failed.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        self.error.is_retryable()
     }
 }

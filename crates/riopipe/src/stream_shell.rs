@@ -1,285 +1,26 @@
-//! A stream in this process: its driver, its sockets and its buffers. The thread that has taken it
-//! drives it: its owner's thread or the background thread.
+//! A stream in this process: its driver, its [`Connections`] and its buffers. The thread that has taken
+//! it drives it: its owner's thread or the background thread.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
-use riopipe_net::{Interest, Next, Poller, PollerError, Received, RecvBuf, Socket, Waiter, now_ns};
+use riopipe_net::{Next, Waiter, now_ns};
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
-use riopipe_session::initiator::queue_pair::{IoQueue, QueuePair};
+use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
-use riopipe_session::initiator::volume::error::Nonsense;
 
 use crate::call_error::CallError;
-use crate::failure::{Absence, Exhausted, FailureCause, StreamFailure};
+use crate::connections::{Connections, poll_error, report_time};
+use crate::failure::{Absence, FailureCause, StreamFailure};
 use crate::lock::lock;
 use crate::piece::{Kept, Piece, Pool};
 use crate::shared::Inner;
+use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::waiters::wake_all;
-use crate::watched::{Over, Watched};
-
-/// The part of a stream that other threads use without taking the stream: the targets' threads,
-/// watching threads, and event loops.
-#[derive(Debug)]
-pub(crate) struct StreamHandle {
-    poller: Poller,
-    waker: riopipe_net::Waker,
-    messages: Mutex<Vec<StreamMessage>>,
-    /// Another thread has called the owner.
-    called: AtomicBool,
-    /// The poller of an event loop, if there is one. It is readable when the stream's own poller is,
-    /// when the background thread has moved a mark, and when another thread has called the owner. Its
-    /// waker is for the latter two, the *news*.
-    news: OnceLock<Poller>,
-    /// Outlives the stream as long as a watch has it.
-    pub(crate) watched: Arc<Watched<StreamFailure>>,
-}
-
-/// A message of a target's thread to a stream.
-#[derive(Debug)]
-pub(crate) enum StreamMessage {
-    /// A connection to a server, and the queue to open on it.
-    Connected { server: usize, socket: Socket, queue: Box<IoQueue> },
-    /// The association to which a server's connections belong has ended.
-    AssociationEnded { server: usize },
-    /// A server will not come back.
-    GiveUp { server: usize, cause: Cause },
-}
-
-impl StreamHandle {
-    pub(crate) fn new(start: Seq) -> Result<Arc<Self>, PollerError> {
-        let poller = Poller::new()?;
-        let waker = poller.waker();
-        let watched = Arc::new(Watched::new(start));
-        let (messages, called, news) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        Ok(Arc::new(Self { poller, waker, messages, called, news, watched }))
-    }
-
-    /// The stream's poller: readable when a socket of the stream is, or when it has been woken.
-    pub(crate) fn poller(&self) -> &Poller {
-        &self.poller
-    }
-
-    /// The poller for an event loop.
-    pub(crate) fn news(&self) -> Result<&Poller, PollerError> {
-        if self.news.get().is_none() {
-            let news = Poller::new()?;
-            news.add(&self.poller, 0, Interest::Read)?;
-            // Another thread may have been faster.
-            let _ = self.news.set(news);
-        }
-        Ok(self.news.get().expect("it was set above, or by another thread before"))
-    }
-
-    /// Wakes the event loop: the background thread has moved a mark, or another thread has called the
-    /// owner.
-    fn signal_news(&self) {
-        if let Some(news) = self.news.get() {
-            news.waker().wake();
-        }
-    }
-
-    /// Clears the news: a call of the owner begins, and receives them.
-    #[inline]
-    pub(crate) fn clear_news(&self) {
-        if let Some(news) = self.news.get()
-            && news.is_woken()
-        {
-            // This only fails when the process is out of memory; the owner receives the news anyway.
-            let _ = news.wait(&mut Vec::new(), Some(Duration::ZERO));
-        }
-    }
-
-    /// The waker of the thread that drives the stream.
-    pub(crate) fn waker(&self) -> &riopipe_net::Waker {
-        &self.waker
-    }
-
-    /// Calls the owner: ends its present wait, or else its next one.
-    pub(crate) fn call_owner(&self) {
-        self.called.store(true, Ordering::Release);
-        // The event loop must wake even if the background thread receives the call first.
-        self.signal_news();
-        self.waker.wake();
-    }
-
-    /// Posts a message to the thread that drives the stream, and wakes that thread.
-    pub(crate) fn post(&self, message: StreamMessage) {
-        lock(&self.messages).push(message);
-        self.waker.wake();
-    }
-
-    /// Takes the messages of the targets' threads.
-    pub(crate) fn take_messages(&self) -> Vec<StreamMessage> {
-        std::mem::take(&mut *lock(&self.messages))
-    }
-
-    /// Sleeps until bytes arrive, until the stream is woken, or until the time `until`. Returns
-    /// whether it was woken: there may be messages.
-    pub(crate) fn sleep(&self, until: u64) -> bool {
-        let left = Duration::from_nanos(until.saturating_sub(now_ns()));
-        let mut events = Vec::new();
-        self.poller.wait(&mut events, Some(left)).unwrap_or_else(|error| {
-            tracing::error!(%error, "cannot sleep until an event; polling instead");
-            false
-        })
-    }
-}
-
-#[derive(Debug)]
-struct Connection {
-    socket: Socket,
-    rx: RecvBuf,
-    /// Whether the poller watches for space in the send buffer.
-    wants_write: bool,
-}
-
-/// Bytes that one PDU may have at most: the largest read and its header.
-const RX_MAX: usize = (4 << 20) + 4096;
-
-/// The sockets of a stream, one for each server that it is connected to.
-#[derive(Debug)]
-pub(crate) struct Connections {
-    servers: Vec<Option<Connection>>,
-    handle: Arc<StreamHandle>,
-}
-
-impl Connections {
-    pub(crate) fn new(servers: usize, handle: Arc<StreamHandle>) -> Self {
-        // Messages for an earlier incarnation are about connections that are closed.
-        lock(&handle.messages).clear();
-        Self { servers: (0..servers).map(|_| None).collect(), handle }
-    }
-
-    /// Adds a connected socket to a server.
-    pub(crate) fn open(&mut self, server: usize, socket: Socket) -> Result<(), PollerError> {
-        self.handle.poller.add(&socket, server as u64, Interest::Read)?;
-        let rx = RecvBuf::new(RX_MAX);
-        self.servers[server] = Some(Connection { socket, rx, wants_write: false });
-        Ok(())
-    }
-
-    /// Closes the socket to a server; that ends the poller's watch.
-    fn close(&mut self, server: usize) {
-        self.servers[server] = None;
-    }
-
-    pub(crate) fn close_all(&mut self) {
-        self.servers.fill_with(|| None);
-    }
-
-    /// Receives once from each target, then sends all that may be sent after that. Returns whether any
-    /// byte was received or sent.
-    pub(crate) fn round(
-        &mut self,
-        driver: &mut StreamDriver<Piece>,
-        now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, (usize, CallError)> {
-        let received = self.receive_all(driver, now, sink)?;
-        Ok(self.send_all(driver, now)? || received)
-    }
-
-    /// Receives once from each target. Returns whether any byte was received.
-    #[inline]
-    fn receive_all(
-        &mut self,
-        driver: &mut StreamDriver<Piece>,
-        now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, (usize, CallError)> {
-        let mut received = false;
-        for server in 0..self.servers.len() {
-            received |= self.receive(driver, server, now, sink).map_err(|e| (server, e))?;
-        }
-        report_time(driver);
-        Ok(received)
-    }
-
-    /// Sends all that may be sent to each target. Returns whether any byte was sent.
-    #[inline]
-    fn send_all(
-        &mut self,
-        driver: &mut StreamDriver<Piece>,
-        now: u64,
-    ) -> Result<bool, (usize, CallError)> {
-        let mut sent = false;
-        driver.pump(now);
-        report_time(driver);
-        for server in 0..self.servers.len() {
-            sent |= self.send(driver, server).map_err(|e| (server, e))?;
-        }
-        Ok(sent)
-    }
-
-    fn receive(
-        &mut self,
-        driver: &mut StreamDriver<Piece>,
-        server: usize,
-        now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, CallError> {
-        let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let at = server as u16;
-        if !driver.is_open(at) {
-            return Ok(false);
-        }
-        match connection.rx.fill(&connection.socket)? {
-            Received::WouldBlock => return Ok(false),
-            Received::Closed => return Err(CallError::Closed),
-            Received::Bytes(_) => {}
-        }
-        let used = match driver.received(at, now, connection.rx.data(), sink) {
-            Ok(used) => used,
-            Err(error) => {
-                // Sends the reason, if the target still receives.
-                let _ = connection.socket.send(driver.outbox(at).slices());
-                return Err(error.into());
-            }
-        };
-        connection.rx.consume(used);
-        let need = driver.need(at, connection.rx.data());
-        if connection.rx.reserve(need).is_err() {
-            return Err(CallError::Nonsense(Nonsense::LargePdu));
-        }
-        Ok(true)
-    }
-
-    /// Sends the outbox as far as the kernel accepts it.
-    fn send(&mut self, driver: &mut StreamDriver<Piece>, server: usize) -> Result<bool, CallError> {
-        let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let out = driver.outbox(server as u16);
-        let mut sent_any = false;
-        while !out.is_empty() {
-            let sent = connection.socket.send(out.slices())?;
-            if sent == 0 {
-                break;
-            }
-            out.consume(sent);
-            sent_any = true;
-        }
-        let wants_write = !out.is_empty();
-        if wants_write != connection.wants_write {
-            connection.wants_write = wants_write;
-            let interest = if wants_write { Interest::Both } else { Interest::Read };
-            let poller = &self.handle.poller;
-            let modified = poller.modify(&connection.socket, server as u64, interest);
-            modified.map_err(poll_error)?;
-        }
-        Ok(sent_any)
-    }
-}
-
-/// Reports the time to the driver if a traced group has entered a stage: the session has no clock.
-#[inline]
-fn report_time(driver: &mut StreamDriver<Piece>) {
-    if driver.wants_instant() {
-        driver.instant(now_ns());
-    }
-}
+use crate::watched::Over;
 
 /// See the [module](self). It owns the buffers of all requests that the driver has in flight: the
 /// pieces of one buffer are never in two shells, and never leave one.
@@ -399,7 +140,7 @@ impl StreamShell {
     #[inline]
     fn round(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> Result<bool, (usize, CallError)> {
         let received = self.connections.receive_all(&mut self.driver, self.now, sink)?;
-        if self.connections.handle.poller.is_woken() {
+        if self.connections.handle.poller().is_woken() {
             self.receive_messages();
         }
         // After the messages: a waiter enters the list before it wakes this thread.
@@ -446,7 +187,7 @@ impl StreamShell {
         // Before the messages are taken: a message that is posted from now on wakes again.
         let mut events = Vec::new();
         // This only fails when the process is out of memory; the messages are taken anyway.
-        let _ = self.handle().poller.wait(&mut events, Some(Duration::ZERO));
+        let _ = self.handle().poller().wait(&mut events, Some(Duration::ZERO));
         self.handle_messages();
     }
 
@@ -618,9 +359,4 @@ impl std::fmt::Debug for StreamShell {
             .field("marks", &self.driver.delivered())
             .finish_non_exhaustive()
     }
-}
-
-pub(crate) fn poll_error(error: PollerError) -> CallError {
-    tracing::error!(%error, "cannot watch a connection");
-    Exhausted::Descriptors.into()
 }

@@ -6,7 +6,7 @@
 //! long, and the association must send Keep Alive meanwhile (T25).
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use riopipe_net::{ConnectError, Poller, Socket, SocketOptions, connect, now_ns};
@@ -26,43 +26,9 @@ use crate::addr::TargetAddr;
 use crate::call_error::{AttachError, CallError};
 use crate::failure::Exhausted;
 use crate::lock::lock;
+use crate::signal::Signal;
 use crate::sockets::{ControlSockets, Page};
-use crate::stream_shell::{StreamHandle, StreamMessage};
-use crate::time::nanos;
-
-/// Wakes the threads that wait for answers of some targets, at each event of one of them.
-#[derive(Debug, Default)]
-pub(crate) struct Signal {
-    count: Mutex<u64>,
-    changed: Condvar,
-}
-
-impl Signal {
-    /// The number of events so far.
-    pub(crate) fn count(&self) -> u64 {
-        *lock(&self.count)
-    }
-
-    fn notify(&self) {
-        let mut count = lock(&self.count);
-        *count = count.wrapping_add(1);
-        self.changed.notify_all();
-    }
-
-    /// Waits until an event has happened after the count was `seen`, for `most` at most.
-    pub(crate) fn wait(&self, seen: u64, most: Duration) {
-        let deadline = now_ns().saturating_add(nanos(most));
-        let mut count = lock(&self.count);
-        while *count == seen {
-            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-            if left.is_zero() {
-                return;
-            }
-            let waited = self.changed.wait_timeout(count, left);
-            count = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
+use crate::stream_handle::{StreamHandle, StreamMessage};
 
 /// The volume to which the target belongs once the volume is open.
 #[derive(Debug)]

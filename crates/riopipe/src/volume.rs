@@ -10,6 +10,7 @@ use riopipe_order::engine::EngineKind;
 use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
+use crate::background::Background;
 use crate::create::{self, CreateOptions};
 use crate::create_error::CreateError;
 use crate::error::{
@@ -20,13 +21,14 @@ use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
 use crate::open::{self, OpenRequest};
-use crate::reader::{Reader, ReaderOptions};
+use crate::options::{ReaderOptions, StreamOptions};
+use crate::reader::Reader;
 use crate::recovery::{InPlaceRange, Recovery};
 use crate::shared::Inner;
 use crate::start::start;
 use crate::stat::{VolumeStat, VolumeStatSource};
-use crate::stream::{Stream, StreamOptions};
-use crate::stream_shell::StreamHandle;
+use crate::stream::Stream;
+use crate::stream_handle::StreamHandle;
 
 /// The options for opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,6 +89,7 @@ pub struct RecoverProgress {
 #[derive(Debug)]
 pub struct Volume {
     inner: Arc<Inner>,
+    background: Arc<Background>,
 }
 
 impl Volume {
@@ -165,8 +168,8 @@ impl Volume {
             save_undone: None,
             progress: &mut |_| (),
         };
-        let (inner, recovery) = open::open(name, members, &mut request)?;
-        Ok((Self { inner }, recovery))
+        let (inner, background, recovery) = open::open(name, members, &mut request)?;
+        Ok((Self { inner, background }, recovery))
     }
 
     /// Recovers a volume by hand, as opening it would, and releases it. With
@@ -197,8 +200,8 @@ impl Volume {
         if options.dry_run {
             return open::dry_run(name, members, &mut request);
         }
-        let (inner, mut recovery) = open::open(name, members, &mut request)?;
-        let volume = Self { inner };
+        let (inner, background, mut recovery) = open::open(name, members, &mut request)?;
+        let volume = Self { inner, background };
         for found in recovery.streams.iter_mut().filter(|found| found.acknowledge) {
             if options.acknowledge {
                 volume.acknowledge(found.stream.0).map_err(|error| match error {
@@ -244,7 +247,7 @@ impl Volume {
     /// for it.
     #[must_use]
     pub fn stat(&self) -> VolumeStat {
-        self.inner.stat()
+        self.inner.stat(self.background.watched())
     }
 
     /// The same figures for a server of metrics: as OpenMetrics text for Prometheus, and as the JSON
@@ -269,7 +272,8 @@ impl Volume {
     /// ```
     #[must_use]
     pub fn stat_source(&self) -> Arc<dyn StatSource> {
-        Arc::new(VolumeStatSource(Arc::downgrade(&self.inner)))
+        let inner = Arc::downgrade(&self.inner);
+        Arc::new(VolumeStatSource { inner, background: Arc::downgrade(&self.background) })
     }
 
     /// The engine with which the volume was opened. It may differ from the one for which the volume
@@ -315,7 +319,8 @@ impl Volume {
         // A stream that exists is dropped once, by itself: another thread may open it again right
         // after that.
         let (shell, handle, recovery) = started.inspect_err(|_| inner.stream_dropped(stream))?;
-        Ok(Stream::new(Arc::clone(inner), shell, handle, options, recovery)?)
+        let background = Arc::clone(&self.background);
+        Ok(Stream::new(Arc::clone(inner), background, shell, handle, options, recovery)?)
     }
 
     /// Makes a reader: a handle by which any thread reads the volume, beside its streams and without

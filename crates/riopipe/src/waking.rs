@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use crate::failure::Exhausted;
-use crate::stream_shell::StreamHandle;
+use crate::stream_handle::StreamHandle;
 
 /// A handle by which any thread interrupts a wait of the stream's owner. It is cheap to clone, and
 /// does not keep the stream open.

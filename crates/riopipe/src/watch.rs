@@ -14,7 +14,7 @@ use riopipe_session::initiator::stream_driver::{Mark, Place, StreamIncarnation};
 use crate::background::Background;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
-use crate::stream_shell::StreamHandle;
+use crate::stream_handle::StreamHandle;
 use crate::watched::{Over, Wait, Watched};
 
 /// A handle by which other threads read the marks of a stream, and wait for them. The stream's owner

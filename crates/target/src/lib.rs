@@ -20,6 +20,7 @@ mod counters;
 mod devices;
 mod exposition;
 mod identity;
+mod load;
 mod log;
 mod mail;
 mod nvmetcli;
@@ -31,9 +32,8 @@ mod target;
 mod tcp;
 
 pub use check::{Problem, Promise, Report, check};
-pub use config::{
-    Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, LoadError, NamespaceOptions,
-};
+pub use config::{Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, NamespaceOptions};
+pub use load::LoadError;
 pub use log::LogOpenError;
 pub use nvmetcli::JsonError;
 pub use riopipe_metrics::{StageStat, with_shares};

@@ -53,17 +53,19 @@
 //! [`Future`]: std::future::Future
 
 mod committer;
+mod durable;
 mod error;
+mod lock;
 mod marks;
 mod queue;
 mod records;
 mod wal;
 
+pub use durable::Durable;
 pub use error::{
     AppendError, CloseError, CreateError, DurableError, OpenError, PlaceError, ReadError,
     TrimError, WalFailure,
 };
-pub use marks::Durable;
 pub use records::{Record, Records};
 pub use riopipe_wal_core::Lsn;
 pub use wal::{Found, Wal, WalOptions, WalPlace, WalStat};

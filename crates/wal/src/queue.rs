@@ -9,6 +9,7 @@ use riopipe_wal_core::Lsn;
 use riopipe_wal_core::record::{FRAME_BYTES, Frame, Kind};
 
 use crate::error::{AppendError, ReadError, WalFailure};
+use crate::lock::lock;
 use crate::marks::Marks;
 
 /// A reader's request for blocks of the ring that do not cross its end.
@@ -215,9 +216,4 @@ impl Queue {
             let _ = read.reply.try_send(Err(over.clone().into()));
         }
     }
-}
-
-/// Locks. A panic of another thread that held the lock leaves the value consistent here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -19,11 +19,13 @@ use riopipe_wal_core::ring::Ring;
 use riopipe_wal_core::writer::{Config, Writer};
 
 use crate::committer::{Committer, END_TIMEOUT};
+use crate::durable::Durable;
 use crate::error::{
     AppendError, CloseError, CreateError, OpenError, PlaceError, ReadError, TrimError, WalFailure,
 };
-use crate::marks::{Durable, Marks};
-use crate::queue::{Bounds, Queue, lock};
+use crate::lock::lock;
+use crate::marks::Marks;
+use crate::queue::{Bounds, Queue};
 use crate::records::{Record, Records, next_of};
 
 /// The part of a volume that a log uses. Each log of a volume has a stream and blocks of its own,

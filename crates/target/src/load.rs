@@ -1,0 +1,55 @@
+//! Reading a configuration from a file, in one of its two formats.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::Config;
+use crate::nvmetcli::{self, JsonError};
+
+impl Config {
+    /// Reads a configuration file: TOML, or nvmetcli's JSON if the name ends in `.json` or the
+    /// file begins with `{`.
+    ///
+    /// # Errors
+    /// [`LoadError`]: the file can't be read, or its content is invalid. The error names the place.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        let is_json = path.extension().is_some_and(|e| e == "json");
+        if is_json || text.trim_start().starts_with('{') {
+            nvmetcli::parse(&text)
+                .map_err(|problem| LoadError::Json { path: path.to_owned(), problem })
+        } else {
+            Self::from_toml(&text)
+                .map_err(|source| LoadError::Toml { path: path.to_owned(), source })
+        }
+    }
+}
+
+/// The reason why a configuration file was not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file can't be read.
+    #[error("{}: can't read the configuration: {source}", .path.display())]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The file is not TOML with the right keys.
+    #[error("{}: {source}", .path.display())]
+    Toml {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error and its place.
+        source: Box<toml::de::Error>,
+    },
+    /// The file is not nvmetcli's JSON, or asks for a feature that a Rio target lacks.
+    #[error("{}: {problem}", .path.display())]
+    Json {
+        /// Path of the file.
+        path: PathBuf,
+        /// The error and its place.
+        problem: JsonError,
+    },
+}
