@@ -226,7 +226,7 @@ impl Target {
         self.cores[core].deadline(now).map(|at| at - now)
     }
 
-    /// How many lines of the log book contain this.
+    /// The number of messages that contain this.
     fn logged(&self, what: &str) -> usize {
         self.world.host.log.iter().filter(|line| line.contains(what)).count()
     }

@@ -73,7 +73,8 @@ pub enum Cause {
     Closed,
 }
 
-/// Why an arrival was not taken. The peer broke the protocol; its connection is to be closed (T18).
+/// The reason why an arrival was not taken: the peer broke the protocol. The stream takes nothing
+/// more on this connection (T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// The ordinal has arrived before.

@@ -226,7 +226,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Writes a problem into the log book.
+    /// Has the target report a problem of this connection.
     pub(super) fn trouble(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
             env.log(Event::Trouble {
@@ -238,7 +238,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Writes the problem of a refused request into the log book.
+    /// Has the target report the problem of a refused request.
     pub(super) fn trouble_with(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),

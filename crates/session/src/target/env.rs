@@ -1,4 +1,4 @@
-//! The environment of a connection: devices, time, the shared state of all connections, a log book.
+//! The environment of a connection: devices, time, the shared state of all connections, messages.
 
 use alloc::string::String;
 
@@ -30,8 +30,8 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
 }
 
 /// The environment of a [`TargetConn`](super::TargetConn): drives, a clock, the state that all
-/// connections share, a log book. The same code runs over real drives and clocks and under a
-/// simulator.
+/// connections share, messages for the operator. The same code runs over real drives and clocks,
+/// and in a simulator.
 ///
 /// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
 pub trait TargetEnv {
@@ -56,7 +56,7 @@ pub trait TargetEnv {
     /// that has it: every core is sent a [`Message::Notice`](super::Message::Notice). The
     /// connection may have ended by then.
     fn notify(&mut self, conn: ConnId);
-    /// Writes an event into the log book.
+    /// Reports an event to the operator.
     fn log(&mut self, event: Event<'_>);
     /// The time as [`now`](Self::now) returns it, but read at this moment. Only traced writes ask
     /// for it.
@@ -75,7 +75,7 @@ pub trait TargetEnv {
     fn stopped(&mut self, _why: Cause) {}
 }
 
-/// An event for the log book.
+/// An event that is reported to the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// A queue has been connected.

@@ -206,9 +206,10 @@ impl PlainIo {
         self.unflushed_since[ns].get_or_insert(failures);
     }
 
-    /// The point from which a FLUSH that is submitted now is responsible, as the number of failed
-    /// FLUSHes of the drive at that point: the first write of this connection there that no FLUSH
-    /// has covered, or else now. Writes in flight are not covered (M2).
+    /// The number of failed FLUSHes of the drive at a point in the past. A FLUSH that is submitted
+    /// now succeeds only if none has failed since then. The point is the first write of this
+    /// connection to the drive that no FLUSH has covered. Without such a write it is now. The FLUSH
+    /// does not cover writes that are in flight (M2).
     fn covered_since<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) -> Option<u64> {
         let namespace = cx.namespaces.at(ns);
         if !namespace.config.volatile {

@@ -21,9 +21,9 @@ pub enum Notice {
     Fence {
         /// The fence to acknowledge.
         id: u64,
-        /// The volume that gets a new owner, or is released.
+        /// The volume that gets a new owner, is released or is forgotten.
         volume: VolumeId,
-        /// It gets a new owner.
+        /// It gets a new owner, or is forgotten: no connection keeps a stream of it.
         claimed: bool,
     },
     /// Every operation for which a fence of this connection waited has come back.
