@@ -76,6 +76,8 @@ pub(super) struct Block {
     pub(super) base: Vec<Content>,
     /// The contents that plain hosts were permitted to write since then.
     pub(super) plain_contents: Vec<Content>,
+    /// The contents that they were permitted to write before that.
+    past_plain_contents: Vec<Content>,
     /// The writes since then, in the order of submission.
     pub(super) writes: Vec<Wr>,
     /// The writes before that.
@@ -91,13 +93,13 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(at: Where) -> Self {
-        let (plain_contents, writes, past) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             at,
             base: vec![ZERO],
-            plain_contents,
-            writes,
-            past,
+            plain_contents: Vec::new(),
+            past_plain_contents: Vec::new(),
+            writes: Vec::new(),
+            past: Vec::new(),
             reopened: 0,
             failures: 0,
             settled_failures: 0,
@@ -110,7 +112,7 @@ impl Block {
         self.base.push(drive.block(self.at.lba));
         self.base.extend(drive.possible(self.at.lba));
         self.base.dedup();
-        self.plain_contents.clear();
+        self.past_plain_contents.append(&mut self.plain_contents);
         self.past.append(&mut self.writes);
         self.settled_failures = self.failures;
     }
@@ -118,7 +120,7 @@ impl Block {
     /// Sets the durable content, whatever was there before.
     pub(super) fn hold(&mut self, content: Content) {
         self.base = vec![content];
-        self.plain_contents.clear();
+        self.past_plain_contents.append(&mut self.plain_contents);
         self.past.append(&mut self.writes);
         self.settled_failures = self.failures;
     }
@@ -182,6 +184,11 @@ impl Block {
         self.past.len()
     }
 
+    /// The number of contents that plain hosts were permitted to write before the last recovery.
+    pub(super) const fn past_plain(&self) -> usize {
+        self.past_plain_contents.len()
+    }
+
     /// The writes of an era except the first `past` settled ones, whatever their outcome.
     pub(super) fn of_era(&self, era: Era, past: usize) -> impl Iterator<Item = &Wr> {
         self.past[past..].iter().chain(&self.writes).filter(move |wr| wr.era == era)
@@ -198,6 +205,7 @@ impl Block {
         let held = |content| is_of(&due.base, content) || is_of(&self.base, content);
         due.newest == 0 && held(content)
             || self.plain_contents.contains(&content)
+            || self.past_plain_contents[due.past_plain..].contains(&content)
             || self.of_era(era, due.past).any(|wr| !is_older(wr) && wr.is(content))
     }
 

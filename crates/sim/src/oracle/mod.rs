@@ -159,6 +159,8 @@ struct Due {
     base: Vec<Content>,
     /// The number of the block's writes that were settled when the read began.
     past: usize,
+    /// See [`blocks::Block::past_plain`].
+    past_plain: usize,
     /// The number of the block's failures that were settled when the read began.
     settled_failures: u32,
     /// See [`Oracle::loses_power`].
@@ -465,6 +467,7 @@ impl Oracle {
                 newest: newest.unwrap_or(0),
                 base: b.base.clone(),
                 past,
+                past_plain: b.past_plain(),
                 settled_failures: b.settled_failures,
                 cut: self.cut(b),
             }
