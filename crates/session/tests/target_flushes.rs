@@ -35,6 +35,18 @@ fn three() -> Three {
 }
 
 impl Three {
+    /// A FLUSH succeeds while another of the drive is there. Another host takes the volume over, and
+    /// has it as soon as the other FLUSH is back.
+    fn taken_over_in_doubt(&mut self) {
+        self.back(0, true);
+        assert_eq!(self.answer(0), None, "the other may have failed");
+        let (rival, _) = self.w.admin_as(RIVAL, RIVAL_ID, 0);
+        let take = Claim { take_over: true, ..self.w.next_claim(2) };
+        assert_eq!(self.w.claim(rival, &take), None, "the other's FLUSH is still at the drive");
+        self.back(2, true);
+        assert_eq!(self.w.next(rival).map(|pdu| pdu.completion().status), Some(GOOD));
+    }
+
     /// A FLUSH of the drive by one of them.
     fn flush(&mut self, at: usize, cid: u16) {
         let sqe = match at {
@@ -182,13 +194,7 @@ fn p8_every_request_that_a_flush_in_doubt_covers_is_answered() {
     t.back(0, true);
     assert_eq!(t.answer(0), Some(GOOD));
     t.flush(2, 2);
-    t.back(0, true);
-    assert_eq!(t.answer(0), None, "the other may have failed");
-    let (rival, _) = t.w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = Claim { take_over: true, ..t.w.next_claim(2) };
-    assert_eq!(t.w.claim(rival, &take), None, "the other's FLUSH is still at the drive");
-    t.back(2, true);
-    assert_eq!(t.w.next(rival).map(|pdu| pdu.completion().status), Some(GOOD));
+    t.taken_over_in_doubt();
     for _ in 0..2 {
         let status = t.answer(0).expect("an answer");
         assert_ne!(status, GOOD, "it is not the owner any more");
@@ -200,13 +206,7 @@ fn t29_a_new_owner_does_not_wait_for_doubts() {
     let mut t = three();
     t.flush(0, 2);
     t.flush(2, 2);
-    t.back(0, true);
-    assert_eq!(t.answer(0), None, "the other may have failed");
-    let (rival, _) = t.w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = Claim { take_over: true, ..t.w.next_claim(2) };
-    assert_eq!(t.w.claim(rival, &take), None, "the other's FLUSH is still at the drive");
-    t.back(2, true);
-    assert_eq!(t.w.next(rival).map(|pdu| pdu.completion().status), Some(GOOD));
+    t.taken_over_in_doubt();
     let status = t.answer(0).expect("an answer");
     assert_ne!(status, GOOD, "it is not the owner any more");
     assert!(t.w.scan(0, 0).entries.iter().all(|entry| !entry.persisted));
