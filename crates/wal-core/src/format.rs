@@ -71,6 +71,7 @@ pub struct Header {
 
 /// The reason why a block does not belong to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum BlockError {
     /// It is zero, or not a block of any log.
     #[error("it is not a block of a log")]

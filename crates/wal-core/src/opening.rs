@@ -10,7 +10,7 @@ use alloc::vec;
 
 use riopipe_order::probe::{Plant, planted};
 
-use crate::format::{Anchor, Header};
+use crate::format::{Anchor, BlockError, Header};
 use crate::ring::Ring;
 use crate::{BLOCK_BYTES, Crc32c, Lsn};
 
@@ -142,9 +142,13 @@ pub enum FindError<E> {
     /// A read failed.
     #[error(transparent)]
     Read(#[from] E),
-    /// No block of the ring belongs to the log.
-    #[error("the ring has no block of the log")]
-    Empty,
+    /// No block of the ring belongs to the log, and nothing shows that one ever did: a crash has
+    /// interrupted its creation.
+    #[error("the creation of the log was interrupted")]
+    CreationCut,
+    /// No block of the ring belongs to the log any more: all of them are damaged.
+    #[error("all blocks of the log are lost or damaged")]
+    Lost,
     /// A block is damaged, though later blocks, or the volume's tag, show that it was durable.
     #[error(
         "block {number} of the log was durable and can't be read as such any more: the records from \
@@ -184,7 +188,11 @@ pub fn find_end<E>(
     };
     let some = match tagged {
         Some(header) => header,
-        None => find.search()?,
+        None => match find.search()? {
+            Some(header) => header,
+            None if tag.is_none() && find.is_cut()? => return Err(FindError::CreationCut),
+            None => return Err(FindError::Lost),
+        },
     };
     let end = find.follow(&some)?;
     if tag.is_some_and(|tag| end.number < tag) {
@@ -226,9 +234,18 @@ impl<E> Find<'_, '_, E> {
         is_ours.then_some(header)
     }
 
-    /// A block of the log near its end: a few places show the newest lap, then a binary search
-    /// finds its last block.
-    fn search(&mut self) -> Result<Header, FindError<E>> {
+    /// Whether a crash may have interrupted the creation of this log, of which no block was found.
+    /// Block 0 was then never written. So its place has no block of this log, also no damaged one.
+    fn is_cut(&mut self) -> Result<bool, FindError<E>> {
+        let mut block = [0; BLOCK_BYTES];
+        (self.read)(0, &mut block)?;
+        let found = Header::parse(&block, self.log, self.crc);
+        Ok(matches!(found, Err(BlockError::Blank | BlockError::Foreign(_))))
+    }
+
+    /// A block of the log near its end, if the ring has a block of it: a few places show the newest
+    /// lap, then a binary search finds its last block.
+    fn search(&mut self) -> Result<Option<Header>, FindError<E>> {
         const PLACES: u64 = 8;
         let blocks = self.ring.blocks();
         let mut newest: Option<Header> = None;
@@ -242,7 +259,7 @@ impl<E> Find<'_, '_, E> {
                 true
             })?;
         }
-        let mut last = newest.ok_or(FindError::Empty)?;
+        let Some(mut last) = newest else { return Ok(None) };
         let mut beyond = last.number + blocks;
         while beyond - last.number > 1 {
             let middle = last.number + (beyond - last.number) / 2;
@@ -251,7 +268,7 @@ impl<E> Find<'_, '_, E> {
                 None => beyond = middle,
             }
         }
-        Ok(last)
+        Ok(Some(last))
     }
 
     /// Follows the chain from the last block that was durable when `some` was written.

@@ -16,7 +16,7 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use riopipe::{MemberAddr, OpenOptions, Volume};
-use riopipe_wal::{AppendError, CreateError, Lsn, OpenError, Record, Wal, WalOptions, WalPlace};
+use riopipe_wal::{AppendError, BlockError, Lsn, OpenError, Record, Wal, WalOptions, WalPlace};
 
 /// 4 MiB of log; a snapshot in it may take a quarter of that.
 const PLACE: WalPlace = WalPlace { stream: 0, lba: 0, blocks: 1024 };
@@ -34,10 +34,14 @@ impl Store {
         let opened = Wal::open(volume, recovery, PLACE, &options);
         let (wal, found) = match opened {
             Ok((wal, found)) => (wal, Some(found)),
-            // The first start, or the one after a kill before the log was created.
-            Err(OpenError::NoLog { .. } | OpenError::Empty { .. }) => {
+            // The first start.
+            Err(OpenError::NoLog { source: BlockError::Blank, .. }) => {
+                (Wal::create(volume, PLACE, &options)?, None)
+            }
+            // The one after a kill while the log was created. A damaged log is an error.
+            Err(OpenError::CreationCut { .. }) => {
                 let options = WalOptions { overwrite: true, ..options };
-                (Wal::create(volume, PLACE, &options).map_err(|e: CreateError| e)?, None)
+                (Wal::create(volume, PLACE, &options)?, None)
             }
             Err(error) => return Err(error.into()),
         };

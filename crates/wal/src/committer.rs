@@ -60,7 +60,7 @@ impl Over {
 impl Drop for Over {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.report(WalFailure::Broken("its thread has panicked".into()));
+            self.report(WalFailure::Flaw("its thread has panicked".into()));
         }
     }
 }
@@ -151,7 +151,8 @@ impl Committer {
         match self.stream.wait(until, None) {
             Ok(_) | Err(WaitError::Woken) => Ok(()),
             Err(WaitError::Failed(failure)) => Err(failure.into()),
-            Err(error) => Err(WalFailure::Broken(error.to_string())),
+            // A wait for these has no other error.
+            Err(error) => Err(WalFailure::Flaw(error.to_string())),
         }
     }
 
@@ -212,7 +213,7 @@ impl Committer {
                 Err(SubmitError { kind: SubmitErrorKind::Poisoned(failure), .. }) => {
                     return Err(failure.into());
                 }
-                Err(error) => return Err(WalFailure::Broken(error.to_string())),
+                Err(error) => return Err(WalFailure::Refused(error.kind)),
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use riopipe::{
     AcknowledgeError, BufError, EngineKind, InPlaceRange, StreamError, StreamFailure, SubmitError,
-    WaitError,
+    SubmitErrorKind, WaitError,
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::format::BlockError;
@@ -22,16 +22,15 @@ pub enum WalFailure {
     /// The log's stream has failed. Durable records stay durable.
     #[error("{0}; drop the log and open it again")]
     Stream(#[from] StreamFailure),
-    /// The log's stream refused a group for a reason that waiting does not remove, or this process
-    /// lacks something that the log needs.
+    /// The log's stream refused a group for a reason that waiting does not remove.
     #[error("the log can't go on: {0}; drop it and open it again")]
-    Broken(String),
-}
-
-impl From<BufError> for WalFailure {
-    fn from(error: BufError) -> Self {
-        Self::Broken(error.to_string())
-    }
+    Refused(SubmitErrorKind),
+    /// The log's stream has no buffer for a group.
+    #[error("the log can't go on: {0}; drop it and open it again")]
+    Buf(#[from] BufError),
+    /// A flaw of this library has ended the log's thread. Durable records stay durable.
+    #[error("the log can't go on, by a flaw of riopipe-wal: {0}; drop it and open it again")]
+    Flaw(String),
 }
 
 /// The reason why blocks of a volume can't be a log.
@@ -57,9 +56,13 @@ pub enum PlaceError {
     /// The volume's engine keeps no order.
     #[error("engine {0} keeps no order, so a crash may leave holes in a log: use rio or sync")]
     Engine(EngineKind),
-    /// The options contradict themselves or the volume.
-    #[error("{0}")]
-    Options(&'static str),
+    /// [`WalOptions::group_bytes`](crate::WalOptions::group_bytes) is less than one block.
+    #[error("a log's groups have at least 4096 bytes")]
+    GroupBytes,
+    /// [`WalOptions::groups`](crate::WalOptions::groups) or
+    /// [`WalOptions::flushes`](crate::WalOptions::flushes) is 0.
+    #[error("a log needs at least one group and one FLUSH in flight")]
+    InFlight,
 }
 
 /// The reason why a log could not be created.
@@ -77,6 +80,17 @@ pub enum CreateError {
     Exists {
         /// The volume block of its anchor.
         lba: u64,
+    },
+    /// The place holds the first block of a log that this program can't read.
+    #[error(
+        "block {lba} is the first one of a log, and {source}: restore it, or say that the log may be \
+         overwritten (WalOptions::overwrite)"
+    )]
+    Unreadable {
+        /// The volume block.
+        lba: u64,
+        /// Its problem.
+        source: BlockError,
     },
     /// The stream could not be opened.
     #[error(transparent)]
@@ -147,9 +161,21 @@ pub enum OpenError {
         /// Number of its blocks.
         blocks: u64,
     },
-    /// A crash interrupted its creation, or all of it is damaged.
-    #[error("the log at block {lba} has no block of its own: create it again")]
-    Empty {
+    /// A crash interrupted its creation: no record was ever accepted.
+    #[error(
+        "a crash has interrupted the creation of the log at block {lba}: create it again, with \
+         WalOptions::overwrite"
+    )]
+    CreationCut {
+        /// The volume block of its anchor.
+        lba: u64,
+    },
+    /// Its anchor is whole, and all its other blocks are lost or damaged.
+    #[error(
+        "the log at block {lba} has lost all its blocks: restore the drive, or create the log again, \
+         with WalOptions::overwrite"
+    )]
+    Lost {
         /// The volume block of its anchor.
         lba: u64,
     },
@@ -195,7 +221,7 @@ pub enum OpenError {
     Read(#[from] ReadError),
     /// The blocks after a crash could not be made durable.
     #[error("what a crash has left of the log could not be made durable: {0}")]
-    Settle(String),
+    Settle(#[from] SettleError),
     /// A drive has lost blocks of the log while it was opened. They had not been durable.
     #[error(transparent)]
     Changed(#[from] Changed),
@@ -213,6 +239,7 @@ impl OpenError {
             Self::Acknowledged { source, .. } => source.is_retryable(),
             Self::Stream(error) => error.is_retryable(),
             Self::Read(ReadError::Drive(error)) => read_may_pass(error),
+            Self::Settle(error) => error.is_retryable(),
             Self::System(_) | Self::Changed(_) => true,
             _ => false,
         }
@@ -221,8 +248,44 @@ impl OpenError {
     pub(crate) fn find(error: FindError<riopipe::ReadError>, lba: u64, of: u64, ring: u64) -> Self {
         match error {
             FindError::Read(error) => Self::Read(ReadError::Drive(error)),
-            FindError::Empty => Self::Empty { lba: of },
+            FindError::CreationCut => Self::CreationCut { lba: of },
+            FindError::Lost => Self::Lost { lba: of },
             FindError::Damaged { number } => Self::Damaged { number, lba: lba + number % ring },
+        }
+    }
+}
+
+/// The reason why the blocks that a crash has left of a log could not be made durable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// The stream has no buffer for a block.
+    #[error(transparent)]
+    Buf(#[from] BufError),
+    /// A block could not be read.
+    #[error(transparent)]
+    Read(#[from] riopipe::ReadError),
+    /// The stream refused a block.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The blocks did not become durable.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+}
+
+impl SettleError {
+    /// Whether opening the log may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Read(error) => read_may_pass(error),
+            Self::Submit(error) => match &error.kind {
+                SubmitErrorKind::Poisoned(failure) => failure.is_retryable(),
+                kind => kind.is_retryable(),
+            },
+            Self::Wait(WaitError::Failed(failure)) => failure.is_retryable(),
+            Self::Wait(error) => error.is_retryable(),
+            Self::Buf(_) => false,
         }
     }
 }
@@ -241,7 +304,9 @@ pub enum AppendError {
         waited: Duration,
     },
     /// Records are appended faster than the drives write them.
-    #[error("no room for the record within {waited:?}: the drives are behind")]
+    #[error(
+        "no space for the record within {waited:?}: records come faster than the drives write them"
+    )]
     Busy {
         /// Time waited for space.
         waited: Duration,
@@ -396,7 +461,7 @@ impl ReadError {
 pub enum CloseError {
     /// The time limit has passed. The log accepts no more records and continues closing: call again
     /// to wait for it.
-    #[error("the log was not closed within {waited:?}: {queued} bytes of records wait for room")]
+    #[error("the log was not closed within {waited:?}: {queued} bytes of records wait for space")]
     Deadline {
         /// Time waited.
         waited: Duration,
@@ -441,6 +506,9 @@ mod tests {
         let late = || riopipe::ReadError::Deadline(Duration::ZERO);
         assert!(OpenError::from(ReadError::from(late())).is_retryable());
         assert!(CreateError::from(late()).is_retryable());
+        assert!(OpenError::from(SettleError::from(late())).is_retryable());
+        let odd = BufError::NotBlocks { len: 1 };
+        assert!(!OpenError::from(SettleError::from(odd)).is_retryable());
         // The log is there already when its thread is started.
         assert!(!CreateError::from(std::io::Error::other("no thread")).is_retryable());
     }

@@ -64,8 +64,10 @@ mod wal;
 pub use durable::Durable;
 pub use error::{
     AppendError, CloseError, CreateError, DurableError, OpenError, PlaceError, ReadError,
-    TrimError, WalFailure,
+    SettleError, TrimError, WalFailure,
 };
 pub use records::{Record, Records};
 pub use riopipe_wal_core::Lsn;
+pub use riopipe_wal_core::format::BlockError;
+pub use riopipe_wal_core::opening::Changed;
 pub use wal::{Found, Wal, WalOptions, WalPlace, WalStat};

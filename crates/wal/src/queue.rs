@@ -54,7 +54,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    room: Condvar,
+    space: Condvar,
     waker: StreamWaker,
     bounds: Bounds,
     /// Whether the committer needs to know which records callers wait for: it then asks for a
@@ -76,8 +76,8 @@ impl Queue {
         let requests = Requests { wanted: end, ..Requests::default() };
         let (records, over) = (Vec::new(), None);
         let state = State { records, end, requests, over, asleep: false, waiting: 0 };
-        let (state, room) = (Mutex::new(state), Condvar::new());
-        Self { state, room, waker, bounds, flushes }
+        let (state, space) = (Mutex::new(state), Condvar::new());
+        Self { state, space, waker, bounds, flushes }
     }
 
     /// Adds a record that consists of these parts; waits at most `timeout` for space.
@@ -115,7 +115,7 @@ impl Queue {
                 });
             }
             state.waiting += 1;
-            state = self.room.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.space.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             state.waiting -= 1;
         }
         let lsn = state.end;
@@ -159,7 +159,7 @@ impl Queue {
         if state.requests.close {
             // From here on no record is accepted; queued ones are still written.
             let _ = state.over.get_or_insert(WalFailure::Closed);
-            self.room.notify_all();
+            self.space.notify_all();
         }
         self.notify(state);
         Ok(())
@@ -182,7 +182,7 @@ impl Queue {
                 records.append(&mut state.records);
             }
             if state.waiting > 0 {
-                self.room.notify_all();
+                self.space.notify_all();
             }
         }
         let Requests { wanted, close, abandon, .. } = state.requests;
@@ -210,7 +210,7 @@ impl Queue {
         state.requests.close = false;
         let reads = std::mem::take(&mut state.requests.reads);
         drop(state);
-        self.room.notify_all();
+        self.space.notify_all();
         for read in reads {
             // A reader that has stopped waiting needs no answer.
             let _ = read.reply.try_send(Err(over.clone().into()));

@@ -21,7 +21,8 @@ use riopipe_wal_core::writer::{Config, Writer};
 use crate::committer::{Committer, END_TIMEOUT};
 use crate::durable::Durable;
 use crate::error::{
-    AppendError, CloseError, CreateError, OpenError, PlaceError, ReadError, TrimError, WalFailure,
+    AppendError, CloseError, CreateError, OpenError, PlaceError, ReadError, SettleError, TrimError,
+    WalFailure,
 };
 use crate::lock::lock;
 use crate::marks::Marks;
@@ -60,7 +61,7 @@ pub struct WalOptions {
     /// trip.
     pub flushes: usize,
     /// Longest time that [`Wal::append`] waits for space.
-    pub room_timeout: Duration,
+    pub space_timeout: Duration,
     /// Whether [`Wal::create`] may overwrite an existing log.
     pub overwrite: bool,
 }
@@ -73,7 +74,7 @@ impl Default for WalOptions {
             group_bytes: 256 << 10,
             groups: 2,
             flushes: 1,
-            room_timeout: Duration::from_secs(30),
+            space_timeout: Duration::from_secs(30),
             overwrite: false,
         }
     }
@@ -121,7 +122,7 @@ pub struct Wal {
     marks: Arc<Marks>,
     ring: Ring,
     log: u64,
-    room_timeout: Duration,
+    space_timeout: Duration,
     committer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -129,7 +130,8 @@ impl Wal {
     /// Creates a log in `place`, and opens it.
     ///
     /// # Errors
-    /// [`CreateError`]. An existing log is not touched, unless [`WalOptions::overwrite`] is set.
+    /// [`CreateError`]. An existing log is not touched, unless [`WalOptions::overwrite`] is set;
+    /// neither is one that this version can't read. Other content of the place is overwritten.
     pub fn create(
         volume: &Volume,
         place: WalPlace,
@@ -139,9 +141,16 @@ impl Wal {
         let mut stream = volume.stream(place.stream, &options.stream)?;
         let mut block = vec![0; BLOCK_BYTES];
         stream.read(place.lba, &mut block, None)?;
-        if Anchor::parse(&block, crc32c).is_ok() && !options.overwrite {
+        let lba = place.lba;
+        let exists = match Anchor::parse(&block, crc32c) {
+            _ if options.overwrite => None,
+            Err(BlockError::Blank) => None,
+            Ok(_) => Some(CreateError::Exists { lba }),
+            Err(source) => Some(CreateError::Unreadable { lba, source }),
+        };
+        if let Some(exists) = exists {
             stream.close().map_err(riopipe::WaitError::Failed)?;
-            return Err(CreateError::Exists { lba: place.lba });
+            return Err(exists);
         }
         let (log, epoch) = (random()?, random()?);
         let anchor = Anchor { log, start: place.lba, blocks: place.blocks };
@@ -249,20 +258,28 @@ impl Wal {
         committer.publish();
         let builder = std::thread::Builder::new().name("riopipe-wal".into());
         let thread = builder.spawn(move || committer.run())?;
-        let room_timeout = options.room_timeout;
-        Ok(Self { queue, marks, ring, log, room_timeout, committer: Mutex::new(Some(thread)) })
+        let space_timeout = options.space_timeout;
+        Ok(Self { queue, marks, ring, log, space_timeout, committer: Mutex::new(Some(thread)) })
     }
 
-    /// Appends a record, and returns its Lsn. It is written soon; [`durable`](Self::durable) and
-    /// [`wait_durable`](Self::wait_durable) wait until it is durable. After a crash the log holds a
-    /// prefix of the records in the order of their Lsns.
+    /// Appends a record, and returns its Lsn. After a crash the log holds a prefix of the records in
+    /// the order of their Lsns.
     ///
-    /// It waits only for space, at most for [`WalOptions::room_timeout`].
+    /// The log's thread writes the record as soon as fewer than [`WalOptions::groups`] groups are
+    /// incomplete, together with all others that wait then. Each group takes whole blocks of 4096
+    /// bytes. On drives with a volatile cache, a FLUSH must follow. It is requested when a caller
+    /// waits for this record or for a later one ([`durable`](Self::durable),
+    /// [`wait_durable`](Self::wait_durable), [`close`](Self::close)), and when much of the log is
+    /// not durable. Until then a power cut may lose the record.
+    ///
+    /// The longest record has [`record_bytes_max`](Self::record_bytes_max) bytes.
+    ///
+    /// It waits only for space, at most for [`WalOptions::space_timeout`].
     ///
     /// # Errors
     /// [`AppendError`]; nothing was appended.
     pub fn append(&self, record: &[u8]) -> Result<Lsn, AppendError> {
-        self.queue.append(Kind::Data, [record, &[]], self.room_timeout, &self.marks)
+        self.queue.append(Kind::Data, [record, &[]], self.space_timeout, &self.marks)
     }
 
     /// As [`append`](Self::append), without waiting for space.
@@ -282,10 +299,11 @@ impl Wal {
     /// [`AppendError`]; nothing was appended.
     pub fn checkpoint(&self, from: Lsn, state: &[u8]) -> Result<Lsn, AppendError> {
         let parts = [&from.0.to_le_bytes()[..], state];
-        self.queue.append(Kind::Checkpoint, parts, self.room_timeout, &self.marks)
+        self.queue.append(Kind::Checkpoint, parts, self.space_timeout, &self.marks)
     }
 
-    /// A waiter for the record at `lsn` and all before it to be durable.
+    /// A waiter for the record at `lsn` and all before it to be durable. Its first poll requests the
+    /// FLUSH that they need, on drives with a volatile cache.
     pub fn durable(&self, lsn: Lsn) -> Durable {
         Durable::new(Arc::clone(&self.marks), Arc::clone(&self.queue), lsn)
     }
@@ -306,8 +324,8 @@ impl Wal {
     /// later group with this trim is written and released (T11); if the log is full, one is written
     /// for that alone. A crash before that may leave the records.
     ///
-    /// The log's thread may have to read blocks first. If it can't, nothing is dropped, and
-    /// [`WalStat::trimmed`] does not move: call this again.
+    /// The log's thread may have to read blocks first. If it can't, nothing is dropped: this call
+    /// has returned before. [`WalStat::trimmed`] does not move then; call this again.
     ///
     /// # Errors
     /// [`TrimError`]: the records are not durable, or the log has ended.
@@ -320,8 +338,20 @@ impl Wal {
         Ok(())
     }
 
+    /// The length of the longest record that this log takes, in bytes: about half of its ring.
+    #[must_use]
+    pub fn record_bytes_max(&self) -> usize {
+        self.ring.record_bytes_max()
+    }
+
     /// The records that begin at `from` or later and are durable now, in order. Trimmed ones are
     /// left out.
+    ///
+    /// The log's own thread reads the blocks, between its groups: a record that is appended
+    /// meanwhile waits for one read more. While a target is unreachable, reading waits as long as
+    /// the stream does ([`ConnectOptions::loss_timeout`]).
+    ///
+    /// [`ConnectOptions::loss_timeout`]: riopipe::ConnectOptions::loss_timeout
     #[must_use]
     pub fn records(&self, from: Lsn) -> Records {
         let progress = self.marks.progress();
@@ -396,10 +426,10 @@ fn ring_of(volume: &Volume, place: WalPlace, options: &WalOptions) -> Result<Rin
         return Err(PlaceError::Engine(volume.engine()));
     }
     if options.group_bytes < BLOCK_BYTES {
-        return Err(PlaceError::Options("a log's groups have at least 4096 bytes"));
+        return Err(PlaceError::GroupBytes);
     }
     if options.groups == 0 || options.flushes == 0 {
-        return Err(PlaceError::Options("a log needs at least one group and one FLUSH in flight"));
+        return Err(PlaceError::InFlight);
     }
     let volume = volume.blocks();
     if lba.checked_add(blocks).is_none_or(|end| end > volume) {
@@ -475,18 +505,17 @@ fn settle(
     ring: Ring,
     end: &End,
 ) -> Result<(), OpenError> {
-    let failed = |error: &dyn std::fmt::Display| OpenError::Settle(error.to_string());
     let (mut last, mut settling) = (None, Settling::new(*end, log, crc32c));
     for unsettled in end.to_settle() {
         let lba = unsettled.lba(anchor, ring);
-        let mut block = stream.buf(BLOCK_BYTES).map_err(|error| failed(&error))?;
-        stream.read(lba, &mut block, None).map_err(|error| failed(&error))?;
+        let mut block = stream.buf(BLOCK_BYTES).map_err(SettleError::from)?;
+        stream.read(lba, &mut block, None).map_err(SettleError::from)?;
         settling.check(unsettled, &block)?;
         let group = stream.group().write(lba, block, Place::InPlace);
-        last = Some(group.submit_or_wait(None).map_err(|error| failed(&error))?);
+        last = Some(group.submit_or_wait(None).map_err(SettleError::from)?);
     }
     if let Some(seq) = last {
-        stream.wait(Until::Durable(seq), None).map_err(|error| failed(&error))?;
+        stream.wait(Until::Durable(seq), None).map_err(SettleError::from)?;
     }
     Ok(())
 }

@@ -208,6 +208,31 @@ fn with_a_tag_even_a_damaged_last_block_is_detected() {
 }
 
 #[test]
+fn a_log_that_has_lost_all_its_blocks_is_no_interrupted_creation() {
+    let mut world = World::new(16, Below::Any);
+    let block = *world.block(0);
+    // Block 0 was never written: its place is empty, or has a block of another log.
+    for before in [[0; BLOCK_BYTES], {
+        let mut other = block;
+        let header = Header::parse(&block, LOG, soft).unwrap();
+        Header { log: LOG + 1, ..header }.seal(&mut other, soft);
+        other
+    }] {
+        *world.block(0) = before;
+        assert_eq!(world.find(), Err(FindError::CreationCut));
+    }
+    for at in [HEADER_BYTES - 1, 4] {
+        *world.block(0) = block;
+        world.block(0)[at] ^= 1;
+        assert_eq!(world.find(), Err(FindError::Lost), "byte {at}");
+    }
+    // The volume's tag shows that there was a group.
+    let mut world = World::new(16, Below::Rio);
+    world.block(0).fill(0);
+    assert_eq!(world.find(), Err(FindError::Lost));
+}
+
+#[test]
 fn a_damaged_block_is_named_when_it_is_read() {
     let mut world = World::new(40, Below::Rio);
     for number in 0..12 {

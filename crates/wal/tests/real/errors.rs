@@ -2,7 +2,8 @@
 
 use riopipe::EngineKind;
 use riopipe_wal::{
-    AppendError, CreateError, DurableError, Lsn, OpenError, PlaceError, TrimError, Wal, WalPlace,
+    AppendError, BlockError, CreateError, DurableError, Lsn, OpenError, PlaceError, TrimError, Wal,
+    WalPlace,
 };
 
 use crate::site::{Drive, PLACE, SOON, Site, options};
@@ -37,6 +38,39 @@ fn a_log_opens_only_at_its_own_place() {
     let (wal, found) = open(shorter).unwrap();
     assert_eq!(found.end, Lsn(0));
     wal.close(Some(SOON)).unwrap();
+}
+
+#[test]
+fn a_log_that_cannot_be_read_is_not_taken_for_a_free_place() {
+    const ANCHOR: &[u8] = b"RWLA";
+    const BLOCK: &[u8] = b"RWLB";
+    let site = Site::new(Drive::Volatile, EngineKind::Sync);
+    let (volume, recovery) = site.open();
+    let open = || Wal::open(&volume, &recovery, PLACE, &options()).map(drop);
+    let create = || Wal::create(&volume, PLACE, &options()).map(drop);
+    let wal = Wal::create(&volume, PLACE, &options()).unwrap();
+    wal.close(Some(SOON)).unwrap();
+    // A damaged anchor, and one of another version.
+    for (at, expected) in [(24, BlockError::Torn), (5, BlockError::Version(257))] {
+        site.damage_at(ANCHOR, at);
+        let error = open().unwrap_err();
+        assert!(matches!(error, OpenError::NoLog { source, .. } if source == expected), "{error}");
+        let error = create().unwrap_err();
+        let CreateError::Unreadable { lba: 0, source } = error else { panic!("{error}") };
+        assert_eq!(source, expected);
+        site.damage_at(ANCHOR, at);
+    }
+    open().unwrap();
+    // All of its blocks are damaged, and then gone, as if its creation had been interrupted.
+    site.damage_at(BLOCK, 24);
+    assert!(matches!(open(), Err(OpenError::Lost { lba: 0 })));
+    site.damage_at(BLOCK, 24);
+    site.damage(BLOCK);
+    assert!(matches!(open(), Err(OpenError::CreationCut { lba: 0 })));
+    assert!(matches!(create(), Err(CreateError::Exists { lba: 0 })));
+    let overwrite = riopipe_wal::WalOptions { overwrite: true, ..options() };
+    Wal::create(&volume, PLACE, &overwrite).unwrap().close(Some(SOON)).unwrap();
+    open().unwrap();
 }
 
 #[test]

@@ -103,16 +103,22 @@ impl Site {
         self.running.take().expect("it runs").kill();
     }
 
-    /// Flips a bit of each block of the drive that holds these bytes; a second call with them undoes
-    /// that. The bit is in the block's first byte.
+    /// Flips a bit of each block of the drive that holds these bytes, in the block's first byte; a
+    /// second call undoes that.
     pub(crate) fn damage(&self, bytes: &[u8]) {
+        self.damage_at(bytes, 0);
+    }
+
+    /// As [`damage`](Self::damage), in this byte of the block, which is not one of these bytes.
+    pub(crate) fn damage_at(&self, bytes: &[u8], at: usize) {
         let path = self.dir.path().join("drive");
         let content = std::fs::read(&path).unwrap();
         let drive = std::fs::File::options().write(true).open(&path).unwrap();
         let mut damaged = 0;
         for (number, block) in content.chunks_exact(BLOCK_BYTES).enumerate() {
             if block.windows(bytes.len()).any(|window| window == bytes) {
-                drive.write_all_at(&[block[0] ^ 1], (number * BLOCK_BYTES) as u64).unwrap();
+                let place = (number * BLOCK_BYTES + at) as u64;
+                drive.write_all_at(&[block[at] ^ 1], place).unwrap();
                 damaged += 1;
             }
         }

@@ -130,7 +130,7 @@ fn a_full_log_is_reported_and_accepts_records_after_a_trim() {
     let place = WalPlace { blocks: 17, ..PLACE };
     let options = WalOptions {
         queue_bytes: 8000,
-        room_timeout: std::time::Duration::from_millis(20),
+        space_timeout: std::time::Duration::from_millis(20),
         ..options()
     };
     let wal = Wal::create(&volume, place, &options).unwrap();
@@ -145,7 +145,7 @@ fn a_full_log_is_reported_and_accepts_records_after_a_trim() {
     };
     assert!(matches!(error, AppendError::LogFull { .. }) && error.is_retryable(), "{error}");
     assert!(wal.stat().durable <= last, "waiting records are not durable");
-    soon("room", || {
+    soon("space", || {
         wal.trim(wal.stat().durable).unwrap();
         wal.append(&record(2, 3000)).is_ok()
     });
