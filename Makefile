@@ -12,7 +12,7 @@ ARGS ?=
 # The build itself, and the tests after it, in seconds at most.
 BUILD_LIMIT ?= 3600
 TEST_LIMIT ?= 1800
-# How long the simulator runs seeds that nobody has run before, in minutes. Whatever else it does is bounded
+# How long the simulator runs new seeds, in minutes. Its other parts are bounded
 # by SIM_LIMIT, in seconds for each part.
 SIM_MINUTES ?= 10
 SIM_LIMIT ?= 1500

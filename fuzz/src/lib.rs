@@ -1,4 +1,4 @@
-//! What is fuzzed: plain functions over bytes that panic when a property does not hold (T18).
+//! The fuzzed functions: plain functions over bytes that panic when a property does not hold (T18).
 
 pub mod nvme;
 pub mod session;

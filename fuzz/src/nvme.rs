@@ -1,4 +1,4 @@
-//! Decoders of `riopipe-nvme`. Each function says whether the input was taken as valid.
+//! Decoders of `riopipe-nvme`. Each function returns whether the input was accepted.
 
 use riopipe_nvme::command::{Cqe, DsmRange, Sqe};
 use riopipe_nvme::digest::soft;
@@ -6,7 +6,7 @@ use riopipe_nvme::fabrics::{Cap, Cc, ConnectData, Csts};
 use riopipe_nvme::pdu::{Fes, Pdu, Role, Rx, TERM_LEN, TERM_MAX};
 use riopipe_nvme::{discovery, identify, log_page};
 
-/// PDU parsing: the first byte chooses the receiver, the rest is what came.
+/// PDU parsing: the first byte chooses the receiver, the rest is the received bytes.
 pub fn pdu(data: &[u8]) -> bool {
     let Some((&bits, bytes)) = data.split_first() else { return false };
     let rx = Rx {
@@ -34,7 +34,7 @@ pub fn pdu(data: &[u8]) -> bool {
                 Pdu::CapsuleCmd { .. } => assert!(parsed.data.len() <= rx.capsule_max as usize),
                 _ => {}
             }
-            // What follows a PDU does not change how it is read.
+            // Bytes after a PDU do not change the result.
             assert_eq!(rx.parse(&bytes[..parsed.len]).unwrap().unwrap(), parsed);
             true
         }
@@ -94,8 +94,8 @@ pub fn command(data: &[u8]) -> bool {
     sgl.is_ok()
 }
 
-/// Identify, discovery, log page and connect structures: whatever the bytes, what was decoded
-/// says the same after a trip through the encoder.
+/// Identify, discovery, log page and connect structures: for any bytes,
+/// decoding, encoding and decoding again gives the same value.
 pub fn structures(data: &[u8]) -> bool {
     let mut page = vec![0; 4096];
     let n = data.len().min(4096);

@@ -1,5 +1,5 @@
-//! The initiator's side of a connection against a target that may say anything, and what the
-//! extension's vendor commands bring.
+//! The initiator's side of a connection against a target that may send anything, and the data of
+//! the extension's vendor commands.
 
 use riopipe_nvme::command::Sqe;
 use riopipe_nvme::digest::soft;
@@ -13,8 +13,8 @@ const COMMANDS: usize = 3;
 
 /// A connected queue pair with commands in flight: a read of 16 bytes (4), a write of 9000 that
 /// must be asked for (1), a write in its capsule (2); 0 was Connect. The first byte chooses
-/// digests and how the rest, what the target sends, is cut; between two parts everything is sent.
-/// Says whether the connection survived.
+/// digests and how the rest, the bytes from the target, is cut; between two parts everything is sent.
+/// Returns whether the connection survived.
 pub fn queue_pair(data: &[u8]) -> bool {
     let Some((&bits, mut bytes)) = data.split_first() else { return true };
     let mut config = QpConfig::admin(
@@ -105,8 +105,8 @@ pub fn queue_pair(data: &[u8]) -> bool {
     alive
 }
 
-/// The structures of the extension; the first byte says which. What was decoded says the same after
-/// a trip through the encoder. Says whether it was taken as valid.
+/// The structures of the extension; the first byte chooses one. Decoding, encoding and decoding again
+/// gives the same value. Returns whether the input was accepted.
 pub fn extension(data: &[u8]) -> bool {
     use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, capacity};
     use riopipe_session::wire::{Claim, Extension, SEQ_MAX, VolumeStatus};
@@ -125,7 +125,7 @@ pub fn extension(data: &[u8]) -> bool {
         }
         return true;
     }
-    // The others are longer than anybody throws dice for.
+    // The other structures are longer than random input gets.
     let mut padded = vec![0; 8448];
     let n = data.len().min(padded.len());
     padded[..n].copy_from_slice(&data[..n]);

@@ -33,7 +33,7 @@ const ORDER: [&str; 3] = ["sync", "rio", "none"];
 /// The whole result of the demo.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DemoReport {
-    /// [`SCHEMA`].
+    /// The name and version of this format: [`SCHEMA`].
     pub schema: String,
     /// The machine that it ran on.
     pub machine: Machine,

@@ -27,7 +27,7 @@ const STOLEN_REPORTED: f64 = 0.005;
 /// A whole comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// [`SCHEMA`].
+    /// The name and version of this format: [`SCHEMA`].
     pub schema: String,
     /// The machine that was measured.
     pub machine: Machine,

@@ -4,7 +4,7 @@
 
 use super::sync::{AtomicBool, Event, Ordering};
 
-/// See the [module](self).
+/// A notification that is received once; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Wake {
     event: Event,

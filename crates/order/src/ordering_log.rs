@@ -229,8 +229,9 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// The region failed. The log is unusable from then on: what was appended since the last
-    /// fence must not be submitted, what was persisted not be answered (P6).
+    /// The region failed. The log is unusable from then on. Writes whose entries were appended
+    /// since the last fence must not be submitted. Requests whose persist words were set since
+    /// then must not be answered (P6).
     #[inline]
     pub fn fence(&mut self) -> Result<(), RegionError> {
         // If a mark would free a good part of the ring, this fence makes it durable, too. So

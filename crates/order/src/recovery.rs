@@ -14,7 +14,7 @@ use crate::group::{GroupCount, count_group};
 use crate::ordering_log::LoggedEntry;
 use crate::probe::{self, Plant, Rare};
 
-/// Which of a partition's live entries are durable, in the order given (T4).
+/// For each live entry of a partition, in the order given: whether it is durable (T4).
 ///
 /// An entry is durable if
 ///

@@ -1,4 +1,4 @@
-//! The medium of a log: bytes that are durable once fenced, in units of 8 (media assumption 5).
+//! The medium of a log: bytes that are durable once fenced, in units of 8 (M5).
 //!
 //! The ordering log uses [`Region`] alone. The crate `media` implements it for a drive's PMR, a
 //! persistent-memory mapping and a file mapping. Tests use [`MemRegion`]: it can forget, after a

@@ -13,7 +13,7 @@ use crate::shared::{SharedState, lock};
 /// The statistics of a target: `rio target stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stat {
-    /// [`Stat::SCHEMA`].
+    /// The name and version of this format: [`Stat::SCHEMA`].
     pub schema: String,
     /// The subsystem's NQN.
     pub subnqn: String,

@@ -40,9 +40,9 @@ impl BlockStore {
         Ok(store)
     }
 
-    /// Without direct I/O, reads get the page cache's content. A write-back that failed for an
-    /// earlier process leaves its pages there as clean ones, though the device never got them: what
-    /// opens the log must see the device's content (T24). A file system in memory keeps its pages,
+    /// Drops the log's pages from the page cache. Without direct I/O, reads return the content of
+    /// that cache. If a write-back failed for an earlier process, its pages are still there, marked
+    /// clean, although the device never got them. Opening a log must see the device's content (T24). A file system in memory keeps its pages,
     /// and they are its content.
     fn forget_cached(&self) {
         if !self.medium.direct {

@@ -1,4 +1,4 @@
-//! The engines by name, and what each of them does and needs.
+//! The engines by name, with their capabilities.
 
 use core::fmt;
 
@@ -25,7 +25,7 @@ impl EngineKind {
     /// The engine of a volume where [`PREFERRED`](Self::PREFERRED) cannot run (T17).
     pub const FALLBACK: Self = Self::Sync;
 
-    /// What the engine does and needs.
+    /// The capabilities of the engine.
     #[must_use]
     #[inline]
     pub const fn capabilities(self) -> Capabilities {
@@ -65,7 +65,7 @@ impl EngineKind {
     }
 }
 
-/// What an engine does and needs. The code that runs streams and volumes asks for it. Each engine
+/// The capabilities of an engine: its actions and its needs. The code that runs streams and volumes asks for it. Each engine
 /// states its own capabilities, beside its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {

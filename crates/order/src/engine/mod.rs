@@ -42,8 +42,8 @@ pub trait Payload: Clone + fmt::Debug {
     }
 }
 
-/// What the caller declares of the old content of a write's blocks: whether recovery may still need
-/// it (T11). There is no default, because only the caller knows it.
+/// The caller's declaration about the old content of a write's blocks: whether recovery may still
+/// need it (T11). There is no default, because only the caller knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// No state that the volume may still recover to needs the old content. It was free as of the
@@ -104,7 +104,7 @@ pub struct Write<P> {
     pub op: Op<P>,
 }
 
-/// How far a stream is.
+/// The progress of a stream: the last group that is complete, and the last that is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
     /// Every group up to this is complete on all targets (P3: in order, each once).

@@ -7,7 +7,7 @@ use crate::attribute::{Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
-/// What the engine does and needs.
+/// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: false,
     completes_durable: false,

@@ -2,7 +2,7 @@
 //! log the attributes. The initiator completes in order (Rio paper §4), and sends again the
 //! requests that a target has lost (P7).
 //!
-//! # Why replay keeps durability honest
+//! # Why a replay reports no group as durable too early
 //!
 //! Group v *covers* the groups before it if everything up to v is durable once everything up to v
 //! is complete: v carries a FLUSH for each drive with unflushed writes, or there is no such drive.
@@ -35,7 +35,7 @@ use crate::attribute::{Attribute, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
-/// What the engine does and needs.
+/// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
     completes_durable: false,

@@ -11,7 +11,7 @@ use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
-/// What the engine does and needs.
+/// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
     completes_durable: true,

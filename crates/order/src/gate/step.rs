@@ -10,10 +10,10 @@ pub struct Ticket(pub u32);
 /// Whether a member drive has a volatile cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberCache {
-    /// Which member of the volume it is.
+    /// The drive's member number in the volume.
     pub member: Member,
     /// Whether completed writes may still be lost in a power cut: a volatile write cache without
-    /// power-loss protection. Then only a FLUSH makes them durable (media assumption 3).
+    /// power-loss protection. Then only a FLUSH makes them durable (M3).
     pub volatile: bool,
 }
 

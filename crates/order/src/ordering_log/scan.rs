@@ -129,7 +129,7 @@ impl End {
     }
 }
 
-/// What [`scan`] found besides the list: the state of each slot.
+/// The state of the slots, as [`scan`] found them.
 pub(crate) struct Slots {
     /// For each position from the mark's head up to the last whole entry, the end of that entry;
     /// a hole where an append was torn.

@@ -17,10 +17,10 @@
 
 use super::sync::{AtomicU64, Ordering};
 
-/// See the [module](self).
+/// The FLUSHes of one drive; see the [module](self).
 #[derive(Debug)]
 pub(super) struct DriveFlushes {
-    /// See [`Word`].
+    /// The bits of a [`Word`].
     word: AtomicU64,
     failures: AtomicU64,
 }

@@ -1,6 +1,6 @@
 //! The bounds of one connection (T18), and of all connections together (T28).
 
-/// Bytes of a logical block. Nothing smaller is served: media assumption 1 is about 4096 bytes.
+/// Bytes of a logical block. Nothing smaller is served: M1 is about 4096 bytes.
 pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 /// In-capsule data of I/O commands, bytes; advertised as IOCCSZ.
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;

@@ -1,4 +1,4 @@
-//! Volumes: what the target knows of them, and of the log region that has their stream logs.
+//! The volumes that a target knows, and the log region with their ordering logs.
 //!
 //! A [`Volume`] has its namespaces, its [`Lease`] and its partitions of the log. `claims.rs` gives
 //! a volume to an owner (T8), `binding.rs` gives a stream of it to a connection, `listing.rs` and

@@ -52,7 +52,7 @@ impl Drive {
         self.medium.append(&mut self.cache);
     }
 
-    /// Leaves any subset of the blocks that are not flushed (media assumption 3).
+    /// Leaves any subset of the blocks that are not flushed (M3).
     pub(crate) fn power_cut(&mut self, random: &mut Random) {
         for (lba, content) in std::mem::take(&mut self.cache) {
             if random.below(2) == 0 {

@@ -39,7 +39,7 @@ impl Figures for VolumeStat {
             .map(|target| match target.connected {
                 true => target.address.clone(),
                 false => {
-                    format!("{} {}", target.address, terminal.paint(Colour::Red, "(away)"))
+                    format!("{} {}", target.address, terminal.paint(Colour::Red, "(unreachable)"))
                 }
             })
             .collect();
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(
             before.text(None, &Terminal::PLAIN),
             "journal 0.1.0: open for 2.00 s, engine rio, generation 7, targets: 127.0.0.1:1, \
-             127.0.0.1:2 (away)\n\n\
+             127.0.0.1:2 (unreachable)\n\n\
              stream  complete  durable  not yet  groups/s\n\
              ----------------------------------------------------\n\
              0           1000      500      500         -\n\

@@ -75,7 +75,7 @@ pub struct ReadBarrier {
 
 #[derive(Debug, Default)]
 struct ServerBarrier {
-    /// See [`Word`].
+    /// The bits of a [`Word`].
     word: AtomicU64,
     /// The number of streams that have reads in flight.
     reads: AtomicU32,

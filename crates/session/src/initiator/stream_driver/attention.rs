@@ -1,5 +1,5 @@
-//! Whether a stream's owner calls it. The record is kept with the stream, behind its ownership
-//! flag.
+//! The calls of a stream's owner, and the interrupts of its waits. The record is kept with the
+//! stream, behind its ownership flag.
 
 /// The record that the owner and the background driver keep for each other.
 #[derive(Debug, Default)]
@@ -9,7 +9,7 @@ pub struct Attention {
     /// Whether the background driver has taken the stream over and sleeps until the stream has an
     /// event: then the owner's next call must wake it.
     taken_over: bool,
-    /// Another thread has called the owner, and the owner has not yet noticed it.
+    /// Another thread has interrupted the owner, and the owner has not yet noticed it.
     woken: bool,
 }
 
@@ -22,17 +22,17 @@ impl Attention {
         core::mem::take(&mut self.taken_over)
     }
 
-    /// Another thread calls the owner. The owner's wait ends, or its next wait does.
+    /// Another thread interrupts the owner: its present wait ends, or else its next one.
     pub fn wake(&mut self) {
         self.woken = true;
     }
 
-    /// Whether another thread has called the owner.
+    /// Whether another thread has interrupted the owner.
     pub(super) const fn is_woken(&self) -> bool {
         self.woken
     }
 
-    /// The owner notices the call of another thread. Returns whether there was one.
+    /// The owner notices an interrupt. Returns whether there was one.
     pub(super) fn take_woken(&mut self) -> bool {
         core::mem::take(&mut self.woken)
     }

@@ -24,7 +24,7 @@ pub enum Until {
     /// A mark has moved since the marks were last reported to the owner: complete, durable or
     /// released.
     Moved,
-    /// Another thread has called the owner: nothing else ends the wait.
+    /// Another thread has interrupted the owner: nothing else ends the wait.
     Woken,
 }
 
@@ -33,7 +33,7 @@ pub enum Until {
 pub enum WaitEnd {
     /// The condition holds.
     Reached,
-    /// Another thread has called the owner.
+    /// Another thread has interrupted the owner.
     Woken,
     /// The deadline has passed.
     Deadline,
@@ -128,7 +128,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Continues a wait, as of the last [`marks`](Self::marks). Returns how it ended, if it has:
-    /// the condition comes before another thread's call, and that call before the deadline. A call
+    /// the condition comes before an interrupt, and the interrupt before the deadline. An interrupt
     /// that does not end the wait is kept for the next one. `now` is called only if there is a
     /// deadline.
     pub fn wait_step(
@@ -149,8 +149,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// As [`wait_step`](Self::wait_step), but calls of other threads do not end the wait: they are
-    /// kept for the next one.
+    /// As [`wait_step`](Self::wait_step), but interrupts do not end the wait: they are kept for the
+    /// next one.
     pub fn wait_step_unwoken(
         &self,
         until: Until,
@@ -163,7 +163,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// Another thread calls the owner. The owner's wait ends, or its next wait does.
+    /// Another thread interrupts the owner: its present wait ends, or else its next one.
     pub fn wake(&mut self) {
         self.attention.wake();
     }

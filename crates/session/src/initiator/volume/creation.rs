@@ -139,7 +139,7 @@ enum Step {
     Over,
 }
 
-/// Which old volumes are dropped.
+/// The old volumes that are dropped now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dropping {
     /// One, on a target whose log has refused the partitions. Then that target is asked again,
@@ -200,7 +200,7 @@ impl Old {
     }
 }
 
-/// What the log of a target has of an old volume.
+/// The state of an old volume in the log of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OldState {
     /// Nothing, as far as is known.
@@ -744,7 +744,7 @@ impl VolumeCreation {
             let gaps = (olds().count() as u64 + 1) * u64::from(free);
             u64::from(need) <= gaps + olds().map(Old::bytes).sum::<u64>()
         } else if answer.is(status::TOO_MANY_SLOTS) {
-            // What is left for each stream is rounded down.
+            // The target's number of slots for each stream is rounded down.
             let (most, streams) = (result as u32, u64::from(self.config.streams));
             let left = streams * (u64::from(most) + 1) - 1;
             // A target that chooses gives whole pages.
