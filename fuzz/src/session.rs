@@ -140,7 +140,7 @@ pub fn extension(data: &[u8]) -> bool {
             true
         }),
         3 => VolumeStatus::decode(&padded).is_some_and(|status| {
-            // An owner's name may be mended on the way.
+            // Decoding may correct an owner's name.
             let again = VolumeStatus::decode(&status.encode()).unwrap();
             assert_eq!(VolumeStatus { owner: status.owner.clone(), ..again }, status);
             true

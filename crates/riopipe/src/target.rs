@@ -87,7 +87,7 @@ enum Unmade {
     Exhausted(Exhausted),
 }
 
-/// See the [module](self).
+/// A target of a volume, with its thread; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Target {
     /// The address, as `host:port`.

@@ -74,7 +74,7 @@ pub enum CreateError {
     Place(#[from] PlaceError),
     /// The place holds a log already.
     #[error(
-        "a log is there already, at block {lba}: open it, or say that it may be overwritten \
+        "a log is there already, at block {lba}: open it, or allow that it is overwritten \
          (WalOptions::overwrite)"
     )]
     Exists {
@@ -83,7 +83,7 @@ pub enum CreateError {
     },
     /// The place holds the first block of a log that this program can't read.
     #[error(
-        "block {lba} is the first one of a log, and {source}: restore it, or say that the log may be \
+        "block {lba} is the first one of a log, and {source}: restore it, or allow that the log is \
          overwritten (WalOptions::overwrite)"
     )]
     Unreadable {

@@ -48,7 +48,8 @@ pub enum ConnectionEnd {
     Broken(String),
 }
 
-/// See the [module](self). All times are nanoseconds of one monotonic clock.
+/// The calls by which a program drives the connections to one target; see the [module](self). All
+/// times are nanoseconds of one monotonic clock.
 pub trait Endpoint {
     /// A payload: data that is written over a queue.
     type Piece;

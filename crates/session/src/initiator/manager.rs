@@ -150,7 +150,7 @@ enum Failure {
     Final(UnreachableCause, Cause),
 }
 
-/// See the [module](self).
+/// The manager of the association with one target of an open volume; see the [module](self).
 #[derive(Debug)]
 pub struct AssociationManager<P> {
     config: ManagerConfig,

@@ -78,7 +78,7 @@ const SLEEP_NS_MAX: u64 = 1_000_000_000;
 /// Fewer cost a system call on either side for each segment.
 const ADMITTED_MAX: usize = 64;
 
-/// See the [module](self).
+/// The driver of an open stream; see the [module](self).
 pub struct StreamDriver<P> {
     session: StreamSession<P>,
     servers: Vec<ServerConnection>,
