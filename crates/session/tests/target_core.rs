@@ -127,9 +127,9 @@ impl Target {
                     self.did.push(("hand over", connection.transport().0));
                     self.mail[core].push_back(Message::Adopt(connection));
                 }
-                Action::WindUp => {
-                    self.did.push(("wind up", at));
-                    for (to, message) in Message::winding_up(at, self.mail.len()) {
+                Action::EndMoves => {
+                    self.did.push(("end moves", at));
+                    for (to, message) in Message::moves_ended(at, self.mail.len()) {
                         self.mail[to].push_back(message);
                     }
                 }
@@ -432,7 +432,7 @@ fn a_core_that_stops_lets_finish_what_is_in_flight_and_then_cuts_off() {
         t.did();
         t.cores[0].stop(&mut t.world.host);
         t.act(0);
-        assert_eq!(t.did(), [("listen", 0), ("finish", 1), ("drop", 1), ("wind up", 0)]);
+        assert_eq!(t.did(), [("listen", 0), ("finish", 1), ("drop", 1), ("end moves", 0)]);
         assert!(t.cores[0].place(&mut t.world.host).is_none());
         assert!(!t.cores[0].is_at_rest());
         assert_eq!(t.deadline(0), Some(GRACE));
@@ -463,7 +463,7 @@ fn a_core_that_stops_waits_for_what_is_in_transit_and_moves_nothing() {
     t.did();
     t.cores[1].stop(&mut t.world.host);
     t.act(1);
-    assert_eq!(t.did(), [("wind up", 1)]);
+    assert_eq!(t.did(), [("end moves", 1)]);
     assert!(!t.cores[1].is_at_rest());
     t.cores[0].stop(&mut t.world.host);
     t.act(0);

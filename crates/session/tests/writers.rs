@@ -64,9 +64,9 @@ fn t28_a_first_write_is_waited_for_or_refused() {
             thread::spawn(move || {
                 let mut noted = Noted::default();
                 for _ in 0..2 {
-                    let is_welcome = || target.guard.load(Ordering::Acquire) == 0;
+                    let guard_allows = || target.guard.load(Ordering::Acquire) == 0;
                     let note = || target.shared.lock().unwrap().writers.note(0, WRITER);
-                    if noted.may_write(0, is_welcome, note) {
+                    if noted.may_write(0, guard_allows, note) {
                         // SAFETY: the checker fails the test if another thread may be here.
                         target.drive.with_mut(|drive| unsafe { *drive += 1 });
                     }
@@ -74,7 +74,7 @@ fn t28_a_first_write_is_waited_for_or_refused() {
                 }
                 // It is drained: none of its operations is in flight any more.
                 let mut shared = target.shared.lock().unwrap();
-                shared.writers.gone(WRITER);
+                shared.writers.remove(WRITER);
                 shared.acknowledged = true;
                 target.answered.notify_one();
             })

@@ -57,7 +57,7 @@ impl<E: TargetEnv, T> Mailboxes<Message<E, T>> {
 
     /// Informs the other reactors that one is shutting down.
     pub(crate) fn reactor_ends(&self, index: usize) {
-        for (reactor, message) in Message::winding_up(index, self.reactors()) {
+        for (reactor, message) in Message::moves_ended(index, self.reactors()) {
             self.send(reactor, message);
         }
     }

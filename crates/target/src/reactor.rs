@@ -275,7 +275,7 @@ impl Reactor {
                     }
                     self.mail.send(core, Message::Adopt(connection));
                 }
-                Action::WindUp => self.mail.reactor_ends(self.core.index()),
+                Action::EndMoves => self.mail.reactor_ends(self.core.index()),
                 Action::Drop(connection) => drop(connection),
             }
         }

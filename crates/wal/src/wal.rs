@@ -269,8 +269,9 @@ impl Wal {
     /// incomplete, together with all others that wait then. Each group takes whole blocks of 4096
     /// bytes. On drives with a volatile cache, a FLUSH must follow. It is requested when a caller
     /// waits for this record or for a later one ([`durable`](Self::durable),
-    /// [`wait_durable`](Self::wait_durable), [`close`](Self::close)), and when much of the log is
-    /// not durable. Until then a power cut may lose the record.
+    /// [`wait_durable`](Self::wait_durable), [`close`](Self::close)), when much of the log is not
+    /// durable, and with engine `rio` about a second after the log has become idle. Until then a
+    /// power cut may lose the record.
     ///
     /// The longest record has [`record_bytes_max`](Self::record_bytes_max) bytes.
     ///

@@ -93,7 +93,7 @@ impl<E: TargetEnv> TargetConn<E> {
     /// Sets the address through which the host connected. Discovery reports it for ports that
     /// listen on all addresses.
     #[must_use]
-    pub fn came_by(mut self, local: Option<LocalAddress>) -> Self {
+    pub fn with_local_address(mut self, local: Option<LocalAddress>) -> Self {
         self.local = local;
         self
     }

@@ -17,7 +17,7 @@ use super::env::{Event, TargetEnv};
 use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::shared::Shared;
-use super::standing::Standing;
+use super::write_rights::WriteRights;
 use super::writers::Noted;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -33,7 +33,7 @@ pub(super) struct Queue {
     pub(super) no_sq_flow: bool,
     pub(super) entries: u16,
     pub(super) last_received: Arc<AtomicU64>,
-    pub(super) standing: Arc<Standing>,
+    pub(super) write_rights: Arc<WriteRights>,
 }
 
 /// The context in which each part of a connection works.

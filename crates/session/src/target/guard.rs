@@ -21,7 +21,7 @@ impl<E: TargetEnv> Context<E> {
     /// Whether a read of the namespace comes from a fenced owner, on a queue that is bound to no
     /// stream. It would find blocks that the new owner has undone or writes (T8, P9).
     pub(super) fn reads_fenced(&self, ns: usize) -> bool {
-        let is_fenced_owner = |queue: &Queue| queue.standing.is_fenced_owner();
+        let is_fenced_owner = |queue: &Queue| queue.write_rights.is_fenced_owner();
         self.queue.as_ref().is_some_and(is_fenced_owner)
             && !self.namespaces.at(ns).state.is_of(self.assoc())
     }
@@ -33,24 +33,24 @@ impl<E: TargetEnv> Context<E> {
         // The former owner must not write namespaces that another owner has taken over, even once
         // no owner has them any more and any plain host may write them (T8).
         let is_fenced_owner = || {
-            queue.as_ref().is_some_and(|q: &Queue| !q.standing.is_good())
+            queue.as_ref().is_some_and(|q: &Queue| !q.write_rights.is_good())
                 && !state.is_of(assoc)
                 && !probe::planted(Plant::T8FencedPlain)
         };
-        let is_welcome = || {
+        let guard_allows = || {
             state.may_write(assoc) && !is_fenced_owner()
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *is_fenced
         };
-        noted.may_write(ns, is_welcome, || env.with_shared(|s| s.note_writer(ns, *id)))
+        noted.may_write(ns, guard_allows, || env.with_shared(|s| s.note_writer(ns, *id)))
     }
 
     /// Decides about a write that the guard refuses. If the guard is for a lease that has run out,
     /// frees the volume and checks again (T25).
     #[cold]
     fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
-        let standing = self.queue.as_ref().map(|queue| &queue.standing);
-        if standing.is_some_and(|standing| standing.has_ended()) {
+        let write_rights = self.queue.as_ref().map(|queue| &queue.write_rights);
+        if write_rights.is_some_and(|rights| rights.has_ended()) {
             // The write is correct. Its host is to connect again and send it again.
             return Err(Status::QUEUE_DELETED);
         }

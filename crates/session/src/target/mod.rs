@@ -30,11 +30,11 @@ mod namespace;
 mod ordered;
 mod plain;
 mod shared;
-mod standing;
 mod sync;
 mod tracer;
 mod transfer;
 mod volumes;
+mod write_rights;
 mod writers;
 
 pub use self::core::{

@@ -34,7 +34,7 @@ impl Writers {
     }
 
     /// Notes that `conn` has nothing in flight any more, and begins nothing new.
-    pub(super) fn gone(&mut self, conn: ConnId) {
+    pub(super) fn remove(&mut self, conn: ConnId) {
         self.0.retain(|_, conns| {
             conns.remove(&conn);
             !conns.is_empty()
@@ -52,26 +52,26 @@ impl Writers {
 pub(super) struct Noted(Vec<bool>);
 
 impl Noted {
-    /// Whether the connection may write to a namespace now. `is_welcome` reads its guard; `note`
+    /// Whether the connection may write to a namespace now. `guard_allows` reads its guard; `note`
     /// notes the connection in [`Writers`], inside of the lock. A connection that may not write is
     /// not noted, so it cannot make claims costlier.
     #[inline(always)]
     pub(super) fn may_write(
         &mut self,
         ns: usize,
-        is_welcome: impl Fn() -> bool,
+        guard_allows: impl Fn() -> bool,
         note: impl FnOnce(),
     ) -> bool {
-        is_welcome() && (self.0.get(ns) == Some(&true) || self.begin(ns, is_welcome, note))
+        guard_allows() && (self.0.get(ns) == Some(&true) || self.begin(ns, guard_allows, note))
     }
 
     /// The same for the connection's first write there.
     #[cold]
-    fn begin(&mut self, ns: usize, is_welcome: impl Fn() -> bool, note: impl FnOnce()) -> bool {
+    fn begin(&mut self, ns: usize, guard_allows: impl Fn() -> bool, note: impl FnOnce()) -> bool {
         note();
         self.add(ns);
         // The first check may have been before a claim that has not found this connection.
-        is_welcome()
+        guard_allows()
     }
 
     fn add(&mut self, ns: usize) {

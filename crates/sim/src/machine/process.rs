@@ -411,8 +411,8 @@ impl Machine {
                     );
                     env.messages[core].push(Message::Adopt(connection));
                 }
-                Action::WindUp => {
-                    for (to, message) in Message::winding_up(core, process.reactors.len()) {
+                Action::EndMoves => {
+                    for (to, message) in Message::moves_ended(core, process.reactors.len()) {
                         env.messages[to].push(message);
                     }
                 }

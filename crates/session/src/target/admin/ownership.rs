@@ -182,7 +182,7 @@ fn finish<E: TargetEnv>(
 ) {
     let outcome = match then {
         Then::Claimed { volume, claim } => {
-            env.with_shared(|s| s.volumes.enter(volume, claim));
+            env.with_shared(|s| s.volumes.claim_drained(volume, claim));
             Ok(())
         }
         Then::Release { volume, forget } => {

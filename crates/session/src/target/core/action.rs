@@ -35,8 +35,8 @@ pub enum Action<E: TargetEnv, T> {
         /// The connection.
         connection: Box<Connection<E, T>>,
     },
-    /// Send [`Message::WindsUp`](super::Message::WindsUp) with this core's index to all others.
-    WindUp,
+    /// Send [`Message::MovesEnded`](super::Message::MovesEnded) with this core's index to all others.
+    EndMoves,
     /// The connection is over: its socket is to be closed.
     Drop(Box<Connection<E, T>>),
 }
@@ -64,7 +64,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         self.touched.clear();
         self.seen = 0;
-        self.stopping.informs_now(self.config.index).then_some(Action::WindUp)
+        self.stopping.informs_now(self.config.index).then_some(Action::EndMoves)
     }
 
     /// The action for a connection that has changed.
@@ -107,7 +107,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         if connection.counted_by.is_some() || connection.session.qid().is_none_or(|qid| qid == 0) {
             return None;
         }
-        // Device operations carry the connection's key. A core that winds up has promised to move
+        // Device operations carry the connection's key. A core that stops has promised to move
         // no connection to another core.
         let stays = stopping.is_asked() || connection.is_ending() || !connection.is_quiet();
         let core = if stays {

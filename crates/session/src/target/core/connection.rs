@@ -73,7 +73,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         now: u64,
     ) -> Self {
         Self {
-            session: TargetConn::new(place.id(), 0, crc, now).came_by(local),
+            session: TargetConn::new(place.id(), 0, crc, now).with_local_address(local),
             output: Outbox::new(),
             transport,
             is_blocked: false,

@@ -22,7 +22,7 @@ pub enum Message<E: TargetEnv, T> {
     /// The core with this index stops: it moves no connection to another core any more. Every core
     /// sends this to all others. If a core ends without having stopped, its shell must send it for
     /// the core, or the others wait for it.
-    WindsUp(usize),
+    MovesEnded(usize),
 }
 
 impl<E: TargetEnv, T> Message<E, T> {
@@ -33,9 +33,11 @@ impl<E: TargetEnv, T> Message<E, T> {
         (0..cores).filter(receives).map(move |core| (core, Self::Notice(conn)))
     }
 
-    /// The messages that inform all others of `cores` cores that a core winds up, each with its
-    /// receiver.
-    pub fn winding_up(index: usize, cores: usize) -> impl Iterator<Item = (usize, Self)> {
-        (0..cores).filter(move |core| *core != index).map(move |core| (core, Self::WindsUp(index)))
+    /// The messages that inform all others of `cores` cores that a core moves no connection any more,
+    /// each with its receiver.
+    pub fn moves_ended(index: usize, cores: usize) -> impl Iterator<Item = (usize, Self)> {
+        (0..cores)
+            .filter(move |core| *core != index)
+            .map(move |core| (core, Self::MovesEnded(index)))
     }
 }

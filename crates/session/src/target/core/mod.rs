@@ -369,7 +369,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
                 self.notice(id, env);
             }
             Message::Notice(id) => self.notice(id, env),
-            Message::WindsUp(core) => self.stopping.winds_up(core),
+            Message::MovesEnded(core) => self.stopping.moves_ended(core),
         }
     }
 

@@ -16,12 +16,12 @@ pub(super) struct Stopping {
     has_informed: bool,
     /// By core: it moves no connection to another core any more. Messages from one core to another
     /// keep their order. So no connection that it moved before is still in transit to this core.
-    winding_up: Vec<bool>,
+    moves_ended: Vec<bool>,
 }
 
 impl Stopping {
     pub(super) fn new(cores: usize) -> Self {
-        Self { cut_off_at: None, has_informed: false, winding_up: alloc::vec![false; cores] }
+        Self { cut_off_at: None, has_informed: false, moves_ended: alloc::vec![false; cores] }
     }
 
     /// Whether the core has been asked to stop.
@@ -40,9 +40,9 @@ impl Stopping {
     }
 
     /// Notes that a core moves no connection to another core any more.
-    pub(super) fn winds_up(&mut self, core: usize) {
-        if let Some(winding_up) = self.winding_up.get_mut(core) {
-            *winding_up = true;
+    pub(super) fn moves_ended(&mut self, core: usize) {
+        if let Some(moves_ended) = self.moves_ended.get_mut(core) {
+            *moves_ended = true;
         }
     }
 
@@ -50,14 +50,14 @@ impl Stopping {
     pub(super) fn informs_now(&mut self, index: usize) -> bool {
         let informs = self.is_asked() && !core::mem::replace(&mut self.has_informed, true);
         if informs {
-            self.winds_up(index);
+            self.moves_ended(index);
         }
         informs
     }
 
-    /// Whether all cores wind up.
+    /// Whether no core moves a connection any more.
     fn is_everywhere(&self) -> bool {
-        self.winding_up.iter().all(|winds_up| *winds_up)
+        self.moves_ended.iter().all(|moves_ended| *moves_ended)
     }
 }
 

@@ -69,7 +69,7 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::NO_LOG);
         }
         // The claim is not answered yet: a late write may still land (T8).
-        if !volume.entered {
+        if !volume.drained {
             return Err((wire::status::STREAM_BUSY, 0));
         }
         // Undo needs the lists of all streams at rest. A stream that is not recovered keeps the

@@ -115,11 +115,11 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation that was in flight when a volume was claimed has come back (T8).
-    pub(in crate::target) fn enter(&mut self, volume: VolumeId, claim: u64) {
+    pub(in crate::target) fn claim_drained(&mut self, volume: VolumeId, claim: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
             && volume.claims == claim
         {
-            volume.entered = true;
+            volume.drained = true;
         }
     }
 

@@ -125,7 +125,7 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
         // No list is read before the operations in flight at the claim have come back (T8).
-        if owner.is_some() && !volume.entered {
+        if owner.is_some() && !volume.drained {
             return Err((wire::status::STREAM_BUSY, 0));
         }
         match partition {

@@ -34,7 +34,7 @@ impl<R: Region> Volumes<R> {
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        if !volume.entered {
+        if !volume.drained {
             return Err((wire::status::STREAM_BUSY, 0));
         }
         check(volume, settle)?;

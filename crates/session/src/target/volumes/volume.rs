@@ -79,7 +79,7 @@ pub(in crate::target) struct Volume<R> {
     /// have come back, even if the claimant has ended (T8, T21).
     pub(super) fences: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
-    pub(super) entered: bool,
+    pub(super) drained: bool,
     /// No entry of an earlier owner waits for recovery here: streams may start (T9).
     pub(super) recovered: bool,
 }
@@ -114,7 +114,7 @@ impl<R: Region> Volume<R> {
             given_up: 0,
             claims: 0,
             fences: Vec::new(),
-            entered: false,
+            drained: false,
             recovered: false,
         }
     }
@@ -137,7 +137,7 @@ impl<R: Region> Volume<R> {
             given_up: record.given_up,
             claims: 0,
             fences: Vec::new(),
-            entered: false,
+            drained: false,
             recovered: false,
         }
     }
@@ -214,7 +214,7 @@ impl<R: Region> Volume<R> {
         self.lease_ms = claim.lease_ms;
         self.lease = Lease::Held(host);
         self.claims += 1;
-        self.entered = false;
+        self.drained = false;
         self.recovered &= claim.resume;
         self.note_recovered();
         Claimed { claim: self.claims, replaced, fenced }

@@ -1,4 +1,4 @@
-//! The standing of an association: whether its queues may write as those of any plain host (T8).
+//! The rights of an association to write: whether its queues may write as those of any plain host (T8).
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,11 +6,11 @@ const GOOD: u8 = 0;
 const FENCED: u8 = 1;
 const ENDED: u8 = 2;
 
-/// The standing of an association. All of its I/O queues read it.
+/// The rights of an association to write. All of its I/O queues read it.
 #[derive(Debug, Default)]
-pub struct Standing(AtomicU8);
+pub struct WriteRights(AtomicU8);
 
-impl Standing {
+impl WriteRights {
     /// Whether it may write as any plain host.
     #[inline]
     pub(super) fn is_good(&self) -> bool {
@@ -33,7 +33,7 @@ impl Standing {
         self.change(GOOD, FENCED);
     }
 
-    /// Notes that it has claimed a volume itself, and so knows its standing.
+    /// Notes that it has claimed a volume itself, and so knows its rights.
     pub(super) fn restore(&self) {
         self.change(FENCED, GOOD);
     }
@@ -55,16 +55,18 @@ mod tests {
 
     #[test]
     fn an_association_that_has_ended_stays_so() {
-        let standing = Standing::default();
-        assert!(standing.is_good());
-        standing.fence();
-        assert!(!standing.is_good() && !standing.has_ended() && standing.is_fenced_owner());
-        standing.restore();
-        assert!(!standing.is_fenced_owner());
-        assert!(standing.is_good());
-        standing.end();
-        standing.restore();
-        standing.fence();
-        assert!(standing.has_ended() && !standing.is_good());
+        let write_rights = WriteRights::default();
+        assert!(write_rights.is_good());
+        write_rights.fence();
+        assert!(
+            !write_rights.is_good() && !write_rights.has_ended() && write_rights.is_fenced_owner()
+        );
+        write_rights.restore();
+        assert!(!write_rights.is_fenced_owner());
+        assert!(write_rights.is_good());
+        write_rights.end();
+        write_rights.restore();
+        write_rights.fence();
+        assert!(write_rights.has_ended() && !write_rights.is_good());
     }
 }
