@@ -7,7 +7,8 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_session::target::Volumes;
 use riopipe_session::target::limits::{
-    CONNECTION_BYTES, FENCES_MAX, LEASE_MS_MAX, STREAM_SLOTS_MAX, TRANSFER_BYTES_MAX,
+    CONNECT_NS, CONNECTION_BYTES, FENCES_MAX, LEASE_MS_MAX, STALL_NS, STREAM_SLOTS_MAX,
+    TRANSFER_BYTES_MAX,
 };
 use riopipe_session::wire::{self, Claim};
 use riopipe_testkit::peer;
@@ -382,4 +383,22 @@ fn t28_space_for_capsules_is_set_aside_at_connect() {
     w.hang_up(first);
     let third = w.initialize(peer::Digests::default(), 0);
     assert_eq!(w.call(third, peer::connect(0, 3, 127, 0), &data).status, 0);
+}
+
+/// A peer whose Connect is refused again and again does not keep its connection.
+#[test]
+fn t28_refused_connects_do_not_keep_a_connection_open() {
+    let mut w = World::new(&[false]);
+    let at = w.initialize(peer::Digests::default(), 0);
+    let accepted = w.host.now;
+    let data = peer::connect_data("nqn.2026-01.example:other", peer::HOSTNQN, peer::HOSTID, 0xffff);
+    let mut refused = 0;
+    while w.links[at].closed.is_none() {
+        assert!(w.host.now - accepted <= CONNECT_NS, "it is still open");
+        assert_ne!(w.call(at, peer::connect(0, 0, 31, 0), &data).status, 0);
+        refused += 1;
+        w.host.now += STALL_NS / 2;
+        w.tick();
+    }
+    assert_eq!(refused, 6, "it is closed when the time is over, and not before");
 }

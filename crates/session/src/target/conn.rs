@@ -27,7 +27,7 @@ use super::env::{Event, TargetEnv};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
 use super::limits::{
-    ADMIN_CAPSULE_BYTES, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
+    ADMIN_CAPSULE_BYTES, CONNECT_NS, CONNECTION_BYTES, DATA_STALL_NS, H2C_DATA_BYTES_MAX, STALL_NS,
     UNSENT_BYTES_MAX,
 };
 use super::ordered::OrderedQueue;
@@ -59,6 +59,8 @@ pub struct TargetConn<E: TargetEnv> {
     is_starved: bool,
     fences: Fences,
     drained: bool,
+    /// The time at which the connection was accepted.
+    accepted: u64,
     /// The time at which the connection was accepted, or the last whole PDU consumed.
     progress: u64,
     /// A PDU has begun and has not arrived completely.
@@ -83,6 +85,7 @@ impl<E: TargetEnv> TargetConn<E> {
             is_starved: false,
             fences: Fences::default(),
             drained: false,
+            accepted: now,
             progress: now,
             partial: false,
             unsent_since: None,
@@ -332,7 +335,9 @@ impl<E: TargetEnv> TargetConn<E> {
             }
         };
         if self.cx.queue.is_none() {
-            add(self.progress + STALL_NS, "no Fabrics Connect came in time");
+            // Refused commands do not extend the time: a peer without rights has to leave (T28).
+            let limit = (self.progress + STALL_NS).min(self.accepted + CONNECT_NS);
+            add(limit, "no Fabrics Connect came in time");
         } else if self.partial {
             add(self.progress + STALL_NS, "the rest of a PDU did not come in time");
         } else if self.cx.commands.in_use() > 0 && self.is_receiving() {

@@ -37,9 +37,11 @@ pub const MEMORY_BYTES: usize = 1 << 30;
 /// aside when it is connected. For all queues together, this is at most so many times the memory
 /// for other data.
 pub const CAPSULES_TO_MEMORY: usize = 4;
-/// Time limit from accept to a completed Fabrics Connect, and from the first byte of a PDU to its
-/// last.
+/// Time limit from accept to the first PDU and from there to the next until a Fabrics Connect has
+/// succeeded, and from the first byte of a PDU to its last.
 pub const STALL_NS: u64 = 10_000_000_000;
+/// Time limit from accept to a successful Fabrics Connect, whatever is sent before it (T28).
+pub const CONNECT_NS: u64 = 3 * STALL_NS;
 /// Time limit for data that an R2T has requested, and for a peer that does not take its answers.
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// Keep-alive granularity in milliseconds (KAS counts 100 ms).
