@@ -210,8 +210,9 @@ impl Report for Measured {
             ]);
         }
         let link = self.link.as_ref().map(|link| format!(", {link}")).unwrap_or_default();
+        let targets = if self.targets == 1 { "target" } else { "targets" };
         format!(
-            "durable records, each waited for; {} targets with {}{link}\n\n{}\n{}",
+            "durable records, each waited for; {} {targets} with {}{link}\n\n{}\n{}",
             self.targets,
             self.drive,
             table.render(terminal),
