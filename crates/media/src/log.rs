@@ -367,8 +367,12 @@ impl LogStore {
     /// `used` names it (T24). A `block:` log has nothing left to write, since each of its fences
     /// writes everything that it covers. No part of the log may be in use.
     ///
-    /// The bytes in `used` are written even if the kernel takes them for written: it does so after a
-    /// write-back that has failed. This takes as long as the disk needs for all of them.
+    /// The bytes in `used` are written even if the kernel considers them written already. After a
+    /// failed write-back the kernel does so wrongly. The call takes as long as the disk needs for
+    /// all of these bytes.
+    ///
+    /// # Errors
+    /// The error of the write-back. A `block:` log reports none.
     ///
     /// # Panics
     /// If a range in `used` goes beyond the log.

@@ -254,22 +254,23 @@ impl Waiter {
     }
 }
 
-/// Shorter spins, in nanoseconds, never pay.
+/// The shortest useful spin, in nanoseconds. A shorter one saves less time than it costs.
 const SPIN_MIN_NS: u64 = 5_000;
 
 /// Longest yield without another thread, in nanoseconds: a system call and two scans of the run
 /// queue.
 const YIELD_NS_MAX: u64 = 3_000;
 
-/// Longest turn of a peer, in nanoseconds: after a longer absence, an unrelated busy thread had the
-/// core.
+/// Longest absence during a yield that counts as a turn of the peer, in nanoseconds. After a longer
+/// one, an unrelated busy thread had the core.
 const ABSENCE_NS_MAX: u64 = 100_000;
 
 /// Least number of yields before their share counts.
 const YIELDS_MIN: u32 = 4;
 
-/// Shortest and longest time for which a core is taken for shared, in nanoseconds. An attempt costs
-/// a time slice of the other thread, some milliseconds; no attempt costs a wake-up per wait.
+/// Shortest and longest time for which a core is assumed to be shared, in nanoseconds. An attempt
+/// to spin costs a time slice of the other thread, some milliseconds. Without an attempt, each wait
+/// costs a wake-up.
 const BACKOFF_NS_MIN: u64 = 1_000_000;
 const BACKOFF_NS_MAX: u64 = 100_000_000;
 
@@ -342,7 +343,7 @@ mod tests {
     }
 
     /// One wait with polls and yields of `yield_ns`; returns the number of polls before it slept,
-    /// or `None` if it was still polling after 200 µs.
+    /// or `None` if it was still polling after 150 µs and `yield_ns` is below 100 µs.
     fn polls_until_sleep(waiter: &mut Waiter, now: &mut u64, yield_ns: u64) -> Option<u32> {
         let start = *now;
         let mut polls = 0;

@@ -374,12 +374,12 @@ impl<R: Region> LogRegion<R> {
         Ok(self.volume(id).expect("the volume was just added"))
     }
 
-    /// Forgets a volume and frees its place, durable before it returns.
+    /// Forgets a volume and frees its place. The change is durable before this returns. The caller
+    /// must know that the log is not needed any more.
     ///
     /// # Errors
     ///
-    /// There is no such volume, or the region failed. The caller must know that the log is not
-    /// needed any more.
+    /// There is no such volume, or the region failed.
     pub fn remove_volume(&mut self, id: VolumeId) -> Result<(), ChangeError> {
         let at = self.position(id)?;
         let mut header = self.header.clone();
@@ -387,8 +387,8 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Gives a volume to a new owner, durable before it returns: only then may any list be
-    /// read (T8).
+    /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is
+    /// durable before this returns. Only then may any list be read (T8).
     ///
     /// # Errors
     ///
@@ -413,8 +413,8 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Records that a volume's owner has come back, and its lease from now on, durable before it
-    /// returns (T25).
+    /// Records that a volume's owner has come back, and that its lease is `lease_ms` milliseconds
+    /// from now on. The record is durable before this returns (T25).
     ///
     /// # Errors
     ///
@@ -431,9 +431,9 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Records that the owner with this generation gives up what the log knew of a volume, durable
-    /// before it returns. Only then may a recovery rely on it, or a partition be started again
-    /// (T26).
+    /// Records that the owner with this generation gives up the log of a volume. The record is
+    /// durable before this returns. Only then may a recovery use it, or a partition be started
+    /// again (T26).
     ///
     /// # Errors
     ///
@@ -445,7 +445,8 @@ impl<R: Region> LogRegion<R> {
         Ok(self.change(header)?)
     }
 
-    /// Records whether a volume's log may still be needed, durable before it returns.
+    /// Records whether a volume's log may still be needed. The record is durable before this
+    /// returns.
     ///
     /// # Errors
     ///

@@ -335,7 +335,8 @@ impl<E: TargetEnv> TargetConn<E> {
             }
         };
         if self.cx.queue.is_none() {
-            // Refused commands do not extend the time: a peer without rights has to leave (T28).
+            // Refused commands do not extend the time limit: a peer without rights would otherwise
+            // keep its connection open (T28).
             let limit = (self.progress + STALL_NS).min(self.accepted + CONNECT_NS);
             add(limit, "no Fabrics Connect came in time");
         } else if self.partial {
@@ -362,8 +363,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.cx.commands.any(|command| command.stage == Stage::Receiving)
     }
 
-    /// Notes that the connection is lost, or is to be closed: nothing new is begun. Device
-    /// operations in flight come back through [`device_done`](Self::device_done).
+    /// Ends the connection, which is lost or must be closed. No new operation is begun. Device
+    /// operations in flight still end with [`device_done`](Self::device_done).
     pub fn closing(&mut self, why: &str, env: &mut E) {
         if self.cx.closing {
             return;
@@ -401,7 +402,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.finish_if_idle(env);
     }
 
-    /// Whether nothing of it is left, so that it may be dropped.
+    /// Whether the connection is closed and has no command left, so that it may be dropped.
     #[must_use]
     pub const fn is_drained(&self) -> bool {
         self.drained

@@ -169,7 +169,7 @@ impl World {
         self.core.after(MS, Ev::StartClient(SECOND_VOLUME));
     }
 
-    /// Ends its process at its present point.
+    /// Ends the process of the second volume's initiator at its present point.
     pub(super) fn crash_second_volume(&mut self, notified: bool) {
         let Some(second_volume) = self.second_volume.as_mut().filter(|it| it.client.is_up()) else {
             return;

@@ -152,8 +152,8 @@ impl Participant {
         let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
     }
 
-    /// The stream is bound, but not up to date. In a newer incarnation no other stream is up to
-    /// date, either.
+    /// Records that the stream is bound in this incarnation, but not up to date. If the incarnation
+    /// is newer than the known one, no other stream is up to date, either.
     pub(super) fn bound(&mut self, incarnation: u32) {
         self.behind();
         let first = self.incarnation.is_none();
@@ -168,8 +168,8 @@ impl Participant {
         });
     }
 
-    /// The stream, which is not bound there, reports that the target is in this incarnation. If it
-    /// is newer than the known one, no stream is up to date.
+    /// Records the target's incarnation, as reported by a stream that is not bound there. If it is
+    /// newer than the known one, no stream is up to date.
     pub(super) fn note_incarnation(&self, incarnation: u32) {
         self.change(|word| match incarnation > word.incarnation {
             true => Word { incarnation, current: 0, ..word },
@@ -177,7 +177,7 @@ impl Participant {
         });
     }
 
-    /// The stream has nothing left to replay.
+    /// Records that the stream has nothing left to replay.
     pub(super) fn up_to_date(&mut self) {
         let Some(mine) = self.incarnation.filter(|_| !self.current) else { return };
         self.current = true;
@@ -187,7 +187,7 @@ impl Participant {
         });
     }
 
-    /// The stream has lost its connection.
+    /// Records that the stream is not up to date: it has lost its connection.
     pub(super) fn behind(&mut self) {
         let Some(mine) = self.incarnation.filter(|_| self.current) else { return };
         self.current = false;
@@ -202,8 +202,8 @@ impl Participant {
     pub(super) fn begin_read(&mut self) -> bool {
         let counted = self.reading;
         if !counted {
-            // The count first, the state after it: a stream that starts a replay does it in the
-            // opposite order, so that one of the two sees the other.
+            // This stream counts itself, then reads the state. A stream that starts a replay
+            // changes the state, then reads the count. So at least one of the two sees the other.
             self.barrier.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
             self.reading = true;
         }
@@ -214,7 +214,7 @@ impl Participant {
         may
     }
 
-    /// No read is in flight any more.
+    /// Records that the stream has no read in flight any more.
     pub(super) fn end_read(&mut self) {
         if core::mem::take(&mut self.reading) {
             self.barrier.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
@@ -227,12 +227,12 @@ impl Participant {
         if probe::planted(Plant::P9ReplayRacesReads) {
             return true;
         }
-        // Not a mere load, which could return an earlier value: a stream that counts itself after
-        // this step reads all that was written before, above all the state.
+        // A plain load could return an earlier value. After this read-modify-write, a stream that
+        // counts itself later also reads the state that was stored before.
         self.barrier.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
     }
 
-    /// The stream does not write there any more.
+    /// Removes the stream from the writers of the server.
     pub(super) fn leave(&mut self) {
         self.behind();
         if self.incarnation.take().is_some() {

@@ -24,7 +24,7 @@ impl<R: Region> Volumes<R> {
     /// Gives a volume to `host`. The generation is durable before this returns (T8).
     ///
     /// Nothing may be bound, listed or settled before the operations in flight have come back, and
-    /// [`enter`](Self::enter) has been called.
+    /// [`claim_drained`](Self::claim_drained) has been called.
     pub(in crate::target) fn claim(
         &mut self,
         claim: &Claim,
@@ -44,7 +44,7 @@ impl<R: Region> Volumes<R> {
         if claim.lease_ms > LEASE_MS_MAX && !probe::planted(Plant::T28AnyLease) {
             return Err((wire::status::LEASE_TOO_LONG.with_dnr(), LEASE_MS_MAX.into()));
         }
-        // An owner that resumes makes nothing new, and needs to fence only itself.
+        // An owner that resumes creates and gives up nothing. It fences only its own earlier connections.
         if claim.resume && (claim.create || claim.take_over || claim.give_up) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }

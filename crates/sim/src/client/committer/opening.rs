@@ -89,7 +89,8 @@ impl Committer {
         true
     }
 
-    /// Writes the last blocks again: without ordering logs, opening a volume flushes nothing.
+    /// Writes the last blocks of the log of records again, and waits until they are durable.
+    /// Without ordering logs, opening a volume flushes nothing.
     pub(super) fn settle(
         &mut self,
         (log, end, mut settling): (u64, End, Settling),
@@ -131,6 +132,7 @@ impl Committer {
         true
     }
 
+    /// Reads the records and the last checkpoint of the log, and compares them with the promises.
     pub(super) fn check(
         &mut self,
         log: u64,
