@@ -104,6 +104,9 @@ named! {
         /// A read was in flight when its owner was fenced, and no fence waits for it. It is
         /// answered with the content after recovery, or with that of the next owner.
         T8LateReads = "T8-late-reads",
+        /// An association has ended, perhaps after another owner had taken its volume over. Until
+        /// its queues end, they still read, also what the next owner writes.
+        T8EndedReads = "T8-ended-reads",
         /// Replay starts before the writes of the first copy have come back.
         T8ReplayNoWait = "T8-replay-no-wait",
         /// A recovery that is started again does not wait for the zeroing of the last attempt.

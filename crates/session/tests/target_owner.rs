@@ -315,6 +315,41 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_released() {
     assert_eq!(w.next(io).unwrap().completion().status, QUEUE_DELETED);
 }
 
+/// An owner has a queue without a stream, for reads. No fence waits for a read there. The owner's
+/// admin connection breaks, and that queue is on a core that is busy: it has not seen its notice.
+#[test]
+fn t8_an_owner_that_is_fenced_and_lost_reads_nothing_of_the_next() {
+    for (in_flight, lost_first) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut w = World::new(&[false]);
+        let Owner { admin, cntlid, .. } = w.owner();
+        let reader = w.io(cntlid, 2);
+        let read = peer::read(3, 1, 9, 1);
+        if in_flight {
+            w.host.drives[0].holds = true;
+            w.command(reader, read, &[]);
+        }
+        let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+        let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+        for lost in [lost_first, !lost_first] {
+            if lost {
+                w.hold_mail = true;
+                w.hang_up(admin);
+                w.host.notices.clear();
+                w.hold_mail = false;
+            } else {
+                assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+            }
+        }
+        match in_flight {
+            true => w.complete(0, 0),
+            false => w.command(reader, read, &[]),
+        }
+        let answer = w.next(reader).unwrap().completion();
+        let case = (in_flight, lost_first);
+        assert_eq!((answer.status, answer.dnr), (QUEUE_DELETED, false), "{case:?}");
+    }
+}
+
 #[test]
 fn t21_a_plain_host_that_is_lost_does_not_learn_that_a_drive_has_an_owner() {
     const PLAIN: &str = "nqn.2014-08.org.nvmexpress:uuid:plain";

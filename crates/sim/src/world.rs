@@ -331,12 +331,13 @@ impl World {
                     let answer = plain_host.receive(end.role, conn, &bytes, &mut self.core);
                     let (at, content, free) = (plain_host.at, plain_host.content, plain_host.free);
                     let must_accept = plain_host.must_accept;
+                    let since = free.then_some(plain_host.generation);
                     let oracle = &mut self.core.oracle;
                     match answer {
                         None => {}
                         Some(HostAnswer::Written) => oracle.plain_write_done(at, content, free),
                         Some(HostAnswer::Flushed) => oracle.plain_flush_done(at, content),
-                        Some(HostAnswer::Read(found)) => oracle.plain_read_done(at, found, free),
+                        Some(HostAnswer::Read(found)) => oracle.plain_read_done(at, found, since),
                         Some(HostAnswer::Refused) => oracle.plain_write_refused(at, must_accept),
                     }
                 }

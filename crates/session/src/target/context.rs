@@ -16,8 +16,8 @@ use super::commands::{Commands, Stage};
 use super::env::{Event, TargetEnv};
 use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
+use super::rights::Rights;
 use super::shared::Shared;
-use super::write_rights::WriteRights;
 use super::writers::Noted;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -33,7 +33,7 @@ pub(super) struct Queue {
     pub(super) no_sq_flow: bool,
     pub(super) entries: u16,
     pub(super) last_received: Arc<AtomicU64>,
-    pub(super) write_rights: Arc<WriteRights>,
+    pub(super) rights: Arc<Rights>,
 }
 
 /// The context in which each part of a connection works.

@@ -3,7 +3,7 @@
 use riopipe_nvme::command::Status;
 use riopipe_order::probe::{self, Plant, Rare};
 
-use super::context::{Context, Queue};
+use super::context::{Context, Queue, fenced_owner};
 use super::env::TargetEnv;
 use crate::wire;
 
@@ -18,12 +18,23 @@ impl<E: TargetEnv> Context<E> {
         self.guarded(ns, assoc, env)
     }
 
-    /// Whether a read of the namespace comes from a fenced owner, on a queue that is bound to no
-    /// stream. It would find blocks that the new owner has undone or writes (T8, P9).
-    pub(super) fn reads_fenced(&self, ns: usize) -> bool {
-        let is_fenced_owner = |queue: &Queue| queue.write_rights.is_fenced_owner();
-        self.queue.as_ref().is_some_and(is_fenced_owner)
-            && !self.namespaces.at(ns).state.is_of(self.assoc())
+    /// The answer to a read of the namespace on a queue that is bound to no stream, if the host may
+    /// have lost the volume. The read could find blocks that the new owner has undone or writes
+    /// (T8, P9).
+    ///
+    /// An association that has ended may have been fenced before, or may be fenced now. Its queues
+    /// learn of its end late, one after the other. So none of them reads any more: the host is to
+    /// connect again, and then learns whether it is the owner.
+    #[inline]
+    pub(super) fn refuses_read(&self, ns: usize) -> Option<Status> {
+        let Queue { rights, .. } = self.queue.as_ref()?;
+        if rights.is_good() {
+            None
+        } else if rights.has_ended() {
+            (!probe::planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
+        } else {
+            (!self.namespaces.at(ns).state.is_of(self.assoc())).then(fenced_owner)
+        }
     }
 
     #[inline]
@@ -33,7 +44,7 @@ impl<E: TargetEnv> Context<E> {
         // The former owner must not write namespaces that another owner has taken over, even once
         // no owner has them any more and any plain host may write them (T8).
         let is_fenced_owner = || {
-            queue.as_ref().is_some_and(|q: &Queue| !q.write_rights.is_good())
+            queue.as_ref().is_some_and(|q: &Queue| !q.rights.is_good())
                 && !state.is_of(assoc)
                 && !probe::planted(Plant::T8FencedPlain)
         };
@@ -49,8 +60,8 @@ impl<E: TargetEnv> Context<E> {
     /// frees the volume and checks again (T25).
     #[cold]
     fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
-        let write_rights = self.queue.as_ref().map(|queue| &queue.write_rights);
-        if write_rights.is_some_and(|rights| rights.has_ended()) {
+        let rights = self.queue.as_ref().map(|queue| &queue.rights);
+        if rights.is_some_and(|rights| rights.has_ended()) {
             // The write is correct. Its host is to connect again and send it again.
             return Err(Status::QUEUE_DELETED);
         }

@@ -29,12 +29,12 @@ pub mod limits;
 mod namespace;
 mod ordered;
 mod plain;
+mod rights;
 mod shared;
 mod sync;
 mod tracer;
 mod transfer;
 mod volumes;
-mod write_rights;
 mod writers;
 
 pub use self::core::{

@@ -154,15 +154,17 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) {
         let ns = usize::from(cx.commands[index].ns);
-        let is_fenced = cx.is_fenced || cx.reads_fenced(ns);
+        let refusal = if cx.is_fenced { Some(fenced_owner()) } else { cx.refuses_read(ns) };
         let command = &mut cx.commands[index];
         if command.sqe.opcode() != opcode::READ {
             return cx.ask_or_fail(index, env, out);
         }
         // The read could find zeroes where recovery has undone writes that the host's stream has
         // completed. The host may not know yet that it is fenced (T8, P9).
-        if is_fenced && !probe::planted(Plant::T8FencedReads) {
-            return cx.answer(index, fenced_owner(), 0, out);
+        if let Some(refusal) = refusal
+            && !probe::planted(Plant::T8FencedReads)
+        {
+            return cx.answer(index, refusal, 0, out);
         }
         command.stage = Stage::Device;
         let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
@@ -292,21 +294,22 @@ impl PlainIo {
             Err(error) => status_of(&error, code == opcode::READ),
             Ok(buf) => match (code, buf) {
                 _ if cx.closing => Status::SUCCESS,
-                // Its owner was fenced while the read was in flight, and no fence waited for the
-                // read. It may have found blocks that the next owner has undone or written (T8,
-                // P9).
-                (opcode::READ, _)
-                    if cx.reads_fenced(ns)
-                        && !probe::planted(Plant::T8LateReads)
-                        && !probe::planted(Plant::T8FencedReads) =>
-                {
-                    fenced_owner()
-                }
-                (opcode::READ, Some(buf)) => return send_read(cx, index, buf, out),
-                (opcode::READ, None) => {
-                    debug_assert!(false, "a read without a buffer");
-                    Status::INTERNAL
-                }
+                // Its owner may have been fenced while the read was in flight, and no fence waited
+                // for the read. It may have found blocks that the next owner has undone or written
+                // (T8, P9).
+                (opcode::READ, buf) => match (cx.refuses_read(ns), buf) {
+                    (Some(refusal), _)
+                        if !probe::planted(Plant::T8LateReads)
+                            && !probe::planted(Plant::T8FencedReads) =>
+                    {
+                        refusal
+                    }
+                    (_, Some(buf)) => return send_read(cx, index, buf, out),
+                    (_, None) => {
+                        debug_assert!(false, "a read without a buffer");
+                        Status::INTERNAL
+                    }
+                },
                 (opcode::DATASET_MANAGEMENT, _) => return self.next_range(cx, index, env, out),
                 _ if must_flush(cx, &cx.commands[index].sqe, ns) => {
                     return self.start_flush(cx, index, ns, env, out);

@@ -176,9 +176,9 @@ impl<R: Region> Shared<R> {
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
         for controller in self.controllers.values() {
             if claimed.fenced == Some(controller.assoc) {
-                controller.write_rights.fence();
+                controller.rights.fence();
             } else if claimant == controller.assoc {
-                controller.write_rights.restore();
+                controller.rights.restore();
             }
         }
         if let Some(assoc) = claimed.replaced {
@@ -271,7 +271,7 @@ impl<R: Region> Shared<R> {
             // A plain command of the owner may still arrive, such as the zeroing of a recovery that
             // the owner has given up. It must not land over what is written from now on (T8).
             let owners = self.controllers.values().filter(|c| c.assoc == assoc);
-            owners.for_each(|controller| controller.write_rights.fence());
+            owners.for_each(|controller| controller.rights.fence());
         }
         let released = released.map(drop);
         let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried);

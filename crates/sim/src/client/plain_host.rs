@@ -66,6 +66,8 @@ pub struct PlainHost {
     /// The volume had no owner that excluded the host when the command arrived, or, for a write, at
     /// a later moment.
     pub free: bool,
+    /// The generation of the volume's last owner at that time.
+    pub generation: u32,
     /// The volume was free all the time, so there was no reason to refuse the command.
     pub must_accept: bool,
     /// The command, or a part of it, has arrived at the machine.
@@ -95,6 +97,7 @@ impl PlainHost {
             at,
             content,
             free: false,
+            generation: 0,
             must_accept: false,
             has_arrived: false,
             operation: Operation::Nothing,
@@ -122,24 +125,34 @@ impl PlainHost {
         self.take_events(core);
     }
 
-    /// Notes that bytes of the host have arrived at its machine.
+    /// Notes that bytes of the host have arrived at its machine. A FLUSH does not write the block
+    /// again, so the owner at its arrival is of no interest.
     pub fn bytes_arrived(&mut self, oracle: &mut Oracle, now: u64) {
-        (self.has_arrived, self.must_accept) = (true, oracle.must_accept(self.at.machine));
+        if !matches!(self.operation, Operation::Write | Operation::Read) {
+            return;
+        }
+        if !core::mem::replace(&mut self.has_arrived, true) {
+            self.must_accept = oracle.must_accept(self.at.machine);
+        }
         self.note_ownership(oracle, now);
     }
 
     /// Notes a step of its machine. A busy core carries a write out later than it arrives. The
-    /// owner of the volume may have changed by then.
+    /// owner of the volume may have changed by then. The answer may take much longer.
     pub fn machine_steps(&mut self, oracle: &mut Oracle, now: u64) {
-        if self.has_arrived && self.operation == Operation::Write {
+        let writes = self.has_arrived && self.operation == Operation::Write;
+        if writes && !oracle.is_completed(self.content) {
             self.must_accept &= oracle.must_accept(self.at.machine);
             self.note_ownership(oracle, now);
         }
     }
 
     fn note_ownership(&mut self, oracle: &mut Oracle, now: u64) {
-        if !oracle.is_in_use(self.at.machine, now) {
-            self.free = true;
+        if oracle.is_in_use(self.at.machine, now) {
+            return;
+        }
+        (self.free, self.generation) = (true, oracle.generation());
+        if self.operation == Operation::Write {
             oracle.plain_write_permitted(self.at, self.content);
         }
     }

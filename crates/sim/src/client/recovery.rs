@@ -126,7 +126,7 @@ impl Client {
 
     /// Begins to release the volume.
     pub(super) fn begin_release(&mut self, core: &mut Core) {
-        core.oracle.releases();
+        core.oracle.releases(self.index);
         let has_extension =
             self.volume.as_ref().map_or_else(Vec::new, |volume| volume.has_extension.clone());
         self.state = State::Releasing(VolumeRelease::new(core.id, has_extension));
@@ -135,7 +135,7 @@ impl Client {
     /// Continues the release.
     pub(super) fn continue_release(&mut self, core: &mut Core) {
         let end = self.end();
-        let Self { state, servers, .. } = self;
+        let Self { index, state, servers, .. } = self;
         let State::Releasing(release) = state else { return };
         let advanced = release.advance(core.now, |at, work| {
             if let Some(manager) = servers[at].manager() {
@@ -143,7 +143,7 @@ impl Client {
             }
         });
         for server in release.take_given() {
-            core.oracle.released(server);
+            core.oracle.released(*index, server);
         }
         servers.iter_mut().for_each(|server| server.carry(end, core));
         match advanced {

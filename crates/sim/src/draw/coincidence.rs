@@ -41,6 +41,7 @@ const ALL: &[(u64, Draw)] = &[
     (1, stopped_and_cut_off),
     (1, owners::reads_of_a_fenced_owner),
     (3, owners::reads_that_outlive_the_owner),
+    (6, owners::reads_that_outlive_the_association),
     (2, owners::taken_over_and_released),
     (1, answers_of_the_last_attempt),
     (2, corrupt_logs),

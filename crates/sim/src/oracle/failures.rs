@@ -110,6 +110,12 @@ impl Oracle {
         }
     }
 
+    /// Whether a drive has completed the write with this number.
+    #[must_use]
+    pub fn is_completed(&self, number: u64) -> bool {
+        self.completed.get(number as usize).copied().unwrap_or(false)
+    }
+
     /// Notes that a stream has written these blocks. Earlier failed FLUSHes may affect it.
     pub(super) fn may_be_affected(
         &mut self,

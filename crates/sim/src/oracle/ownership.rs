@@ -11,6 +11,8 @@ use crate::scenario::Scenario;
 pub(super) struct Ownership {
     /// The owner, until it releases the volume.
     owner: Option<usize>,
+    /// The last owner, if it has released the volume and there is no new one.
+    former: Option<usize>,
     generation: u32,
     /// The highest generation in any claim that was sent, and in any that may fence an owner.
     claimed: u32,
@@ -32,6 +34,7 @@ impl Ownership {
         let never = || vec![0; scenario.machines.len()];
         Self {
             owner: None,
+            former: None,
             generation: 0,
             claimed: 0,
             claimed_over: 0,
@@ -55,6 +58,7 @@ impl Ownership {
     pub(super) fn new_owner(&mut self, client: usize, generation: u32, now: u64) {
         self.last_received[client].fill(now);
         self.owner = Some(client);
+        self.former = None;
         self.released.fill(false);
         self.generation = generation;
     }
@@ -129,14 +133,21 @@ impl Oracle {
         self.ownership.last_received[client][machine] = now;
     }
 
-    /// Notes that the owner releases the volume. From now on it may be free on each machine.
-    pub fn releases(&mut self) {
-        self.ownership.owner = None;
+    /// Notes that an initiator releases the volume. If it is the owner, the volume may be free on
+    /// each machine from now on. If another initiator has taken the volume over, nothing changes.
+    pub fn releases(&mut self, client: usize) {
+        let Ownership { owner, former, .. } = &mut self.ownership;
+        if *owner == Some(client) {
+            *former = owner.take();
+        }
     }
 
-    /// Notes that a machine has answered that the volume is released.
-    pub fn released(&mut self, machine: usize) {
-        self.ownership.released[machine] = true;
+    /// Notes that a machine has answered to an initiator that the volume is released. The answer
+    /// may come after the volume has got another owner.
+    pub fn released(&mut self, client: usize, machine: usize) {
+        if self.ownership.former == Some(client) {
+            self.ownership.released[machine] = true;
+        }
     }
 
     /// Whether a machine must accept plain writes to the volume's drives: it has answered that the
@@ -240,11 +251,18 @@ impl Oracle {
         }
     }
 
-    /// Checks a block that a plain host has read. While the volume has no owner and was not claimed
-    /// since its release, everything must be readable there.
-    pub fn plain_read_done(&mut self, at: Where, found: Content, free: bool) {
+    /// The generation of the last owner.
+    #[must_use]
+    pub const fn generation(&self) -> u32 {
+        self.ownership.generation
+    }
+
+    /// Checks a block that a plain host has read. `since`: if the volume was free when the read
+    /// arrived, the generation of its last owner then. If the volume has had no owner since, and is
+    /// not claimed, everything must be readable there.
+    pub fn plain_read_done(&mut self, at: Where, found: Content, since: Option<u32>) {
         let Ownership { owner, generation, claimed, .. } = self.ownership;
-        if !free
+        if since != Some(generation)
             || owner.is_some()
             || generation == 0
             || claimed > generation

@@ -144,7 +144,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 why: "the host is not on the list of allowed hosts".into(),
             });
         }
-        let Attached { cntlid, assoc, last_received, write_rights } = if io {
+        let Attached { cntlid, assoc, last_received, rights } = if io {
             shared(env, |s| {
                 s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
@@ -172,7 +172,7 @@ impl<E: TargetEnv> TargetConn<E> {
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
             entries,
             last_received,
-            write_rights,
+            rights,
         });
         Ok(cntlid)
     }

@@ -12,7 +12,7 @@ use super::notices::Notice;
 use super::{ConnEntry, Shared};
 use crate::target::ids::ConnId;
 use crate::target::limits::{CAPSULES_TO_MEMORY, CONTROLLERS_MAX, IN_CAPSULE_BYTES};
-use crate::target::write_rights::WriteRights;
+use crate::target::rights::Rights;
 
 /// One controller: an association of a host with the subsystem.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Controller {
     /// The time at which any of its queues last received from the host, nanoseconds.
     pub last_received: Arc<AtomicU64>,
     /// Whether its queues may write as those of any plain host.
-    pub write_rights: Arc<WriteRights>,
+    pub rights: Arc<Rights>,
     /// Connected I/O queues.
     pub queues: BTreeMap<u16, ConnId>,
 }
@@ -45,7 +45,7 @@ pub(in crate::target) struct Attached {
     pub(in crate::target) cntlid: u16,
     pub(in crate::target) assoc: u64,
     pub(in crate::target) last_received: Arc<AtomicU64>,
-    pub(in crate::target) write_rights: Arc<WriteRights>,
+    pub(in crate::target) rights: Arc<Rights>,
 }
 
 /// Why a queue cannot be connected.
@@ -121,7 +121,7 @@ impl<R: Region> Shared<R> {
         let assoc = self.next_assoc;
         self.next_assoc += 1;
         let last_received = Arc::new(AtomicU64::new(now));
-        let write_rights = Arc::<WriteRights>::default();
+        let rights = Arc::<Rights>::default();
         self.controllers.insert(
             cntlid,
             Controller {
@@ -133,12 +133,12 @@ impl<R: Region> Shared<R> {
                 dying: false,
                 admin: conn,
                 last_received: Arc::clone(&last_received),
-                write_rights: Arc::clone(&write_rights),
+                rights: Arc::clone(&rights),
                 queues: BTreeMap::new(),
             },
         );
         self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, last_received, write_rights })
+        Ok(Attached { cntlid, assoc, last_received, rights })
     }
 
     /// Adds an I/O queue to a controller; returns the association.
@@ -188,7 +188,7 @@ impl<R: Region> Shared<R> {
             cntlid,
             assoc: controller.assoc,
             last_received: Arc::clone(&controller.last_received),
-            write_rights: Arc::clone(&controller.write_rights),
+            rights: Arc::clone(&controller.rights),
         };
         self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
         Ok(result)
@@ -217,7 +217,7 @@ impl<R: Region> Shared<R> {
             // A claim asks only queues that may have written, and a queue may read its notice late.
             // Until then this keeps the queue from writing as a plain host, also once the volume is
             // released (T8).
-            controller.write_rights.end();
+            controller.rights.end();
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {
                 self.leave(queue, Notice::Close("its association has ended"));

@@ -71,6 +71,35 @@ pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
     scenario
 }
 
+/// The admin connection of an owner breaks while another initiator takes the volume over. A reader
+/// of the volume is on a core that is busy, and learns late of the end of its association (T8, P9).
+pub(super) fn reads_that_outlive_the_association(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(4, rng);
+    (drive(&mut scenario).plp, drive(&mut scenario).at_once) = (true, 90);
+    scenario.machines[0].cores = 3;
+    scenario.volume.slots = 64;
+    scenario.client.flush_us = 200_000;
+    scenario.client.think_ns = 0;
+    scenario.net = NetSpec { delay_min: 500, delay_max: 1_500, split: 0 };
+    for _ in 0..40 {
+        scenario.steps.push(write(0, 0, 4, Place::Fresh, false));
+        scenario.steps.push(Step { stream: 0, op: Op::WaitComplete });
+        for _ in 0..8 {
+            scenario.steps.push(Step { stream: 0, op: Op::ReadApart(rng.below(4) as u32, 1) });
+            scenario.steps.push(Step { stream: 0, op: Op::Pause(*rng.pick(&[5, 20, 40])) });
+        }
+    }
+    let mut event = 60;
+    for nth in 1..6 {
+        event += rng.range(40, 160);
+        scenario.faults.push(at(event, What::TakeOver { for_us: 0 }));
+        let when = When::Recovery(nth, rng.below(12) as u32);
+        let cut = What::Cut { nth: 0, ends: Ends::Server };
+        scenario.faults.push(Fault { when, what: cut });
+    }
+    scenario
+}
+
 /// An owner is fenced while it is unreachable, and the volume is released before the owner learns
 /// of that. The requests that it has sent arrive when the volume is free (T8).
 pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {

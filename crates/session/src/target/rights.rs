@@ -1,4 +1,5 @@
-//! The rights of an association to write: whether its queues may write as those of any plain host (T8).
+//! The rights of an association: whether its queues may read and write as those of any plain host
+//! (T8).
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,12 +7,12 @@ const GOOD: u8 = 0;
 const FENCED: u8 = 1;
 const ENDED: u8 = 2;
 
-/// The rights of an association to write. All of its I/O queues read it.
+/// The rights of an association. All of its I/O queues look at them.
 #[derive(Debug, Default)]
-pub struct WriteRights(AtomicU8);
+pub struct Rights(AtomicU8);
 
-impl WriteRights {
-    /// Whether it may write as any plain host.
+impl Rights {
+    /// Whether it may read and write as any plain host.
     #[inline]
     pub(super) fn is_good(&self) -> bool {
         self.0.load(Ordering::SeqCst) == GOOD
@@ -20,11 +21,6 @@ impl WriteRights {
     /// Whether it has ended: its queues end, one after the other.
     pub(super) fn has_ended(&self) -> bool {
         self.0.load(Ordering::SeqCst) == ENDED
-    }
-
-    /// Whether another owner has taken over a volume that it had.
-    pub(super) fn is_fenced_owner(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == FENCED
     }
 
     /// Notes that another owner has taken over a volume that it had. It is not like any other plain
@@ -55,18 +51,15 @@ mod tests {
 
     #[test]
     fn an_association_that_has_ended_stays_so() {
-        let write_rights = WriteRights::default();
-        assert!(write_rights.is_good());
-        write_rights.fence();
-        assert!(
-            !write_rights.is_good() && !write_rights.has_ended() && write_rights.is_fenced_owner()
-        );
-        write_rights.restore();
-        assert!(!write_rights.is_fenced_owner());
-        assert!(write_rights.is_good());
-        write_rights.end();
-        write_rights.restore();
-        write_rights.fence();
-        assert!(write_rights.has_ended() && !write_rights.is_good());
+        let rights = Rights::default();
+        assert!(rights.is_good());
+        rights.fence();
+        assert!(!rights.is_good() && !rights.has_ended());
+        rights.restore();
+        assert!(rights.is_good());
+        rights.end();
+        rights.restore();
+        rights.fence();
+        assert!(rights.has_ended() && !rights.is_good());
     }
 }
