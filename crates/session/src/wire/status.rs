@@ -2,7 +2,7 @@
 
 use alloc::string::{String, ToString};
 
-use super::Status;
+use riopipe_nvme::command::Status;
 
 /// The volume has an owner that is connected, or whose lease runs (T8, T25).
 pub const OWNED: Status = Status(0x701);
@@ -106,4 +106,24 @@ pub fn meaning(status: Status) -> Option<&'static str> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    #[test]
+    fn every_vendor_status_means_something_else() {
+        let meanings: Vec<_> = (0x701..=0x717).map(|s| meaning(Status(s))).collect();
+        for (i, text) in meanings.iter().enumerate() {
+            assert!(text.is_some() && !meanings[..i].contains(text), "{text:?}");
+        }
+        let found = meaning(OWNED.with_dnr());
+        assert_eq!(found, meanings[0], "with DNR and without");
+        for other in [0x700, 0x718, 0x001, 0x280] {
+            assert_eq!(meaning(Status(other)), None);
+        }
+    }
 }

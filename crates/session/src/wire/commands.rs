@@ -1,0 +1,193 @@
+//! The vendor specific commands: their opcodes and fields.
+
+use riopipe_nvme::command::Sqe;
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::entry::Position;
+
+use super::{CLAIM_LEN, STATUS_LEN, list, u32_at};
+
+/// Admin: claim a volume (host → controller data, [`Claim`]). Bits 1:0 of an opcode are the
+/// direction of data (NVMe base, figure "Opcode").
+pub const ADMIN_CLAIM: u8 = 0xc1;
+/// Admin: the target's state of a volume (controller → host data, [`VolumeStatus`]); the
+/// volume's id in CDW12–15, the length in CDW10 (bytes).
+pub const ADMIN_STATUS: u8 = 0xc2;
+/// Admin: release a volume (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
+/// free its log partitions.
+pub const ADMIN_RELEASE: u8 = 0xc4;
+/// Admin: one page of a partition's live entries (controller → host data, [`list::Page`]): the
+/// volume's id in CDW12–15, CDW10 the length (bytes), CDW11 the stream, CDW2–3 the position from
+/// which to list (64 bits).
+pub const ADMIN_LIST: u8 = 0xc6;
+/// Admin: record the recovered seq of each stream (host → controller data, [`list::Settle`]).
+pub const ADMIN_SETTLE: u8 = 0xc9;
+/// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
+/// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = continue after a lost
+/// connection with the content of the log (P7). The completion's dword 0 has the log slots
+/// of the partition, dword 1 the target's incarnation.
+pub const IO_BIND: u8 = 0x84;
+/// I/O: a released mark alone (no data): CDW2–3 the mark (64 bits); CDW10 bit 0 = make it durable
+/// before completing (a clean close, or a full log).
+pub const IO_MARK: u8 = 0x88;
+/// I/O: like [`ADMIN_LIST`], for the stream that the queue is bound to; CDW11–15 are not used.
+pub const IO_LIST: u8 = 0x8a;
+/// CDW10 of [`IO_BIND`]: continue with the content of the log.
+const BIND_RESUME: u32 = 1 << 31;
+
+/// The status command for a volume; its data is [`STATUS_LEN`] bytes.
+#[must_use]
+pub fn status_command(volume: VolumeId) -> Sqe {
+    let mut sqe = volume_command(ADMIN_STATUS, volume);
+    sqe.set_dword(10, STATUS_LEN as u32);
+    sqe
+}
+
+/// The claim command; its data is [`Claim::encode`].
+#[must_use]
+pub fn claim_command() -> Sqe {
+    let mut sqe = Sqe::new(ADMIN_CLAIM, 0);
+    sqe.set_dword(10, CLAIM_LEN as u32);
+    sqe
+}
+
+/// The release command: releases the volume, or makes the target forget it.
+#[must_use]
+pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
+    let mut sqe = volume_command(ADMIN_RELEASE, volume);
+    sqe.set_dword(10, u32::from(forget));
+    sqe
+}
+
+/// The bind command: this queue carries `stream` from now on, starting after `released`.
+#[must_use]
+pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
+    let mut sqe = volume_command(IO_BIND, volume);
+    put_mark(&mut sqe, released);
+    sqe.set_dword(10, u32::from(stream.0));
+    sqe.set_dword(11, generation);
+    sqe
+}
+
+/// The bind command of an owner that comes back: the stream continues with the content of the log,
+/// and the owner replays requests that are not durable (P7).
+#[must_use]
+pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
+    let mut sqe = bind_command(volume, stream, generation, released);
+    sqe.set_dword(10, sqe.dword(10) | BIND_RESUME);
+    sqe
+}
+
+/// Whether a bind command continues with the content of the log, and the stream that it names.
+#[must_use]
+pub fn bind_of(sqe: &Sqe) -> (bool, StreamId) {
+    (sqe.dword(10) & BIND_RESUME != 0, StreamId(sqe.dword(10) as u16))
+}
+
+/// The list command of the admin queue; `len` bytes, at most [`list::PAGE_BYTES_MAX`].
+#[must_use]
+pub fn list_command(volume: VolumeId, stream: StreamId, from: Position, len: usize) -> Sqe {
+    let mut sqe = volume_command(ADMIN_LIST, volume);
+    put_mark(&mut sqe, Seq(from.0));
+    sqe.set_dword(10, len as u32);
+    sqe.set_dword(11, u32::from(stream.0));
+    sqe
+}
+
+/// The list command of a bound I/O queue.
+#[must_use]
+pub fn own_list_command(from: Position, len: usize) -> Sqe {
+    let mut sqe = Sqe::new(IO_LIST, 0);
+    put_mark(&mut sqe, Seq(from.0));
+    sqe.set_dword(10, len as u32);
+    sqe
+}
+
+/// The fields of a list command: the stream (of the admin command), the first position, the length
+/// in bytes.
+#[must_use]
+pub fn list_of(sqe: &Sqe) -> (StreamId, Position, usize) {
+    (StreamId(sqe.dword(11) as u16), Position(mark_of(sqe).0), sqe.dword(10) as usize)
+}
+
+/// The settle command; its data is [`list::Settle::encode`].
+#[must_use]
+pub fn settle_command() -> Sqe {
+    let mut sqe = Sqe::new(ADMIN_SETTLE, 0);
+    sqe.set_dword(10, list::SETTLE_LEN as u32);
+    sqe
+}
+
+/// The mark command: the stream is released up to `released`.
+#[must_use]
+pub fn mark_command(released: Seq, durable: bool) -> Sqe {
+    let mut sqe = Sqe::new(IO_MARK, 0);
+    put_mark(&mut sqe, released);
+    sqe.set_dword(10, u32::from(durable));
+    sqe
+}
+
+/// The volume id in CDW12–15 of a vendor command.
+#[must_use]
+pub fn volume_of(sqe: &Sqe) -> VolumeId {
+    let mut id = [0; 16];
+    for i in 0..4 {
+        id[4 * i..4 * i + 4].copy_from_slice(&sqe.dword(12 + i).to_le_bytes());
+    }
+    VolumeId(id)
+}
+
+/// The 64-bit mark in CDW2–3 of bind and mark.
+#[must_use]
+pub fn mark_of(sqe: &Sqe) -> Seq {
+    Seq(u64::from(sqe.dword(2)) | u64::from(sqe.dword(3)) << 32)
+}
+
+fn put_mark(sqe: &mut Sqe, mark: Seq) {
+    sqe.set_dword(2, mark.0 as u32);
+    sqe.set_dword(3, (mark.0 >> 32) as u32);
+}
+
+fn volume_command(opcode: u8, volume: VolumeId) -> Sqe {
+    let mut sqe = Sqe::new(opcode, 0);
+    for i in 0..4 {
+        sqe.set_dword(12 + i, u32_at(&volume.0, 4 * i));
+    }
+    sqe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_fields_have_their_places_in_the_wire_format() {
+        let volume = VolumeId(core::array::from_fn(|i| 0x80 + i as u8));
+        let mark = Seq(0x8182_8384_8586_8788);
+        let bind = bind_command(volume, StreamId(0x8102), 0x9192_9394, mark);
+        let dwords = [2, 3, 10, 11, 12, 13, 14, 15].map(|i| bind.dword(i));
+        let volume_dwords = [0x8382_8180, 0x8786_8584, 0x8b8a_8988, 0x8f8e_8d8c];
+        assert_eq!(dwords[..4], [0x8586_8788, 0x8182_8384, 0x8102, 0x9192_9394]);
+        assert_eq!(dwords[4..], volume_dwords);
+        assert_eq!((bind_of(&bind), mark_of(&bind)), ((false, StreamId(0x8102)), mark));
+        assert_eq!(volume_of(&bind), volume);
+        let again = resume_command(volume, StreamId(0x8102), 0x9192_9394, mark);
+        assert_eq!((again.dword(10), bind_of(&again)), (0x8000_8102, (true, StreamId(0x8102))));
+        let list = list_command(volume, StreamId(0x8102), Position(mark.0), 0x8000_1000);
+        assert_eq!(list_of(&list), (StreamId(0x8102), Position(mark.0), 0x8000_1000));
+        assert_eq!(volume_of(&list), volume);
+        let own = own_list_command(Position(mark.0), 4096);
+        assert_eq!((own.opcode(), own.dword(10), mark_of(&own)), (IO_LIST, 4096, mark));
+        let status = status_command(volume);
+        assert_eq!((status.opcode(), status.dword(10)), (ADMIN_STATUS, STATUS_LEN as u32));
+        assert_eq!(volume_of(&status), volume);
+        for flag in [false, true] {
+            let release = release_command(volume, flag);
+            assert_eq!((release.opcode(), release.dword(10)), (ADMIN_RELEASE, flag.into()));
+            let mark_sqe = mark_command(mark, flag);
+            assert_eq!((mark_sqe.opcode(), mark_sqe.dword(10)), (IO_MARK, flag.into()));
+            assert_eq!((volume_of(&release), mark_of(&mark_sqe)), (volume, mark));
+        }
+        assert_eq!((claim_command().opcode(), claim_command().dword(10)), (ADMIN_CLAIM, 4096));
+        assert_eq!((settle_command().opcode(), settle_command().dword(10)), (ADMIN_SETTLE, 4096));
+    }
+}
