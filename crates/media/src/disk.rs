@@ -93,15 +93,15 @@ impl Drive for DiskDrive {
                 engine: Threads::new(Arc::clone(&disk), depth).map_err(failed)?,
                 disk,
                 depth,
-                polled: 0,
-                checked: 0,
+                last_poll: 0,
+                last_check: 0,
             }),
             false => Box::new(DiskQueue {
                 engine: Uring::new(Arc::clone(&disk), depth).map_err(failed)?,
                 disk,
                 depth,
-                polled: 0,
-                checked: 0,
+                last_poll: 0,
+                last_check: 0,
             }),
         })
     }
@@ -121,14 +121,16 @@ impl Drive for DiskDrive {
     }
 }
 
+/// A queue to a disk. The engine carries out its requests.
 struct DiskQueue<E> {
     engine: E,
     disk: Arc<Disk>,
+    /// Largest number of requests in flight.
     depth: usize,
     /// Time of the last poll.
-    polled: u64,
+    last_poll: u64,
     /// Time of the last check of the medium.
-    checked: u64,
+    last_check: u64,
 }
 
 impl<E: Engine> DiskQueue<E> {
@@ -144,6 +146,7 @@ impl<E: Engine> DiskQueue<E> {
         Err(Submitted::Done(Err(self.disk.limits.error(what, lba, blocks, cause))))
     }
 
+    /// Passes a request to the engine, or refuses it.
     fn submit(
         &mut self,
         what: Operation,
@@ -203,10 +206,10 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
         if self.engine.in_flight() == 0 {
             return;
         }
-        self.polled = now;
+        self.last_poll = now;
         self.engine.poll(done);
-        if now.saturating_sub(self.checked) >= CHECK_EVERY_NS {
-            self.checked = now;
+        if now.saturating_sub(self.last_check) >= CHECK_EVERY_NS {
+            self.last_check = now;
             // The disk keeps the result: all later requests fail.
             let _ = self.disk.check();
         }
@@ -216,7 +219,7 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
     /// nothing else happens (P8).
     fn next_deadline(&self) -> Option<u64> {
         let must_retry = self.engine.in_flight() > 0 && self.engine.is_stalled();
-        must_retry.then(|| self.polled.saturating_add(RETRY_AFTER_NS))
+        must_retry.then(|| self.last_poll.saturating_add(RETRY_AFTER_NS))
     }
 
     fn in_flight(&self) -> usize {
@@ -291,7 +294,8 @@ mod tests {
     fn a_stalled_queue_is_polled_again_soon() {
         let dir = tempfile::tempdir().unwrap();
         let engine = Stalling { polls: 2, request: None };
-        let mut queue = DiskQueue { engine, disk: disk(&dir), depth: 1, polled: 0, checked: 0 };
+        let mut queue =
+            DiskQueue { engine, disk: disk(&dir), depth: 1, last_poll: 0, last_check: 0 };
         assert_eq!(queue.next_deadline(), None, "it has nothing to hand over");
         assert!(matches!(queue.flush(7), Submitted::Pending));
         let (now, mut done) = (5_000_000_000, Vec::new());
@@ -310,7 +314,7 @@ mod tests {
         let Some(engine) = Uring::new(Arc::clone(&disk), 4).ok().and_then(Uring::refused) else {
             return eprintln!("not tested: no io_uring whose calls can be made to fail");
         };
-        let mut queue = DiskQueue { engine, disk, depth: 4, polled: 0, checked: 0 };
+        let mut queue = DiskQueue { engine, disk, depth: 4, last_poll: 0, last_check: 0 };
         assert!(matches!(queue.flush(7), Submitted::Pending));
         let (mut now, mut done) = (5_000_000_000, Vec::new());
         queue.kick(now);

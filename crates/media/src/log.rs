@@ -82,9 +82,13 @@ pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> 
 
 /// A parsed specification.
 enum Parsed<'a> {
+    /// `mem:`
     Memory { bytes: u64 },
+    /// `file:` and `dax:`
     Mapped { path: &'a str, size: Option<u64>, dax: bool },
+    /// `block:` on a block device.
     Device { path: &'a str, plp: bool },
+    /// `block:` in a file.
     Blocks { path: &'a str, size: Option<u64> },
 }
 
@@ -108,6 +112,7 @@ impl<'a> Parsed<'a> {
                 let plp = spec.switch("plp")?;
                 let path = spec.path()?;
                 spec.finish()?;
+                // A path that does not exist is to be a file if it has a size.
                 let is_file =
                     std::fs::metadata(path).map_or(size.is_some(), |found| found.is_file());
                 match (is_file, size) {

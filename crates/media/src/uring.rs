@@ -18,13 +18,16 @@ pub(crate) struct Uring {
     // Dropped before `requests`, whose buffers the kernel uses until the ring is gone. `Drop` has
     // also waited for them.
     ring: IoUring,
+    /// The requests in flight, by slot. The slot is the `user_data` of the ring's entries.
     requests: Vec<Option<Request>>,
+    /// The free slots.
     free: Vec<u32>,
     disk: Arc<Disk>,
     eventfd: EventFd,
-    /// The ring belongs to the first thread that submits.
+    /// Whether the ring has been enabled. The first thread that submits does this, and no other
+    /// thread may use the ring from then on.
     enabled: bool,
-    /// Requests to submit (again) with the next kick.
+    /// The slots of requests whose next step is to be put into the ring.
     waiting: Vec<u32>,
     /// The kernel accepts nothing for now. The next poll submits `waiting`, and the entries that
     /// are still in the ring.
@@ -71,7 +74,7 @@ impl Uring {
         })
     }
 
-    /// Puts all waiting requests into the ring and submits them.
+    /// Puts the next step of all waiting requests into the ring, and submits the entries.
     fn submit(&mut self) {
         self.stalled = false;
         if !self.enabled {
@@ -90,6 +93,7 @@ impl Uring {
         }
         // Not a registered file: the ring ends asynchronously, and would keep the file's lock.
         let file = Fd(self.disk.medium.file.as_raw_fd());
+        // Each round fills the ring, as far as there is space in it.
         while !self.waiting.is_empty() {
             let mut ring = self.ring.submission();
             while let Some(slot) = self.waiting.last().copied() {
@@ -127,8 +131,8 @@ impl Uring {
             }
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Entered::NotOurs,
             Err(error) => {
-                let usual = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
-                if !error.raw_os_error().is_some_and(|code| usual.contains(&code))
+                let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+                if !error.raw_os_error().is_some_and(|code| passing.contains(&code))
                     && !std::mem::replace(&mut self.logged, true)
                 {
                     tracing::error!(%error, "io_uring_enter failed, will try again");
@@ -138,8 +142,10 @@ impl Uring {
         }
     }
 
+    /// Takes completions from the ring. A request with another step is submitted again; the others
+    /// are added to `done`.
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let mut again = false;
+        let mut has_next_steps = false;
         for completion in self.ring.completion() {
             let slot = completion.user_data() as u32;
             let place = &mut self.requests[slot as usize];
@@ -149,7 +155,7 @@ impl Uring {
             match request.advance(&self.disk, completion.result()) {
                 None => {
                     self.waiting.push(slot);
-                    again = true;
+                    has_next_steps = true;
                 }
                 Some(result) => {
                     done.push(Done { op: request.op, result });
@@ -159,7 +165,7 @@ impl Uring {
                 }
             }
         }
-        if again {
+        if has_next_steps {
             self.submit();
         }
     }
@@ -176,7 +182,7 @@ impl Engine for Uring {
 
     fn kick(&mut self) {
         if !self.waiting.is_empty() {
-            // They are taken from the end: this keeps the order of submission.
+            // `submit` takes them from the end, so this keeps the order in which they were pushed.
             self.waiting.reverse();
             self.submit();
         }
@@ -189,11 +195,13 @@ impl Engine for Uring {
         if !self.enabled || self.in_flight == 0 {
             return;
         }
-        let (tasks, left) = {
+        // A system call is needed only for work that the kernel has deferred to this thread, and
+        // for entries that it has not taken yet.
+        let (has_kernel_work, has_entries) = {
             let ring = self.ring.submission();
             (ring.taskrun() || ring.cq_overflow(), !ring.is_empty())
         };
-        if tasks || left {
+        if has_kernel_work || has_entries {
             match self.enter(0) {
                 Entered::Done => {}
                 Entered::Later => self.stalled = true,
@@ -250,6 +258,7 @@ fn ring(entries: u32) -> io::Result<IoUring> {
     }
 }
 
+/// The ring's entry for a step of a request.
 fn entry(file: Fd, step: Step) -> squeue::Entry {
     match step {
         Step::Write { from, len, offset } => {

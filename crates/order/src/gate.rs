@@ -42,8 +42,12 @@ pub struct Gate {
     next: u32,
     /// Arrivals beyond `next`, by ordinal modulo its power-of-two length.
     early: Vec<u32>,
+    /// The number of entries in `early`.
     held: u32,
+    /// The number of entries that arrived and were neither completed nor refused.
     inside: u32,
+    /// A quick first check for overlaps. Most writes pass it, and need no search of the drive's
+    /// list (T12).
     filter: Filter,
     /// Writes that wait for overlapping ones, in ordinal order.
     waiting: Vec<u32>,
@@ -176,7 +180,7 @@ impl Gate {
         let node = *table.node(ticket);
         assert!(node.state == State::Writing, "{ticket:?} is not being written");
         self.leave_drive(table, &node);
-        let first = steps.len();
+        let steps_before = steps.len();
         if !ok {
             probe::hit(Rare::WriteFailed);
             let member = self.drives[usize::from(node.drive)].cache.member;
@@ -190,8 +194,9 @@ impl Gate {
         let volatile = self.drives[usize::from(node.drive)].cache.volatile;
         if self.must_fail(&node) {
             self.refuse(table, ticket.0, steps);
-            // The answer to the failed write comes first, before the refusals that it causes (P6).
-            steps[first..].rotate_right(1);
+            // The answer to the failed write was added last. It goes before the refusals that the
+            // failure has caused (P6).
+            steps[steps_before..].rotate_right(1);
         } else if node.flush {
             table.node_mut(ticket).state = State::Unflushed;
         } else {
@@ -294,6 +299,8 @@ impl Gate {
         }
     }
 
+    /// Takes the entry that is next in order: it is appended to the log, and its write is submitted
+    /// unless an earlier write in flight overlaps it.
     #[inline(always)]
     fn admit(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
         self.next = self.next.wrapping_add(1);
@@ -371,20 +378,23 @@ impl Gate {
     fn flush_if_due(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &self.drives[usize::from(drive)];
         if !at.pending.is_empty() && at.flushing.is_none() {
-            self.flush_some(table, drive, steps);
+            self.flush_ready(table, drive, steps);
         }
     }
 
-    fn flush_some(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
+    /// The part of [`flush_if_due`](Self::flush_if_due) for a drive with flush entries and no FLUSH
+    /// in flight.
+    fn flush_ready(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &mut self.drives[usize::from(drive)];
-        let oldest = (at.first != NONE).then(|| table.node(Ticket(at.first)).ordinal);
+        let oldest_write = (at.first != NONE).then(|| table.node(Ticket(at.first)).ordinal);
         let ready = at.pending.iter().take_while(|&&ticket| {
             let node = table.node(Ticket(ticket));
-            oldest.is_none_or(|oldest| is_after(oldest, node.ordinal))
+            oldest_write.is_none_or(|oldest| is_after(oldest, node.ordinal))
                 || probe::planted(Plant::T2FlushEarly) && node.state == State::Unflushed
         });
         let ready = ready.count();
         if ready == 0 {
+            // A flush entry in this state waits for earlier writes, not for its own.
             if table.node(Ticket(at.pending[0])).state == State::Unflushed {
                 probe::hit(Rare::GateFlush);
             }
@@ -405,6 +415,8 @@ impl Gate {
         }
     }
 
+    /// Lets an entry leave the gate as completed. `persist`: its persist word may be set, because
+    /// its data is durable.
     #[inline(always)]
     fn complete(
         &mut self,
@@ -450,12 +462,13 @@ impl Gate {
     }
 }
 
+/// The entry in `drive_of` of a member that the gate does not know.
 const NO_DRIVE: u8 = u8::MAX;
 
 #[derive(Debug)]
 struct Drive {
     cache: MemberCache,
-    /// Entries whose write is not completed, in ordinal order.
+    /// The ends of a list of the entries whose write is not completed, in ordinal order.
     first: u32,
     last: u32,
     /// Flush entries not completed, in ordinal order.
@@ -466,12 +479,15 @@ struct Drive {
     unflushed: Option<u32>,
 }
 
-/// Whether ordinal `a` comes after `b`; fewer than 2³¹ are ever at the gate (T5).
+/// Whether ordinal `a` comes after `b`, also over the wrap: all ordinals at the gate are within 2³¹
+/// (T5).
 #[inline]
 const fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
+/// Checks an entry that arrived `ahead` ordinals before its turn: whether it is a duplicate or too
+/// far ahead.
 #[cold]
 fn check_early(ahead: u32, expected: u32, early: &[u32], window: usize) -> Result<(), GateError> {
     let ordinal = expected.wrapping_add(ahead);

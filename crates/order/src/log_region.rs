@@ -253,8 +253,10 @@ pub struct LogRegion<R> {
     region: R,
     header: RegionHeader,
     crc: Crc32c,
-    /// Which copy was written first the last time.
-    best: usize,
+    /// The offset of the header copy that surely holds `header`: the one that the last change wrote
+    /// first. The next change writes the other copy first.
+    sure_copy: usize,
+    /// Why nothing may be written any more: the region has failed, or its service has ended.
     failed: Option<RegionError>,
 }
 
@@ -300,7 +302,7 @@ impl<R: Region> LogRegion<R> {
             len: len as u64,
             volumes: Vec::new(),
         };
-        let mut log = Self { region, header: header.clone(), crc, best: 0, failed: None };
+        let mut log = Self { region, header: header.clone(), crc, sure_copy: 0, failed: None };
         log.begin(header)?;
         Ok(log)
     }
@@ -326,8 +328,8 @@ impl<R: Region> LogRegion<R> {
         let Some(incarnation) = header.incarnation.checked_add(1) else {
             return Err(OpenError::Damaged { what: "its incarnations are used up" });
         };
-        let best = best_copy(&region, &header, crc);
-        let mut log = Self { region, header: header.clone(), crc, best, failed: None };
+        let sure_copy = sure_copy(&region, &header, crc);
+        let mut log = Self { region, header: header.clone(), crc, sure_copy, failed: None };
         log.begin(RegionHeader { incarnation, boot, ..header })?;
         Ok(log)
     }
@@ -467,22 +469,24 @@ impl<R: Region> LogRegion<R> {
         self.region
     }
 
+    /// The index of a volume in the directory.
     fn position(&self, id: VolumeId) -> Result<usize, ChangeError> {
         let mut volumes = self.header.volumes.iter();
         let at = volumes.position(|record| record.id == id);
         at.ok_or(ChangeError::NoSuchVolume { volume: id })
     }
 
-    /// Finds the first gap that is large enough.
+    /// The record of a new volume, in the first gap between the other volumes that is large enough
+    /// for its partitions.
     fn place(&self, volume: NewVolume) -> Result<VolumeRecord, AddError> {
         let NewVolume { id, streams, slots, members } = volume;
         let mut seen = [false; 256];
-        let twice =
+        let has_duplicate =
             members.iter().any(|m| core::mem::replace(&mut seen[usize::from(m.member.0)], true));
         if streams == 0
             || !(SLOTS_MIN..=SLOTS_MAX).contains(&slots)
             || !(1..=MEMBERS_MAX).contains(&members.len())
-            || twice
+            || has_duplicate
         {
             return Err(AddError::Shape { streams, slots, members: members.len() });
         }
@@ -524,28 +528,31 @@ impl<R: Region> LogRegion<R> {
         self.put(header, R::fence)
     }
 
+    /// Writes both copies of the header, and makes each durable with `make_durable` before the next
+    /// is written.
     fn put(
         &mut self,
         header: RegionHeader,
-        settle: impl Fn(&mut R) -> Result<(), RegionError>,
+        make_durable: impl Fn(&mut R) -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let header = RegionHeader { number: self.header.number + 1, ..header };
         let bytes = encode(&header, self.crc);
-        for at in [HEADER_COPY_BYTES - self.best, self.best] {
+        for at in [HEADER_COPY_BYTES - self.sure_copy, self.sure_copy] {
             self.region.write(at, &bytes);
-            settle(&mut self.region).inspect_err(|error| self.failed = Some(error.clone()))?;
+            make_durable(&mut self.region)
+                .inspect_err(|error| self.failed = Some(error.clone()))?;
         }
-        self.best = HEADER_COPY_BYTES - self.best;
+        self.sure_copy = HEADER_COPY_BYTES - self.sure_copy;
         self.header = header;
         Ok(())
     }
 }
 
-/// The copy that has this content.
-fn best_copy<R: Region>(region: &R, header: &RegionHeader, crc: Crc32c) -> usize {
+/// The offset of a copy that has this content.
+fn sure_copy<R: Region>(region: &R, header: &RegionHeader, crc: Crc32c) -> usize {
     let mut bytes = [0; HEADER_COPY_BYTES];
     region.read(0, &mut bytes);
     match decode(&bytes, crc) {

@@ -44,8 +44,11 @@ pub const SLOTS_MAX: u32 = 1 << 24;
 
 #[derive(Debug)]
 enum State {
+    /// It is not started or resumed, so nothing may be appended.
     Unbound,
+    /// It is started or resumed.
     Bound,
+    /// A fence has failed, so nothing can be recorded any more.
     Failed(RegionError),
 }
 
@@ -54,24 +57,27 @@ enum State {
 pub struct StreamLog<R> {
     region: R,
     crc: Crc32c,
+    /// The start of the entries' checksums, made from the identity of the partition.
     seed: u32,
+    /// The number of slots.
     slots: u32,
     state: State,
     /// For each slot, the end of the entry appended there: its last group, and the tag.
     ends: Vec<End>,
-    /// The position of the next append.
+    /// The position of the next append, and its slot.
     next: u64,
     next_slot: u32,
     /// Appends stop at this position: the durable mark's head plus `slots`, or 0 while nothing may
     /// be appended.
     limit: u64,
-    /// The first position not released, in memory.
+    /// The first position that is not released, by the mark in memory, and its slot.
     head: u64,
     head_slot: u32,
     /// Everything before this position is durable.
     fenced: u64,
     /// The first position of this binding.
     bound_from: u64,
+    /// The released mark in memory.
     released: Seq,
     /// The newest released group before the head, and the caller's tag of it.
     tag: (Seq, u64),
@@ -346,6 +352,8 @@ impl<R: Region> StreamLog<R> {
         self.region
     }
 
+    /// Makes slots available for appends: writes a mark, so that the slots of released entries may
+    /// be used again (T1).
     #[cold]
     fn free_space(&mut self) -> Result<(), AppendError> {
         match &self.state {
@@ -365,6 +373,8 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
+    /// The position of an entry that the resumed log has already (T6); `None` if it has no such
+    /// entry.
     #[cold]
     fn adopt(&self, attribute: &Attribute) -> Option<Result<Position, AppendError>> {
         if !matches!(self.state, State::Bound) || probe::planted(Plant::T6CountTwice) {
@@ -377,6 +387,8 @@ impl<R: Region> StreamLog<R> {
         Some(adopted)
     }
 
+    /// Records that the data of an adopted entry is durable. Its persist word must match the
+    /// binding that appended the entry.
     #[cold]
     fn persist_adopted(&mut self, position: Position) {
         let origin = self.adoption.origin_of(position);
@@ -384,18 +396,22 @@ impl<R: Region> StreamLog<R> {
         self.write_persist_word(position, origin);
     }
 
+    /// Stores the persist word of an entry, unless its slot has been used again.
     #[inline]
     fn write_persist_word(&mut self, position: Position, origin: Origin) {
-        // A mark beyond an entry that was not complete yet must not affect the next lap.
-        let back = self.next - position.0;
-        if back <= u64::from(self.slots) {
-            // Counted back from the next slot. A division would cost more than all the rest.
-            let (back, next) = (back as u32, self.next_slot);
+        // A mark may release an entry whose write is still in flight. Then a later entry may have
+        // its slot.
+        let appends_since = self.next - position.0;
+        if appends_since <= u64::from(self.slots) {
+            // The slot is counted back from the next one. A division, `position % slots`, would
+            // cost more than all the rest.
+            let (back, next) = (appends_since as u32, self.next_slot);
             let slot = if back <= next { next - back } else { next + self.slots - back };
             self.region.write_word(offset(slot), origin.stamp(position));
         }
     }
 
+    /// Fails if an earlier fence of the region has failed.
     #[inline]
     fn check_region(&self) -> Result<(), RegionError> {
         match &self.state {
@@ -441,6 +457,7 @@ impl<R: Region> StreamLog<R> {
         Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable }
     }
 
+    /// Writes a mark over the older of its two copies, and fences.
     fn put_mark(&mut self, mark: Mark) -> Result<(), RegionError> {
         let mark = Mark { number: self.durable.number + 1, ..mark };
         let at = (mark.number % 2) as usize * MARK_BYTES;
@@ -456,6 +473,7 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
+    /// Fences the region. If that fails, the log is unusable from then on.
     #[inline]
     fn fence_region(&mut self) -> Result<(), RegionError> {
         self.region.fence().inspect_err(|error| {

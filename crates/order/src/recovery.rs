@@ -273,13 +273,15 @@ pub fn decide(
     let readable: Vec<StreamList>;
     let lists = if given_up {
         probe::hit(Rare::LogInDoubt);
-        let own = |list: &StreamList| {
+        // Entries for a drive that their server does not have are left out.
+        let own_entries = |list: &StreamList| {
             let entries = list.entries.iter().copied();
-            let own = |e: &ListedEntry| server_of(e.attribute.member) == Some(list.server);
-            entries.filter(own).collect::<Vec<_>>()
+            let is_own = |e: &ListedEntry| server_of(e.attribute.member) == Some(list.server);
+            entries.filter(is_own).collect::<Vec<_>>()
         };
-        readable =
-            lists.iter().map(|list| StreamList { entries: own(list), ..list.clone() }).collect();
+        let without_others =
+            |list: &StreamList| StreamList { entries: own_entries(list), ..list.clone() };
+        readable = lists.iter().map(without_others).collect();
         &readable[..]
     } else {
         check_servers(stream, lists, &server_of)?;
@@ -319,11 +321,12 @@ pub fn decide(
         None if given_up => {
             // A log that was given up proves nothing but its released mark. An older log may have
             // entries of groups whose numbers were given again since (T24, T26).
-            let of_good = |entry: &&ListedEntry| {
-                let mut good = lists.iter().filter(|list| !list.in_doubt);
-                good.any(|list| server_of(entry.attribute.member) == Some(list.server))
+            let is_in_valid_log = |entry: &&ListedEntry| {
+                let mut valid = lists.iter().filter(|list| !list.in_doubt);
+                valid.any(|list| server_of(entry.attribute.member) == Some(list.server))
             };
-            let entries: Vec<&ListedEntry> = entries.iter().copied().filter(of_good).collect();
+            let entries: Vec<&ListedEntry> =
+                entries.iter().copied().filter(is_in_valid_log).collect();
             Groups { released, entries: &entries }.prefix()
         }
         None => groups.prefix(),
@@ -425,9 +428,9 @@ impl<'a> Groups<'a> {
             let first = &group[0].attribute;
             // A request merged over groups on both sides of the mark is durable as a whole, because
             // the mark proves it.
-            let whole = first.seq <= self.released || is_whole(group, |entry| entry.durable);
-            let gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
-            if gap || !whole {
+            let is_durable = first.seq <= self.released || is_whole(group, |entry| entry.durable);
+            let has_gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
+            if has_gap || !is_durable {
                 break;
             }
             // Where a log was given up, groups may overlap that can't both be true.
@@ -437,6 +440,8 @@ impl<'a> Groups<'a> {
     }
 }
 
+/// Whether those entries for which `which` is true are all entries of the group, and each counts
+/// once (T6).
 fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> bool {
     let counted = || entries.iter().filter(|e| which(e)).map(|e| &e.attribute);
     if probe::planted(Plant::T6IgnoreNum) {

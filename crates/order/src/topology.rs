@@ -184,15 +184,17 @@ impl Topology {
         })
     }
 
+    /// [`single`](Self::single) on a volume of several members: within one stripe unit.
     fn single_of_many(&self, lba: u64, blocks: u32) -> Option<Extent> {
         let (unit, width) = (u64::from(self.unit_blocks), self.members.len() as u64);
-        let (number, within) = (lba / unit, lba % unit);
-        let (row, index) = (number / width, number % width);
+        // Units go to the members in turns: unit 0 to member 0, unit 1 to member 1, and so on.
+        let (unit_number, within) = (lba / unit, lba % unit);
+        let (stripe, index) = (unit_number / width, unit_number % width);
         let info = &self.members[index as usize];
         let fits = within + u64::from(blocks) <= unit && blocks <= info.request_blocks_max;
         (blocks > 0 && fits).then(|| Extent {
             member: Member(index as u8),
-            lba: info.start + row * unit + within,
+            lba: info.start + stripe * unit + within,
             blocks,
             offset: 0,
         })
@@ -211,8 +213,9 @@ impl Topology {
             let (index, on_member, left) = if width == 1 {
                 (0, at, u64::from(blocks - offset))
             } else {
-                let (number, within) = (at / unit, at % unit);
-                (number % width, number / width * unit + within, unit - within)
+                let (unit_number, within) = (at / unit, at % unit);
+                let (stripe, index) = (unit_number / width, unit_number % width);
+                (index, stripe * unit + within, unit - within)
             };
             let info = &self.members[index as usize];
             let len = left.min(u64::from(blocks - offset)).min(u64::from(info.request_blocks_max));

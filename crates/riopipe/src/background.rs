@@ -221,8 +221,8 @@ impl Thread<'_> {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
                     if self.driver.check(id, turn, awaited, attention, now) == Finding::Drive {
-                        let next = shell.tend(self.driver.config().flush_ns);
-                        self.driver.tended(id, next);
+                        let next = shell.background_turn(self.driver.config().flush_ns);
+                        self.driver.driven(id, next);
                     }
                     let due = shell.take_due();
                     drop(shell);

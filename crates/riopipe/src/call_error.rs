@@ -150,7 +150,7 @@ pub enum AttachError {
     #[error(
         "target {target} offers {} subsystems{}: name one of them with nqn=…",
         .found.len(),
-        list(.found)
+        listed(.found)
     )]
     WhichSubsystem {
         /// The address of the target.
@@ -159,7 +159,7 @@ pub enum AttachError {
         found: Vec<String>,
     },
     /// Several targets of a volume can't be used, each for its own reason.
-    #[error("{} of the volume's targets can't be used: {}", .0.len(), each(.0))]
+    #[error("{} of the volume's targets can't be used: {}", .0.len(), joined(.0))]
     Several(Vec<AttachError>),
 }
 
@@ -193,15 +193,18 @@ impl AttachError {
     }
 }
 
-fn each(errors: &[AttachError]) -> String {
+/// The texts of several errors in one line.
+fn joined(errors: &[AttachError]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
+/// The NQN in brackets, for the end of a name; empty if it is not known.
 fn in_brackets(nqn: &Option<String>) -> String {
     nqn.as_ref().map(|nqn| format!(" ({nqn})")).unwrap_or_default()
 }
 
-fn list(found: &[String]) -> String {
+/// The NQNs in brackets; empty if there are none.
+fn listed(found: &[String]) -> String {
     if found.is_empty() { String::new() } else { format!(" ({})", found.join(", ")) }
 }
 

@@ -21,7 +21,7 @@ use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::{AttachError, CallError, opening_may_pass};
 use crate::failure::{Exhausted, FailureCause, StatusText, StreamFailure};
 use crate::piece::Buf;
-use crate::recovery::EngineHindrance;
+use crate::recovery::EngineUnavailable;
 use crate::undone::SaveError;
 
 /// Why a volume could not be opened or inspected.
@@ -78,7 +78,7 @@ pub enum OpenError {
         /// The volume.
         volume: String,
         /// The reason.
-        why: EngineHindrance,
+        why: EngineUnavailable,
     },
     /// A target refused a request, or failed.
     #[error("target {target}: {doing} failed: {source}")]

@@ -178,7 +178,7 @@ pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;
 pub use reader::Reader;
 pub use reading::ReadExtent;
-pub use recovery::{BlockRange, EngineHindrance, InPlaceRange, Recovery, Steps, StreamRecovery};
+pub use recovery::{BlockRange, EngineUnavailable, InPlaceRange, Recovery, Steps, StreamRecovery};
 pub use riopipe_metrics::{StageStat, StatError, StatSource};
 pub use riopipe_nvme::discovery;
 pub use riopipe_order::attribute::{Seq, StreamId, VolumeId};

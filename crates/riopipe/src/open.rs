@@ -34,7 +34,7 @@ use crate::error::{OpenError, RecoverError};
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, VolumeInfo};
-use crate::recovery::EngineHindrance;
+use crate::recovery::EngineUnavailable;
 use crate::recovery::{Recovery, streams_of};
 use crate::shared::{Inner, Server};
 use crate::target::Owner;
@@ -270,12 +270,12 @@ fn open_error(
 }
 
 /// Why engine `rio` can't run.
-fn hindered(targets: &Targets, hindrance: Hindrance) -> EngineHindrance {
+fn hindered(targets: &Targets, hindrance: Hindrance) -> EngineUnavailable {
     match hindrance {
         Hindrance::Target(lacking) => {
-            EngineHindrance::Target { target: targets.name(lacking.target), lack: lacking.what }
+            EngineUnavailable::Target { target: targets.name(lacking.target), lack: lacking.what }
         }
-        Hindrance::MadeFor(engine) => EngineHindrance::MadeFor(engine),
+        Hindrance::MadeFor(engine) => EngineUnavailable::MadeFor(engine),
     }
 }
 

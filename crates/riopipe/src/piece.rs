@@ -66,7 +66,7 @@ impl Buf {
         // The pointer comes from a slice of all bytes, so it is valid for all of them. It is only used
         // for reads.
         let first = NonNull::from(bytes).cast();
-        Piece { of: Some(Of { shared: self.0, first }), blocks: self.blocks() }
+        Piece { bytes: Some(Bytes { shared: self.0, first }), blocks: self.blocks() }
     }
 
     /// Whether no piece of it is left: it may then be written to, and reused.
@@ -123,12 +123,14 @@ impl fmt::Debug for Buf {
 /// ([`StreamShell`](crate::stream_shell::StreamShell)).
 pub(crate) struct Piece {
     /// `None` once it was taken.
-    of: Option<Of>,
+    bytes: Option<Bytes>,
     blocks: u32,
 }
 
+/// The place of a piece's bytes.
 #[derive(Clone, Copy)]
-struct Of {
+struct Bytes {
+    /// The buffer.
     shared: NonNull<Shared>,
     /// Its first byte.
     first: NonNull<u8>,
@@ -136,32 +138,32 @@ struct Of {
 
 impl Piece {
     /// Another reference, to `blocks` blocks from `first_block`.
-    fn count(&self, first_block: u32, blocks: u32) -> Self {
+    fn new_reference(&self, first_block: u32, blocks: u32) -> Self {
         let end = first_block.checked_add(blocks);
         assert!(end.is_some_and(|end| end <= self.blocks), "a part lies within its piece");
-        let of = self.of.map(|Of { shared, first }| {
+        let bytes = self.bytes.map(|Bytes { shared, first }| {
             // SAFETY: the buffer outlives its pieces, of which this is one.
             let pieces = unsafe { &shared.as_ref().pieces };
             // One thread has all the pieces. The count can't wrap, because each piece takes more
             // than one byte of memory.
             pieces.store(pieces.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             // SAFETY: within the piece, as was checked above.
-            Of { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
+            Bytes { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
         });
-        Self { of, blocks }
+        Self { bytes, blocks }
     }
 }
 
 impl Clone for Piece {
     fn clone(&self) -> Self {
-        self.count(0, self.blocks)
+        self.new_reference(0, self.blocks)
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if let Some(Of { shared, .. }) = self.of {
-            // SAFETY: as in `count`. After the store the buffer may have been freed.
+        if let Some(Bytes { shared, .. }) = self.bytes {
+            // SAFETY: as in `new_reference`. After the store the buffer may have been freed.
             let pieces = unsafe { &shared.as_ref().pieces };
             pieces.store(pieces.load(Ordering::Relaxed) - 1, Ordering::Release);
         }
@@ -170,22 +172,22 @@ impl Drop for Piece {
 
 impl Payload for Piece {
     fn part(&self, first_block: u32, blocks: u32) -> Self {
-        self.count(first_block, blocks)
+        self.new_reference(first_block, blocks)
     }
 
     fn take(&mut self, blocks: u32) -> Self {
         debug_assert_eq!(blocks, self.blocks, "all of it is taken");
-        Self { of: self.of.take(), blocks: std::mem::take(&mut self.blocks) }
+        Self { bytes: self.bytes.take(), blocks: std::mem::take(&mut self.blocks) }
     }
 }
 
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
-        self.of.as_ref().map_or(&[], |of| {
+        self.bytes.as_ref().map_or(&[], |bytes| {
             // SAFETY: these bytes are in the buffer, which lives as long as this does; no thread
             // writes to it while there are pieces.
             unsafe {
-                std::slice::from_raw_parts(of.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
+                std::slice::from_raw_parts(bytes.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
             }
         })
     }
@@ -215,7 +217,9 @@ impl<T> Exclusive<T> {
 /// Buffers ready for reuse, by length.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
+    /// For each length, the buffers of it.
     classes: Vec<(usize, Vec<Buf>)>,
+    /// The bytes of all of them.
     bytes: u64,
     bytes_max: u64,
 }

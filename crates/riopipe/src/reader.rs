@@ -38,19 +38,23 @@ use crate::time::nanos;
 #[derive(Clone, Debug)]
 pub struct Reader(Arc<Pool>);
 
+/// The sessions of a reader. Each call takes one for its duration.
 #[derive(Debug)]
 struct Pool {
     volume: Arc<Inner>,
     options: ReaderOptions,
     state: Mutex<State>,
+    /// Notified when a session is put back, or when there is one fewer.
     freed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
+    /// The sessions that no call uses.
     idle: Vec<Session>,
     /// Number of sessions that exist or are being made.
     made: usize,
+    /// Limit of `made`. It falls if a target grants no queues for more.
     max: usize,
 }
 
@@ -73,6 +77,8 @@ impl Drop for Session {
 }
 
 impl Session {
+    /// Connects a new session to all targets, within `timeout` or the volume's own connect timeout,
+    /// whichever is shorter.
     fn start(pool: &Pool, timeout: Option<Duration>) -> Result<Self, StartError> {
         let volume = &pool.volume;
         let (id, qids) = lock(&volume.state).reserve_reader().map_err(|error| match error {
@@ -105,6 +111,7 @@ impl Session {
 
 /// Why a session could not be made.
 enum StartError {
+    /// The target has no queue left for it: its number of queues is this.
     NoQueue(crate::TargetAddr, u16),
     Other(StreamError),
 }
@@ -153,21 +160,23 @@ impl Reader {
         }
         let begun = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-        let late = |error| match (error, timeout) {
-            // The error of a session has only the rest of the timeout.
+        // The errors of a session as those of this call.
+        let own_error = |error| match (error, timeout) {
+            // A session knows only the rest of the timeout. The caller knows the whole.
             (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
             (ReadError::Failed(failure), _) => {
                 ReadError::Target { target: failure.target, cause: failure.cause }
             }
             (error, _) => error,
         };
-        let mut session = self.0.take(&left).map_err(late)?;
+        let mut session = self.0.take(&left).map_err(own_error)?;
         let result = reads.run(&mut session.shell, &mut session.waiter, left());
-        let fit = !matches!(result, Err(ReadError::Failed(_)));
-        // In the pool, no thread would take in data that a target still owes, and streams could not
-        // replay until then (P9).
-        self.0.put_back((fit && !session.shell.driver.owes_reads()).then_some(session));
-        result.map_err(late)
+        let has_failed = matches!(result, Err(ReadError::Failed(_)));
+        // A session with reads in flight is dropped: in the pool, no thread would receive their
+        // data, and streams could not replay until then (P9).
+        let is_usable = !has_failed && !session.shell.driver.owes_reads();
+        self.0.put_back(is_usable.then_some(session));
+        result.map_err(own_error)
     }
 }
 
@@ -196,7 +205,8 @@ impl Pool {
                 }
                 state = self.state();
                 match error {
-                    // The caller must do with fewer sessions.
+                    // The targets have queues for no more sessions. The call waits for one of
+                    // those.
                     StartError::NoQueue(..) if state.made > 0 => state.max = state.made,
                     StartError::NoQueue(target, queues) => {
                         return Err(StreamError::NoQueue { target, queues }.into());

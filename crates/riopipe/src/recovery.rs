@@ -34,7 +34,7 @@ pub struct Recovery {
     /// and blocks were zeroed.
     pub saved: Option<PathBuf>,
     /// Why the volume runs with engine `sync`, if it was created for engine `rio` (T17).
-    pub fallback: Option<EngineHindrance>,
+    pub fallback: Option<EngineUnavailable>,
 }
 
 /// The findings and actions of the recovery of one stream.
@@ -280,7 +280,7 @@ impl fmt::Display for Steps {
 /// Why engine `rio` can't run on a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum EngineHindrance {
+pub enum EngineUnavailable {
     /// A target lacks Rio's extension or an ordering log.
     #[error("target {target} does not have Rio's extension or has no ordering log")]
     Target {

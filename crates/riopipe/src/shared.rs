@@ -23,22 +23,28 @@ use crate::signal::Signal;
 use crate::stream_handle::StreamHandle;
 use crate::target::Target;
 
-/// The shared state of streams.
+/// An open volume: the state that its streams and readers share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) name: String,
     pub(crate) id: VolumeId,
     pub(crate) info: VolumeInfo,
+    /// The engine that runs.
     pub(crate) engine: EngineKind,
+    /// The generation of this owner.
     pub(crate) generation: u32,
     pub(crate) topology: Topology,
     /// The volume, in the form that recovery needs.
     pub(crate) opening: OpeningConfig,
+    /// For each member, its namespace identifier.
     pub(crate) nsids: Vec<u32>,
     pub(crate) servers: Vec<Arc<Server>>,
     pub(crate) connect: ConnectOptions,
+    /// The streams that are open, and the queues of the targets that they use.
     pub(crate) state: Mutex<VolumeState>,
+    /// The failed FLUSHes of all streams (T22).
     pub(crate) flush_failures: Arc<FlushFailures>,
+    /// Makes reads wait while a stream replays (P9).
     pub(crate) read_barrier: Arc<ReadBarrier>,
     /// The ownership checker (T11, T15), if the options or a debug build require it.
     pub(crate) ownership: Option<Mutex<BlockOwnershipChecker>>,

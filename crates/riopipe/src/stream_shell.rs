@@ -149,6 +149,7 @@ impl StreamShell {
         Ok(self.connections.send_all(&mut self.driver, self.now)? || received)
     }
 
+    /// Carries out an event of the driver.
     #[cold]
     fn handle_event(&mut self, event: StreamEvent) {
         match event {
@@ -170,6 +171,7 @@ impl StreamShell {
         }
     }
 
+    /// Closes the connection to a server after an error. The driver decides what follows.
     #[cold]
     fn lose(&mut self, server: usize, error: &CallError) {
         tracing::warn!(
@@ -201,6 +203,7 @@ impl StreamShell {
         }
     }
 
+    /// Handles the messages of the targets' threads, and another thread's call.
     fn handle_messages(&mut self) {
         self.take_call();
         let now = now_ns();
@@ -293,7 +296,7 @@ impl StreamShell {
 
     /// The background thread's turn: some rounds of work. Returns the time at which the next turn is
     /// due even if no byte has arrived, ns.
-    pub(crate) fn tend(&mut self, flush_ns: u64) -> Option<u64> {
+    pub(crate) fn background_turn(&mut self, flush_ns: u64) -> Option<u64> {
         let before = (self.published, self.driver.released(), self.failure.is_some());
         let mut worked = true;
         for _ in 0..ROUNDS_MAX {
@@ -320,6 +323,7 @@ impl StreamShell {
         failure
     }
 
+    /// The error for callers: the failure, with the names of the volume, the stream and the target.
     fn describe(&self, failure: Failure) -> StreamFailure {
         let server = self.driver.topology().member(failure.member).server;
         let absence = self.volume.servers[usize::from(server)].target.absence();

@@ -60,10 +60,12 @@ struct Control {
     sockets: ControlSockets,
     /// The connection that a thread is making now.
     making: Option<Making>,
-    /// The connection that was made for a stream last.
+    /// The connection that was made for a stream last. It waits until the manager reports the queue
+    /// for it.
     made: Option<Socket>,
     /// Why the last connection could not be made.
     connect_error: Option<ConnectError>,
+    /// Whether the target is not needed any more: its thread ends.
     over: bool,
 }
 
@@ -71,14 +73,14 @@ struct Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Making {
     wanted: ConnectionId,
-    /// The [number](AssociationManager::number) of the association, which rises when an association
-    /// stands again. Connections for streams are wanted only while one stands. A later one that
-    /// stands does not get them (T27).
+    /// The [number](AssociationManager::number) of the association for which it is made. Each
+    /// association that stands again has a higher number, and does not get a connection that was
+    /// made for an earlier one (T27).
     number: u32,
 }
 
-/// The number of the association that a manager begins with.
-const FIRST: u32 = 1;
+/// The number of the first association, with which a manager begins.
+const FIRST_NUMBER: u32 = 1;
 
 /// Why a connection was not made.
 enum Unmade {
@@ -117,26 +119,28 @@ impl Target {
         let poller = Poller::new().map_err(|_| Exhausted::Descriptors)?;
         let control = Mutex::new(control);
         let target = Arc::new(Self { name, timeout, poller, control, signal });
-        let own = Arc::clone(&target);
+        let for_thread = Arc::clone(&target);
         let thread = std::thread::Builder::new().name("riopipe-target".into());
-        match thread.spawn(move || own.run()) {
+        match thread.spawn(move || for_thread.run()) {
             Ok(_) => Ok(target),
             Err(_) => Err(Exhausted::Threads.into()),
         }
     }
 
+    /// The thread of the target: runs rounds until the target is not needed any more. The signal
+    /// wakes the calls that wait for a change.
     fn run(self: &Arc<Self>) {
         let mut events = Vec::new();
         loop {
-            let (happened, begun, deadline) = {
+            let (has_changed, begun, deadline) = {
                 let mut control = lock(&self.control);
                 if control.over {
                     return;
                 }
-                let happened = control.turn(&self.name, &self.poller);
-                (happened, control.begin_making(), control.deadline())
+                let has_changed = control.turn(&self.name, &self.poller);
+                (has_changed, control.begin_making(), control.deadline())
             };
-            if happened {
+            if has_changed {
                 self.signal.notify();
             }
             if let Some(making) = begun {
@@ -167,7 +171,7 @@ impl Target {
         }
     }
 
-    /// Hands a connection over, or the reason why there is none.
+    /// Takes in the connection that another thread has made, or the reason why there is none.
     fn finish(&self, making: Making, made: Result<Socket, Unmade>) {
         let mut control = lock(&self.control);
         control.making = None;
@@ -323,26 +327,27 @@ impl Control {
     fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
         let now = now_ns();
         let before = self.state();
-        let came = match &mut self.phase {
+        let has_received = match &mut self.phase {
             Phase::Single(association) => {
-                let came = self.sockets.receive(&mut **association, now);
+                let has_received = self.sockets.receive(&mut **association, now);
                 association.timeout(now);
-                came
+                has_received
             }
             Phase::Managed(managed) => {
-                let came = self.sockets.receive(&mut managed.manager, now);
+                let has_received = self.sockets.receive(&mut managed.manager, now);
                 managed.manager.timeout(now);
                 while let Some(event) = managed.manager.next_event() {
                     managed.act(name, event, &mut self.made);
                 }
-                came
+                has_received
             }
         };
         self.send(poller);
-        came || self.state() != before
+        has_received || self.state() != before
     }
 
-    /// The state that may change by time alone.
+    /// The state that calls wait for and that may change without received bytes: the number of the
+    /// association, whether it stands, and whether its queue to the drives has failed.
     fn state(&mut self) -> (u32, bool, bool) {
         let number = match &self.phase {
             Phase::Single(_) => 0,
@@ -354,6 +359,7 @@ impl Control {
         (number, stands, failed)
     }
 
+    /// Sends the bytes that wait, as far as the sockets take them.
     fn send(&mut self, poller: &Poller) {
         let now = now_ns();
         match &mut self.phase {
@@ -365,7 +371,7 @@ impl Control {
     /// The connection that is wanted now.
     fn wanted(&self) -> Option<Making> {
         let (wanted, number) = match &self.phase {
-            Phase::Single(association) => (association.wants_connection(), FIRST),
+            Phase::Single(association) => (association.wants_connection(), FIRST_NUMBER),
             Phase::Managed(managed) => {
                 (managed.manager.wants_connection(), managed.manager.number())
             }
@@ -389,6 +395,7 @@ impl Control {
         }
     }
 
+    /// Gives the association the connection that it wanted, or reports why it could not be made.
     fn connected(&mut self, wanted: ConnectionId, made: Result<Socket, Unmade>, poller: &Poller) {
         let now = now_ns();
         let socket = match made {

@@ -25,7 +25,9 @@ pub const MEMBERS_MAX: usize = 120;
 pub const NAME_MAX: usize = 64;
 
 const MAGIC: [u8; 8] = *b"RIOLABEL";
+/// The place of the list of members in a label.
 const MEMBERS_AT: usize = 256;
+/// The bytes of a member in this list.
 const MEMBER_LEN: usize = 32;
 
 /// The identity of a member, as a label records it.
@@ -128,9 +130,10 @@ impl Label {
             a.copy_from_slice(&b[at..at + 16]);
             a
         };
-        let accepted = probe::planted(Plant::T19NewerLabel) && u32_at(8) > LABEL_VERSION;
-        if u32_at(8) > LABEL_VERSION && !accepted {
-            return Err(LabelError::Newer(u32_at(8)));
+        let version = u32_at(8);
+        let accepts_newer = probe::planted(Plant::T19NewerLabel) && version > LABEL_VERSION;
+        if version > LABEL_VERSION && !accepts_newer {
+            return Err(LabelError::Newer(version));
         }
         if crc32c(0, &b[16..LABEL_LEN]) != u32_at(12) {
             return Err(LabelError::Damaged);
@@ -138,14 +141,15 @@ impl Label {
         let name = &b[32..96];
         let name = &name[..name.iter().position(|c| *c == 0).unwrap_or(NAME_MAX)];
         let members = usize::from(u16_at(126));
-        let sane = (u32_at(8) == LABEL_VERSION || accepted)
+        let is_valid = (version == LABEL_VERSION || accepts_newer)
             && u64_at(104) == DATA_START
             && u32_at(96) == 4096
             && u32_at(100) > 0
             && (1..=crate::wire::STREAMS_MAX).contains(&u16_at(120))
             && (1..=MEMBERS_MAX).contains(&members)
             && usize::from(u16_at(124)) < members;
-        let (true, Some(engine), Ok(name)) = (sane, engine_of(b[122]), core::str::from_utf8(name))
+        let (true, Some(engine), Ok(name)) =
+            (is_valid, engine_of(b[122]), core::str::from_utf8(name))
         else {
             return Err(LabelError::Damaged);
         };
@@ -330,9 +334,9 @@ pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleEr
             let (name, volume) = (label.name.clone(), label.volume);
             return Err(AssembleError::Foreign { given, name, volume });
         }
-        let same = |(a, b): (&MemberId, &MemberId)| a.nguid == b.nguid;
+        let is_same_drive = |(a, b): (&MemberId, &MemberId)| a.nguid == b.nguid;
         if label.members.len() != head.members.len()
-            || !label.members.iter().zip(&head.members).all(same)
+            || !label.members.iter().zip(&head.members).all(is_same_drive)
             || label.unit_blocks != head.unit_blocks
             || label.streams != head.streams
             || label.name != head.name

@@ -31,14 +31,14 @@ fn t22_a_failed_flush_reaches_every_stream_once() {
             })
             .collect();
         let mut reported = Vec::new();
-        failures.news(&mut seen, |member| reported.push(member.0));
+        failures.new_failures(&mut seen, |member| reported.push(member.0));
         for other in others {
             other.join().unwrap();
         }
-        failures.news(&mut seen, |member| reported.push(member.0));
+        failures.new_failures(&mut seen, |member| reported.push(member.0));
         reported.sort_unstable();
         assert_eq!(reported, [0, 1]);
-        failures.news(&mut seen, |member| panic!("reported again: {member:?}"));
+        failures.new_failures(&mut seen, |member| panic!("reported again: {member:?}"));
     });
 }
 
@@ -72,9 +72,9 @@ fn p9_no_read_meets_a_replay() {
             })
         };
         // The connection breaks, but the target still lives.
-        writer.behind();
+        writer.set_behind();
         writer.bound(1);
-        while !writer.unread() {
+        while !writer.has_no_reads() {
             thread::yield_now();
         }
         // SAFETY: no read is in flight. The checker fails if that is not so.
@@ -103,7 +103,7 @@ fn p9_after_a_restart_all_streams_come_first() {
             .into_iter()
             .map(|mut participant| {
                 thread::spawn(move || {
-                    participant.behind();
+                    participant.set_behind();
                     participant.bound(2);
                     let readable = participant.begin_read();
                     assert!(!readable, "this stream has not replayed yet");
@@ -146,9 +146,9 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
                 reader
             })
         };
-        stream.behind();
+        stream.set_behind();
         stream.bound(2);
-        while !stream.unread() {
+        while !stream.has_no_reads() {
             thread::yield_now();
         }
         // SAFETY: no stream reads it before this stream is up to date.

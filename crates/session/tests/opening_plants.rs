@@ -201,7 +201,7 @@ fn t23_late_answers() {
         let (own, _) = second.next(0).unwrap();
         assert_eq!((own.number, own.attempt), (late.number, 2));
         second.done(late, Ok(&reported)).unwrap();
-        second.out(0) == 0
+        second.in_flight(0) == 0
     };
     {
         let _none = planted(None);

@@ -22,7 +22,7 @@
 //! - The target had ended an association whose connection still existed (409822778179368, P7).
 //! - A reader missed the data that a drive without a log had lost with its power (409822777849367,
 //!   P9).
-//! - An owner that had been overtaken released the volume (119177029109668, P5).
+//! - A fenced owner released the volume (119177029109668, P5).
 //! - A FLUSH of a plain host, or the answer to its write, arrived when the volume had another owner
 //!   (76967645889918, P5).
 //!

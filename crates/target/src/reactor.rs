@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    AcceptError, Event, Interest, Listener, Next, Poller, PollerError, Received, RecvBuf, Socket,
-    SpinPolicy, Waiter,
+    Event, Interest, Listener, Next, Poller, PollerError, Received, RecvBuf, Socket, SpinPolicy,
+    Waiter,
 };
 use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
 
@@ -40,11 +40,13 @@ pub(crate) struct Parts {
     pub(crate) spin: SpinPolicy,
 }
 
+/// A reactor: a thread of the target, with its core, its sockets and its drive queues.
 pub(crate) struct Reactor {
     core: TargetCore<Devices, Tcp>,
     poller: Poller,
     devices: Devices,
     listeners: Vec<Listener>,
+    /// The connections whose sockets are polled directly, because they were active a moment ago.
     hot: Vec<ConnKey>,
     mail: Arc<Mail>,
     control: Arc<Control>,
@@ -124,6 +126,7 @@ impl Reactor {
         }
     }
 
+    /// Reads the clock, and lets the core check its time limits.
     fn begin_round(&mut self) {
         self.devices.now = riopipe_platform::now_ns();
         self.core.timeout(&mut self.devices);
@@ -139,10 +142,10 @@ impl Reactor {
         if timeout != Some(Duration::ZERO) {
             self.begin_round();
         }
-        // The poll that takes the wake-up reads the messages, and after it, so that none is missed.
-        // It counts as work even without a message: the shutdown request that it may stand for is
-        // then read before the reactor sleeps.
-        let mut any = woken;
+        // The messages are read after the poll has reset the wake-up. A message that comes later
+        // wakes again, so none is missed. The wake-up counts as work even without a message: it may
+        // be for a shutdown request, which is then read before the reactor sleeps.
+        let mut has_work = woken;
         if woken {
             for message in self.mail.take(self.core.index()) {
                 self.core.message(message, &mut self.devices);
@@ -150,29 +153,32 @@ impl Reactor {
         }
         for event in events.iter() {
             if event.token >= LISTENER {
-                any |= self.accept((event.token - LISTENER) as usize);
+                has_work |= self.accept((event.token - LISTENER) as usize);
             } else if event.token >= DRIVE {
-                any = true;
+                has_work = true;
             } else {
                 let key = ConnKey(event.token as u32);
                 if event.writable {
                     self.send(key);
                 }
                 if event.readable {
-                    any |= self.receive(key);
-                    self.warm(key);
+                    has_work |= self.receive(key);
+                    self.poll_directly(key);
                 }
             }
         }
-        Ok(any)
+        Ok(has_work)
     }
 
-    fn warm(&mut self, key: ConnKey) {
+    /// Polls the connection's socket directly from now on, if not too many are polled so already.
+    fn poll_directly(&mut self, key: ConnKey) {
         if !self.hot.contains(&key) && self.hot.len() < HOT_MAX {
             self.hot.push(key);
         }
     }
 
+    /// Accepts all connections that wait at a listener, as far as the core has places for them.
+    /// Returns whether there was one.
     fn accept(&mut self, listener: usize) -> bool {
         let mut any = false;
         loop {
@@ -192,16 +198,17 @@ impl Reactor {
                 }
                 Ok(None) => return any,
                 Err(error) => {
+                    // An error may last. So the next attempt is made a while later.
                     tracing::error!(%error, "accept failed");
-                    if matches!(error, AcceptError::Exhausted { .. }) {
-                        self.core.pause_accepting(self.devices.now);
-                        return any;
-                    }
+                    self.core.pause_accepting(self.devices.now);
+                    return any;
                 }
             }
         }
     }
 
+    /// Receives from a connection, a few times at most, so that others get their turn. Returns
+    /// whether there was anything.
     #[inline]
     fn receive(&mut self, key: ConnKey) -> bool {
         let mut any = false;
@@ -252,6 +259,7 @@ impl Reactor {
         }
     }
 
+    /// Passes the results of finished drive operations to the core. Returns whether there were any.
     fn poll_drives(&mut self) -> bool {
         let core = &mut self.core;
         self.devices.poll(|devices, op, result| core.device_done(op, result, devices)) > 0
@@ -285,6 +293,7 @@ impl Reactor {
         });
     }
 
+    /// Begins to watch the listeners for connections, or stops it.
     fn watch_listeners(&mut self, on: bool) {
         for (i, listener) in self.listeners.iter().enumerate() {
             let done = if on {
@@ -298,6 +307,7 @@ impl Reactor {
         }
     }
 
+    /// Watches a connection's socket for what the core wants.
     fn watch(&mut self, key: ConnKey, interest: target::Interest, is_new: bool) {
         let Some(tcp) = self.core.transport(key) else { return };
         let interest = match interest {
@@ -316,9 +326,10 @@ impl Reactor {
             tracing::error!(%error, "a connection cannot be watched and is dropped");
             self.core.closed(key, "it cannot be watched", &mut self.devices);
         }
-        self.warm(key);
+        self.poll_directly(key);
     }
 
+    /// The time until the core or a drive must be called even if nothing happens.
     fn until_next_deadline(&self) -> Option<Duration> {
         let now = self.devices.now;
         let next = self.core.deadline(now).into_iter().chain(self.devices.next_deadline()).min()?;

@@ -30,7 +30,7 @@ pub struct Base<P> {
     pub(super) limits: Limits,
     pub(super) window: Window,
     pub(super) failure: Option<Failure>,
-    /// One ORDER queue per server, first in first out (Rio paper §4.5, principle 1).
+    /// One ORDER queue per server, first in, first out (Rio paper §4.5, principle 1).
     pub(super) queues: Vec<VecDeque<RequestId>>,
     /// Requests of the group being shaped.
     pub(super) shaped: Vec<RequestId>,
@@ -40,8 +40,11 @@ pub struct Base<P> {
     last_write: Vec<Seq>,
     /// Whether the volume has a volatile member.
     pub(super) any_volatile: bool,
+    /// The request table. A request stays at its place until it is freed.
     requests: Vec<Request<P>>,
+    /// The free places in `requests`.
     free: Vec<RequestId>,
+    /// The number of requests that are not complete.
     live: u32,
 }
 
@@ -153,6 +156,7 @@ impl<P: Payload> Base<P> {
         self.shape_all(writes, seq, tag)
     }
 
+    /// The general case of [`shape`](Self::shape): several writes, or one that is split.
     #[inline(never)]
     fn shape_all(&mut self, writes: &mut [Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
         let parts: u64 =
@@ -166,10 +170,12 @@ impl<P: Payload> Base<P> {
         Ok(())
     }
 
+    /// Adds the requests for one write: one for each extent on which it lies.
     fn shape_one(&mut self, write: &mut Write<P>, seq: Seq, tag: u64) {
         if let Some(extent) = self.topology.single(write.lba, write.blocks) {
             return self.add_part(write, extent, false, seq, tag);
         }
+        // A write with up to four parts, as most have, needs no allocation.
         let mut parts: [Extent; 4] =
             [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
         let mut count = 0usize;
@@ -196,11 +202,14 @@ impl<P: Payload> Base<P> {
         }
     }
 
+    /// [`add`](Self::add) as a call: only the fast path has the code of `add` inline.
     #[inline(never)]
     fn add_part(&mut self, write: &mut Write<P>, of: Extent, split: bool, seq: Seq, tag: u64) {
         self.add(write, of, split, seq, tag);
     }
 
+    /// Adds the part of a write that lies on `extent` to the group being shaped: as a request of
+    /// its own, or merged into the group's last request. `split`: the write has other parts.
     #[inline(always)]
     fn add(&mut self, write: &mut Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
         let (kind, place, piece) = match &mut write.op {
@@ -345,13 +354,14 @@ impl<P: Payload> Base<P> {
         let new = self.request(id);
         let Some(&tail) = self.queues[usize::from(new.server)].back() else { return false };
         let queued = self.request(tail);
-        let plain = Flags::PLACE.with(Flags::SPLIT);
+        // The other flags, boundary and FLUSH, may differ.
+        let relevant = Flags::PLACE.with(Flags::SPLIT);
         let extent = Extent { member: new.member, lba: new.lba, blocks: new.blocks, offset: 0 };
         let fits = queued.num == 1
             && queued.seq_end().next() == new.seq
             && queued.span < SPAN_MAX
             && !queued.flags.has(Flags::FLUSH)
-            && self.continues(tail, extent, new.kind, Flags(new.flags.0 & plain.0));
+            && self.continues(tail, extent, new.kind, Flags(new.flags.0 & relevant.0));
         if !fits {
             return false;
         }
@@ -364,6 +374,7 @@ impl<P: Payload> Base<P> {
         queued.tag = tag;
         queued.flags = queued.flags.with(flags);
         queued.pieces.append(&mut pieces);
+        // The list is empty now. It goes back to its place, so that its memory is used again.
         self.request_mut(id).pieces = pieces;
         self.shaped.clear();
         self.retire(id);
@@ -486,6 +497,7 @@ impl<P: Payload> Base<P> {
         (id, request)
     }
 
+    /// Adds a place to the request table.
     #[cold]
     fn grow(&mut self) -> RequestId {
         self.requests.push(Request {

@@ -116,7 +116,7 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
         }
         if requests == 0 {
             // A durable group without writes is complete once all groups before it are.
-            base.window.settle();
+            base.window.end_empty_group();
         }
         if durable {
             self.flush.want(seq);

@@ -102,11 +102,13 @@ impl<P: Payload> Rio<P> {
         self.forced_count
     }
 
+    /// Whether a volatile drive has a write that no FLUSH covers.
     fn any_dirty(&self) -> bool {
         self.base.dirty.iter().any(Option::is_some)
     }
 
-    /// Takes the shaped and numbered group in.
+    /// Admits the group that was shaped and numbered: opens it in the window, and queues its
+    /// requests. Returns its seq.
     fn commit(&mut self, flush: Flush, bytes: u64) -> Seq {
         let base = &mut self.base;
         let mut requests = base.shaped.len() as u32;
@@ -158,6 +160,8 @@ impl<P: Payload> Rio<P> {
         }
     }
 
+    /// Frees what released groups have used: requests, log slots, replay memory, and the reserve
+    /// for the forced flush.
     fn reclaim(&mut self) {
         let released = self.base.window.released();
         for sent in &mut self.sent {
@@ -168,7 +172,7 @@ impl<P: Payload> Rio<P> {
             self.forced = None;
         }
         if self.wanted > self.flushed {
-            // Asked for while another forced flush used the reserve.
+            // The caller asked for this flush while another forced flush used the reserve.
             self.force_flush();
         }
     }
@@ -193,11 +197,14 @@ impl<P: Payload> Rio<P> {
         self.base.queues[server].len() + self.sent[server].len()
     }
 
-    fn pressed(&self) -> bool {
+    /// Whether half of a log or half of the replay memory is used. Then it is time for a flush.
+    fn is_half_used(&self) -> bool {
         self.credits.half_used(|i| self.used(i))
             || self.base.window.kept_bytes() * 2 >= self.base.limits.kept_bytes_max
     }
 
+    /// Turns the group into numbered requests, with its joint FLUSH if it is to be durable, and
+    /// checks that each log has space for them. If it has not, the group is refused whole.
     fn shape(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<(), Refusal> {
         let base = &mut self.base;
         let seq = base.window.last().next();
@@ -210,9 +217,13 @@ impl<P: Payload> Rio<P> {
         for id in &self.base.shaped {
             self.entries[usize::from(self.base.request(*id).server)] += 1;
         }
-        if let Err((bound, never)) = self.credits.check(&self.entries, |i| self.used(i)) {
+        if let Err((bound, can_never_fit)) = self.credits.check(&self.entries, |i| self.used(i)) {
             self.base.unshape();
-            return Err(if never { Refusal::TooLarge(bound) } else { Refusal::Full(bound) });
+            return Err(if can_never_fit {
+                Refusal::TooLarge(bound)
+            } else {
+                Refusal::Full(bound)
+            });
         }
         Ok(())
     }
@@ -233,7 +244,7 @@ impl<P> HasBase<P> for Rio<P> {
 impl<P: Payload> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let bytes = self.base.vet(writes, durable)?;
-        if self.pressed() {
+        if self.is_half_used() {
             self.force_flush();
         }
         if !self.base.has_space(bytes) {
@@ -261,7 +272,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         let request = self.base.request_mut(id);
         let (first, last) = (request.seq, request.seq_end());
         let server = usize::from(request.server);
-        let replay = core::mem::replace(&mut request.again, false);
+        let is_replay = core::mem::replace(&mut request.again, false);
         let first_time = self.base.end(id);
         if first_time {
             self.sent[server].finished();
@@ -270,7 +281,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
             self.base.fail(id, cause);
             self.stop();
         }
-        if replay {
+        if is_replay {
             self.sent[server].replay_ended(&self.base);
             self.note_replays();
         }
@@ -299,6 +310,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         let sent = &mut sent[usize::from(server)];
         debug_assert!(sent.is_suspended() || base.failure.is_some(), "resumed, never suspended");
         if base.failure.is_none() {
+            // Called for a request whose completion was lost with the connection.
             sent.resume(base, durable, |base, id| {
                 base.end(id);
                 let request = base.request(id);

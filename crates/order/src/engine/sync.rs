@@ -61,7 +61,7 @@ impl<P: Payload> Sync<P> {
             self.base.note_dirty(seq);
             self.base.enqueue();
             if self.outstanding == 0 {
-                self.base.window.settle();
+                self.base.window.end_empty_group();
                 self.transferred(seq);
             }
         }

@@ -25,9 +25,13 @@ pub(super) struct Window {
     /// Everything up to this is forgotten; `groups[0]` is the next.
     forgotten: Seq,
     groups: VecDeque<GroupState>,
+    /// All groups up to this one are complete. The engine's own flush does not hold it up.
     complete: Seq,
+    /// All groups up to this one are durable.
     durable: Seq,
+    /// All groups up to this one were reported complete to the caller.
     delivered: Seq,
+    /// The payload bytes of all groups in the window.
     kept_bytes: u64,
     /// The last complete group that covers all before it.
     covered: Seq,
@@ -68,7 +72,7 @@ impl Window {
     }
 
     /// Computes the two bounds again, after `failed_from`, `replayed` or `internal` has changed.
-    fn draw_bounds(&mut self) {
+    fn update_bounds(&mut self) {
         let least = |of: &[Option<Seq>]| of.iter().flatten().min().copied();
         let released = least(&[self.failed_from, self.replayed]);
         self.released_before = released.unwrap_or(Seq(u64::MAX));
@@ -100,6 +104,8 @@ impl Window {
         self.kept_bytes
     }
 
+    /// Adds a group with this many requests, and returns its seq. `covers`: once everything up to
+    /// it is complete, everything up to it is durable.
     #[inline]
     pub(super) fn open(&mut self, requests: u32, covers: bool, bytes: u64) -> Seq {
         self.groups.push_back(GroupState { remaining: requests, covers, internal: false, bytes });
@@ -117,11 +123,11 @@ impl Window {
         });
         debug_assert!(self.internal.is_none(), "one forced flush at a time");
         self.internal = Some(self.last());
-        self.draw_bounds();
+        self.update_bounds();
         self.last()
     }
 
-    /// One request that covers `first..=last` has ended well.
+    /// Notes that a request has succeeded that covers the groups `first` to `last`, both included.
     #[inline]
     pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
         self.one_done(first);
@@ -131,6 +137,7 @@ impl Window {
         self.advance();
     }
 
+    /// Counts a request of a group as ended.
     #[inline(always)]
     fn one_done(&mut self, seq: Seq) {
         let at = seq.0.wrapping_sub(self.forgotten.0 + 1);
@@ -146,6 +153,8 @@ impl Window {
         }
     }
 
+    /// The engine's own flush has ended. It covers all groups before it, if the complete mark has
+    /// passed it already. Else `advance` will count it when it passes.
     #[cold]
     #[inline(never)]
     fn internal_done(&mut self, seq: Seq) {
@@ -153,11 +162,12 @@ impl Window {
         if seq <= self.complete {
             self.covered = self.covered.max(seq);
         }
-        self.draw_bounds();
+        self.update_bounds();
     }
 
-    /// Takes in a group without requests. It ends when all groups before it have ended.
-    pub(super) fn settle(&mut self) {
+    /// Notes that the group just opened has no requests. It ends when all groups before it have
+    /// ended.
+    pub(super) fn end_empty_group(&mut self) {
         self.advance();
     }
 
@@ -166,8 +176,8 @@ impl Window {
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
             let seq = self.complete.next();
-            let open = group.remaining > 0 && !group.internal;
-            if open || self.failed_from.is_some_and(|first| seq >= first) {
+            let is_incomplete = group.remaining > 0 && !group.internal;
+            if is_incomplete || self.failed_from.is_some_and(|first| seq >= first) {
                 break;
             }
             self.complete = seq;
@@ -207,7 +217,7 @@ impl Window {
     pub(super) fn replay_from(&mut self, oldest: Option<Seq>) {
         if self.replayed != oldest {
             self.replayed = oldest;
-            self.draw_bounds();
+            self.update_bounds();
             self.advance();
         }
     }
@@ -217,9 +227,10 @@ impl Window {
     pub(super) fn fail_from(&mut self, seq: Seq) {
         let seq = self.replayed.map_or(seq, |from| from.min(seq));
         self.failed_from = Some(self.failed_from.map_or(seq, |first| first.min(seq)));
-        self.draw_bounds();
+        self.update_bounds();
     }
 
+    /// The marks for the caller. All groups that they report complete count as delivered.
     #[inline]
     pub(super) fn deliver(&mut self) -> Marks {
         self.delivered = self.complete;
@@ -232,7 +243,8 @@ impl Window {
         Marks { complete, durable: self.durable.min(self.complete) }
     }
 
-    /// Complete on all servers, durable and delivered (T1).
+    /// The released mark: all groups up to it are complete on all servers, durable and delivered
+    /// (T1).
     #[inline]
     pub(super) fn released(&self) -> Seq {
         self.released

@@ -21,6 +21,7 @@ pub trait Table {
 /// the entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
+    /// The first block, and the one after the last.
     pub(super) lba: u64,
     pub(super) end: u64,
     pub(super) ordinal: u32,
@@ -29,8 +30,11 @@ pub struct Node {
     pub(super) after: u32,
     /// How many earlier entries that are not completed overlap this one.
     pub(super) blockers: u32,
+    /// The index of its drive at the gate.
     pub(super) drive: u8,
+    /// Whether it is a write or a discard. An entry that is neither is a flush only.
     pub(super) writes: bool,
+    /// Whether a FLUSH of the drive belongs to it.
     pub(super) flush: bool,
     pub(super) state: State,
 }

@@ -68,6 +68,8 @@ impl Gate {
         self.retract(table, 0, Cause::LogFailed, None, steps);
     }
 
+    /// Stops the stream from ordinal `from` on; `None`: every entry at the gate. A later failure
+    /// can only widen that range, and the first cause stays the one that is reported.
     pub(super) fn poison_from(
         &mut self,
         table: &mut impl Table,
@@ -85,6 +87,7 @@ impl Gate {
                 };
             }
         }
+        // Entries that arrived early are refused: the failure was among those admitted before them.
         if self.held > 0 {
             for index in 0..self.early.len() {
                 let ticket = core::mem::replace(&mut self.early[index], NONE);
@@ -94,6 +97,8 @@ impl Gate {
             }
             self.held = 0;
         }
+        // A waiting write that must fail is never submitted. If a FLUSH belongs to it, it is in
+        // `pending`, too, and is refused there.
         let mut waiting = core::mem::take(&mut self.waiting);
         waiting.retain(|&ticket| {
             let must_fail = self.must_fail(table.node(Ticket(ticket)));
@@ -115,17 +120,21 @@ impl Gate {
             pending.retain(|&ticket| {
                 let node = table.node(Ticket(ticket));
                 let (ordinal, state) = (node.ordinal, node.state);
-                let goes =
+                let must_go =
                     self.must_fail(node) && covered.is_none_or(|last| is_after(ordinal, last));
-                if goes && state == State::Unflushed {
+                // The write of an entry in another state is in flight. The entry is refused when
+                // that write comes back.
+                if must_go && state == State::Unflushed {
                     self.refuse(table, ticket, steps);
                 }
-                !goes
+                !must_go
             });
             self.drives[drive].pending = pending;
         }
     }
 
+    /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops
+    /// the stream there; `None`: all entries.
     fn retract(
         &mut self,
         table: &mut impl Table,
@@ -135,7 +144,7 @@ impl Gate {
         steps: &mut Vec<Step>,
     ) {
         let taken_back = steps.split_off(at);
-        let gone = |node: &Node| from.is_none_or(|from| !is_after(from, node.ordinal));
+        let is_taken_back = |node: &Node| from.is_none_or(|from| !is_after(from, node.ordinal));
         for step in taken_back {
             let (Step::Append(Ticket(ticket))
             | Step::Write(Ticket(ticket))
@@ -143,7 +152,7 @@ impl Gate {
             | Step::Complete { ticket: Ticket(ticket), .. }
             | Step::Refuse { ticket: Ticket(ticket), .. }) = step;
             let node = *table.node(Ticket(ticket));
-            if !gone(&node) {
+            if !is_taken_back(&node) {
                 steps.push(step);
                 continue;
             }
@@ -166,14 +175,15 @@ impl Gate {
         }
     }
 
+    /// Whether the entry must be refused, because the stream has failed at it or before it.
     #[inline]
     pub(super) fn must_fail(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
-        let spared = probe::planted(Plant::T4CoverAfterFailure)
+        let is_spared = probe::planted(Plant::T4CoverAfterFailure)
             && node.flush
             && node.blockers == 0
             && from.is_some_and(|from| from != node.ordinal);
-        from.is_none_or(|from| !is_after(from, node.ordinal)) && !spared
+        from.is_none_or(|from| !is_after(from, node.ordinal)) && !is_spared
     }
 
     /// Refuses an entry, and for a FLUSH all entries that it was to cover, as if the failure
@@ -210,6 +220,7 @@ impl Gate {
         self.flush_if_due(table, node.drive, steps);
     }
 
+    /// Lets an entry leave the gate as refused, with the cause that stopped the stream.
     #[cold]
     pub(super) fn refuse(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
         table.node_mut(Ticket(ticket)).state = State::Free;

@@ -123,6 +123,7 @@ impl<R: Region> StreamLog<R> {
         Ok(self.change(Mark { head: self.next, ..self.mark() })?)
     }
 
+    /// Refuses an incarnation that is older than the log's.
     fn check_origin(&self, origin: Origin) -> Result<(), BindError> {
         self.check_region()?;
         let current = self.durable.origin.incarnation;
@@ -132,36 +133,36 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Cleans up after torn appends: slots that are neither blank nor whole become blank. With
-    /// `keep` the ring is cut at its first hole, and persist words of older laps become 0. Returns
-    /// the live entries.
-    fn repair(&mut self, keep: bool) -> Result<Vec<LoggedEntry>, RegionError> {
+    /// Cleans up after torn appends: slots that are neither blank nor whole become blank.
+    /// `keeps_entries`: the live entries stay in use. The ring is then cut at its first hole, and
+    /// persist words of older laps become 0. Returns the live entries.
+    fn repair(&mut self, keeps_entries: bool) -> Result<Vec<LoggedEntry>, RegionError> {
         // A damaged partition cannot have been opened. So if this scan refuses it, the region has
         // failed.
         let (mut found, slots) = scan(&self.region, &self.mark(), self.crc)
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
-        let mut blank = slots.torn;
+        let mut to_blank = slots.torn;
         let hole = slots.ends.iter().position(|end| *end == End::HOLE);
-        let cut = keep && !probe::planted(Plant::T7NoCut);
-        if cut && let Some(hole) = hole.map(|at| self.head + at as u64) {
+        let must_cut = keeps_entries && !probe::planted(Plant::T7NoCut);
+        if must_cut && let Some(hole) = hole.map(|at| self.head + at as u64) {
             probe::hit(Rare::Cut);
-            let behind = (self.head..).zip(&slots.ends).filter(|&(position, _)| position > hole);
-            let whole = behind.filter(|(_, end)| **end != End::HOLE);
-            blank.extend(whole.map(|(position, _)| self.slot_of(Position(position))));
+            let after = (self.head..).zip(&slots.ends).filter(|&(position, _)| position > hole);
+            let whole = after.filter(|(_, end)| **end != End::HOLE);
+            to_blank.extend(whole.map(|(position, _)| self.slot_of(Position(position))));
             self.next = hole;
             self.next_slot = self.slot_of(Position(hole));
         }
-        if !blank.is_empty() {
+        if !to_blank.is_empty() {
             // The checksum goes first. Else words that become 0 might complete a torn entry.
-            for &slot in &blank {
+            for &slot in &to_blank {
                 self.region.write_word(offset(slot) + 8, 0);
             }
             self.fence_region()?;
         }
-        for slot in blank {
+        for slot in to_blank {
             self.region.write(offset(slot), &[0; ENTRY_BYTES]);
         }
-        if keep {
+        if keeps_entries {
             found.entries.retain(|entry| entry.position.0 < self.next);
             let invalid = slots.invalid.into_iter().filter(|position| position.0 < self.next);
             for position in invalid.filter(|_| !probe::planted(Plant::T7InvalidWordKept)) {
@@ -172,6 +173,7 @@ impl<R: Region> StreamLog<R> {
         Ok(found.entries)
     }
 
+    /// Begins a binding with this mark, durably. Appends are allowed from now on.
     fn bind(&mut self, mark: Mark, adoption: Adoption) -> Result<(), BindError> {
         self.change(Mark { settled: false, ..mark })?;
         self.bound_from = self.next;

@@ -161,6 +161,8 @@ pub(crate) fn scan<R: Region>(
     };
     let mut ends = Vec::new();
     let mut torn = Vec::new();
+    // Everything before this position was durable at some time. So a hole before it is damage, not
+    // an append that the crash has torn.
     let mut proven = Position(mark.head);
     let mut invalid = Vec::new();
     for position in (mark.head..mark.head + slots).map(Position) {
@@ -169,6 +171,7 @@ pub(crate) fn scan<R: Region>(
         region.read(SLOTS_AT + slot as usize * ENTRY_BYTES, &mut bytes);
         let (entry, persist) = match decode(&bytes, seed, crc) {
             Decoded::Blank => continue,
+            // A whole entry is in the slot of its position.
             Decoded::Whole { entry, persist } if entry.position.0 % slots == u64::from(slot) => {
                 (entry, persist)
             }
@@ -186,11 +189,13 @@ pub(crate) fn scan<R: Region>(
                 continue;
             }
         };
+        // An older lap, or an older owner.
         if entry.position < position || entry.origin.generation < mark.origin.generation {
             probe::hit(Rare::StaleEntry);
             found.stale += 1;
             continue;
         }
+        // The entry was appended after a newer mark than the one found.
         if entry.position > position
             || entry.origin.generation > mark.origin.generation
             || entry.origin.incarnation > mark.origin.incarnation

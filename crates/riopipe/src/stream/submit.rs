@@ -100,7 +100,7 @@ impl Stream {
         self.check()?;
         let Self { shell, handle, volume, background, staged, id, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
-        let traced = shell.driver.traces_next().then(now_ns);
+        let traced_since = shell.driver.traces_next().then(now_ns);
         let staged = staged.get_mut();
         let seq =
             shell.driver.admit(&mut staged.writes, tag, durable).map_err(
@@ -114,15 +114,16 @@ impl Stream {
                     }
                 },
             )?;
-        if let Some(since) = traced {
+        if let Some(since) = traced_since {
             shell.driver.trace(seq, since, now_ns());
         }
         if let Some(ownership) = &volume.ownership {
             let writes = staged.writes.iter();
             lock(ownership).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
         }
-        // First of all, while this thread holds the flag: the rest of a write that was split is
-        // counted together with its parts in the driver.
+        // Before anything else, while this thread has the stream: of a write that was split, a
+        // piece is left here. The buffer counts that piece together with those in the driver, which
+        // only one thread may do at a time.
         staged.writes.clear();
         shell.kept.keep(seq, staged.bufs.drain(..));
         if durable {

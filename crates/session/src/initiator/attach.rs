@@ -85,9 +85,13 @@ pub struct Namespace {
 enum Step {
     /// The bring-up is running.
     Enable,
+    /// The number of I/O queues has been requested.
     Queues,
+    /// A page of the list of active namespaces has been requested.
     List,
+    /// The Identify data of a namespace has been requested. The number is its index in `nsids`.
     Namespace(usize),
+    /// Its list of identifiers (NGUID, UUID) has been requested.
     Descriptors(usize),
     Attached,
 }
@@ -96,10 +100,14 @@ enum Step {
 /// sends its outbox.
 #[derive(Debug)]
 pub struct Attach<P> {
-    up: BringUp<P>,
+    /// The connection. The bring-up enables the controller over it; the later commands follow.
+    bring_up: BringUp<P>,
     step: Step,
+    /// The number of I/O queues to request.
     io_queues: u16,
+    /// The identifiers of the active namespaces that are known so far, in ascending order.
     nsids: Vec<u32>,
+    /// The result. Its namespaces are added one after the other.
     controller: Option<Controller>,
 }
 
@@ -109,7 +117,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     pub fn new(config: QpConfig, io_queues: u16) -> Self {
         debug_assert_eq!(config.qid, 0);
         Self {
-            up: BringUp::new(config),
+            bring_up: BringUp::new(config),
             step: Step::Enable,
             io_queues: io_queues.max(1),
             nsids: Vec::new(),
@@ -119,18 +127,18 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
 
     /// Begins the bring-up: sends the first PDU.
     pub fn start(&mut self, out: &mut Outbox<P>) {
-        self.up.start(out);
+        self.bring_up.start(out);
     }
 
     /// When [`Attach::tick`] has work to do, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        self.up.next_deadline()
+        self.bring_up.next_deadline()
     }
 
     /// Does the work that is due at `now`, ns.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
-        self.up.tick(now, out);
+        self.bring_up.tick(now, out);
     }
 
     /// Takes the whole PDUs at the start of `buf`; returns their length in bytes.
@@ -143,7 +151,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         buf: &[u8],
         out: &mut Outbox<P>,
     ) -> Result<usize, AttachError> {
-        let (used, reply) = self.up.receive(now, buf, out)?;
+        let (used, reply) = self.bring_up.receive(now, buf, out)?;
         if let Some(Reply::Done(cqe)) = reply {
             self.step(&cqe, out)?;
         }
@@ -153,7 +161,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     /// The bytes that the next PDU in `buf` needs.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
-        self.up.exchange.qp.need(buf)
+        self.bring_up.exchange.qp.need(buf)
     }
 
     /// Whether the controller is attached.
@@ -168,7 +176,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         if !self.is_attached() {
             return None;
         }
-        Some((self.up.exchange.qp, self.controller?))
+        Some((self.bring_up.exchange.qp, self.controller?))
     }
 
     fn step(&mut self, cqe: &Cqe, out: &mut Outbox<P>) -> Result<(), AttachError> {
@@ -178,10 +186,10 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
                 self.step = Step::Queues;
                 let wanted = feature::queues(self.io_queues, self.io_queues);
                 let sqe = Sqe::set_features(feature::NUMBER_OF_QUEUES, wanted);
-                self.up.exchange.ask("asking for I/O queues", sqe, 0, out);
+                self.bring_up.exchange.ask("asking for I/O queues", sqe, 0, out);
             }
             Step::Queues => {
-                self.up.exchange.succeeded(cqe)?;
+                self.bring_up.exchange.succeeded(cqe)?;
                 let (sq, cq) = feature::queues_of(cqe.result() as u32);
                 let granted = sq.min(cq).min(u32::from(self.io_queues)) as u16;
                 if let Some(controller) = &mut self.controller {
@@ -190,8 +198,9 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
                 self.list(0, out);
             }
             Step::List => {
-                self.up.exchange.succeeded(cqe)?;
-                let found = identify::namespaces_of(&self.up.exchange.page)?;
+                self.bring_up.exchange.succeeded(cqe)?;
+                let found = identify::namespaces_of(&self.bring_up.exchange.page)?;
+                // A full page: there may be another one.
                 let more = found.len() == identify::LEN / 4;
                 if self.nsids.last().zip(found.first()).is_some_and(|(last, first)| first <= last) {
                     return Err(AttachError::Unusable("its namespace list does not ascend"));
@@ -206,13 +215,13 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
                 }
             }
             Step::Namespace(i) => {
-                self.up.exchange.succeeded(cqe)?;
+                self.bring_up.exchange.succeeded(cqe)?;
                 let namespace = self.namespace(i)?;
                 if let Some(controller) = &mut self.controller {
                     controller.namespaces.push(namespace);
                 }
                 // The identifiers came with NVMe 1.3.
-                if self.up.version < 0x0001_0300 {
+                if self.bring_up.version < 0x0001_0300 {
                     self.identify_namespace(i + 1, out);
                 } else {
                     self.step = Step::Descriptors(i);
@@ -223,7 +232,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
             Step::Descriptors(i) => {
                 // Not every controller has identifiers; a namespace without UUID can be used.
                 if cqe.status().is_ok() {
-                    let names = identify::Descriptors::decode(&self.up.exchange.page)?;
+                    let names = identify::Descriptors::decode(&self.bring_up.exchange.page)?;
                     let namespaces = self.controller.as_mut().map(|c| &mut c.namespaces);
                     if let Some(namespace) = namespaces.and_then(|n| n.last_mut()) {
                         namespace.uuid = names.uuid;
@@ -238,15 +247,17 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     }
 
     fn identify(&mut self, what: &'static str, sqe: Sqe, out: &mut Outbox<P>) {
-        self.up.exchange.ask(what, sqe, identify::LEN as u32, out);
+        self.bring_up.exchange.ask(what, sqe, identify::LEN as u32, out);
     }
 
+    /// Requests the identifiers of the active namespaces above `after`.
     fn list(&mut self, after: u32, out: &mut Outbox<P>) {
         self.step = Step::List;
         let sqe = Sqe::identify(cns::ACTIVE_NAMESPACES, after);
         self.identify("listing the namespaces", sqe, out);
     }
 
+    /// Identifies the namespace at index `i`. After the last one, the controller is attached.
     fn identify_namespace(&mut self, i: usize, out: &mut Outbox<P>) {
         match self.nsids.get(i) {
             Some(&nsid) => {
@@ -260,9 +271,9 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
 
     /// The controller that was identified, if it can be used over TCP.
     fn identified(&self) -> Result<Controller, AttachError> {
-        let page = &self.up.exchange.page;
+        let page = &self.bring_up.exchange.page;
         let id = identify::Controller::decode(page)?;
-        let qp = &self.up.exchange.qp;
+        let qp = &self.bring_up.exchange.qp;
         if id.cntlid != qp.cntlid() {
             return Err(AttachError::Unusable("it states another controller id than on connect"));
         }
@@ -281,7 +292,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         if id.icdoff != 0 {
             return Err(AttachError::Unusable("its in-capsule data does not begin at 0"));
         }
-        let entries = u32::from(self.up.cap.mqes) + 1;
+        let entries = u32::from(self.bring_up.cap.mqes) + 1;
         // One entry stays free, so a queue of n + 1 entries has n commands in flight.
         let useful = match id.maxcmd {
             0 => u32::MAX,
@@ -289,8 +300,8 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         };
         Ok(Controller {
             cntlid: id.cntlid,
-            version: self.up.version,
-            mdts_bytes: id.mdts_bytes(self.up.cap.mpsmin).unwrap_or(u32::MAX),
+            version: self.bring_up.version,
+            mdts_bytes: id.mdts_bytes(self.bring_up.cap.mpsmin).unwrap_or(u32::MAX),
             in_capsule_bytes: id.in_capsule_bytes(),
             vwc: id.vwc & identify::VWC_PRESENT != 0,
             kas: id.kas,
@@ -308,9 +319,10 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         })
     }
 
+    /// The namespace at index `i`, from its Identify data, if it can be used.
     fn namespace(&self, i: usize) -> Result<Namespace, AttachError> {
         let nsid = self.nsids[i];
-        let id = identify::Namespace::decode(&self.up.exchange.page)?;
+        let id = identify::Namespace::decode(&self.bring_up.exchange.page)?;
         let unusable = |why| AttachError::Namespace { nsid, why };
         let block_size =
             id.block_size().ok_or(unusable("its block size is below 512 bytes or beyond 2 GiB"))?;

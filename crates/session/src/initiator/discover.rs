@@ -32,7 +32,7 @@ enum Step {
 /// sends its outbox.
 #[derive(Debug)]
 pub struct Discover<P> {
-    up: BringUp<P>,
+    bring_up: BringUp<P>,
     step: Step,
     header: Header,
     entries: Vec<Entry>,
@@ -45,7 +45,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
     #[must_use]
     pub fn new(config: QpConfig) -> Self {
         Self {
-            up: BringUp::new(config),
+            bring_up: BringUp::new(config),
             step: Step::Enable,
             header: Header { genctr: 0, numrec: 0, recfmt: 0 },
             entries: Vec::new(),
@@ -55,18 +55,18 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
 
     /// Begins to read: sends the first PDU.
     pub fn start(&mut self, out: &mut Outbox<P>) {
-        self.up.start(out);
+        self.bring_up.start(out);
     }
 
     /// When [`Discover::tick`] has work to do, in nanoseconds of the caller's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        self.up.next_deadline()
+        self.bring_up.next_deadline()
     }
 
     /// Does the work that is due at `now`, ns.
     pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
-        self.up.tick(now, out);
+        self.bring_up.tick(now, out);
     }
 
     /// Takes the whole PDUs at the start of `buf`; returns their length in bytes.
@@ -79,9 +79,9 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
         buf: &[u8],
         out: &mut Outbox<P>,
     ) -> Result<usize, AttachError> {
-        let (used, reply) = self.up.receive(now, buf, out)?;
+        let (used, reply) = self.bring_up.receive(now, buf, out)?;
         let Some(Reply::Done(cqe)) = reply else { return Ok(used) };
-        self.up.exchange.succeeded(&cqe)?;
+        self.bring_up.exchange.succeeded(&cqe)?;
         match self.step {
             Step::Enable => self.read_header(Step::Header, out),
             Step::Header => {
@@ -90,7 +90,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
                 self.read_records(out);
             }
             Step::Records => {
-                for record in self.up.exchange.page.chunks_exact(discovery::ENTRY_LEN) {
+                for record in self.bring_up.exchange.page.chunks_exact(discovery::ENTRY_LEN) {
                     self.entries.push(Entry::decode(record)?);
                 }
                 self.read_records(out);
@@ -116,7 +116,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
     /// The bytes that the next PDU in `buf` needs.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
-        self.up.exchange.qp.need(buf)
+        self.bring_up.exchange.qp.need(buf)
     }
 
     /// The log's records, once all are read.
@@ -126,7 +126,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
     }
 
     fn decode_header(&self) -> Result<Header, AttachError> {
-        let header = Header::decode(&self.up.exchange.page)?;
+        let header = Header::decode(&self.bring_up.exchange.page)?;
         if header.recfmt != 0 {
             return Err(AttachError::Unusable("its discovery log has an unknown format"));
         }
@@ -156,7 +156,7 @@ impl<P: AsRef<[u8]> + Clone> Discover<P> {
 
     fn read(&mut self, offset: u64, len: u32, out: &mut Outbox<P>) {
         let sqe = Sqe::get_log_page(log_page::DISCOVERY, 0, offset, len);
-        self.up.exchange.ask("reading the discovery log", sqe, len, out);
+        self.bring_up.exchange.ask("reading the discovery log", sqe, len, out);
     }
 }
 

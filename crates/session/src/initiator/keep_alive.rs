@@ -16,10 +16,10 @@ pub struct KeepAlive {
     since: u64,
     /// When the last command was sent, ns.
     last_sent: u64,
-    /// The longest time between two commands that may still make the target end the association,
-    /// ns.
+    /// The longest recent time between two commands, ns. The target may have ended the association
+    /// because of it, without the initiator knowing that yet.
     silence: u64,
-    /// The end of that time, ns.
+    /// When that time ended, ns.
     silence_end: u64,
 }
 
@@ -82,6 +82,7 @@ impl KeepAlive {
         }
     }
 
+    /// The longest recent time without a command, up to `now`.
     fn silence_until(&self, now: u64) -> u64 {
         // An association that still exists a whole timeout after a silence was not dropped because
         // of it.

@@ -158,10 +158,12 @@ pub struct AssociationManager<P> {
     /// The number of associations so far.
     number: u32,
     state: State,
+    /// The connections that streams have requested.
     requests: ReconnectQueue,
     /// The request for which a connection is being made.
     serving: Option<ConnectRequest>,
     events: VecDeque<ManagerEvent>,
+    /// The state of the pseudo-random numbers, which vary the pauses between attempts.
     chance: u64,
     /// The target has released the volume: it is not claimed again there.
     released: bool,
@@ -280,7 +282,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.serving = None;
     }
 
-    /// Does all that the association's state makes possible.
+    /// Continues as far as the association's state allows: notices a loss, or takes the next step
+    /// of setting the association up again.
     fn go_on(&mut self, now: u64) {
         let step = match &self.state {
             State::Standing => {
@@ -297,12 +300,13 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         };
         match self.next_step(step, now) {
             Ok(Some(next)) => self.set_step(next),
-            Ok(None) => self.back(now),
+            Ok(None) => self.stands_again(now),
             Err(Failure::Passing(why)) => self.failed(why, now),
             Err(Failure::Final(why, cause)) => self.refuse(why, cause),
         }
     }
 
+    /// Records the step of setting up the association again.
     fn set_step(&mut self, next: Step) {
         if let State::Unreachable(_, back) = &mut self.state {
             back.step = next;
@@ -354,7 +358,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// The new association stands.
-    fn back(&mut self, now: u64) {
+    fn stands_again(&mut self, now: u64) {
         self.association.close_drives();
         self.set_answer_limit();
         let State::Unreachable(absence, back) = &self.state else { return };
@@ -452,19 +456,19 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        let own = match &self.state {
+        let own_deadline = match &self.state {
             State::Standing if self.serving.is_none() => self.requests.deadline(),
             State::Unreachable(absence, back) => {
                 let given_up = absence.since.saturating_add(self.config.loss_ns);
-                let rest = match back.step {
+                let next_attempt = match back.step {
                     Step::Rest(until) => Some(until),
                     _ => None,
                 };
-                rest.into_iter().chain((!back.given_up).then_some(given_up)).min()
+                next_attempt.into_iter().chain((!back.given_up).then_some(given_up)).min()
             }
             _ => None,
         };
-        own.into_iter().chain(self.association.deadline()).min()
+        own_deadline.into_iter().chain(self.association.deadline()).min()
     }
 }
 

@@ -250,10 +250,14 @@ struct Pending {
     attempts: u32,
 }
 
+/// The commands for one target.
 #[derive(Debug, Default)]
 struct ServerQueue {
+    /// Those that have not been sent, or have been put off.
     waiting: VecDeque<Pending>,
-    out: usize,
+    /// The number of those in flight.
+    in_flight: usize,
+    /// The command that the target has put off, if its last answer was that.
     put_off: Option<PutOff>,
 }
 
@@ -263,21 +267,27 @@ pub struct Opening {
     config: OpeningConfig,
     mode: Mode,
     phase: Phase,
+    /// An error was returned. No further command is sent.
     failed: bool,
     generation: u32,
     attempt: u32,
+    /// The commands for each target.
     queues: Vec<ServerQueue>,
     /// Commands in flight, by number.
-    out: BTreeMap<u32, (usize, Pending)>,
+    in_flight: BTreeMap<u32, (usize, Pending)>,
     next_number: u32,
+    /// The [progress](Progress) of the phase.
     done: usize,
     total: usize,
+    /// The statuses of the volume that the targets have reported, by target.
     statuses: Vec<(usize, VolumeStatus)>,
+    /// The lists of the logs, as far as they have been read.
     lists: Lists,
     /// Why a log can't be read, if one can't.
     unreadable: Option<OpeningError>,
     /// The logs are not valid: the caller gives them up (T26).
     logs_invalid: bool,
+    /// The streams whose partitions are to be settled, once recovery is decided.
     settle: Vec<SettleStream>,
     outcome: Outcome,
 }
@@ -309,7 +319,7 @@ impl Opening {
             generation,
             attempt,
             queues,
-            out: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             next_number: 0,
             done: 0,
             total: 0,
@@ -336,14 +346,14 @@ impl Opening {
             Job::List { from, .. } if from > Position(0) => 1,
             _ => ADMIN_COMMANDS_MAX,
         };
-        if queue.out >= most {
+        if queue.in_flight >= most {
             return None;
         }
         let pending = queue.waiting.pop_front()?;
-        queue.out += 1;
+        queue.in_flight += 1;
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
-        self.out.insert(number, (server, pending));
+        self.in_flight.insert(number, (server, pending));
         let call = self.call(server, &pending.job);
         Some((Ticket { attempt: self.attempt, number }, call))
     }
@@ -367,12 +377,12 @@ impl Opening {
                 return Ok(());
             }
         }
-        let Some((server, mut pending)) = self.out.remove(&ticket.number) else {
+        let Some((server, mut pending)) = self.in_flight.remove(&ticket.number) else {
             debug_assert!(ticket.attempt != self.attempt, "{ticket:?} is not out");
             return Ok(());
         };
         let queue = &mut self.queues[server];
-        queue.out -= 1;
+        queue.in_flight -= 1;
         if self.failed {
             return Ok(());
         }
@@ -424,8 +434,8 @@ impl Opening {
 
     /// The number of commands in flight to a target.
     #[must_use]
-    pub fn out(&self, server: usize) -> usize {
-        self.queues.get(server).map_or(0, |queue| queue.out)
+    pub fn in_flight(&self, server: usize) -> usize {
+        self.queues.get(server).map_or(0, |queue| queue.in_flight)
     }
 
     /// The command that a target has last put off, if it is still to be sent again: the driver

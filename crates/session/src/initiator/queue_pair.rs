@@ -103,12 +103,13 @@ struct Slot<P, T> {
     moved: u32,
     /// LAST_PDU has arrived.
     ended: bool,
-    /// The number of R2Ts that arrived in one call of `receive`, and the number of that call: none
-    /// of them can have been answered when the next was sent.
+    /// The number of R2Ts that arrived in one call of `receive`, and the number of that call. The
+    /// data for them is sent only after the call. So the target sent all of them before it got any
+    /// of that data, and may not have sent more than `maxr2t`.
     r2ts: (u32, u32),
-    /// The ends in the outbox of its capsule without data, and of all that was sent for it (`end`).
-    /// An answer to a command that was not sent cannot be genuine, and without this check the
-    /// waiting bytes would have no bound (T18).
+    /// The positions in the outbox at which its capsule without data ends (`capsule_end`), and at
+    /// which all that was sent for it ends (`end`). An answer to a command that was not sent cannot
+    /// be genuine, and without this check the waiting bytes would have no bound (T18).
     capsule_end: u64,
     end: u64,
     /// The data that R2Ts will request. The vector is kept for the next command.
@@ -137,10 +138,14 @@ pub struct QueuePair<P, T = u64> {
     state: State,
     rx: Rx,
     tx: Tx,
+    /// The most data in one H2CData PDU, bytes, as the target has stated it.
     maxh2cdata: u32,
+    /// The most data in a command capsule, bytes.
     in_capsule: u32,
     slots: Vec<Slot<P, T>>,
+    /// The indices of the free slots.
     free: Vec<u16>,
+    /// How many low bits of a command identifier are the slot number.
     slot_bits: u32,
     cntlid: u16,
     /// The number of calls of `receive`, to separate R2Ts of one call from those of another.
@@ -310,6 +315,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.send(sqe, Some(user), data, out)
     }
 
+    /// Takes a slot for a command, and puts its capsule into the outbox. The data of a write goes
+    /// into the capsule if it fits there. Else it stays in the slot until the target requests it.
     #[inline(always)]
     fn send(
         &mut self,
@@ -354,24 +361,24 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         let cid = slot.cid;
 
         sqe.set_cid(cid);
-        let in_capsule = direction == Direction::Sent && len > 0;
-        sqe.set_sgl(if in_capsule {
+        let has_capsule_data = direction == Direction::Sent && len > 0;
+        sqe.set_sgl(if has_capsule_data {
             Sgl::InCapsule { offset: 0, len }
         } else {
             Sgl::Transport { len }
         });
         let tx = &self.tx;
-        out.push_command(tx, &sqe, if in_capsule { len } else { 0 });
+        out.push_command(tx, &sqe, if has_capsule_data { len } else { 0 });
         slot.capsule_end = out.end();
         if let Data::Bytes(bytes) = data {
             out.push_bytes(|b| {
                 b.extend_from_slice(bytes);
-                if in_capsule {
+                if has_capsule_data {
                     tx.data_digest([bytes], b);
                 }
             });
         } else if let Data::Write(pieces) = data {
-            if in_capsule {
+            if has_capsule_data {
                 for piece in pieces {
                     out.push_payload(piece.clone());
                 }
@@ -396,7 +403,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         &mut self,
         buf: &[u8],
         out: &mut Outbox<P>,
-        mut on: impl FnMut(Event<'_, T>),
+        mut on_event: impl FnMut(Event<'_, T>),
     ) -> Result<usize, SessionError> {
         if self.state == State::Dead {
             return Err(SessionError::Closed);
@@ -406,7 +413,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         loop {
             let rest = &buf[used..];
             if let Some(cqe) = self.rx.plain_response(rest) {
-                match self.completion(&cqe, out, &mut on) {
+                match self.completion(&cqe, out, &mut on_event) {
                     Ok(()) => used += CAPSULE_RESP_LEN,
                     Err(e) => return Err(self.end(e, rest, out)),
                 }
@@ -416,7 +423,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
                 Ok(None) => return Ok(used),
                 Ok(Some(parsed)) => {
                     let data = &rest[parsed.data.clone()];
-                    self.take(&parsed.pdu, data, parsed.data_digest_ok, out, &mut on)
+                    self.take(&parsed.pdu, data, parsed.data_digest_ok, out, &mut on_event)
                         .map(|()| parsed.len)
                 }
                 Err(e) => Err(e.into()),
@@ -438,6 +445,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         error
     }
 
+    /// Handles one PDU from the target. `digest_ok`: whether its data matches the data digest.
     #[inline(never)]
     fn take(
         &mut self,
@@ -445,11 +453,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         data: &[u8],
         digest_ok: bool,
         out: &mut Outbox<P>,
-        on: &mut impl FnMut(Event<'_, T>),
+        on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         match pdu {
-            Pdu::CapsuleResp { cqe } => self.completion(cqe, out, on),
-            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, out, on),
+            Pdu::CapsuleResp { cqe } => self.completion(cqe, out, on_event),
+            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, out, on_event),
             Pdu::R2t(r2t) => self.data_out(r2t, out).map_err(Into::into),
             Pdu::IcResp(ic) => self.initialized(ic, out),
             Pdu::C2hTermReq(TermReq { fes, fei }) => {
@@ -460,6 +468,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
     }
 
+    /// Handles the ICResp: takes over the parameters of the connection, and sends Connect.
     fn initialized(&mut self, ic: &IcResp, out: &mut Outbox<P>) -> Result<(), SessionError> {
         if self.state != State::Initializing {
             return Err(PduError::sequence("an ICResp that was not asked for").into());
@@ -500,10 +509,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             hostnqn: self.config.hostnqn.clone(),
         }
         .encode();
-        // Connect is always in the capsule (Base §6.3), whatever I/O commands may do later.
-        let in_capsule = core::mem::replace(&mut self.in_capsule, ADMIN_IN_CAPSULE);
+        // The data of Connect is always in the capsule (Base §6.3), whatever the limit for I/O
+        // commands is.
+        let limit = core::mem::replace(&mut self.in_capsule, ADMIN_IN_CAPSULE);
         let sent = self.send(sqe, None, Data::Bytes(&data), out);
-        self.in_capsule = in_capsule;
+        self.in_capsule = limit;
         debug_assert!(sent.is_ok(), "the queue was empty");
         Ok(())
     }
@@ -515,6 +525,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.slots.get_mut(index).filter(|slot| slot.busy && slot.cid == cid)
     }
 
+    /// Ends the command with this identifier, and frees its slot.
     fn release(&mut self, cid: u16) {
         let bits = self.slot_bits;
         if let Some(slot) = self.slot(cid) {
@@ -523,12 +534,13 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
     }
 
+    /// Handles the completion of a command: ends the command, and reports it to the caller.
     #[inline(always)]
     fn completion(
         &mut self,
         cqe: &Cqe,
         out: &Outbox<P>,
-        on: &mut impl FnMut(Event<'_, T>),
+        on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let (cid, bits) = (cqe.cid(), self.slot_bits);
         let Some(slot) = self.slot(cid) else {
@@ -536,9 +548,11 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::header(20, "a completion of no command in flight").into());
         };
         let mut cqe = *cqe;
-        // A write may fail while its data is still being sent. All bytes that were queued before
-        // its capsule have been sent: no more than the queue's depth can be unfinished.
-        if !out.has_sent(if cqe.status().is_ok() { slot.end } else { slot.capsule_end }) {
+        // A write may fail before all its data was sent. So for a failure it is enough that the
+        // capsule was sent. All bytes before the capsule were then sent, too. So the waiting bytes
+        // are still those of no more commands than the queue has space for (T18).
+        let must_be_sent = if cqe.status().is_ok() { slot.end } else { slot.capsule_end };
+        if !out.has_sent(must_be_sent) {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }
         if cqe.status().is_ok() {
@@ -565,19 +579,20 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         let index = slot.end_command(bits);
         self.free.push(index);
         if self.state == State::Connecting {
-            return self.queue_created(&cqe, on);
+            return self.queue_created(&cqe, on_event);
         }
         if let Some(user) = user {
-            on(Event::Done { user, cqe });
+            on_event(Event::Done { user, cqe });
         }
         Ok(())
     }
 
+    /// Handles the completion of Connect.
     #[cold]
     fn queue_created(
         &mut self,
         cqe: &Cqe,
-        on: &mut impl FnMut(Event<'_, T>),
+        on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         let subnqn = || self.config.subnqn.clone();
         if !cqe.status().is_ok() {
@@ -594,17 +609,18 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
         self.cntlid = cqe.result() as u16;
         self.state = State::Ready;
-        on(Event::Ready { cntlid: self.cntlid });
+        on_event(Event::Ready { cntlid: self.cntlid });
         Ok(())
     }
 
+    /// Handles data of a read. It must follow the data that came before it.
     fn data_in(
         &mut self,
         hdr: &DataHdr,
         data: &[u8],
         digest_ok: bool,
         out: &Outbox<P>,
-        on: &mut impl FnMut(Event<'_, T>),
+        on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         // TCP §3.3.2.1 gives the status for each error.
         let Some(slot) = self.slot(hdr.cccid) else {
@@ -636,17 +652,19 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::sequence("data for Connect").into());
         };
         if !corrupted {
-            on(Event::Data { user, offset: hdr.datao, bytes: data });
+            on_event(Event::Data { user, offset: hdr.datao, bytes: data });
         }
         if hdr.success {
             let status = if corrupted { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
             self.release(hdr.cccid);
             let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
-            on(Event::Done { user, cqe });
+            on_event(Event::Done { user, cqe });
         }
         Ok(())
     }
 
+    /// Handles an R2T: puts the requested data of a write into the outbox, in PDUs of `maxh2cdata`
+    /// bytes at most.
     fn data_out(&mut self, r2t: &R2t, out: &mut Outbox<P>) -> Result<(), PduError> {
         let maxh2cdata = self.maxh2cdata as usize;
         let maxr2t = self.config.maxr2t.max(1);
@@ -710,7 +728,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     }
 }
 
-/// The parts of `pieces` that bytes `at..at + len` of all of them together lie in.
+/// The bytes `at..at + len` of the data that `pieces` make together: the pieces in which they lie,
+/// each with its range.
 fn cut<P: AsRef<[u8]>>(
     pieces: &[P],
     at: usize,
@@ -726,6 +745,7 @@ fn cut<P: AsRef<[u8]>>(
     })
 }
 
+/// The same completion with another status.
 fn with_status(cqe: &Cqe, status: Status) -> Cqe {
     Cqe::new(cqe.cid(), cqe.sqhd(), cqe.sqid(), status, cqe.result())
 }

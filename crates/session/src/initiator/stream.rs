@@ -115,10 +115,13 @@ pub struct StreamSession<P> {
     engine: Box<dyn Engine<P>>,
     topology: Topology,
     connections: Vec<Connection<P>>,
+    /// The read in flight, if there is one.
     reading: Reading,
+    /// The marks as of the last poll.
     marks: Marks,
     /// The stream is being closed: every target must get the last mark.
     closing: bool,
+    /// The first bind of the stream at a server was refused.
     bind_refused: Option<BindRefused>,
     /// Some connection is neither up nor given up.
     unsettled: bool,
@@ -126,7 +129,9 @@ pub struct StreamSession<P> {
     over: bool,
     /// The stream only reads: it is bound nowhere, and the loss of a connection does not poison it.
     reads_only: bool,
+    /// The failed FLUSHes of all streams of the volume (T22).
     shared: Arc<FlushFailures>,
+    /// Those of them that this stream has handled.
     seen: Seen,
     tracer: Tracer,
 }
@@ -214,7 +219,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// that are being set up.
     pub fn pump(&mut self, now: u64) {
         if self.unsettled {
-            self.tend(now);
+            self.continue_set_up(now);
         }
         let Self { connections, engine, config, reading, closing, tracer, .. } = self;
         for (server, connection) in connections.iter_mut().enumerate() {
@@ -253,8 +258,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if reading.unsent > 0 {
                 reading.send(server as u16, connection);
             }
-            // A mark of its own when idle (T1), so that a crash of an idle initiator leaves a log
-            // that needs no recovery.
+            // An idle stream sends the released mark in a command of its own (T1). So a crash of an
+            // idle initiator leaves a log that needs no recovery.
             if let Some(released) = idle_mark(&**engine, config.engine)
                 && released > connection.reported.0
                 && (*closing || now.saturating_sub(connection.reported.1) >= IDLE_MARK_NS)
@@ -271,7 +276,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn start_read(&mut self, extents: &[ReadExtent]) {
         let Self { reading, topology, config, .. } = self;
         reading.begin();
-        let mut before = 0;
+        let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
             topology.map(*lba, *blocks, |extent| {
                 reading.add(ReadPart {
@@ -279,12 +284,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     nsid: config.nsids[usize::from(extent.member.0)],
                     lba: extent.lba,
                     blocks: extent.blocks,
-                    offset: before + extent.offset as usize * wire::BLOCK_BYTES,
+                    offset: bytes_before + extent.offset as usize * wire::BLOCK_BYTES,
                     sent: false,
                     ended: false,
                 });
             });
-            before += *blocks as usize * wire::BLOCK_BYTES;
+            bytes_before += *blocks as usize * wire::BLOCK_BYTES;
         }
         for (connection, server) in self.connections.iter().zip(0..) {
             if connection.state == State::Dead {
@@ -339,12 +344,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     ) -> Result<usize, SessionError> {
         let Self { connections, engine, config, reading, shared, seen, tracer, .. } = self;
         let connection = &mut connections[usize::from(server)];
-        let mut news = None;
+        let mut set_up = None;
         let mut events = 0u32;
         let used = connection.queue.receive(buf, &mut connection.out, |event| {
             events += 1;
             match event {
-                Event::Ready { .. } => news = Some(SetUpEvent::Connected),
+                Event::Ready { .. } => set_up = Some(SetUpEvent::Connected),
                 Event::Data { user, offset, bytes } => {
                     let at = offset as usize;
                     match user {
@@ -364,13 +369,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     let status = cqe.status();
                     match user {
                         Tag::Request(id) => {
-                            tracer.came(id);
+                            tracer.answered(id);
                             if status.is_ok() {
                                 // The drive may have dropped this stream's data when another stream's
                                 // FLUSH failed: then this one covers nothing (T22).
                                 if engine.request(id).kind == Kind::Flush {
-                                    shared
-                                        .news(seen, |member| engine.flush_failed_elsewhere(member));
+                                    shared.new_failures(seen, |member| {
+                                        engine.flush_failed_elsewhere(member)
+                                    });
                                 }
                                 engine.done(id, Ok(()));
                                 return;
@@ -386,11 +392,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 shared.fail(request.member);
                             }
                             if config.loss_ns > 0
-                                && (breaks(status) || matches!(news, Some(SetUpEvent::Broken(_))))
+                                && (breaks(status) || matches!(set_up, Some(SetUpEvent::Broken(_))))
                             {
                                 // The engine gets no result of the request, nor of the requests
                                 // that the target refuses because of it: it will replay them.
-                                news.get_or_insert(SetUpEvent::Broken(status));
+                                set_up.get_or_insert(SetUpEvent::Broken(status));
                             } else {
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
@@ -404,12 +410,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 reading.end(index, status);
                             }
                         }
-                        Tag::Bind => news = Some(SetUpEvent::Bound(cqe)),
-                        Tag::List => news = Some(SetUpEvent::Listed(cqe)),
+                        Tag::Bind => set_up = Some(SetUpEvent::Bound(cqe)),
+                        Tag::List => set_up = Some(SetUpEvent::Listed(cqe)),
                         Tag::Mark => {
                             connection.marks_out -= 1;
                             if breaks(status) && config.loss_ns > 0 {
-                                news.get_or_insert(SetUpEvent::Broken(status));
+                                set_up.get_or_insert(SetUpEvent::Broken(status));
                             } else if !status.is_ok() {
                                 connection.mark_refused = Some(status);
                             }
@@ -421,8 +427,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if events > 0 {
             connection.progress = now;
         }
-        if let Some(news) = news {
-            self.news(server, news, now);
+        if let Some(event) = set_up {
+            self.handle_set_up(server, event, now);
         }
         Ok(used)
     }
@@ -433,7 +439,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// The failure that poisoned the stream (P6).
     pub fn poll(&mut self) -> Result<Marks, Failure> {
         let Self { shared, seen, engine, .. } = self;
-        shared.news(seen, |member| engine.flush_failed_elsewhere(member));
+        shared.new_failures(seen, |member| engine.flush_failed_elsewhere(member));
         self.marks = self.engine.poll();
         match self.engine.failure() {
             None => Ok(self.marks),

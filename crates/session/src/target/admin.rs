@@ -28,6 +28,7 @@ use crate::wire::list::SETTLE_LEN;
 /// The part of a connection that is an admin queue.
 #[derive(Debug)]
 pub(super) struct Admin {
+    /// Whether this is a discovery controller.
     discovery: bool,
     /// The address through which the host connected.
     local: Option<LocalAddress>,
@@ -35,12 +36,13 @@ pub(super) struct Admin {
     csts: Csts,
     /// Keep Alive Timeout, milliseconds; 0 for none.
     pub(super) kato_ms: u32,
-    /// Asynchronous Event Requests held.
+    /// The command ids of the Asynchronous Event Requests that wait for an event.
     events: Vec<u16>,
+    /// The events that the host has enabled (Asynchronous Event Configuration).
     event_config: u32,
-    /// Features that are kept and change nothing: arbitration, temperature threshold, error
-    /// recovery, write atomicity.
-    idle_features: [(u8, u32); 4],
+    /// Features whose value is stored for Get Features and has no other effect: arbitration,
+    /// temperature threshold, error recovery, write atomicity.
+    stored_features: [(u8, u32); 4],
     /// Claims and releases that wait for other connections.
     waiting: Vec<Waiting>,
 }
@@ -55,7 +57,7 @@ impl Admin {
             kato_ms,
             events: Vec::new(),
             event_config: 0,
-            idle_features: IDLE_FEATURES,
+            stored_features: STORED_FEATURES,
             waiting: Vec::new(),
         }
     }
@@ -64,11 +66,12 @@ impl Admin {
     fn reset(&mut self) {
         self.events.clear();
         self.event_config = 0;
-        self.idle_features = IDLE_FEATURES;
+        self.stored_features = STORED_FEATURES;
     }
 }
 
-const IDLE_FEATURES: [(u8, u32); 4] = [
+/// The stored features and their values after a controller reset.
+const STORED_FEATURES: [(u8, u32); 4] = [
     (feature::ARBITRATION, 0),
     // Over-temperature: no threshold.
     (feature::TEMPERATURE_THRESHOLD, 0xffff),
@@ -77,7 +80,7 @@ const IDLE_FEATURES: [(u8, u32); 4] = [
 ];
 
 impl Admin {
-    /// A command with its in-capsule data; not a Fabrics command.
+    /// Carries out an admin command other than a Fabrics command. `data` is its in-capsule data.
     pub(super) fn command<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -153,7 +156,8 @@ impl Admin {
         Ok(())
     }
 
-    /// A command with `want` bytes of data, in its capsule or requested by R2T.
+    /// Carries out a command that has `want` bytes of data: at once if they are in its capsule,
+    /// else after they have come in by R2T.
     fn with_data<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -167,7 +171,7 @@ impl Admin {
             Err(status) => cx.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
                 let index = cx.take(sqe, Stage::Fence, 0)?;
-                self.data_there(cx, index, data, env, out);
+                self.data_complete(cx, index, data, env, out);
             }
             Ok(false) => cx.ask_for_data(sqe, 0, want, env, out)?,
         }
@@ -185,13 +189,13 @@ impl Admin {
         let command = &mut cx.commands[index];
         command.stage = Stage::Fence;
         match command.buf.take() {
-            Some(buf) => self.data_there(cx, index, buf.as_ref(), env, out),
+            Some(buf) => self.data_complete(cx, index, buf.as_ref(), env, out),
             None => cx.answer(index, Status::INTERNAL, 0, out),
         }
     }
 
     /// Carries out a claim or a settlement, whose data is complete. No other command has data.
-    fn data_there<E: TargetEnv>(
+    fn data_complete<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,
@@ -206,6 +210,7 @@ impl Admin {
         }
     }
 
+    /// Set Features. Returns dword 0 of the completion.
     fn set_features<E: TargetEnv>(
         &mut self,
         cx: &Context<E>,
@@ -243,7 +248,7 @@ impl Admin {
             // There is one power state.
             feature::POWER_MANAGEMENT if value & 0x1f == 0 => Ok(0),
             feature::HOST_IDENTIFIER => Err(Status::SEQUENCE_ERROR.with_dnr()),
-            fid => match self.idle_features.iter_mut().find(|(id, _)| *id == fid) {
+            fid => match self.stored_features.iter_mut().find(|(id, _)| *id == fid) {
                 Some(kept) => {
                     kept.1 = value;
                     Ok(0)
@@ -253,6 +258,7 @@ impl Admin {
         }
     }
 
+    /// Get Features. Returns dword 0 of the completion: the value.
     fn get_features<E: TargetEnv>(
         &self,
         cx: &Context<E>,
@@ -272,7 +278,7 @@ impl Admin {
             feature::VOLATILE_WRITE_CACHE if volatile => Ok(1),
             feature::POWER_MANAGEMENT => Ok(0),
             fid => self
-                .idle_features
+                .stored_features
                 .iter()
                 .find(|(id, _)| *id == fid)
                 .map(|(_, value)| (*value).into())
@@ -280,6 +286,7 @@ impl Admin {
         }
     }
 
+    /// Get Features for the host identifier, which the answer has as data.
     fn host_identifier<E: TargetEnv>(
         cx: &mut Context<E>,
         sqe: &Sqe,
@@ -298,6 +305,7 @@ impl Admin {
     }
 }
 
+/// The most I/O queues that a controller grants.
 fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
     env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
 }

@@ -19,7 +19,8 @@ use crate::outbox::Outbox;
 use crate::wire;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// A Write, Write Zeroes or Flush with an ordering attribute.
+    /// Takes in a Write, Write Zeroes or Flush with an ordering attribute: checks it, passes it to
+    /// the gate, and appends to the log all entries that the gate admits because of it.
     #[inline]
     pub(super) fn arrived(
         &mut self,
@@ -55,7 +56,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         // volume's own number.
         let member = Member(self.drive_of[ns]);
         let at_gate = Attribute { member, ..attribute };
-        let from = self.steps.len();
+        let first_step = self.steps.len();
         let ticket = Ticket(u32::from(index));
         let arrived = self.gate.arrive(&mut cx.commands, ticket, &at_gate, &mut self.steps);
         if arrived.is_err() {
@@ -69,9 +70,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         if self.tracer.is_due() {
             let is_write = attribute.kind == Kind::Write;
-            self.tracer.arrived(index, is_write, &self.steps[from..], env.instant());
+            self.tracer.arrived(index, is_write, &self.steps[first_step..], env.instant());
         }
-        self.append(&mut cx.commands, from);
+        self.append(&mut cx.commands, first_step);
         if !inline {
             if cx.may_hold(index, attribute.blocks * BLOCK_SIZE, out) {
                 self.start(cx, index, env, out);
@@ -83,6 +84,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         Ok(())
     }
 
+    /// Checks a request. Returns its attribute, the index of its namespace, and whether all its
+    /// data is in the capsule. A valid request also moves the released mark.
     #[inline]
     fn check(
         &mut self,
@@ -145,8 +148,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
 
     /// Notes that the data of a request has arrived completely, or will never arrive.
     pub(super) fn data_ready(&mut self, command: &mut Command<E::Buf>, index: u16) {
-        let bad = command.verdict.is_some();
-        command.entry.data = if bad { Data::Bad } else { Data::Ready };
+        let has_failed = command.verdict.is_some();
+        command.entry.data = if has_failed { Data::Bad } else { Data::Ready };
         if mem::take(&mut command.entry.may_write) {
             self.steps.push(Step::Write(Ticket(u32::from(index))));
         }

@@ -31,19 +31,19 @@ impl<E: TargetEnv> OrderedQueue<E> {
         out: &mut Outbox<E::Buf>,
     ) {
         self.see_flush_failures(cx);
-        env.ordered(self.tracer.news());
+        env.ordered(self.tracer.take_arrived());
         let persisted = self.carry_out(cx, buf, env);
         if self.tracer.is_tracing() {
             self.tracer.completing(&self.done, env.instant());
         }
-        let shared = persisted > 1;
-        if shared {
+        let is_shared = persisted > 1;
+        if is_shared {
             probe::hit(Rare::FenceShared);
         }
-        let due = persisted > 0
+        let must_fence = persisted > 0
             && !probe::planted(Plant::T7AnswerBeforeFence)
-            && !(shared && probe::planted(Plant::T7BatchBeforeFence));
-        if due && self.log.fence().is_err() {
+            && !(is_shared && probe::planted(Plant::T7BatchBeforeFence));
+        if must_fence && self.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
             self.gate.fence_failed(&mut cx.commands, &mut self.done);
             cx.trouble("the ordering log failed; its stream is stopped", env);
@@ -79,8 +79,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
         // An entry that was appended and has to wait has no further step. It is fenced with its
         // batch, too.
         while self.appended || !self.steps.is_empty() {
-            let due = mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
-            if due && self.log.fence().is_err() {
+            let must_fence =
+                mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
+            if must_fence && self.log.fence().is_err() {
                 probe::hit(Rare::LogFailed);
                 self.gate.fence_failed(&mut cx.commands, &mut self.steps);
                 cx.trouble("the ordering log failed; its stream is stopped", env);
@@ -131,9 +132,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Copies data that the gate still holds out of the receive buffer.
+    /// Copies the data of writes that the gate still holds out of the receive buffer, whose bytes
+    /// are gone after the batch.
     fn keep_inline(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) {
-        let mut lost = false;
+        let mut is_out_of_memory = false;
         for index in self.inline.drain(..) {
             let command = &mut cx.commands[index];
             let (start, end) = mem::take(&mut command.inline);
@@ -149,16 +151,17 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 None => {
                     command.verdict = Some(Status::INTERNAL);
                     command.entry.data = Data::Bad;
-                    lost = true;
+                    is_out_of_memory = true;
                 }
             }
         }
-        if lost {
+        if is_out_of_memory {
             cx.trouble("no memory for a held write; it will fail and stop its stream", env);
         }
     }
 
-    /// Submits a write or discard that the gate has released.
+    /// Submits a write or discard that the gate has released. If its data has not arrived yet, it
+    /// is submitted when the data is there.
     #[inline]
     fn submit(&mut self, cx: &mut Context<E>, index: u16, buf: &[u8], env: &mut E) {
         let command = &mut cx.commands[index];
@@ -170,9 +173,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             return;
         }
-        let hopeless =
+        let stream_has_ended =
             cx.is_fenced || matches!(self.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
-        if command.entry.data == Data::Bad || hopeless {
+        if command.entry.data == Data::Bad || stream_has_ended {
             // Nothing goes to the drives after the stream has a new owner (T8), or without its
             // attribute in the log.
             return self.written(cx, index, false);
@@ -219,6 +222,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
+    /// Submits a FLUSH that the gate has released.
     fn submit_flush(&mut self, cx: &mut Context<E>, index: u16, env: &mut E) {
         cx.commands[index].stage = Stage::DeviceFlush;
         let is_traced = self.tracer.is(index);
@@ -254,6 +258,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.tracer.landed(command.entry.attribute.flags.has(Flags::FLUSH) && !was_flush, now);
     }
 
+    /// Passes the result of a submitted operation to the gate.
     #[inline(always)]
     fn submitted(
         &mut self,
@@ -282,12 +287,15 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
+    /// Reports the end of a write or discard to the gate.
     #[inline(always)]
     fn written(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
         let ticket = Ticket(u32::from(index));
         self.gate.written(&mut cx.commands, ticket, ok, &mut self.steps);
     }
 
+    /// Handles the end of a FLUSH. Its success is in doubt while another connection's FLUSH of the
+    /// drive is in flight; then the gate learns of it later (T29).
     #[inline(never)]
     fn flush_ended(&mut self, cx: &mut Context<E>, index: u16, ok: bool, env: &mut E) {
         if cx.flush_ended(index, ok, env) {
@@ -297,12 +305,12 @@ impl<E: TargetEnv> OrderedQueue<E> {
             probe::hit(Rare::FlushFailed);
             self.own_flush_failed(usize::from(cx.commands[index].ns));
         }
-        self.flush_judged(cx, index, ok);
+        self.report_flush(cx, index, ok);
     }
 
     /// Reports the end of a FLUSH to the gate, after it was checked whether another connection's
     /// FLUSH has failed (T22).
-    pub(super) fn flush_judged(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
+    pub(super) fn report_flush(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
         self.see_flush_failures(cx);
         let ticket = Ticket(u32::from(index));
         self.gate.flushed(&mut cx.commands, ticket, ok, &mut self.steps);

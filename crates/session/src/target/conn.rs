@@ -42,7 +42,7 @@ use crate::outbox::Outbox;
 /// from other connections through [`noticed`](Self::noticed). Device operations go out through the
 /// [`TargetEnv`], bytes through the [`Outbox`].
 ///
-/// When any of them returns [`Closed`], or the socket fails, call [`closing`](Self::closing), keep
+/// When any of them returns [`Closed`], or the socket fails, call [`close`](Self::close), keep
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained). Only
 /// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
@@ -259,7 +259,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if core::mem::take(&mut command.fenced) {
             // The command may begin a second operation (a FLUSH, another range). A FLUSH writes
             // nothing new, and the guard checks a range before it begins.
-            self.fences.one_back();
+            self.fences.operation_done();
         }
         self.device_result(index, result, env, out);
     }
@@ -365,7 +365,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Ends the connection, which is lost or must be closed. No new operation is begun. Device
     /// operations in flight still end with [`device_done`](Self::device_done).
-    pub fn closing(&mut self, why: &str, env: &mut E) {
+    pub fn close(&mut self, why: &str, env: &mut E) {
         if self.cx.closing {
             return;
         }
@@ -394,7 +394,7 @@ impl<E: TargetEnv> TargetConn<E> {
             let admin = self.admin.as_ref();
             shared(env, |s| {
                 for volume in admin.iter().flat_map(|admin| admin.releasing()) {
-                    s.volumes.waive(volume, assoc);
+                    s.volumes.cancel_lease(volume, assoc);
                 }
                 s.detach_begin(id, now);
             });

@@ -31,7 +31,9 @@ pub(super) struct Queue {
     pub(super) hostnqn: String,
     /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
     pub(super) no_sq_flow: bool,
+    /// The number of entries of the submission queue.
     pub(super) entries: u16,
+    /// The time at which the association last received from the host.
     pub(super) last_received: Arc<AtomicU64>,
     pub(super) rights: Arc<Rights>,
 }
@@ -39,10 +41,14 @@ pub(super) struct Queue {
 /// The context in which each part of a connection works.
 pub(super) struct Context<E: TargetEnv> {
     pub(super) id: ConnId,
+    /// The part of its operations' identifiers by which the environment finds the connection.
     pub(super) key: u64,
     pub(super) tx: Tx,
+    /// `None` before Connect.
     pub(super) queue: Option<Queue>,
+    /// The head of the submission queue, for completions.
     pub(super) sqhd: u16,
+    /// The commands that have not been answered.
     pub(super) commands: Commands<E::Buf>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Commands that wait until the connection may hold their buffers, in order.
@@ -97,7 +103,7 @@ impl<E: TargetEnv> Context<E> {
         self.respond_here(cid, status, result, out);
     }
 
-    /// [`respond`](Self::respond), for the hot path.
+    /// [`respond`](Self::respond), inlined for the hot path.
     #[inline(always)]
     pub(super) fn respond_here(
         &mut self,
@@ -123,7 +129,7 @@ impl<E: TargetEnv> Context<E> {
         self.answer_here(index, status, result, out);
     }
 
-    /// [`answer`](Self::answer), for the hot path.
+    /// [`answer`](Self::answer), inlined for the hot path.
     #[inline(always)]
     pub(super) fn answer_here(
         &mut self,
@@ -142,8 +148,8 @@ impl<E: TargetEnv> Context<E> {
     /// Takes a command off the table.
     #[inline(always)]
     pub(super) fn forget(&mut self, index: u16) {
-        let (_, charged) = self.commands.release(index);
-        self.held -= charged;
+        let (_, held_by_it) = self.commands.release(index);
+        self.held -= held_by_it;
     }
 
     /// Sends a page of data and completes the command. The host's buffer must have space for it.
@@ -183,7 +189,7 @@ impl<E: TargetEnv> Context<E> {
         })
     }
 
-    /// Puts a command into the table: its index.
+    /// Puts a command into the table. Returns its index.
     #[inline]
     pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Result<u16, Closed> {
         let index = self.next_index()?;
@@ -216,7 +222,8 @@ impl<E: TargetEnv> Context<E> {
         self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())
     }
 
-    /// Finds the namespace of a block command and checks its blocks: the namespace's index.
+    /// Checks the namespace of a block command, and that its blocks exist. Returns the namespace's
+    /// index.
     #[inline]
     pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
         let (index, ns) = self.namespace(sqe)?;

@@ -34,6 +34,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) near: Seq,
     /// The steps of the gate that are to be carried out, in its order.
     pub(super) steps: Vec<Step>,
+    /// The steps that are being carried out. The gate may add to `steps` meanwhile.
     pub(super) doing: Vec<Step>,
     /// Completions and refusals, answered after the batch's last fence.
     pub(super) done: Vec<Step>,
@@ -127,22 +128,25 @@ impl<E: TargetEnv> OrderedQueue<E> {
             self.steps.truncate(from);
             return self.steps.push(next);
         }
-        let mut left = from;
+        // The other steps move up to take the places of the `Append`s.
+        let mut kept = from;
         for at in from..self.steps.len() {
             let step = self.steps[at];
             if let Step::Append(ticket) = step {
                 if let Err(cause) = self.append_one(commands, ticket) {
-                    self.steps.drain(left..at);
-                    return self.gate.append_failed(commands, left, cause, &mut self.steps);
+                    self.steps.drain(kept..at);
+                    return self.gate.append_failed(commands, kept, cause, &mut self.steps);
                 }
             } else {
-                self.steps[left] = step;
-                left += 1;
+                self.steps[kept] = step;
+                kept += 1;
             }
         }
-        self.steps.truncate(left);
+        self.steps.truncate(kept);
     }
 
+    /// Appends an entry to the log. The error is the cause for which the gate must refuse it and
+    /// stop the stream.
     #[inline(always)]
     fn append_one(&mut self, commands: &mut Commands<E::Buf>, ticket: Ticket) -> Result<(), Cause> {
         let entry = &mut commands[ticket.0 as u16].entry;
@@ -154,7 +158,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             Err(error) => Err(match error {
                 AppendError::Full { .. } => Cause::LogFull,
-                // Replay keeps shapes (T6). This is another stream, or a bug.
+                // A replayed request has the shape of its entry in the log (T6). With another shape
+                // it is of another stream, or the initiator has a bug.
                 AppendError::OtherShape { .. } => {
                     let Attribute { member, ordinal, .. } = entry.attribute;
                     Cause::WriteFailed { member, ordinal }

@@ -22,6 +22,8 @@ pub(super) struct PlainIo {
 }
 
 impl PlainIo {
+    /// Checks a Write. Returns the index of its namespace, the bytes of its data, and whether all
+    /// its data is in the capsule.
     #[inline]
     fn check_write<E: TargetEnv>(
         cx: &mut Context<E>,
@@ -42,7 +44,7 @@ impl PlainIo {
         Ok((ns, want, in_capsule(sqe, want, data)?))
     }
 
-    /// Write, with its in-capsule data.
+    /// Carries out a Write: at once if its data is in the capsule, else after the data has come in.
     #[inline]
     pub(super) fn write<E: TargetEnv>(
         &mut self,
@@ -94,6 +96,7 @@ impl PlainIo {
         }
     }
 
+    /// Submits a write whose requested data has come in.
     fn write_gathered<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -120,7 +123,7 @@ impl PlainIo {
         }
     }
 
-    /// Read.
+    /// Begins a Read, once the connection may hold the buffer for it (T28).
     #[inline]
     pub(super) fn read<E: TargetEnv>(
         &mut self,
@@ -174,7 +177,7 @@ impl PlainIo {
         }
     }
 
-    /// Flush.
+    /// Submits a Flush.
     pub(super) fn flush<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -219,13 +222,13 @@ impl PlainIo {
         }
         let now = namespace.state.flush_failures();
         let Some(Some(since)) = self.unflushed_since.get(ns).copied() else { return Some(now) };
-        let writing = cx.commands.any(|command| {
+        let has_writes_in_flight = cx.commands.any(|command| {
             usize::from(command.ns) == ns
                 && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
                 && !command.ordered
                 && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
         });
-        if !writing {
+        if !has_writes_in_flight {
             self.unflushed_since[ns] = None;
         }
         Some(since)
@@ -241,15 +244,15 @@ impl PlainIo {
         };
         let ns = usize::from(command.ns);
         let failures = cx.namespaces.at(ns).state.flush_failures();
-        let lost = failures != since && !probe::planted(Plant::T22PlainFlush);
-        if lost && let Some(unflushed_since) = self.unflushed_since.get_mut(ns) {
+        let has_lost = failures != since && !probe::planted(Plant::T22PlainFlush);
+        if has_lost && let Some(unflushed_since) = self.unflushed_since.get_mut(ns) {
             // Later writes are counted anew.
             *unflushed_since = Some(failures);
         }
-        lost
+        has_lost
     }
 
-    /// Write Zeroes.
+    /// Submits a Write Zeroes.
     pub(super) fn write_zeroes<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -281,8 +284,8 @@ impl PlainIo {
     ) {
         let command = &cx.commands[index];
         let (ns, stage, code) = (usize::from(command.ns), command.stage, command.sqe.opcode());
-        let flushed = stage == Stage::DeviceFlush || code == opcode::FLUSH;
-        if flushed {
+        let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
+        if was_flush {
             if cx.flush_ended(index, result.is_ok(), env) {
                 return;
             }
@@ -320,6 +323,7 @@ impl PlainIo {
         cx.answer(index, status, 0, out);
     }
 
+    /// Submits the FLUSH that follows a write with FUA.
     fn start_flush<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -355,6 +359,7 @@ fn must_flush<E: TargetEnv>(cx: &Context<E>, sqe: &Sqe, ns: usize) -> bool {
     sqe.fua() && cx.namespaces.at(ns).config.volatile
 }
 
+/// Answers a read with its data, which goes into the outbox without being copied.
 fn send_read<E: TargetEnv>(cx: &mut Context<E>, index: u16, buf: E::Buf, out: &mut Outbox<E::Buf>) {
     let command = &cx.commands[index];
     let (cid, want) = (command.sqe.cid(), command.want);

@@ -3,11 +3,14 @@
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
+/// It may read and write as any plain host.
 const GOOD: u8 = 0;
+/// Another owner has taken over a volume of it.
 const FENCED: u8 = 1;
+/// It has ended.
 const ENDED: u8 = 2;
 
-/// The rights of an association. All of its I/O queues look at them.
+/// The rights of an association. All of its I/O queues read them.
 #[derive(Debug, Default)]
 pub struct Rights(AtomicU8);
 
@@ -23,13 +26,13 @@ impl Rights {
         self.0.load(Ordering::SeqCst) == ENDED
     }
 
-    /// Notes that another owner has taken over a volume that it had. It is not like any other plain
-    /// host, because it may not know that.
+    /// Notes that another owner has taken over a volume that it had. It may not know that yet. So
+    /// its queues may not read and write as those of a plain host.
     pub(super) fn fence(&self) {
         self.change(GOOD, FENCED);
     }
 
-    /// Notes that it has claimed a volume itself, and so knows its rights.
+    /// Notes that it has claimed a volume itself: its queues may read and write again.
     pub(super) fn restore(&self) {
         self.change(FENCED, GOOD);
     }
@@ -39,6 +42,7 @@ impl Rights {
         self.0.store(ENDED, Ordering::SeqCst);
     }
 
+    /// Changes the state to `to`, if it is `from`.
     fn change(&self, from: u8, to: u8) {
         // An association in another state stays there; above all, one that has ended.
         let _ = self.0.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);

@@ -46,10 +46,15 @@ struct ConnEntry {
 pub struct Shared<R: Region> {
     identity: Arc<Identity>,
     pub(super) namespaces: Arc<Namespaces>,
+    /// The controllers, by controller id. There is one for each association.
     controllers: BTreeMap<u16, Controller>,
+    /// The connections that have become queues.
     conns: BTreeMap<ConnId, ConnEntry>,
+    /// The fences that wait for operations in flight (T8).
     fences: BTreeMap<u64, Fence>,
+    /// By namespace: the connections that may have writes in flight there (T8).
     writers: Writers,
+    /// The memory that connections share (T28).
     budget: Arc<Budget>,
     /// Bytes set aside for the in-capsule data of I/O queues.
     capsules: usize,
@@ -117,6 +122,7 @@ impl<R: Region> Shared<R> {
         self.budget = Budget::new(bytes);
     }
 
+    /// A reservation of no bytes yet in the shared memory, for a new connection.
     pub(super) fn reservation(&self) -> Reservation {
         Reservation::of(Arc::clone(&self.budget))
     }
@@ -174,6 +180,8 @@ impl<R: Region> Shared<R> {
     pub(super) fn claim(&mut self, claim: &Claim, host: Owner, now: u64) -> Result<u64, Refusal> {
         let claimant = host.assoc;
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
+        // A former owner that is fenced loses its rights. The claimant may have lost its own
+        // before, and gets them back (T8).
         for controller in self.controllers.values() {
             if claimed.fenced == Some(controller.assoc) {
                 controller.rights.fence();
@@ -265,9 +273,9 @@ impl<R: Region> Shared<R> {
         forget: bool,
     ) -> Result<(), Refusal> {
         self.volumes.may_release(volume, assoc, forget)?;
-        let is_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
+        let was_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
         let released = self.volumes.release(volume, forget, &self.namespaces);
-        if is_owner && released == Ok(false) {
+        if was_owner && released == Ok(false) {
             // A plain command of the owner may still arrive, such as the zeroing of a recovery that
             // the owner has given up. It must not land over what is written from now on (T8).
             let owners = self.controllers.values().filter(|c| c.assoc == assoc);

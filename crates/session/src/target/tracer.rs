@@ -51,7 +51,7 @@ impl Tracer {
 
     /// How many requests have arrived since the last call.
     #[inline]
-    pub(super) fn news(&mut self) -> u64 {
+    pub(super) fn take_arrived(&mut self) -> u64 {
         let seen = self.sampler.seen();
         seen - core::mem::replace(&mut self.reported, seen)
     }
@@ -222,6 +222,6 @@ mod tests {
         for _ in 0..5 {
             let _ = tracer.is_due();
         }
-        assert_eq!((tracer.news(), tracer.news()), (5, 0));
+        assert_eq!((tracer.take_arrived(), tracer.take_arrived()), (5, 0));
     }
 }

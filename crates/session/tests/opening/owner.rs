@@ -264,7 +264,7 @@ fn t23_the_answer_to_an_abandoned_attempt_is_never_accepted() {
     let (ticket, call) = driver.opening.next(1).unwrap();
     assert_eq!((ticket.number, sqe_of(&call).opcode()), (late.number, wire::ADMIN_LIST));
     driver.opening.done(late, Ok(&reported)).unwrap();
-    assert_eq!(driver.opening.out(1), 1, "its own answer is still waited for");
+    assert_eq!(driver.opening.in_flight(1), 1, "its own answer is still waited for");
     let own = world.handle(1, 1, &call).unwrap();
     driver.opening.done(ticket, Ok(&own)).unwrap();
     // An answer that comes when no command is in flight is not accepted either.

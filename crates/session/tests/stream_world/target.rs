@@ -109,7 +109,7 @@ impl Target {
                 Ok(0) => break,
                 Ok(used) => drop(conn.input.drain(..used)),
                 Err(closed) => {
-                    conn.conn.closing(&closed.to_string(), media);
+                    conn.conn.close(&closed.to_string(), media);
                     conn.closed = true;
                 }
             }
@@ -121,7 +121,7 @@ impl Target {
     pub(crate) fn end(&mut self, at: usize) {
         let Self { conns, media, .. } = self;
         if !std::mem::replace(&mut conns[at].closed, true) {
-            conns[at].conn.closing("the socket died", media);
+            conns[at].conn.close("the socket died", media);
         }
         self.deliver();
     }
@@ -148,7 +148,7 @@ impl Target {
             if let Err(closed) = conn.conn.noticed(media, &mut conn.out)
                 && !std::mem::replace(&mut conn.closed, true)
             {
-                conn.conn.closing(&closed.to_string(), media);
+                conn.conn.close(&closed.to_string(), media);
             }
         }
     }

@@ -431,7 +431,7 @@ impl World {
     }
 
     fn close(host: &mut TestHost, link: &mut Link, closed: Closed) {
-        link.conn.closing(&closed.to_string(), host);
+        link.conn.close(&closed.to_string(), host);
         link.closed = Some(closed);
     }
 

@@ -120,7 +120,7 @@ impl Client {
             if self.background.check(id, turn, awaited, attention, core.now) == Finding::Drive {
                 let next =
                     stream.run_background(flush_ns, &mut volume.ownership_checker, drives, core);
-                self.background.tended(id, next);
+                self.background.driven(id, next);
             }
         }
     }

@@ -112,7 +112,9 @@ impl World {
             Some(Refused::Drives) => return self.put_drives_back(),
             // Only an earlier process of its own owner can have it.
             Some(Refused::Owned) => client.set_may_take_over(true),
-            Some(Refused::Log(machine)) => return self.second_volumes_log_refused(machine),
+            Some(Refused::Log(machine)) => {
+                return self.handle_refused_log_of_second_volume(machine);
+            }
             Some(Refused::OldLog) => return self.put_logs_back(),
             Some(Refused::LogFailed(machine)) => return self.repair_log(machine),
         }
@@ -133,17 +135,17 @@ impl World {
         if client.is_broken() || client.is_fenced() {
             return self.restart_second_volume();
         }
-        let (chance, some) = (self.core.rng.below(400), *restarts_left > 0 && !faults_stopped);
+        let (chance, may_fault) = (self.core.rng.below(400), *restarts_left > 0 && !faults_stopped);
         let Some(work) = self.with_second_volume(|client, _, core| client.has_work(core)) else {
             return;
         };
         let Some(second_volume) = &mut self.second_volume else { return };
         match chance {
-            0..4 if some => {
+            0..4 if may_fault => {
                 second_volume.restarts_left -= 1;
                 self.restart_second_volume();
             }
-            4..12 if some => {
+            4..12 if may_fault => {
                 second_volume.restarts_left -= 1;
                 second_volume.client.close();
             }
@@ -152,7 +154,7 @@ impl World {
         }
     }
 
-    fn second_volumes_log_refused(&mut self, machine: usize) {
+    fn handle_refused_log_of_second_volume(&mut self, machine: usize) {
         if self.machines.iter().any(|machine| machine.right_log.is_some()) {
             return self.put_logs_back();
         }

@@ -22,6 +22,7 @@ enum Asker {
     Caller(u64),
 }
 
+/// A command that has no answer yet.
 #[derive(Debug)]
 struct Question {
     /// The number of the command in the association, so that no answer is taken for the answer to
@@ -37,13 +38,14 @@ struct Question {
 pub(super) struct Commands<P> {
     pair: QueuePair<P>,
     questions: Vec<Question>,
-    /// When a caller's command last made progress, or the first one was sent, ns.
-    progress: u64,
+    /// When data or a completion of a caller's command last came, or, if later, when the first of
+    /// the commands in flight was sent, ns.
+    last_progress: u64,
 }
 
 impl<P: AsRef<[u8]> + Clone> Commands<P> {
     pub(super) fn new(pair: QueuePair<P>) -> Self {
-        Self { pair, questions: Vec::new(), progress: 0 }
+        Self { pair, questions: Vec::new(), last_progress: 0 }
     }
 
     pub(super) fn start(&mut self, out: &mut Outbox<P>) {
@@ -58,7 +60,8 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         self.pair.need(buf)
     }
 
-    /// Sends a caller's command.
+    /// Sends a caller's command. `number` identifies it in the association, and `name` is handed
+    /// back to the caller with the answer.
     pub(super) fn ask(
         &mut self,
         number: u64,
@@ -77,8 +80,9 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
             SubmitError::NotReady => AskError::NotReady,
             error => AskError::Data(error),
         })?;
+        // No caller waited until now, so the time without progress begins here.
         if !self.questions.iter().any(Question::is_callers) {
-            self.progress = now;
+            self.last_progress = now;
         }
         self.questions.push(Question { number, asker: Asker::Caller(name), page });
         Ok(())
@@ -86,8 +90,8 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
 
     /// Sends a Keep Alive, unless the target has enough to answer.
     pub(super) fn keep_alive(&mut self, number: u64, now: u64, out: &mut Outbox<P>) {
-        let out_already = self.questions.iter().filter(|question| !question.is_callers()).count();
-        if out_already < KEEP_ALIVES_MAX
+        let in_flight = self.questions.iter().filter(|question| !question.is_callers()).count();
+        if in_flight < KEEP_ALIVES_MAX
             && self.pair.submit(Sqe::keep_alive(), number, Data::None, out).is_ok()
         {
             let asker = Asker::KeepAlive(now);
@@ -95,22 +99,23 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         }
     }
 
-    /// Takes in bytes that have arrived; see [`QueuePair::receive`].
+    /// Takes in bytes that have arrived; see [`QueuePair::receive`]. Calls `on_answer` for each
+    /// caller's command that is answered, with its name, its completion and the data that it read.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
         now: u64,
         out: &mut Outbox<P>,
-        mut on: impl FnMut(u64, Cqe, Vec<u8>),
+        mut on_answer: impl FnMut(u64, Cqe, Vec<u8>),
     ) -> Result<usize, SessionError> {
-        let Self { pair, questions, progress } = self;
+        let Self { pair, questions, last_progress } = self;
         pair.receive(bytes, out, |event| match event {
             Event::Ready { .. } => {}
             Event::Data { user, offset, bytes } => {
                 let Some(question) = questions.iter_mut().find(|q| q.number == user) else {
                     return;
                 };
-                *progress = now;
+                *last_progress = now;
                 let at = offset as usize;
                 // The queue pair lets no byte through beyond the requested ones.
                 if let Some(part) = question.page.get_mut(at..at + bytes.len()) {
@@ -121,8 +126,8 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
                 let Some(at) = questions.iter().position(|q| q.number == user) else { return };
                 let question = questions.swap_remove(at);
                 if let Asker::Caller(name) = question.asker {
-                    *progress = now;
-                    on(name, cqe, question.page);
+                    *last_progress = now;
+                    on_answer(name, cqe, question.page);
                 }
             }
         })
@@ -132,7 +137,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
     pub(super) fn owed_since(&self) -> Option<u64> {
         let since = |question: &Question| match question.asker {
             Asker::KeepAlive(at) => at,
-            Asker::Caller(_) => self.progress,
+            Asker::Caller(_) => self.last_progress,
         };
         self.questions.iter().map(since).min()
     }
@@ -149,6 +154,7 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
 }
 
 impl Question {
+    /// Whether the command came from a caller, not from the association itself.
     const fn is_callers(&self) -> bool {
         matches!(self.asker, Asker::Caller(_))
     }

@@ -25,23 +25,25 @@ const REST_NS: u64 = 2_000_000;
 #[derive(Debug)]
 pub(super) enum Drives<P> {
     Closed,
-    /// It is requested again at `at`, ns. `by`: the end of the time for that, ns.
+    /// The target has refused it for now. It is requested again at `at`, ns, until the time `by`,
+    /// ns.
     Resting {
         qid: u16,
         at: u64,
         by: u64,
     },
-    /// It needs its connection.
+    /// It needs its connection. `by` is as above.
     Wanted {
         qid: u16,
         by: u64,
     },
-    /// Handshake and Connect are in flight; their deadline is `over`, ns.
+    /// Handshake and Connect are in flight. `by` is as above.
     Starting {
         commands: Box<Commands<P>>,
         qid: u16,
         by: u64,
-        over: u64,
+        /// The time at which the target must have answered both, ns.
+        deadline: u64,
     },
     Ready(Box<Commands<P>>),
     Failed(AssociationError),
@@ -65,10 +67,11 @@ impl<P> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
-    /// A request for the queue, until `by`. `asked` differs from one request to the next.
+    /// The queue is wanted from now on, and requested until the time `by`. `asked` differs from one
+    /// request to the next. Only a plant uses it.
     pub(super) fn wanted(by: u64, asked: u64) -> Self {
-        let other = probe::planted(Plant::T8UndoNoWait);
-        let qid = if other { 26 + (asked % 6) as u16 } else { DRIVES_QUEUE };
+        let takes_another = probe::planted(Plant::T8UndoNoWait);
+        let qid = if takes_another { 26 + (asked % 6) as u16 } else { DRIVES_QUEUE };
         Self::Wanted { qid, by }
     }
 
@@ -80,11 +83,11 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
     }
 
     /// Its connection is made.
-    pub(super) fn start(&mut self, pair: QueuePair<P>, over: u64, out: &mut Outbox<P>) {
+    pub(super) fn start(&mut self, pair: QueuePair<P>, deadline: u64, out: &mut Outbox<P>) {
         let Self::Wanted { qid, by } = *self else { return };
         let mut commands = Box::new(Commands::new(pair));
         commands.start(out);
-        *self = Self::Starting { commands, qid, by, over };
+        *self = Self::Starting { commands, qid, by, deadline };
     }
 
     pub(super) fn need(&self, buf: &[u8]) -> usize {
@@ -101,16 +104,17 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
                 *self = Self::Wanted { qid: *qid, by: *by };
                 false
             }
-            Self::Starting { over, .. } => now >= *over,
+            Self::Starting { deadline, .. } => now >= *deadline,
             Self::Ready(commands) => is_overdue(commands, answer_ns, now),
             _ => false,
         }
     }
 
+    /// When the queue must be checked again, ns: for another request, or for a missing answer.
     pub(super) fn deadline(&self, answer_ns: u64) -> Option<u64> {
         match self {
             Self::Resting { at, .. } => Some(*at),
-            Self::Starting { over, .. } => Some(*over),
+            Self::Starting { deadline, .. } => Some(*deadline),
             Self::Ready(commands) => {
                 commands.owed_since().map(|since| since.saturating_add(answer_ns))
             }
@@ -120,6 +124,8 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Association<P> {
+    /// Takes in bytes of the discovery connection. The subsystem is known when the log has been
+    /// read.
     pub(super) fn on_discovery(
         &mut self,
         bytes: &[u8],
@@ -141,6 +147,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Ok(used)
     }
 
+    /// Takes in bytes of the admin queue: for the bring-up, or answers to questions after it.
     pub(super) fn on_admin(&mut self, bytes: &[u8], now: u64) -> Result<usize, AssociationError> {
         let Self { state, answers, .. } = self;
         let out = &mut self.outboxes[ControlQueue::Admin as usize];
@@ -163,10 +170,11 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
+    /// The controller has been brought up: the association stands, and Keep Alive begins.
     fn attached(&mut self, now: u64) {
         // The state in between lasts no longer than this function.
-        let was = core::mem::replace(&mut self.state, State::Unattached);
-        if let State::Attaching(attach, _) = was
+        let before = core::mem::replace(&mut self.state, State::Unattached);
+        if let State::Attaching(attach, _) = before
             && let Some((pair, controller)) = attach.finish()
         {
             self.controller = Some(controller);
@@ -176,6 +184,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
+    /// Takes in bytes of the queue to the drives.
     pub(super) fn on_drives(&mut self, bytes: &[u8], now: u64) -> Result<usize, AssociationError> {
         let Self { drives, answers, .. } = self;
         let out = &mut self.outboxes[ControlQueue::Drives as usize];
@@ -188,8 +197,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             answers.push_back(Answer { queue, name, cqe, page });
         })?;
         if commands.is_ready() && matches!(drives, Drives::Starting { .. }) {
-            let was = core::mem::replace(drives, Drives::Closed);
-            if let Drives::Starting { commands, .. } = was {
+            let before = core::mem::replace(drives, Drives::Closed);
+            if let Drives::Starting { commands, .. } = before {
                 *drives = Drives::Ready(commands);
             }
         }
@@ -208,6 +217,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
+    /// The queue to the drives has failed. The answers on it that were not taken are dropped.
     pub(super) fn drives_failed(&mut self, error: AssociationError) {
         // After an error of the protocol it holds the last PDU to the target.
         if !matches!(error, AssociationError::Session(_)) {
@@ -217,6 +227,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
+    /// The association is lost.
     pub(super) fn lose(&mut self, error: AssociationError) {
         self.state = State::Lost(error);
         self.outboxes[ControlQueue::Drives as usize].clear();

@@ -36,6 +36,7 @@ pub(super) enum Job {
 }
 
 impl Opening {
+    /// Enters the first phase of this mode.
     pub(super) fn begin(&mut self) -> Result<(), OpeningError> {
         match self.mode {
             Mode::Open(_) | Mode::DryRun(_) | Mode::Reopen { .. } => self.enter(Phase::Ask),
@@ -45,13 +46,14 @@ impl Opening {
 
     /// Continues with the next phase when nothing is left to do in this one.
     pub(super) fn advance(&mut self) -> Result<(), OpeningError> {
-        let busy = self.queues.iter().any(|queue| queue.out > 0 || !queue.waiting.is_empty());
+        let busy = self.queues.iter().any(|queue| queue.in_flight > 0 || !queue.waiting.is_empty());
         if busy || self.phase.is_pause() || self.phase == Phase::Over {
             return Ok(());
         }
         self.leave()
     }
 
+    /// Begins a phase: queues its commands. A phase without commands ends at once.
     fn enter(&mut self, phase: Phase) -> Result<(), OpeningError> {
         self.phase = phase;
         self.done = 0;
@@ -107,6 +109,7 @@ impl Opening {
         self.advance()
     }
 
+    /// Queues a command for a target.
     fn add(&mut self, server: usize, job: Job) {
         self.queues[server].waiting.push_back(Pending { job, attempts: 0 });
     }
@@ -184,12 +187,12 @@ impl Opening {
     /// Whether logs that don't fit together, or can't be read, may be given up (T26).
     fn may_give_up(&self, error: &OpeningError) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
-        let of_logs = match error {
+        let is_about_logs = match error {
             OpeningError::Decide(_) | OpeningError::Outside { .. } => true,
             OpeningError::Refused { status, .. } => status.is(wire::status::LOG_LOST),
             _ => false,
         };
-        accepts && of_logs && !self.logs_invalid
+        accepts && is_about_logs && !self.logs_invalid
     }
 
     /// Each log must have durably recorded that it is given up before anything relies on it: the
@@ -204,21 +207,23 @@ impl Opening {
     /// Whether the content of a target's log is given up with the claim.
     fn gives_up(&self, server: usize) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
-        let behind = |status: &VolumeStatus| {
+        let is_old = |status: &VolumeStatus| {
             self.intent().is_some_and(|intent| is_behind(status, intent.label_generation))
         };
-        let gone = |status: &VolumeStatus| {
-            !status.known || status.unlogged || status.damaged || behind(status)
+        let is_invalid = |status: &VolumeStatus| {
+            !status.known || status.unlogged || status.damaged || is_old(status)
         };
         accepts
             && self.config.servers[server].logged
-            && (self.logs_invalid || self.status(server).is_some_and(gone))
+            && (self.logs_invalid || self.status(server).is_some_and(is_invalid))
     }
 
+    /// Whether this only drops lists that the caller has acknowledged (T9).
     fn acknowledges(&self) -> bool {
         matches!(self.mode, Mode::Acknowledge { .. })
     }
 
+    /// The intent of a mode that claims the volume, or would claim it.
     fn intent(&self) -> Option<&Intent> {
         match &self.mode {
             Mode::Open(intent) | Mode::DryRun(intent) => Some(intent),
@@ -254,10 +259,12 @@ impl Opening {
         servers
     }
 
+    /// The status of the volume that a target has reported.
     fn status(&self, server: usize) -> Option<&VolumeStatus> {
         self.statuses.iter().find(|(at, _)| *at == server).map(|(_, status)| status)
     }
 
+    /// The streams that are recovered or acknowledged.
     fn streams(&self) -> Vec<StreamId> {
         match &self.mode {
             Mode::Open(intent) | Mode::DryRun(intent) => {
@@ -267,17 +274,18 @@ impl Opening {
         }
     }
 
+    /// Checks by the statuses whether the volume may be claimed, and finds the new generation.
     fn plan(&self) -> Result<Plan, ClaimError> {
         let Some(intent) = self.intent() else {
             return Ok(Plan::default());
         };
         // A dry run fences no owner, and writes of an active owner can't be judged.
         let is_dry = matches!(self.mode, Mode::DryRun(_));
-        let there = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
+        let is_active = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
         let take_over =
-            intent.take_over && !(is_dry && self.statuses.iter().any(|(_, s)| there(s)));
-        // Giving up makes a new log in place of the lost one, and here is no place for it. So this is
-        // refused before any target is claimed.
+            intent.take_over && !(is_dry && self.statuses.iter().any(|(_, s)| is_active(s)));
+        // To give up a log is to make a new one in its place. A target without a log region has no
+        // place for it. So the volume is refused before any target is claimed.
         let lacks = |server: &usize| !self.config.servers[*server].has_log;
         if let Some(target) = self.logged().into_iter().find(lacks) {
             probe::hit(Rare::LogRefused);
@@ -330,6 +338,7 @@ impl Opening {
         }
     }
 
+    /// The claim of the volume on a target.
     fn claim(&self, at: usize) -> Claim {
         let server = &self.config.servers[at];
         let intent = self.intent();
@@ -403,7 +412,7 @@ impl Opening {
                 let answer = answer.map_err(refused("reading a stream's log", Some(stream)));
                 let data = match answer {
                     Err(error) if self.may_give_up(&error) => {
-                        // Once no command is in flight any more.
+                        // `decide` handles it, once no command is in flight any more.
                         self.unreadable = Some(error);
                         self.done += 1;
                         return Ok(());
@@ -522,7 +531,7 @@ impl Opening {
         (self.outcome.counts.entries, self.outcome.counts.torn) = (entries, torn);
         // If a target is unrecovered, and its lists show nothing to settle, it is cleared as a
         // whole.
-        let unseen = listed.iter().any(|server| {
+        let clears_all = listed.iter().any(|server| {
             self.status(*server).is_some_and(|status| status.unrecovered)
                 && !self.streams().iter().any(|s| self.lists.is_unsettled(*s, *server as u16))
         });
@@ -532,18 +541,18 @@ impl Opening {
             let lists = self.lists_of(stream, &servers)?;
             let plan = self.decide_one(stream, &lists)?;
             let acknowledges = self.acknowledges();
-            let everywhere = usize::from(plan.settled) == servers.len();
+            let settled_everywhere = usize::from(plan.settled) == servers.len();
             if acknowledges && plan.settled == 0 {
                 return Err(OpeningError::NotPending { stream });
             }
-            if acknowledges && !everywhere {
+            if acknowledges && !settled_everywhere {
                 return Err(OpeningError::NotRecovered { stream });
             }
-            let listed = !plan.in_place.is_empty() || !plan.in_doubt.is_empty();
-            let pending = listed && !acknowledges;
+            let has_findings = !plan.in_place.is_empty() || !plan.in_doubt.is_empty();
+            let pending = has_findings && !acknowledges;
             let unsettled = servers.iter().any(|server| self.lists.is_unsettled(stream, *server));
             let kept = lists.iter().any(|list| list.settled && !list.entries.is_empty());
-            if unseen || unsettled || kept && !(pending && everywhere) {
+            if clears_all || unsettled || kept && !(pending && settled_everywhere) {
                 let keep = pending && !probe::planted(Plant::T9ForgetInPlace);
                 settle.push(SettleStream { stream, keep, k: plan.k, tag: plan.tag });
             }
@@ -555,6 +564,7 @@ impl Opening {
         Ok(())
     }
 
+    /// Finds the prefix of one stream, and the blocks to undo.
     fn decide_one(
         &self,
         stream: StreamId,

@@ -46,7 +46,7 @@ impl FlushFailures {
     /// The drives of which a FLUSH has failed since the last call. It costs one load as long as
     /// there is no failure.
     #[inline]
-    pub(super) fn news(&self, seen: &mut Seen, mut each: impl FnMut(Member)) {
+    pub(super) fn new_failures(&self, seen: &mut Seen, mut each: impl FnMut(Member)) {
         let epoch = self.epoch.load(Ordering::Acquire);
         if epoch == seen.epoch {
             return;
@@ -155,7 +155,7 @@ impl Participant {
     /// Records that the stream is bound in this incarnation, but not up to date. If the incarnation
     /// is newer than the known one, no other stream is up to date, either.
     pub(super) fn bound(&mut self, incarnation: u32) {
-        self.behind();
+        self.set_behind();
         let first = self.incarnation.is_none();
         self.incarnation = Some(incarnation);
         self.change(|word| {
@@ -188,7 +188,7 @@ impl Participant {
     }
 
     /// Records that the stream is not up to date: it has lost its connection.
-    pub(super) fn behind(&mut self) {
+    pub(super) fn set_behind(&mut self) {
         let Some(mine) = self.incarnation.filter(|_| self.current) else { return };
         self.current = false;
         self.change(|word| {
@@ -222,7 +222,7 @@ impl Participant {
     }
 
     /// Whether no stream reads the server. A replay may then start.
-    pub(super) fn unread(&self) -> bool {
+    pub(super) fn has_no_reads(&self) -> bool {
         debug_assert!(!self.current, "reads may begin again");
         if probe::planted(Plant::P9ReplayRacesReads) {
             return true;
@@ -234,7 +234,7 @@ impl Participant {
 
     /// Removes the stream from the writers of the server.
     pub(super) fn leave(&mut self) {
-        self.behind();
+        self.set_behind();
         if self.incarnation.take().is_some() {
             self.change(|word| Word { streams: word.streams - 1, ..word });
         }

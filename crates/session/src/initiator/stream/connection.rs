@@ -172,7 +172,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         self.marks_out = 0;
         self.reads_out = 0;
         self.participant.end_read();
-        self.participant.behind();
+        self.participant.set_behind();
         self.listing = Listing::default();
     }
 }

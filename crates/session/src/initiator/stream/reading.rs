@@ -23,14 +23,19 @@ pub(super) struct ReadPart {
     pub(super) ended: bool,
 }
 
+/// The read of a stream that is in flight, as commands for the drives on which its blocks lie.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
     /// The number of the call, so that a late reply for a read that was given up is not taken for a
     /// reply for a later read.
     pub(super) number: u32,
+    /// One command for each.
     pub(super) parts: Vec<ReadPart>,
+    /// The number of parts whose command is still to be sent.
     pub(super) unsent: usize,
+    /// The number of parts that have not ended.
     pub(super) outstanding: usize,
+    /// The first part that failed: its offset in the read, bytes, and the status.
     pub(super) failed: Option<(usize, Status)>,
 }
 

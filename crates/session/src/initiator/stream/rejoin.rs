@@ -182,9 +182,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 _ => {}
             }
         }
-        let unread =
+        // A read that waits for the read barrier is tried again (P9).
+        let has_no_reads =
             |connection: &super::Connection<P>| connection.carries() && connection.reads_out == 0;
-        if self.reading.unsent > 0 && self.connections.iter().any(unread) {
+        if self.reading.unsent > 0 && self.connections.iter().any(has_no_reads) {
             at(now.saturating_add(CHECK_NS));
         }
         first
@@ -202,9 +203,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Drives connections that are not up.
+    /// Continues to set up the connections that are not up.
     #[cold]
-    pub(super) fn tend(&mut self, now: u64) {
+    pub(super) fn continue_set_up(&mut self, now: u64) {
         for server in 0..self.connections.len() {
             let connection = &mut self.connections[server];
             match connection.state {
@@ -213,7 +214,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 {
                     self.bind(server as u16, now);
                 }
-                State::Joining(Step::Reads) if connection.participant.unread() => {
+                State::Joining(Step::Reads) if connection.participant.has_no_reads() => {
                     self.replay(server as u16, now);
                 }
                 _ => {}
@@ -233,10 +234,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             .any(|connection| !matches!(connection.state, State::Up | State::Dead));
     }
 
-    /// An event of setting up the connection to `server`.
+    /// Handles an event of setting up the connection to `server`.
     #[cold]
-    pub(super) fn news(&mut self, server: u16, news: SetUpEvent, now: u64) {
-        match news {
+    pub(super) fn handle_set_up(&mut self, server: u16, event: SetUpEvent, now: u64) {
+        match event {
             SetUpEvent::Connected if self.config.engine.capabilities().needs_binding => {
                 self.bind(server, now);
             }
@@ -256,6 +257,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
+    /// Sends the bind command: for the first binding at this server, or to resume it after a loss.
     fn bind(&mut self, server: u16, now: u64) {
         let Self { connections, engine, config, .. } = self;
         let connection = &mut connections[usize::from(server)];
@@ -271,6 +273,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.state = State::Joining(Step::Bind);
     }
 
+    /// Handles the answer to a bind. If the stream was bound there before, the list of the target's
+    /// log is next.
     fn bound(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         let answer = cqe.status();
@@ -338,6 +342,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.topology.servers()[usize::from(server)].slots as usize
     }
 
+    /// Handles a page of the target's list. After the last one, a replay waits until no stream
+    /// reads the server (P9).
     fn listed(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let answer = cqe.status();
         if !answer.is_ok() {
@@ -351,6 +357,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let Self { connections, engine, config, .. } = self;
         let connection = &mut connections[usize::from(server)];
         let listing = &mut connection.listing;
+        // A page that is not valid, or does not fit the stream, is not accepted (T18, T19).
         let page = Page::decode(&listing.page).filter(|page| {
             let held = listing.entries.len() + page.entries.len();
             page.volume == config.volume
@@ -370,7 +377,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         listing.page = Vec::new();
         connection.state = State::Joining(Step::Reads);
         self.unsettled = true;
-        self.tend(now);
+        self.continue_set_up(now);
     }
 
     /// Lets the engine send again the requests that the target's log does not hold as durable.
@@ -381,8 +388,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if !ours && !probe::planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
-        let again = probe::planted(Plant::P7ReplayDurable);
-        self.engine.resume(server, &mut |seq, index| !again && known.durable(seq, index));
+        let replays_durable = probe::planted(Plant::P7ReplayDurable);
+        self.engine.resume(server, &mut |seq, index| !replays_durable && known.durable(seq, index));
         connection.loss = None;
         connection.progress = now;
         connection.mark_refused = None;
@@ -417,6 +424,7 @@ impl Known {
         &rest[..rest.partition_point(|entry| key(&entry.attribute) == key_of)]
     }
 
+    /// Whether the log shows that the data of a request is durable.
     fn durable(&self, seq: Seq, index: u16) -> bool {
         self.of((seq, index)).iter().any(|entry| entry.durable)
     }
@@ -425,18 +433,19 @@ impl Known {
     /// they were sent (T19).
     fn is_of<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
         let released = engine.released();
-        let mut left = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();
-        let mut same = true;
+        let mut unmatched = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();
+        let mut has_same_shape = true;
         engine.visit_sent(server, &mut |sent| {
             for ListedEntry { attribute: a, .. } in self.of(key(sent)) {
-                same &= Attribute { ordinal: sent.ordinal, ..*a } == *sent;
-                left -= usize::from(a.seq_end() > released).min(left);
+                has_same_shape &= Attribute { ordinal: sent.ordinal, ..*a } == *sent;
+                unmatched -= usize::from(a.seq_end() > released).min(unmatched);
             }
         });
-        same && left == 0
+        has_same_shape && unmatched == 0
     }
 }
 
+/// The identity of a request in its stream: its group, and its index there.
 fn key(a: &Attribute) -> (Seq, u16) {
     (a.seq, a.index)
 }

@@ -49,7 +49,7 @@ impl Tracer {
 
     /// A request is answered.
     #[inline]
-    pub(super) fn came(&mut self, id: RequestId) {
+    pub(super) fn answered(&mut self, id: RequestId) {
         if self.request == id.0 {
             self.request = NO_REQUEST;
             self.entered = Some(Stage::InOrderWait);

@@ -47,7 +47,7 @@ pub enum Finding {
     /// Its owner is not calling, and it has no event: release it, and watch it for events.
     Watch,
     /// Its owner is not calling: drive it for at most [`ROUNDS_MAX`] rounds, then call
-    /// [`tended`](BackgroundDriver::tended), and watch it for events.
+    /// [`driven`](BackgroundDriver::driven), and watch it for events.
     Drive,
 }
 
@@ -121,12 +121,12 @@ impl BackgroundDriver {
     ) -> Vec<(StreamId, bool)> {
         let mut checks = Vec::new();
         for (id, stream) in &self.streams {
-            let turn = happened(*id)
+            let is_its_turn = happened(*id)
                 || stream.in_call
                 || stream.due.is_some_and(|due| due <= now)
                 || !stream.taken_over && awaited(*id);
-            if turn || stream.taken_over {
-                checks.push((*id, turn));
+            if is_its_turn || stream.taken_over {
+                checks.push((*id, is_its_turn));
             }
         }
         checks
@@ -145,29 +145,31 @@ impl BackgroundDriver {
         }
     }
 
-    /// Checks a stream that the shell has taken; `turn` is from [`due`](Self::due), and `awaited`
-    /// is whether another thread waits for its marks.
+    /// Checks a stream that the shell has taken, and decides whether the shell drives it now, only
+    /// watches it, or leaves it to its owner. The stream is left to an owner that has called since
+    /// the last check, unless another thread waits for the marks (`is_awaited`). `is_its_turn` is
+    /// from [`due`](Self::due).
     pub fn check(
         &mut self,
         stream: StreamId,
-        turn: bool,
-        awaited: bool,
+        is_its_turn: bool,
+        is_awaited: bool,
         attention: &mut Attention,
         now: u64,
     ) -> Finding {
         let unreachable_ns = self.config.unreachable_ns;
-        let awaited = awaited && !probe::planted(Plant::P8AwaitedLeft);
+        let is_awaited = is_awaited && !probe::planted(Plant::P8AwaitedLeft);
         let Some(stream) = self.streams.get_mut(&stream) else { return Finding::Owner };
         stream.in_call = false;
-        let mut turn = turn;
+        let mut must_drive = is_its_turn;
         if let Some(calls) = attention.check(stream.seen) {
             stream.seen = calls;
-            if !awaited {
+            if !is_awaited {
                 stream.due = Some(now.saturating_add(unreachable_ns));
                 stream.taken_over = false;
                 return Finding::Owner;
             }
-            turn = true;
+            must_drive = true;
         }
         if probe::planted(Plant::P8OwnerNotCalling) {
             stream.due = Some(now.saturating_add(unreachable_ns));
@@ -175,12 +177,12 @@ impl BackgroundDriver {
         }
         attention.take_over();
         stream.taken_over = true;
-        if turn { Finding::Drive } else { Finding::Watch }
+        if must_drive { Finding::Drive } else { Finding::Watch }
     }
 
     /// A stream has been driven; `next` is the result of
     /// [`take_care`](super::StreamDriver::take_care).
-    pub fn tended(&mut self, stream: StreamId, next: Option<u64>) {
+    pub fn driven(&mut self, stream: StreamId, next: Option<u64>) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = next;
         }
@@ -233,9 +235,9 @@ mod tests {
             Finding::Drive
         );
         assert!(background.has_taken_over(ID));
-        background.tended(ID, Some(900));
+        background.driven(ID, Some(900));
         assert_eq!(background.deadline(), Some(900));
-        background.tended(ID, None);
+        background.driven(ID, None);
         assert_eq!(background.deadline(), None, "until there is an event");
     }
 
@@ -244,7 +246,7 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.tended(ID, Some(5 * UNREACHABLE_NS));
+        background.driven(ID, Some(5 * UNREACHABLE_NS));
         assert_eq!(
             background.due(1, nothing, nothing),
             [(ID, false)],
@@ -292,7 +294,7 @@ mod tests {
         let awaited = |id| id == ID;
         assert_eq!(background.due(1, nothing, awaited), [(ID, true)]);
         assert_eq!(background.check(ID, true, true, &mut owner, 1), Finding::Drive);
-        background.tended(ID, None);
+        background.driven(ID, None);
         assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is taken over");
         assert_eq!(background.check(ID, false, true, &mut owner, 2), Finding::Watch);
         assert!(owner.called(), "the end of the call wakes the driver");
@@ -311,7 +313,7 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.tended(ID, None);
+        background.driven(ID, None);
         background.unwatched(ID, 4);
         assert_eq!(background.deadline(), Some(4 + UNREACHABLE_NS));
         background.remove(ID);

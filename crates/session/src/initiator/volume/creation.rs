@@ -121,7 +121,7 @@ enum Step {
     /// The targets forget old volumes whose log is lost. Those cannot be claimed.
     ForgettingLost,
     /// The targets make partitions in their logs, one after the other, from this one on.
-    FreeingSpace(usize),
+    MakingPartitions(usize),
     CountingSlots,
     /// The labels are read again: between the first reading and the making of partitions, another
     /// volume may have been made of the same drives. From then on no other initiator writes there.
@@ -229,8 +229,9 @@ pub struct VolumeCreation {
     /// The writes still to be done, and whether one of their steps is in flight.
     writes: VecDeque<LabelIo>,
     writing: bool,
-    /// Whether partitions may have been made on some target.
-    freed_space: bool,
+    /// Whether partitions may have been made on some target. If the creation fails, the targets
+    /// must then forget them.
+    may_have_partitions: bool,
     fallback: Option<Lacking>,
     error: Option<VolumeCreateError>,
     result: Option<Result<Label, VolumeCreateError>>,
@@ -383,7 +384,7 @@ impl VolumeCreation {
             olds: Vec::new(),
             writes: VecDeque::new(),
             writing: false,
-            freed_space: false,
+            may_have_partitions: false,
             fallback: None,
             error: None,
             result: None,
@@ -422,6 +423,7 @@ impl VolumeCreation {
         }
     }
 
+    /// Handles failures and answers, and then does everything that can be done now.
     fn go_on(&mut self, now: u64, a: &mut impl Associations) -> Result<(), VolumeCreateError> {
         if matches!(self.step, Step::Failing | Step::Over) {
             return Ok(());
@@ -481,6 +483,7 @@ impl VolumeCreation {
                 return Err(self.call_failed(target, CallFailure::Status(answer)));
             }
             Question::Label(member) => {
+                // Only the label itself matters here, so the identity of the drive is left out.
                 let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
                     drives.labels[member] = Some(label.ok());
@@ -531,12 +534,14 @@ impl VolumeCreation {
                 self.forget_olds(OldState::Lost, now, a);
                 self.step = Step::ForgettingLost;
             }
-            Step::ForgettingLost if !self.targets.is_owed() => self.step = Step::FreeingSpace(0),
+            Step::ForgettingLost if !self.targets.is_owed() => {
+                self.step = Step::MakingPartitions(0)
+            }
             Step::DroppingOld(dropping) => {
                 match (self.claim_next_old(dropping, now, a), dropping) {
                     (true, _) => self.step = Step::ClaimingOld(dropping),
                     (false, Dropping::First { target, .. }) => {
-                        self.step = Step::FreeingSpace(target);
+                        self.step = Step::MakingPartitions(target);
                     }
                     (false, Dropping::All) => self.finish(a),
                 }
@@ -547,16 +552,16 @@ impl VolumeCreation {
             }
             Step::ForgettingOld(dropping) if !self.targets.is_owed() => {
                 self.step = match dropping {
-                    Dropping::First { target, .. } => Step::FreeingSpace(target),
+                    Dropping::First { target, .. } => Step::MakingPartitions(target),
                     Dropping::All => Step::DroppingOld(dropping),
                 };
             }
-            Step::FreeingSpace(target) if !self.targets.is_owed() => {
+            Step::MakingPartitions(target) if !self.targets.is_owed() => {
                 let next = self.speaking().find(|at| *at >= target);
                 self.step = match next {
                     Some(target) => {
-                        self.free_space(target, now, a)?;
-                        Step::FreeingSpace(target + 1)
+                        self.make_partitions(target, now, a)?;
+                        Step::MakingPartitions(target + 1)
                     }
                     None => {
                         self.count_slots(now, a)?;
@@ -600,6 +605,8 @@ impl VolumeCreation {
         Ok(true)
     }
 
+    /// Once all targets are attached, checks their drives, chooses the engine, and opens the queues
+    /// to the drives. Returns whether that is done.
     fn attach(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
         let Some(attached) = self.targets.attached(a) else { return Ok(false) };
         let controllers = attached.map_err(VolumeCreateError::Attach)?;
@@ -795,19 +802,21 @@ impl VolumeCreation {
         self.label.as_ref().is_some_and(|label| label.engine.capabilities().keeps_log)
     }
 
-    fn free_space(
+    /// Claims the new volume on a target, which makes the partitions if the engine keeps a log.
+    fn make_partitions(
         &mut self,
         target: usize,
         now: u64,
         a: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         let claim = self.config.claim(target, self.keeps_log()).encode();
-        self.freed_space = true;
+        self.may_have_partitions = true;
         let (to, data) = ((target, ControlQueue::Admin), Data::Bytes(&claim));
         let asked = self.targets.ask(a, to, claim_command(), data, Question::Claim, now);
-        asked.map_err(|source| call(target, FREEING_SPACE, source))
+        asked.map_err(|source| call(target, MAKING_PARTITIONS, source))
     }
 
+    /// Asks each target for the number of slots in its partitions, if the volume has a log.
     fn count_slots(
         &mut self,
         now: u64,
@@ -875,8 +884,9 @@ impl VolumeCreation {
     /// Creation has failed: the targets must forget the volume.
     fn fail(&mut self, error: VolumeCreateError, now: u64, a: &mut impl Associations) {
         self.targets.forget();
-        let labelled = matches!(self.step, Step::Releasing);
-        if self.freed_space && !labelled {
+        // Once every label is written, the volume exists, and keeps its partitions.
+        let is_labelled = matches!(self.step, Step::Releasing);
+        if self.may_have_partitions && !is_labelled {
             self.forget(self.config.volume, now, a);
         }
         self.error = Some(error);
@@ -901,6 +911,7 @@ impl VolumeCreation {
         self.result = self.label.take().map(Ok);
     }
 
+    /// The volume status that a target has sent.
     fn decoded(&self, target: usize, page: &[u8]) -> Result<VolumeStatus, VolumeCreateError> {
         let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
         VolumeStatus::decode(page).ok_or_else(|| self.call_failed(target, nonsense))
@@ -912,7 +923,7 @@ impl VolumeCreation {
             Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
             Step::OldStatuses | Step::ForgettingLost => ASKING_OLD,
             Step::DroppingOld(_) | Step::ClaimingOld(_) | Step::ForgettingOld(_) => DROPPING_OLD,
-            Step::FreeingSpace(_) => FREEING_SPACE,
+            Step::MakingPartitions(_) => MAKING_PARTITIONS,
             Step::CountingSlots => ASKING,
             Step::WritingLabels => labels::WRITING,
             Step::Releasing | Step::Failing | Step::Over => RELEASING,
@@ -925,6 +936,7 @@ impl VolumeCreation {
         (0..self.targets.len()).filter(|target| self.speaks(*target))
     }
 
+    /// Whether a target has the extension.
     fn speaks(&self, target: usize) -> bool {
         let controller = self.drives.as_ref().and_then(|drives| drives.controllers.get(target));
         controller.is_some_and(|controller| controller.extension.is_some())
@@ -949,7 +961,7 @@ const SLOTS_OF_A_PAGE: u32 = (PARTITION_ALIGN / ENTRY_BYTES) as u32;
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
 const DROPPING_OLD: &str = "dropping the old volume from its log";
-const FREEING_SPACE: &str = "making space in its log";
+const MAKING_PARTITIONS: &str = "making space in its log";
 const RELEASING: &str = "releasing the volume";
 
 fn call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {

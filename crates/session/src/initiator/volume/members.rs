@@ -56,16 +56,18 @@ pub struct LeaseTimes {
 }
 
 impl LeaseTimes {
-    /// The lease that an owner with this engine requests, ms. After a target has noticed a loss,
-    /// the owner notices it at the latest when its next Keep Alive is not answered in time. Keep
-    /// Alive is sent each third of the timeout. One `timeout_ms` is enough, because the program
-    /// serves the association also while it makes a connection. A connection that takes long delays
-    /// neither the Keep Alive nor the end of the wait for its answer.
+    /// The lease that an owner with this engine requests, ms.
+    ///
+    /// The owner may notice the loss of a connection later than the target, and its loss timeout
+    /// begins only then. So the lease is the loss timeout and the time in which the owner is sure
+    /// to notice. It sends a Keep Alive each third of `keep_alive_ms`, and waits `timeout_ms` for
+    /// the answer. One `timeout_ms` is enough, because the program serves the association also
+    /// while it makes a connection.
     #[must_use]
     pub fn lease_ms(&self, engine: EngineKind) -> u32 {
-        let noticed = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
-        let noticed = u32::try_from(noticed).unwrap_or(u32::MAX).max(self.keep_alive_ms);
-        lease_ms(engine, self.loss_ms, noticed)
+        let notice_ms = u64::from(self.keep_alive_ms / 3).saturating_add(self.timeout_ms);
+        let notice_ms = u32::try_from(notice_ms).unwrap_or(u32::MAX).max(self.keep_alive_ms);
+        lease_ms(engine, self.loss_ms, notice_ms)
     }
 }
 
@@ -191,6 +193,7 @@ impl Members {
         self.laid_out(|_| 1)
     }
 
+    /// The topology of the members, with `slots(target)` log slots for a stream on each target.
     fn laid_out(&self, slots: impl Fn(usize) -> u32) -> Result<Topology, TopologyError> {
         let servers = (0..self.controllers.len()).map(|at| ServerLayout { slots: slots(at) });
         let members = self.places.iter().zip(&self.labels).map(|(place, label)| {
@@ -244,8 +247,8 @@ impl Members {
     /// T24).
     #[must_use]
     pub fn is_log_lost(&self, target: usize, status: &VolumeStatus) -> bool {
-        let behind = self.is_logged(target) && is_behind(status, self.label_generation());
-        status.log_lost || behind
+        let is_old = self.is_logged(target) && is_behind(status, self.label_generation());
+        status.log_lost || is_old
     }
 }
 

@@ -126,7 +126,7 @@ impl RecoveryDriver {
         if now < state.rests_until {
             return None;
         }
-        let idle = self.opening.out(server) == 0;
+        let idle = self.opening.in_flight(server) == 0;
         let next = self.opening.next(server)?;
         if idle {
             state.progress = now;
@@ -180,7 +180,8 @@ impl RecoveryDriver {
     /// A target has not answered for too long: the attempt has ended.
     pub fn timeout(&mut self, now: u64) -> Result<(), RecoveryError> {
         for (server, state) in self.targets.iter().enumerate() {
-            if self.opening.out(server) > 0 && now.saturating_sub(state.progress) > self.timeout_ns
+            if self.opening.in_flight(server) > 0
+                && now.saturating_sub(state.progress) > self.timeout_ns
             {
                 let doing = self.opening.phase().doing();
                 return Err(RecoveryError::TimedOut { server, doing });
@@ -195,7 +196,7 @@ impl RecoveryDriver {
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let of = |(server, state): (usize, &TargetState)| {
             let rest = (state.rests_until > now).then_some(state.rests_until);
-            let owed = (self.opening.out(server) > 0)
+            let owed = (self.opening.in_flight(server) > 0)
                 .then(|| state.progress.saturating_add(self.timeout_ns).saturating_add(1));
             rest.into_iter().chain(owed).min()
         };

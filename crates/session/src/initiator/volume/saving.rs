@@ -72,8 +72,10 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Saving {
     volume: VolumeId,
+    /// All blocks that will be zeroed, stream after stream.
     extents: Vec<UndoneExtent>,
     state: State,
+    /// The blocks that are being read.
     bytes: Vec<u8>,
     /// Parts of `bytes` that have not been read yet.
     owed: usize,
@@ -109,6 +111,7 @@ impl Saving {
                 self.state = State::Finishing;
                 Next::Step(SaveStep::Finish)
             }
+            // At most `SAVE_BLOCKS` blocks of one extent are read together.
             State::Reading { extent, lba } => {
                 let BlockRange { lba: first, blocks } = self.extents[extent].range;
                 let count = (first + blocks - lba).min(SAVE_BLOCKS);

@@ -70,10 +70,10 @@ impl Begun {
         &mut self,
         manager: &'a mut AssociationManager<P>,
     ) -> Option<(&'a mut Association<P>, bool)> {
-        let now = manager.number();
-        let first = self.number.is_none();
-        let same = *self.number.get_or_insert(now) == now;
-        manager.association().filter(|_| same).map(|association| (association, first))
+        let number = manager.number();
+        let is_first_call = self.number.is_none();
+        let is_same = *self.number.get_or_insert(number) == number;
+        manager.association().filter(|_| is_same).map(|association| (association, is_first_call))
     }
 }
 
@@ -127,16 +127,17 @@ impl StreamsRecovery {
         }
     }
 
+    /// Continues with one target: takes in its answers, and sends it the commands that are due.
     fn work<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: usize,
         manager: &mut AssociationManager<P>,
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
-        let Some((association, first)) = self.begun[server].association(manager) else {
+        let Some((association, is_first_call)) = self.begun[server].association(manager) else {
             return Err(StreamsRecoveryError::Unreachable { server });
         };
-        if first {
+        if is_first_call {
             // The target accepts the queue again only when the zeroing of an earlier attempt has
             // come back (T8).
             association.close_drives();
@@ -251,7 +252,7 @@ impl VolumeRelease {
         for server in 0..self.asked.len() {
             let mut worked = Ok(());
             with(server, &mut |manager| worked = self.work(server, manager, now));
-            // The others are asked all the same.
+            // An error of one target does not keep the others from being asked.
             all = all.and(worked);
         }
         all?;
@@ -278,6 +279,7 @@ impl VolumeRelease {
         core::mem::take(&mut self.given)
     }
 
+    /// Continues with one target: asks it, or takes in its answer.
     fn work<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: usize,
@@ -288,7 +290,7 @@ impl VolumeRelease {
         let has_no_owner = matches!(absence, Some(UnreachableCause::Claim(status))
             if status.is(status::LEASE_OVER));
         if has_no_owner && self.owed[server] {
-            // It has released the volume, and its answer was lost.
+            // The target has released the volume, and its answer was lost.
             manager.set_released();
             self.given.push(server);
         }
@@ -318,20 +320,20 @@ impl VolumeRelease {
                 },
             )?;
         }
-        let mut released = false;
+        let mut has_released = false;
         while let Some(Answer { name, cqe, .. }) = association.answer() {
             if name == RELEASE {
                 self.owed[server] = false;
                 let status = cqe.status();
                 if status.is_ok() {
-                    released = true;
+                    has_released = true;
                     self.given.push(server);
                 } else if self.refused.is_none() {
                     self.refused = Some((server, status));
                 }
             }
         }
-        if released {
+        if has_released {
             manager.set_released();
         }
         Ok(())

@@ -153,6 +153,7 @@ impl Admin {
         Ok(())
     }
 
+    /// The whole content of a log page; `None` if the controller does not have that page.
     fn whole_log_page<E: TargetEnv>(
         &self,
         cx: &Context<E>,
@@ -219,14 +220,18 @@ fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
     }
 }
 
+/// The Identify data of a controller with I/O queues. `highest`: the largest namespace identifier.
 fn io_controller(identity: &Identity, cntlid: u16, highest: u32, volatile: bool) -> Controller {
     let mut page = Controller {
         cmic: SEVERAL_CONTROLLERS,
         mdts: MDTS,
         ctratt: identify::CTRATT_HOSTID_128 | identify::CTRATT_TBKAS,
         cntrltype: identify::CNTRLTYPE_IO,
+        // One firmware slot, which is read only.
         frmw: 1 << 1 | 1,
         lpa: identify::LPA_EFFECTS | identify::LPA_EXTENDED,
+        // The sizes of queue entries as powers of two, both the least and the greatest: 64 bytes
+        // for submission, 16 bytes for completion.
         sqes: 0x66,
         cqes: 0x44,
         maxcmd: QUEUE_ENTRIES_MAX,
@@ -239,7 +244,9 @@ fn io_controller(identity: &Identity, cntlid: u16, highest: u32, volatile: bool)
             identify::VWC_FLUSH_ONE
         },
         subnqn: identity.subnqn.clone(),
+        // A response capsule is one completion entry, in units of 16 bytes.
         iorcsz: 1,
+        // A command has one data block descriptor.
         msdbd: 1,
         ofcs: identify::OFCS_DISCONNECT,
         ..any_controller(identity, cntlid)
@@ -256,6 +263,7 @@ fn discovery_controller(identity: &Identity, cntlid: u16) -> Controller {
     }
 }
 
+/// The Identify data of a namespace.
 fn namespace_page(config: &NamespaceConfig) -> Namespace {
     Namespace {
         nsze: config.blocks,
@@ -265,6 +273,7 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
         // T10: deallocated blocks read as zeroes.
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
         nguid: config.nguid,
+        // Blocks of 2¹² bytes.
         lbads: 12,
         ..Namespace::default()
     }
@@ -284,8 +293,8 @@ fn discovery_page(
     let header = Header { genctr: generation, numrec: ports.len() as u64, recfmt: 0 };
     let mut page = header.encode().to_vec();
     for port in ports {
-        let everywhere = matches!(port.traddr.as_str(), "0.0.0.0" | "::");
-        let (traddr, ipv6) = match local.filter(|_| everywhere) {
+        let is_any_address = matches!(port.traddr.as_str(), "0.0.0.0" | "::");
+        let (traddr, ipv6) = match local.filter(|_| is_any_address) {
             Some(local) => (&local.traddr, local.ipv6),
             None => (&port.traddr, port.ipv6),
         };

@@ -15,7 +15,7 @@ use crate::target::env::TargetEnv;
 use crate::wire;
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// One PDU at `at` in `buf`.
+    /// Handles a PDU, which begins at `at` in `buf`.
     #[inline(never)]
     pub(super) fn pdu(
         &mut self,
@@ -40,7 +40,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// One command.
+    /// Handles a command, with its in-capsule data.
     #[inline]
     pub(super) fn capsule(
         &mut self,
@@ -68,7 +68,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// A command on the admin queue.
+    /// Handles a command on the admin queue.
     fn admin_command(
         &mut self,
         capsule: Capsule<'_>,
@@ -92,7 +92,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// A command on an I/O queue.
+    /// Handles a command on an I/O queue: as an ordered request, or as a plain command.
     #[inline]
     fn io_command(
         &mut self,
@@ -174,7 +174,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.cx.is_fenced { fenced_owner() } else { wire::status::NOT_BOUND.with_dnr() }
     }
 
-    /// A piece of the data that an R2T requested.
+    /// Handles a piece of the data that an R2T requested.
     fn h2c_data(
         &mut self,
         header: &DataHdr,
@@ -266,7 +266,7 @@ impl<E: TargetEnv> TargetConn<E> {
             let command = &cx.commands[index];
             match ordered {
                 _ if !command.ordered => plain.flush_accepted(cx, index, out),
-                Some(queue) if !command.refused => queue.flush_judged(cx, index, true),
+                Some(queue) if !command.refused => queue.report_flush(cx, index, true),
                 _ => cx.answer(index, fenced_owner(), 0, out),
             }
         }

@@ -18,30 +18,34 @@ use crate::target::ordered::OrderedQueue;
 use crate::target::volumes::{Binding, live_entries};
 use crate::wire;
 
+/// The bits of a Bind command's dword 10 that are neither the stream nor the resume flag.
+const BIND_RESERVED: u32 = 0x7fff_0000;
+
 /// The fences for which other connections have asked this one to drain. They are served in rounds:
 /// each waits for the device operations that were in flight when its round began. So a connection
 /// that always has operations in flight delays no fence for longer than two of them take (T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// The device operations of the round that have not come back.
-    left: usize,
+    /// The number of device operations of the round that are still in flight.
+    in_flight: usize,
     /// The fences to acknowledge at the end of the round.
-    asked: Vec<u64>,
-    /// The round waits for the operations of a stream that was shut.
-    returns: bool,
+    current: Vec<u64>,
+    /// Whether the connection's stream had been fenced when the round began. The round then waits
+    /// for all operations of the stream, and its log may be returned at the end of the round.
+    returns_stream: bool,
     /// The fences of the next round.
     next: Vec<u64>,
 }
 
 impl Fences {
     /// Notes that a device operation has come back for which a fence waited.
-    pub(super) const fn one_back(&mut self) {
-        self.left -= 1;
+    pub(super) const fn operation_done(&mut self) {
+        self.in_flight -= 1;
     }
 }
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// Bind: this queue carries a stream from now on.
+    /// Carries out a Bind command: if it succeeds, this queue carries a stream from now on.
     pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, ordered, .. } = self;
         let cid = sqe.cid();
@@ -52,7 +56,7 @@ impl<E: TargetEnv> TargetConn<E> {
             return cx.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
         }
         let (resume, stream) = wire::bind_of(sqe);
-        if sqe.dword(10) & 0x7fff_0000 != 0 {
+        if sqe.dword(10) & BIND_RESERVED != 0 {
             return cx.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
         }
         let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
@@ -122,18 +126,18 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Acknowledges fences once no operation is left for which they wait, and begins the next round.
     pub(super) fn fences_passed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
-        while self.fences.left == 0 {
-            if self.fences.asked.is_empty() {
+        while self.fences.in_flight == 0 {
+            if self.fences.current.is_empty() {
                 if self.fences.next.is_empty() {
                     return;
                 }
                 self.begin_round();
                 continue;
             }
-            if self.fences.returns && self.carries_fenced() {
+            if self.fences.returns_stream && self.carries_fenced() {
                 self.return_stream(env, out);
             }
-            let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.asked));
+            let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.current));
             shared(env, |s| {
                 for id in fences {
                     s.acknowledge(id, conn);
@@ -142,17 +146,19 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
+    /// Begins a round: marks the device operations that it waits for.
     fn begin_round(&mut self) {
-        let returns = self.carries_fenced();
+        let returns_stream = self.carries_fenced();
         let Self { cx, fences, .. } = self;
-        fences.asked = core::mem::take(&mut fences.next);
-        fences.returns = returns;
+        fences.current = core::mem::take(&mut fences.next);
+        fences.returns_stream = returns_stream;
         for (_, command) in cx.commands.iter_mut().filter(|(_, command)| command.on_device()) {
             command.fenced = true;
-            fences.left += 1;
+            fences.in_flight += 1;
         }
     }
 
+    /// Whether this connection still carries a stream whose owner was fenced.
     fn carries_fenced(&self) -> bool {
         self.ordered.is_some() && self.cx.is_fenced
     }

@@ -52,23 +52,23 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         if core::mem::replace(&mut self.accept.listens, listens) != listens {
             return Some(Action::Listen(listens));
         }
-        while let Some(&at) = self.touched.get(self.seen) {
+        while let Some(&at) = self.touched.get(self.handled) {
             // The same connection is asked again until nothing is to be done for it.
-            if let Some(action) = self.see_to(at, env.now()) {
+            if let Some(action) = self.action_for(at, env.now()) {
                 return Some(action);
             }
-            self.seen += 1;
+            self.handled += 1;
             if let Some(connection) = self.get(at) {
                 connection.is_touched = false;
             }
         }
         self.touched.clear();
-        self.seen = 0;
+        self.handled = 0;
         self.stopping.informs_now(self.config.index).then_some(Action::EndMoves)
     }
 
-    /// The action for a connection that has changed.
-    fn see_to(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
+    /// The next action for a connection that has changed; `None` if none is left.
+    fn action_for(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
         let key = ConnKey(at);
         let cut_off = self.stopping.cut_off(now);
         let connection = self.get(at)?;
@@ -100,7 +100,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         None
     }
 
-    /// Chooses a core for a connection that has just become an I/O queue.
+    /// Chooses a core for a connection that has just become an I/O queue, and counts the queue
+    /// there. `None` for every other connection, and for one that is counted already.
     fn count_queue(&mut self, at: u32) -> Option<usize> {
         let Self { connections, config, stopping, .. } = self;
         let connection = connections.get_mut(at as usize)?.as_deref_mut()?;

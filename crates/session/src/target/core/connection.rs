@@ -197,7 +197,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     pub(super) fn end(&mut self, why: &str, env: &mut E) {
         if self.ending.is_none() {
             self.ending = Some(env.now() + LINGER_NS);
-            self.session.closing(why, env);
+            self.session.close(why, env);
         }
     }
 

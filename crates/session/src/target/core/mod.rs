@@ -101,8 +101,8 @@ pub struct TargetCore<E: TargetEnv, T> {
     batch: Vec<u32>,
     /// Connections that have changed since the shell last asked for actions.
     touched: Vec<u32>,
-    /// How many of `touched` have been handled.
-    seen: usize,
+    /// How many of `touched` have no action left.
+    handled: usize,
     accept: Accept,
     /// The time before which no connection's time limits are checked.
     next_tick: u64,
@@ -134,7 +134,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             by_id: BTreeMap::new(),
             batch: Vec::new(),
             touched: Vec::new(),
-            seen: 0,
+            handled: 0,
             accept: Accept::default(),
             next_tick: 0,
             next_watch: 0,
@@ -235,6 +235,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.take_in(Box::new(connection))
     }
 
+    /// Gives a connection a place in this core. Its key and the watch on its socket begin anew,
+    /// also if it had them on another core.
     fn take_in(&mut self, mut connection: Box<Connection<E, T>>) -> ConnKey {
         let at = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -262,6 +264,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.connections.get_mut(at as usize)?.as_deref_mut()
     }
 
+    /// Puts a connection on the list of those for which [`next_action`](Self::next_action) has to
+    /// find actions.
     #[inline]
     fn touch(&mut self, at: u32) {
         if let Some(Some(connection)) = self.connections.get_mut(at as usize)
@@ -373,6 +377,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
+    /// Makes a connection read its notices, if this core has it.
     fn notice(&mut self, id: ConnId, env: &mut E) {
         if let Some(&at) = self.by_id.get(&id)
             && let Some(connection) = self.get(at)

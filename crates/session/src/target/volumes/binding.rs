@@ -21,14 +21,19 @@ use crate::wire;
 pub(in crate::target) struct Binding {
     /// Resume with the content of the log (P7), instead of starting anew.
     pub(in crate::target) resume: bool,
+    /// The owner's generation.
     pub(in crate::target) generation: u32,
+    /// The owner's released mark.
     pub(in crate::target) released: Seq,
 }
 
 /// A stream that was bound.
 pub(in crate::target) struct Bound<R> {
+    /// Its log, which the connection has from now on.
     pub(in crate::target) log: StreamLog<R>,
+    /// The volume's namespaces on this target.
     pub(in crate::target) members: Vec<MemberNamespace>,
+    /// The incarnation of the target.
     pub(in crate::target) incarnation: u32,
 }
 
@@ -74,8 +79,8 @@ impl<R: Region> Volumes<R> {
         }
         // Undo needs the lists of all streams at rest. A stream that is not recovered keeps the
         // others from starting (T9, T20).
-        let early = probe::planted(Plant::T9RestartEarly);
-        if !volume.recovered && !early {
+        let is_early = probe::planted(Plant::T9RestartEarly);
+        if !volume.recovered && !is_early {
             if volume.has_failed_log() {
                 return Err((wire::status::LOG_FAILED, 0));
             }
@@ -99,7 +104,7 @@ impl<R: Region> Volumes<R> {
         if resume && log.is_settled() {
             return refuse(wire::status::SETTLED);
         }
-        if !resume && unsettled > 0 && !early {
+        if !resume && unsettled > 0 && !is_early {
             return refuse(wire::status::UNRECOVERED);
         }
         let origin = Origin { generation, incarnation };
@@ -163,7 +168,7 @@ pub(in crate::target) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
     if log.free() == log.slots() {
         return 0;
     }
-    // Slots behind an unreleased one are in use, too, with any content. A log that can't be read
-    // any more counts as full of entries that wait for recovery.
+    // Not all slots in use have an unreleased entry, so the entries are counted. In a log that
+    // can't be read any more, each slot in use counts as an entry that waits for recovery.
     log.scan().map_or(log.slots() - log.free(), |scan| scan.entries.len() as u32)
 }

@@ -90,7 +90,7 @@ impl<R: Region> Volumes<R> {
         if claim.give_up && self.list[at].given_up != claim.generation {
             // The claim has begun a new log for the volume. The directory of that log records that
             // the old one was given up.
-            self.note_given_up(at, claim.generation)?;
+            self.record_given_up(at, claim.generation)?;
         }
         let volume = &mut self.list[at];
         if !claim.resume && claim.generation <= volume.generation {
@@ -99,13 +99,13 @@ impl<R: Region> Volumes<R> {
         if let Log::Live { region, .. } = &mut self.log
             && !volume.partitions.is_empty()
         {
-            let noted = if claim.resume {
+            let recorded = if claim.resume {
                 region.renew(claim.volume, claim.lease_ms)
             } else {
                 let Claim { generation, lease_ms, .. } = *claim;
                 region.set_generation(claim.volume, generation, host.hostid, lease_ms)
             };
-            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
         let claimed = volume.change_hands(claim, host);
         self.listing = None;
@@ -126,9 +126,9 @@ impl<R: Region> Volumes<R> {
     /// T20, T21: the members exist, and belong to no other volume that is owned or unrecovered.
     fn check_members(&self, claim: &Claim, namespaces: &Namespaces) -> Result<(), Refusal> {
         let new = &claim.members;
-        let twice =
+        let is_repeated =
             |i: usize| new[..i].iter().any(|m| m.nsid == new[i].nsid || m.member == new[i].member);
-        if new.len() > MEMBERS_MAX || (1..new.len()).any(twice) {
+        if new.len() > MEMBERS_MAX || (1..new.len()).any(is_repeated) {
             return Err((Status::INVALID_FIELD.with_dnr(), 0));
         }
         if new.iter().any(|m| namespaces.find(m.nsid).is_none()) {
@@ -141,6 +141,7 @@ impl<R: Region> Volumes<R> {
         if taken { Err((wire::status::GUARDED.with_dnr(), 0)) } else { Ok(()) }
     }
 
+    /// Whether a volume that the target knows may be claimed by `host` with a new generation.
     fn check_known(
         &self,
         v: &Volume<R>,
@@ -215,15 +216,15 @@ impl<R: Region> Volumes<R> {
     /// Gives up the content of a volume's log. This is durable before any partition is begun anew,
     /// because a blank one must not be taken for "nothing to undo" (T26).
     fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
-        let lost =
+        let is_unreadable =
             |log: &StreamLog<R>| log.scan().is_err_and(|e| !matches!(e, LogError::Region(_)));
-        let is_anew = |partition: &Partition<R>| match partition {
+        let begins_anew = |partition: &Partition<R>| match partition {
             Partition::Damaged => true,
-            Partition::Home { log, .. } => claim.create || lost(log),
+            Partition::Home { log, .. } => claim.create || is_unreadable(log),
             Partition::Bound { .. } => false,
         };
-        let anew: Vec<bool> = self.list[at].partitions.iter().map(is_anew).collect();
-        self.note_given_up(at, claim.generation)?;
+        let anew: Vec<bool> = self.list[at].partitions.iter().map(begins_anew).collect();
+        self.record_given_up(at, claim.generation)?;
         let crc = self.crc;
         let (Log::Live { region, split }, volume) = (&mut self.log, &mut self.list[at]) else {
             return Err((wire::status::LOG_LOST.with_dnr(), 0));
@@ -249,19 +250,20 @@ impl<R: Region> Volumes<R> {
 
     /// Records durably that the log is given up. Nothing is recorded for a volume that is not in
     /// the log's directory.
-    fn note_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
+    fn record_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if let Log::Live { region, .. } = &mut self.log
             && region.volume(volume.id).is_some()
         {
             probe::hit(Rare::LogGivenUp);
-            let noted = region.give_up(volume.id, generation);
-            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            let recorded = region.give_up(volume.id, generation);
+            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
             volume.given_up = generation;
         }
         Ok(())
     }
 
+    /// Makes the partitions of a volume in the log. Returns them, and the number of slots of each.
     fn add_partitions(&mut self, claim: &Claim) -> Result<(Vec<Partition<R>>, u32), Refusal> {
         let (region, split) = match &mut self.log {
             Log::None => return Err((wire::status::NO_LOG.with_dnr(), 0)),

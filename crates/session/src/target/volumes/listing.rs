@@ -49,7 +49,7 @@ impl Listing {
         })
     }
 
-    /// A page of `len` bytes with the entries at `from` and behind.
+    /// A page of `len` bytes with the entries from position `from` on, as many as fit.
     fn page(&mut self, from: Position, len: usize) -> Page {
         let first = self.entries.partition_point(|entry| entry.position < from);
         let end = self.entries.len().min(first + capacity(len));

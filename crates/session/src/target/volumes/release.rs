@@ -25,8 +25,8 @@ impl<R: Region> Volumes<R> {
         forget: bool,
     ) -> Result<(), Refusal> {
         let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
-        let anyone = forget && probe::planted(Plant::T18AnyoneForgets);
-        if !(v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || anyone) {
+        let may_anyone = forget && probe::planted(Plant::T18AnyoneForgets);
+        if !(v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || may_anyone) {
             return Err((wire::status::NOT_OWNER.with_dnr(), 0));
         }
         // A command to forget a volume raises a fence.
@@ -47,6 +47,7 @@ impl<R: Region> Volumes<R> {
         let Some(at) = self.list.iter().position(|v| v.id == volume) else {
             return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
         };
+        // The logs may change below, so a list that was read in part is not continued.
         self.listing = None;
         let closed = !forget && self.close(at)?;
         match (forget, closed) {
@@ -99,19 +100,19 @@ impl<R: Region> Volumes<R> {
             }
         }
         if let Log::Live { region, .. } = &mut self.log {
-            let noted = match clean {
+            let recorded = match clean {
                 true => region.set_state(volume.id, VolumeState::Closed),
                 // Its lease is over, also for the next incarnation of the target.
                 false => region.renew(volume.id, 0),
             };
-            noted.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
         }
         Ok(clean)
     }
 
-    /// Notes that the owner was about to release the volume when it was lost: it will not come
-    /// back.
-    pub(in crate::target) fn waive(&mut self, volume: VolumeId, assoc: u64) {
+    /// Ends the lease of an owner that was lost while its command to release the volume was in
+    /// flight: the owner does not come back, so the volume need not be kept for it.
+    pub(in crate::target) fn cancel_lease(&mut self, volume: VolumeId, assoc: u64) {
         if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
         {
             volume.lease_ms = 0;

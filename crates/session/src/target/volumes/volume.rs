@@ -33,19 +33,21 @@ pub(in crate::target) type Refusal = (Status, u64);
 /// an earlier owner of a part of it still has it.
 pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
+/// The log region of a target.
 pub(super) enum Log<R> {
     /// The target has no log region.
     None,
     /// In service.
     Live { region: LogRegion<R>, split: Split<R> },
-    /// Of another boot: not valid, but not to be overwritten either (T19).
+    /// Of another boot: it is not valid, and must not be overwritten either (T19).
     Lost(RegionHeader),
 }
 
+/// The log partition of one stream. A connection that carries the stream has the partition.
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
 pub(super) enum Partition<R> {
-    /// Here, at rest, with this many entries beyond the released mark. Traces of torn entries
-    /// count, too, as long as no recovery has settled the partition.
+    /// At rest: no connection has it. It has this many entries beyond the released mark. Traces of
+    /// torn entries count, too, as long as no recovery has settled the partition.
     Home { log: StreamLog<R>, entries: u32 },
     /// Carried by a connection.
     Bound { conn: ConnId, released: Seq },
@@ -53,6 +55,7 @@ pub(super) enum Partition<R> {
     Damaged,
 }
 
+/// A volume that the target knows.
 pub(in crate::target) struct Volume<R> {
     pub(super) id: VolumeId,
     pub(super) generation: u32,
@@ -181,6 +184,7 @@ impl<R: Region> Volume<R> {
         if self.fences.len() < FENCES_MAX { Ok(()) } else { Err((wire::status::STREAM_BUSY, 0)) }
     }
 
+    /// Whether plain hosts may not write its drives now (T21).
     pub(super) fn is_guarded(&self) -> bool {
         !self.lease.is_vacant() || self.lost || self.entries() > 0 || !self.fences.is_empty()
     }
@@ -200,15 +204,15 @@ impl<R: Region> Volume<R> {
 
     /// Gives it to the owner of a claim that has been granted.
     pub(super) fn change_hands(&mut self, claim: &Claim, host: Owner) -> Claimed {
-        let before = self.lease.owner().map(|owner| owner.assoc);
+        let previous = self.lease.owner().map(|owner| owner.assoc);
         // With a log, a stream is bound with a generation, which fences its writes and its reads.
         // Without a log, the requests of a stream are plain commands, which no generation fences.
         // So the association of the old owner ends. The old owner then knows that it is fenced, and
         // reads no data of the new one (T8, P9).
-        let unfenced = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
-        let before = before.filter(|assoc| *assoc != host.assoc);
-        let replaced = before.filter(|_| claim.resume || unfenced);
-        let fenced = before.filter(|_| !claim.resume);
+        let must_end = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
+        let previous = previous.filter(|assoc| *assoc != host.assoc);
+        let replaced = previous.filter(|_| claim.resume || must_end);
+        let fenced = previous.filter(|_| !claim.resume);
         self.generation = claim.generation;
         self.last_owner = host.hostid;
         self.lease_ms = claim.lease_ms;
@@ -257,6 +261,7 @@ impl<R: Region> Partition<R> {
         Self::Home { log, entries: scan.entries.len() as u32 + torn }
     }
 
+    /// The released mark of the stream, as far as it is known here.
     pub(super) fn released(&self) -> Seq {
         match self {
             Self::Home { log, .. } => log.released(),
@@ -282,6 +287,8 @@ impl<R: Region> Partition<R> {
     }
 }
 
+/// The refusal of a claim for which the log has no space: the bytes that are needed, and that it
+/// has.
 pub(super) fn too_small(need: usize, have: usize) -> Refusal {
     let cut = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
     (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)

@@ -188,7 +188,7 @@ impl Committer {
                 }
             }
             Job::Settle { log, end, settling, last, at } => {
-                self.settle((log, end, settling), (last, at), stream, process, core)
+                self.rewrite_last_blocks((log, end, settling), (last, at), stream, process, core)
             }
             Job::Check { log, end } => self.check(log, &end, stream, core),
             Job::Locate(lsn) => self.locate(lsn, stream, core),

@@ -91,7 +91,7 @@ impl Committer {
 
     /// Writes the last blocks of the log of records again, and waits until they are durable.
     /// Without ordering logs, opening a volume flushes nothing.
-    pub(super) fn settle(
+    pub(super) fn rewrite_last_blocks(
         &mut self,
         (log, end, mut settling): (u64, End, Settling),
         (last, at): (Option<Seq>, usize),

@@ -24,6 +24,7 @@ use crate::label_work::{self, LabelIo, Relabel};
 use crate::wire::{STATUS_LEN, VolumeStatus, release_command, status_command};
 
 impl VolumeOpening {
+    /// Handles failures and answers, and then does everything that can be done now.
     pub(super) fn go_on(
         &mut self,
         now: u64,
@@ -116,6 +117,7 @@ impl VolumeOpening {
         Ok(())
     }
 
+    /// Once all targets are attached, opens the queues to the drives. Returns whether that is done.
     fn attach(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         let Some(attached) = self.targets.attached(a) else { return Ok(false) };
         let controllers = attached.map_err(|failed| {
@@ -131,6 +133,8 @@ impl VolumeOpening {
         Ok(true)
     }
 
+    /// Reads the labels of all members. When all have been read, checks them, and begins the claim
+    /// or the inspection. Returns whether that is done.
     fn read_labels(
         &mut self,
         now: u64,
@@ -167,7 +171,7 @@ impl VolumeOpening {
         Ok(true)
     }
 
-    /// The labels are those of a volume that may be opened.
+    /// Begins the claim and the recovery of a volume whose labels are valid, or its inspection.
     fn begin(
         &mut self,
         members: Members,
@@ -233,6 +237,8 @@ impl VolumeOpening {
         Ok(false)
     }
 
+    /// Continues the recovery: sends its next commands, or begins the step of its phase. Returns
+    /// whether there may be more to do now.
     fn recover(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         let Some(driver) = &mut self.driver else { return Ok(false) };
         driver.timeout(now)?;
@@ -250,12 +256,12 @@ impl VolumeOpening {
             }
             _ => {}
         }
-        let drives = driver.needs_drives();
+        let needs_drives = driver.needs_drives();
         let phase = driver.phase();
         for server in 0..self.targets.len() {
             let doing = phase.doing();
             let failed = |source| VolumeOpenError::Call { server, doing, source };
-            if drives && !self.targets.is_ready(a, server) {
+            if needs_drives && !self.targets.is_ready(a, server) {
                 continue;
             }
             while let Some((ticket, call)) = driver.next(server, now) {
@@ -287,6 +293,8 @@ impl VolumeOpening {
         self.step = Step::Relabeling { work, asked: false };
     }
 
+    /// Writes the new generation into the labels, one step after the other. Then recovery
+    /// continues.
     fn relabel(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         let Step::Relabeling { work, asked } = &mut self.step else { return Ok(false) };
         if *asked {
@@ -301,8 +309,8 @@ impl VolumeOpening {
             }
             return Ok(false);
         }
-        let was = core::mem::replace(&mut self.step, Step::Recovering);
-        if let (Step::Relabeling { work, .. }, Some(members)) = (was, &mut self.members) {
+        let finished = core::mem::replace(&mut self.step, Step::Recovering);
+        if let (Step::Relabeling { work, .. }, Some(members)) = (finished, &mut self.members) {
             members.labels = work.into_labels();
         }
         if let Some(driver) = &mut self.driver {
@@ -312,7 +320,8 @@ impl VolumeOpening {
         Ok(true)
     }
 
-    /// The prefix of every stream is known, and nothing has been zeroed.
+    /// The prefix of every stream is known, and nothing has been zeroed. If the caller wants the
+    /// data that will be zeroed, it is saved first.
     fn decided(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         let (Some(driver), Some(map)) = (&mut self.driver, &self.map) else { return Ok(false) };
         if !core::mem::replace(&mut self.decided, true) {
@@ -339,6 +348,8 @@ impl VolumeOpening {
         Ok(true)
     }
 
+    /// Saves data that will be zeroed: reads it, and leaves each step for the program, which writes
+    /// the file. Then recovery continues, or ends after a dry run.
     fn save(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
         let Step::Saving { saving, state, since } = &mut self.step else { return Ok(false) };
         let (Some(driver), Some(map), Some(members)) = (&mut self.driver, &self.map, &self.members)
@@ -386,6 +397,8 @@ impl VolumeOpening {
         self.finish(generation, statuses, outcome, steps, a)
     }
 
+    /// Ends the opening with its result. Only an opening that takes the volume keeps the
+    /// associations.
     fn finish(
         &mut self,
         generation: u32,
@@ -500,12 +513,13 @@ impl VolumeOpening {
         Some(now.saturating_add(self.config.wait.ask_ns.min(left)))
     }
 
+    /// Reports the progress of the recovery as an event, if it has changed.
     fn note_progress(&mut self) {
-        let now = self.driver.as_ref().map(RecoveryDriver::progress);
-        if let (true, Some(progress)) = (now != self.progress, now) {
+        let current = self.driver.as_ref().map(RecoveryDriver::progress);
+        if let (true, Some(progress)) = (current != self.progress, current) {
             self.events.push_back(OpeningEvent::Progress(progress));
         }
-        self.progress = now;
+        self.progress = current;
     }
 }
 

@@ -95,7 +95,7 @@ fn t23_an_answer_to_an_earlier_attempt_changes_nothing() {
     let mut driver = driver(2);
     let (_own, _) = driver.next(0, 0).expect("and asked again");
     driver.done(0, late, Err(status::STREAM_BUSY), 20).unwrap();
-    assert_eq!(driver.opening().out(0), 1, "its own answer is still owed");
+    assert_eq!(driver.opening().in_flight(0), 1, "its own answer is still owed");
     assert!(driver.deadline(20).is_some_and(|at| at > 20 + REST_NS_MAX), "it does not rest");
 }
 
