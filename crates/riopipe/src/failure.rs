@@ -40,7 +40,8 @@ pub enum Exhausted {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before \
-     it are as reported, later ones are not reported"
+     it are as reported, later ones are not reported; {}",
+    remedy(.cause)
 )]
 pub struct StreamFailure {
     /// The name of the volume.
@@ -53,6 +54,14 @@ pub struct StreamFailure {
     pub target: Box<MemberAddr>,
     /// The cause of the failure.
     pub cause: FailureCause,
+}
+
+/// What to do about a failure, as text.
+fn remedy(cause: &FailureCause) -> &'static str {
+    match cause.is_retryable() {
+        true => "reopen the stream",
+        false => "remove the cause, and open the volume again",
+    }
 }
 
 impl StreamFailure {

@@ -14,6 +14,7 @@ use riopipe_session::initiator::volume::ranges::{listed_ranges, volume_ranges};
 use riopipe_session::initiator::volume::recovery::StepTimes;
 
 use crate::addr::TargetAddr;
+use crate::create_error::lack_text;
 
 /// The findings and actions of the recovery of a volume, when it was opened or by hand.
 ///
@@ -282,7 +283,7 @@ impl fmt::Display for Steps {
 #[non_exhaustive]
 pub enum EngineUnavailable {
     /// A target lacks Rio's extension or an ordering log.
-    #[error("target {target} does not have Rio's extension or has no ordering log")]
+    #[error("on target {target}: {}", lack_text(*.lack))]
     Target {
         /// The target.
         target: TargetAddr,
