@@ -56,7 +56,7 @@ pub struct StreamFailure {
     pub cause: FailureCause,
 }
 
-/// What to do about a failure, as text.
+/// The remedy of a failure with this cause, as text.
 fn remedy(cause: &FailureCause) -> &'static str {
     match cause.is_retryable() {
         true => "reopen the stream",
