@@ -6,11 +6,11 @@ use riopipe_order::entry::Position;
 
 use super::{CLAIM_LEN, STATUS_LEN, list, u32_at};
 
-/// Admin: claim a volume (host → controller data, [`Claim`]). Bits 1:0 of an opcode are the
-/// direction of data (NVMe base, figure "Opcode").
+/// Admin: claim a volume (host → controller data, [`Claim`](super::Claim)). Bits 1:0 of an opcode
+/// are the direction of data (NVMe base, figure "Opcode").
 pub const ADMIN_CLAIM: u8 = 0xc1;
-/// Admin: the target's state of a volume (controller → host data, [`VolumeStatus`]); the
-/// volume's id in CDW12–15, the length in CDW10 (bytes).
+/// Admin: the target's state of a volume (controller → host data,
+/// [`VolumeStatus`](super::VolumeStatus)); the volume's id in CDW12–15, the length in CDW10 (bytes).
 pub const ADMIN_STATUS: u8 = 0xc2;
 /// Admin: release a volume (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
 /// free its log partitions.
@@ -42,7 +42,7 @@ pub fn status_command(volume: VolumeId) -> Sqe {
     sqe
 }
 
-/// The claim command; its data is [`Claim::encode`].
+/// The claim command; its data is [`Claim::encode`](super::Claim::encode).
 #[must_use]
 pub fn claim_command() -> Sqe {
     let mut sqe = Sqe::new(ADMIN_CLAIM, 0);
