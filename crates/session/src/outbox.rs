@@ -34,10 +34,13 @@ impl<P> Seg<P> {
 /// Bytes and payloads to be sent, in order.
 #[derive(Debug)]
 pub struct Outbox<P> {
+    /// The header buffer: the bytes that the session itself has written.
     bytes: Vec<u8>,
+    /// The pieces to be sent, in order.
     segs: VecDeque<Seg<P>>,
+    /// The number of bytes left to send, in all pieces.
     len: usize,
-    /// The number of bytes taken off so far.
+    /// The number of bytes sent since the beginning.
     sent: u64,
 }
 
@@ -66,7 +69,7 @@ impl<P> Outbox<P> {
         self.len
     }
 
-    /// The position of the next byte, counted from the first one ever.
+    /// The position behind the last byte that was appended, counted from the first byte ever.
     #[must_use]
     pub(crate) const fn end(&self) -> u64 {
         self.sent + self.len as u64
@@ -84,8 +87,8 @@ impl<P> Outbox<P> {
         self.segs.len()
     }
 
-    /// Appends the bytes that `write` appends to the vector. It must not touch the bytes that are
-    /// there already.
+    /// Appends the bytes that `write` appends to the vector. `write` must not change the bytes that
+    /// the vector has already.
     #[inline]
     pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
@@ -110,7 +113,7 @@ impl<P> Outbox<P> {
         self.note_new(start);
     }
 
-    /// Everything in `bytes` from `start` on is new.
+    /// Notes that the bytes from `start` on were appended to the header buffer.
     #[inline(always)]
     fn note_new(&mut self, start: usize) {
         let end = self.bytes.len();
@@ -159,9 +162,9 @@ impl<P> Outbox<P> {
         }
     }
 
-    /// Under steady load the outbox may never be quite empty, and the header buffer must not grow
-    /// without limit. Each move moves at most as many bytes as were freed, so the cost per byte is
-    /// constant.
+    /// Removes the sent bytes from the header buffer, if they are at least half of it. Under steady
+    /// load the outbox may never be empty, and the header buffer must not grow without limit. Each
+    /// call moves at most as many bytes as it removes, so the cost per byte is constant.
     fn compact(&mut self) {
         let sent = self
             .segs

@@ -30,8 +30,9 @@ mod volume_status;
 pub use claim::{CLAIM_LEN, CLAIM_NAMESPACES_MAX, Claim, STREAMS_MAX, in_order};
 pub use commands::{
     ADMIN_CLAIM, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND, IO_LIST, IO_MARK,
-    bind_command, bind_of, claim_command, list_command, list_of, mark_command, mark_of,
-    own_list_command, release_command, resume_command, settle_command, status_command, volume_of,
+    bind_command, bind_resumes, bind_stream, claim_command, list_command, list_of, mark_command,
+    mark_of, own_list_command, release_command, resume_command, settle_command, status_command,
+    volume_of,
 };
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
 pub(crate) use ordered_request::without_attribute;

@@ -49,7 +49,7 @@ impl Shared {
         // The kernel's part. It is exact, in any order of the cores' loads.
         let good = !self.error.swap(false, Ordering::SeqCst);
         if !good {
-            self.flushes.fail();
+            self.flushes.count_failure();
         }
         let doubt = self.flushes.end(ticket, || self.wake());
         if let Some(doubt) = doubt.filter(|_| good) {
@@ -59,7 +59,7 @@ impl Shared {
     }
 
     fn wait(&self, core: usize, doubt: Doubt) {
-        while self.flushes.wait(doubt, || self.waiting.lock().unwrap().push(core)) {
+        while self.flushes.is_still_in_doubt(doubt, || self.waiting.lock().unwrap().push(core)) {
             self.bells[core].wait();
         }
     }
@@ -129,9 +129,9 @@ fn t29_the_end_of_one_round_is_not_enough_for_two() {
         let [newer, mine] = [flushes.begin(), flushes.begin()];
         let doubt = flushes.end(mine, || ()).expect("two others are in flight");
         let _ = flushes.end(older, || ());
-        assert!(flushes.wait(doubt, || ()), "the newer one may have failed");
+        assert!(flushes.is_still_in_doubt(doubt, || ()), "the newer one may have failed");
         let mut woken = false;
         let _ = flushes.end(newer, || woken = true);
-        assert!(woken && !flushes.wait(doubt, || ()));
+        assert!(woken && !flushes.is_still_in_doubt(doubt, || ()));
     });
 }

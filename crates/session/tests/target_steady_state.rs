@@ -125,7 +125,7 @@ fn a_warm_connection_allocates_nothing() {
             for Done { op, result } in done.drain(..) {
                 io.0.device_done(OpId(op), result, &mut host, &mut io.1);
             }
-            io.0.settled(&mut host, &mut io.1);
+            io.0.batch_ended(&mut host, &mut io.1);
             assert_eq!(io.1.len_bytes(), 32 * 24);
             io.1.consume(32 * 24);
             let allocated = allocations() - before;

@@ -17,7 +17,7 @@ use riopipe_nvme::feature;
 use self::ownership::Waiting;
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, in_capsule};
+use super::context::{Context, is_in_capsule};
 use super::env::TargetEnv;
 use super::identity::LocalAddress;
 use super::limits::{ASYNC_EVENTS_MAX, IO_QUEUES_MAX, KEEP_ALIVE_STEP_MS};
@@ -167,7 +167,7 @@ impl Admin {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match in_capsule(sqe, want, data) {
+        match is_in_capsule(sqe, want, data) {
             Err(status) => cx.respond(sqe.cid(), status, 0, out),
             Ok(true) => {
                 let index = cx.take(sqe, Stage::Fence, 0)?;
@@ -179,7 +179,7 @@ impl Admin {
     }
 
     /// Carries out a command whose data has come in completely, by R2T.
-    pub(super) fn gathered<E: TargetEnv>(
+    pub(super) fn data_ready<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,

@@ -11,7 +11,7 @@ use riopipe_order::probe::{self, Rare};
 use super::capsule::Capsule;
 use super::closed::Closed;
 use super::commands::{Command, Data, Stage};
-use super::context::{Context, fenced_owner, in_capsule};
+use super::context::{Context, fenced_owner, is_in_capsule};
 use super::env::TargetEnv;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use super::ordered::OrderedQueue;
@@ -38,7 +38,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let (attribute, ns, inline) = match self.check(cx, capsule) {
             Ok(checked) => checked,
             Err(status) => {
-                self.stop(cx, Member(0), sqe.dword(3));
+                self.stop_stream(cx, Member(0), sqe.dword(3));
                 cx.trouble("an ordered request made no sense; its stream is stopped", env);
                 cx.respond(cid, status, 0, out);
                 return Ok(());
@@ -52,15 +52,15 @@ impl<E: TargetEnv> OrderedQueue<E> {
         entry.data = if inline { Data::Ready } else { Data::Awaited };
         entry.may_write = false;
         entry.attribute = attribute;
-        // The gate names drives by their place in this volume on this server; the log uses the
-        // volume's own number.
+        // The gate knows a drive by its index in `drives`, the log by its member number in the
+        // volume.
         let member = Member(self.drive_of[ns]);
         let at_gate = Attribute { member, ..attribute };
         let first_step = self.steps.len();
         let ticket = Ticket(u32::from(index));
         let arrived = self.gate.arrive(&mut cx.commands, ticket, &at_gate, &mut self.steps);
         if arrived.is_err() {
-            self.stop(cx, member, attribute.ordinal);
+            self.stop_stream(cx, member, attribute.ordinal);
             cx.trouble(
                 "an ordered request came twice or too far ahead; its stream is stopped",
                 env,
@@ -72,7 +72,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             let is_write = attribute.kind == Kind::Write;
             self.tracer.arrived(index, is_write, &self.steps[first_step..], env.instant());
         }
-        self.append(&mut cx.commands, first_step);
+        self.carry_out_appends(&mut cx.commands, first_step);
         if !inline {
             if cx.may_hold(index, attribute.blocks * BLOCK_SIZE, out) {
                 self.start(cx, index, env, out);
@@ -84,8 +84,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         Ok(())
     }
 
-    /// Checks a request. Returns its attribute, the index of its namespace, and whether all its
-    /// data is in the capsule. A valid request also moves the released mark.
+    /// Checks a request. Returns its attribute, the index of its namespace, and whether all its data
+    /// is in the capsule. The command also has the owner's released mark, which goes to the log.
     #[inline]
     fn check(
         &mut self,
@@ -96,8 +96,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if !digest_ok {
             return Err(Status::TRANSIENT_TRANSPORT);
         }
-        let (attribute, released) =
-            wire::attribute(sqe, self.near).map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        let (attribute, released) = wire::attribute(sqe, self.highest_seq)
+            .map_err(|_| wire::status::BAD_ATTRIBUTE.with_dnr())?;
         // An ordered request asks for durability with the FLUSH flag of its attribute. FUA has no
         // effect on it, so it is refused instead of ignored.
         if sqe.fua() || sqe.fuse() != 0 {
@@ -114,16 +114,16 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 if want > TRANSFER_BYTES_MAX {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
-                in_capsule(sqe, want, data)?
+                is_in_capsule(sqe, want, data)?
             }
             Kind::Discard | Kind::Flush if data.is_empty() => true,
             Kind::Discard | Kind::Flush => return Err(Status::SGL_LENGTH_INVALID.with_dnr()),
         };
-        if attribute.seq_end() > self.near {
-            if attribute.seq_end().0 >> 32 != self.near.0 >> 32 {
+        if attribute.seq_end() > self.highest_seq {
+            if attribute.seq_end().0 >> 32 != self.highest_seq.0 >> 32 {
                 probe::hit(Rare::SeqWrap);
             }
-            self.near = attribute.seq_end();
+            self.highest_seq = attribute.seq_end();
         }
         self.log.release(released);
         Ok((attribute, ns, inline))
@@ -157,10 +157,13 @@ impl<E: TargetEnv> OrderedQueue<E> {
 }
 
 impl<E: TargetEnv> Context<E> {
-    /// Refuses requests when the stream is released, if their data is still missing. When the data
-    /// comes, this connection may carry another stream, whose gate does not know them (T8). A
-    /// request in doubt has no gate to return to. A request that waited at that gate for its FLUSH
-    /// is answered now, because no gate will answer it any more (P8).
+    /// Refuses the requests that are not finished when the connection gives up its stream, and with
+    /// it the gate.
+    ///
+    /// A request whose data is still missing is answered when the data has come. By then the
+    /// connection may carry another stream, whose gate does not know the request (T8). A request in
+    /// doubt is answered when its doubt is resolved. A request that waits at the gate is answered
+    /// now, because no gate will answer it any more (P8).
     pub(super) fn refuse_unfinished(&mut self, out: &mut Outbox<E::Buf>) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.ordered) {
             match command.stage {

@@ -21,20 +21,20 @@ use super::plain::zero;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// Ends a batch: carries out the steps of the gate, in order, and answers complete requests.
-    /// `buf` is the receive buffer of the batch.
-    pub(super) fn settle(
+    /// Finishes a batch: carries out the steps of the gate, in their order, fences the persist words,
+    /// and then answers complete requests. `buf` is the receive buffer of the batch.
+    pub(super) fn finish_batch(
         &mut self,
         cx: &mut Context<E>,
         buf: &[u8],
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) {
-        self.see_flush_failures(cx);
+        self.report_flush_failures(cx);
         env.ordered(self.tracer.take_arrived());
         let persisted = self.carry_out(cx, buf, env);
         if self.tracer.is_tracing() {
-            self.tracer.completing(&self.done, env.instant());
+            self.tracer.completing(&self.to_answer, env.instant());
         }
         let is_shared = persisted > 1;
         if is_shared {
@@ -45,7 +45,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             && !(is_shared && probe::planted(Plant::T7BatchBeforeFence));
         if must_fence && self.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
-            self.gate.fence_failed(&mut cx.commands, &mut self.done);
+            self.gate.fence_failed(&mut cx.commands, &mut self.to_answer);
             cx.trouble("the ordering log failed; its stream is stopped", env);
         }
         if self.tracer.is_complete() {
@@ -59,7 +59,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 env.stopped(cause);
             }
         }
-        for step in self.done.drain(..) {
+        for step in self.to_answer.drain(..) {
             match step {
                 Step::Complete { ticket, .. } => {
                     cx.answer_here(ticket.0 as u16, Status::SUCCESS, 0, out);
@@ -68,7 +68,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 Step::Append(_) | Step::Write(_) | Step::Flush(_) => {}
             }
         }
-        self.keep_inline(cx, buf, env);
+        self.copy_held_data(cx, buf, env);
     }
 
     /// Carries out the steps of the gate until there are none left. Returns how many persist words
@@ -76,11 +76,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
     #[inline(always)]
     fn carry_out(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) -> u32 {
         let mut persisted = 0u32;
-        // An entry that was appended and has to wait has no further step. It is fenced with its
-        // batch, too.
-        while self.appended || !self.steps.is_empty() {
-            let must_fence =
-                mem::take(&mut self.appended) && !probe::planted(Plant::T7WriteBeforeFence);
+        // An entry that was appended may have to wait, and then there is no further step. Its append
+        // is fenced in this batch all the same.
+        while self.has_unfenced_appends || !self.steps.is_empty() {
+            let must_fence = mem::take(&mut self.has_unfenced_appends)
+                && !probe::planted(Plant::T7WriteBeforeFence);
             if must_fence && self.log.fence().is_err() {
                 probe::hit(Rare::LogFailed);
                 self.gate.fence_failed(&mut cx.commands, &mut self.steps);
@@ -89,15 +89,18 @@ impl<E: TargetEnv> OrderedQueue<E> {
             if self.tracer.is_logging() {
                 self.tracer.logged(&self.steps, env.instant());
             }
-            let mut doing = mem::take(&mut self.doing);
-            mem::swap(&mut doing, &mut self.steps);
-            for &step in &doing {
+            let mut in_progress = mem::take(&mut self.in_progress);
+            mem::swap(&mut in_progress, &mut self.steps);
+            for &step in &in_progress {
                 match step {
-                    Step::Append(_) => debug_assert!(false, "carried out when it came"),
+                    Step::Append(_) => {
+                        debug_assert!(false, "`arrived` has carried out the appends")
+                    }
                     Step::Write(ticket) => {
                         self.submit(cx, ticket.0 as u16, buf, env);
-                        // Nearly always the request is written when the call returns, and no other
-                        // entry waited for it. A single complete request needs no other round.
+                        // The fast path: the drive has written the request when the call returns,
+                        // and no other entry waited for it. The single `Complete` is carried out
+                        // here, without another pass of the loop.
                         if let [step @ Step::Complete { .. }] = self.steps[..] {
                             self.steps.clear();
                             persisted += u32::from(self.complete(&cx.commands, step));
@@ -109,8 +112,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
                     }
                 }
             }
-            doing.clear();
-            self.doing = doing;
+            in_progress.clear();
+            self.in_progress = in_progress;
         }
         persisted
     }
@@ -132,9 +135,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Copies the data of writes that the gate still holds out of the receive buffer, whose bytes
-    /// are gone after the batch.
-    fn keep_inline(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) {
+    /// Copies the in-capsule data of writes that the gate still holds. The receive buffer, where the
+    /// data is, has other content after the batch.
+    fn copy_held_data(&mut self, cx: &mut Context<E>, buf: &[u8], env: &mut E) {
         let mut is_out_of_memory = false;
         for index in self.inline.drain(..) {
             let command = &mut cx.commands[index];
@@ -176,8 +179,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let stream_has_ended =
             cx.is_fenced || matches!(self.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
         if command.entry.data == Data::Bad || stream_has_ended {
-            // Nothing goes to the drives after the stream has a new owner (T8), or without its
-            // attribute in the log.
+            // Nothing goes to the drives after the owner was fenced (T8). Nothing goes there after
+            // the log has failed either, because the attribute may not be in the log.
             return self.written(cx, index, false);
         }
         let (ns, op) = (usize::from(command.ns), OpId::new(cx.key, index));
@@ -294,8 +297,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.gate.written(&mut cx.commands, ticket, ok, &mut self.steps);
     }
 
-    /// Handles the end of a FLUSH. Its success is in doubt while another connection's FLUSH of the
-    /// drive is in flight; then the gate learns of it later (T29).
+    /// Takes in the result of a FLUSH. A success is in doubt while a FLUSH of another connection on
+    /// the same drive is in flight. Then it is reported to the gate later (T29).
     #[inline(never)]
     fn flush_ended(&mut self, cx: &mut Context<E>, index: u16, ok: bool, env: &mut E) {
         if cx.flush_ended(index, ok, env) {
@@ -303,15 +306,15 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         if !ok {
             probe::hit(Rare::FlushFailed);
-            self.own_flush_failed(usize::from(cx.commands[index].ns));
+            self.count_own_flush_failure(usize::from(cx.commands[index].ns));
         }
         self.report_flush(cx, index, ok);
     }
 
-    /// Reports the end of a FLUSH to the gate, after it was checked whether another connection's
-    /// FLUSH has failed (T22).
+    /// Reports the result of a FLUSH to the gate. FLUSHes of other connections that have failed are
+    /// reported before it (T22).
     pub(super) fn report_flush(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
-        self.see_flush_failures(cx);
+        self.report_flush_failures(cx);
         let ticket = Ticket(u32::from(index));
         self.gate.flushed(&mut cx.commands, ticket, ok, &mut self.steps);
     }

@@ -46,28 +46,30 @@ pub(super) struct Command<B> {
     pub(super) buf: Option<B>,
     /// Bytes of `buf` that count against the connection's budget.
     pub(super) charged: usize,
-    /// How many bytes of data were received, and how many are wanted.
+    /// How many bytes of data have been received by R2T.
     pub(super) got: u32,
+    /// How many bytes of data the command has: those to receive by R2T, or to read.
     pub(super) want: u32,
-    /// The answer, if it is decided already.
+    /// The status of the answer, if it is decided before the command ends.
     pub(super) verdict: Option<Status>,
     /// An ordered request that the gate refused before its data arrived. It is answered when the
     /// data has come.
     pub(super) refused: bool,
-    /// A fence waits for its device operation.
-    pub(super) fenced: bool,
+    /// A fence waits for its device operation to come back.
+    pub(super) awaited_by_fence: bool,
     /// Dataset Management: how many ranges have been begun.
-    pub(super) step: u16,
+    pub(super) ranges_begun: u16,
     /// Carries an ordering attribute.
     pub(super) ordered: bool,
-    /// For a FLUSH: how many FLUSHes of the drive had failed when the first write that it covers
-    /// was submitted (T22).
-    pub(super) since: Option<u64>,
+    /// For a plain FLUSH: how many FLUSHes of the drive had failed when the first write that this one
+    /// covers was submitted. If more have failed when this one succeeds, writes are lost (T22).
+    pub(super) failures_before: Option<u64>,
     /// The ticket of its FLUSH, from submission until it has come back.
     pub(super) flush: Option<Ticket>,
     /// For a FLUSH in doubt: the end of the doubt. Otherwise without meaning.
     pub(super) doubt: Option<Doubt>,
-    /// In-capsule data of an ordered write in the receive buffer; only within one `receive`.
+    /// The in-capsule data of an ordered write: the first byte in the receive buffer, and the one
+    /// after the last; (0, 0) for none. Valid only within one `receive`.
     pub(super) inline: (u32, u32),
     /// For an ordered request: its entry. Otherwise without meaning.
     pub(super) entry: Entry,
@@ -77,16 +79,16 @@ pub(super) struct Command<B> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) attribute: Attribute,
-    /// The gate's part.
+    /// The gate's state of the entry.
     node: Node,
     /// Its position in the log, once it is appended.
     pub(super) position: Position,
     pub(super) data: Data,
-    /// The gate has released it, but its data has not arrived yet.
+    /// The gate has given the step to write it, but its data has not arrived yet.
     pub(super) may_write: bool,
 }
 
-/// The place of the data of an ordered request.
+/// Where the data of an ordered request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Data {
     /// Asked for by R2T.
@@ -175,10 +177,10 @@ impl<B> Commands<B> {
         command.want = 0;
         command.verdict = None;
         command.refused = false;
-        command.fenced = false;
-        command.step = 0;
+        command.awaited_by_fence = false;
+        command.ranges_begun = 0;
         command.ordered = false;
-        command.since = None;
+        command.failures_before = None;
         command.inline = (0, 0);
         self.free.push(index);
         (command.buf.take(), core::mem::take(&mut command.charged))
@@ -209,8 +211,8 @@ impl<B> Commands<B> {
         used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
     }
 
-    /// Frees the gate's part of every entry, because another gate is about to begin.
-    pub(super) fn leave_gate(&mut self) {
+    /// Resets the gate's state of every entry, because another gate is about to begin.
+    pub(super) fn reset_gate_nodes(&mut self) {
         for command in &mut self.list {
             command.entry.node = Node::FREE;
         }
@@ -261,10 +263,10 @@ impl<B> Command<B> {
             want: 0,
             verdict: None,
             refused: false,
-            fenced: false,
-            step: 0,
+            awaited_by_fence: false,
+            ranges_begun: 0,
             ordered: false,
-            since: None,
+            failures_before: None,
             flush: None,
             doubt: None,
             inline: (0, 0),

@@ -148,7 +148,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
         };
         if let Some(ordered) = &mut self.ordered {
-            ordered.settle(&mut self.cx, buf, env, out);
+            ordered.finish_batch(&mut self.cx, buf, env, out);
         }
         let partial = !full && at < buf.len();
         let begins = partial && !self.partial;
@@ -163,7 +163,7 @@ impl<E: TargetEnv> TargetConn<E> {
             if let Some(queue) = &self.cx.queue {
                 last_received(&queue.last_received, now);
             }
-            self.pump(env, out);
+            self.start_waiting(env, out);
         }
         match end {
             Ok(()) => Ok(at),
@@ -230,7 +230,7 @@ impl<E: TargetEnv> TargetConn<E> {
         {
             env.traced(&ordered.tracer.sent(env.instant()));
         }
-        self.pump(env, out);
+        self.start_waiting(env, out);
     }
 
     /// Notes that the peer takes no more bytes at time `now`. From now on the connection waits for
@@ -256,7 +256,7 @@ impl<E: TargetEnv> TargetConn<E> {
             debug_assert!(false, "a completion of an operation that was not in flight");
             return;
         };
-        if core::mem::take(&mut command.fenced) {
+        if core::mem::take(&mut command.awaited_by_fence) {
             // The command may begin a second operation (a FLUSH, another range). A FLUSH writes
             // nothing new, and the guard checks a range before it begins.
             self.fences.operation_done();
@@ -266,12 +266,12 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
     /// it: persist words of the batch share one fence, and responses follow it (T7).
-    pub fn settled(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    pub fn batch_ended(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
-            ordered.settle(&mut self.cx, &[], env, out);
+            ordered.finish_batch(&mut self.cx, &[], env, out);
         }
-        self.pump(env, out);
-        self.fences_passed(env, out);
+        self.start_waiting(env, out);
+        self.acknowledge_fences(env, out);
         if self.cx.closing {
             self.finish_if_idle(env);
         }
@@ -295,7 +295,7 @@ impl<E: TargetEnv> TargetConn<E> {
                         admin.fence_over(&mut self.cx, id, env, out);
                     }
                 }
-                Notice::Flushes => self.doubts_over(env, out),
+                Notice::FlushRoundEnded => self.resolve_doubts(env, out),
             }
         }
         if self.cx.closing { Ok(()) } else { end }
@@ -379,9 +379,9 @@ impl<E: TargetEnv> TargetConn<E> {
         });
         self.cx.waiting.clear();
         if let Some(ordered) = &mut self.ordered {
-            ordered.shut(&mut self.cx);
+            ordered.end_stream(&mut self.cx);
             // There is no peer to answer.
-            ordered.settle(&mut self.cx, &[], env, &mut Outbox::new());
+            ordered.finish_batch(&mut self.cx, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
                 self.return_stream(env, &mut Outbox::new());
             }

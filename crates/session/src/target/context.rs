@@ -41,7 +41,8 @@ pub(super) struct Queue {
 /// The context in which each part of a connection works.
 pub(super) struct Context<E: TargetEnv> {
     pub(super) id: ConnId,
-    /// The part of its operations' identifiers by which the environment finds the connection.
+    /// The number that every [`OpId`](super::ids::OpId) of the connection has, by which the
+    /// environment finds the connection.
     pub(super) key: u64,
     pub(super) tx: Tx,
     /// `None` before Connect.
@@ -60,7 +61,7 @@ pub(super) struct Context<E: TargetEnv> {
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
     /// the connection to drain (T8).
     pub(super) noted: Noted,
-    /// A new owner has fenced the stream that it carries, or that it carried last (T8).
+    /// The stream that it carries, or carried last, has been ended for a fenced owner (T8).
     pub(super) is_fenced: bool,
     /// Nothing new is begun, and there is no peer to answer.
     pub(super) closing: bool,
@@ -197,8 +198,9 @@ impl<E: TargetEnv> Context<E> {
         Ok(index)
     }
 
-    /// Puts a command into the table for which `checked` returns its namespace. Returns the indices
-    /// of the command and of the namespace. A refused command is answered instead: `None`.
+    /// Puts a checked command into the table. `checked` is its namespace, or the status with which
+    /// the command is refused and answered: then returns `None`. Otherwise returns the index of the
+    /// command and that of its namespace.
     #[inline]
     pub(super) fn take_checked(
         &mut self,
@@ -255,10 +257,10 @@ impl<E: TargetEnv> Context<E> {
     }
 }
 
-/// Checks where a command's `want` bytes of data are: in the capsule (`true`), or to be requested
-/// by R2T.
+/// Whether a command's `want` bytes of data are in its capsule. Otherwise they are to be requested by
+/// R2T. Fails if the command's SGL fits neither.
 #[inline]
-pub(super) fn in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
+pub(super) fn is_in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
     match sqe.sgl() {
         Ok(Sgl::InCapsule { offset, len }) => {
             if offset != 0 {

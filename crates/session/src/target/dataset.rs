@@ -5,7 +5,7 @@ use riopipe_order::block_device::{BlockDevice, Submitted};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, in_capsule};
+use super::context::{Context, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::plain::PlainIo;
@@ -36,7 +36,7 @@ impl PlainIo {
         };
         let checked = cx
             .namespace(sqe)
-            .and_then(|(ns, _)| in_capsule(sqe, want, data).map(|inline| (ns, inline)));
+            .and_then(|(ns, _)| is_in_capsule(sqe, want, data).map(|inline| (ns, inline)));
         match checked {
             Err(status) => {
                 cx.respond(sqe.cid(), status, 0, out);
@@ -51,14 +51,14 @@ impl PlainIo {
                 };
                 buf.as_mut().copy_from_slice(data);
                 cx.commands[index].buf = Some(buf);
-                self.dataset_gathered(cx, index, env, out);
+                self.begin_dataset(cx, index, env, out);
                 Ok(())
             }
         }
     }
 
-    /// Takes in the ranges of a command; checks all of them before the first is begun.
-    pub(super) fn dataset_gathered<E: TargetEnv>(
+    /// Begins a command whose ranges are at hand. Checks all ranges before it deallocates the first.
+    pub(super) fn begin_dataset<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,
@@ -82,12 +82,12 @@ impl PlainIo {
         if let Err(status) = cx.guard(ns, env) {
             return cx.answer(index, status, 0, out);
         }
-        cx.commands[index].step = 0;
-        self.next_range(cx, index, env, out);
+        cx.commands[index].ranges_begun = 0;
+        self.deallocate_next(cx, index, env, out);
     }
 
-    /// Begins the next range, or answers after the last.
-    pub(super) fn next_range<E: TargetEnv>(
+    /// Deallocates the next range. After the last one, answers the command.
+    pub(super) fn deallocate_next<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,
@@ -96,14 +96,14 @@ impl PlainIo {
     ) {
         loop {
             let command = &mut cx.commands[index];
-            let step = command.step;
-            if u32::from(step) >= command.sqe.dsm_ranges() {
+            let next = command.ranges_begun;
+            if u32::from(next) >= command.sqe.dsm_ranges() {
                 return cx.answer(index, Status::SUCCESS, 0, out);
             }
-            command.step += 1;
+            command.ranges_begun += 1;
             command.stage = Stage::Device;
             let (ns, op) = (usize::from(command.ns), OpId::new(cx.key, index));
-            let Some(range) = range(command.buf.as_ref(), usize::from(step)) else {
+            let Some(range) = range(command.buf.as_ref(), usize::from(next)) else {
                 return cx.answer(index, Status::INTERNAL, 0, out);
             };
             if range.blocks == 0 {

@@ -18,7 +18,7 @@ use super::env::TargetEnv;
 use super::limits::SEQ_MAX;
 use super::namespace::Namespaces;
 use super::tracer::Tracer;
-use super::volumes::{Listing, check_len, page, unreadable};
+use super::volumes::{Listing, check_len, read_page, status_of_unreadable};
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -27,22 +27,24 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) volume: VolumeId,
     pub(super) log: StreamLog<E::Region>,
     pub(super) gate: Gate,
+    /// The volume's drives on this target. The gate knows a drive by its index in this list.
     drives: Vec<DriveOfStream>,
     /// Index into `drives` by namespace index, or [`NO_DRIVE`].
     pub(super) drive_of: Vec<u8>,
-    /// The highest seq seen: wire numbers are widened next to it (T5).
-    pub(super) near: Seq,
+    /// The highest seq that has arrived. A command has only the lower 32 bits of a seq. The rest
+    /// follows from this seq, because the two are near each other (T5).
+    pub(super) highest_seq: Seq,
     /// The steps of the gate that are to be carried out, in its order.
     pub(super) steps: Vec<Step>,
     /// The steps that are being carried out. The gate may add to `steps` meanwhile.
-    pub(super) doing: Vec<Step>,
-    /// Completions and refusals, answered after the batch's last fence.
-    pub(super) done: Vec<Step>,
+    pub(super) in_progress: Vec<Step>,
+    /// Completions and refusals. They are answered after the last fence of the batch.
+    pub(super) to_answer: Vec<Step>,
     /// Commands whose data is still in the receive buffer.
     pub(super) inline: Vec<u16>,
     /// Attributes have been appended since the last fence.
-    pub(super) appended: bool,
-    /// The list of which the owner has had a page, but not the last.
+    pub(super) has_unfenced_appends: bool,
+    /// The list of the stream's entries that the owner reads now, page by page.
     pub(super) listing: Option<Listing>,
     pub(super) tracer: Tracer,
     /// The environment has been informed of the failure of the stream.
@@ -94,12 +96,12 @@ impl<E: TargetEnv> OrderedQueue<E> {
             gate: Gate::new(&caches, u32::from(entries.max(1))),
             drives,
             drive_of,
-            near: released,
+            highest_seq: released,
             steps: Vec::with_capacity(4 * capacity),
-            doing: Vec::with_capacity(4 * capacity),
-            done: Vec::with_capacity(capacity),
+            in_progress: Vec::with_capacity(4 * capacity),
+            to_answer: Vec::with_capacity(capacity),
             inline: Vec::with_capacity(capacity),
-            appended: false,
+            has_unfenced_appends: false,
             listing: None,
             // The seed differs, so that streams of equal speed do not all trace at the same time.
             tracer: Tracer::new(seed),
@@ -115,10 +117,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
         (drive.member == member).then_some(Member(local))
     }
 
-    /// Carries out the `Append`s among the steps from `from` on, and takes them off.
+    /// Carries out the `Append`s among the steps from index `from` on, and removes them from the
+    /// steps.
     #[inline]
-    pub(super) fn append(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
-        // Nearly always there is one entry in its turn, whose write need not wait.
+    pub(super) fn carry_out_appends(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
+        // The fast path: one entry has arrived in order, and its write need not wait.
         if let [Step::Append(ticket), next] = self.steps[from..]
             && !matches!(next, Step::Append(_))
         {
@@ -145,15 +148,15 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.steps.truncate(kept);
     }
 
-    /// Appends an entry to the log. The error is the cause for which the gate must refuse it and
-    /// stop the stream.
+    /// Appends an entry to the log. If that fails, the gate must refuse the entry and stop the stream
+    /// for the returned cause.
     #[inline(always)]
     fn append_one(&mut self, commands: &mut Commands<E::Buf>, ticket: Ticket) -> Result<(), Cause> {
         let entry = &mut commands[ticket.0 as u16].entry;
         match self.log.append(&entry.attribute) {
             Ok(position) => {
                 entry.position = position;
-                self.appended = true;
+                self.has_unfenced_appends = true;
                 Ok(())
             }
             Err(error) => Err(match error {
@@ -171,27 +174,32 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Notes that an entry is complete or refused, to be answered after the batch's last fence.
-    /// Returns whether its persist word was set.
+    /// Notes that an entry is complete or refused. It is answered after the last fence of the batch.
+    /// Sets its persist word if the step demands that. Returns whether it was set.
     #[inline(always)]
     pub(super) fn complete(&mut self, commands: &Commands<E::Buf>, step: Step) -> bool {
-        self.done.push(step);
+        self.to_answer.push(step);
         let Step::Complete { ticket, persist: true } = step else { return false };
         self.log.persist(commands[ticket.0 as u16].entry.position);
         true
     }
 
-    /// Takes in a released mark (T1).
-    pub(super) fn mark(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+    /// Carries out a Mark command: takes in the released mark of the owner (T1).
+    pub(super) fn release_mark(
+        &mut self,
+        cx: &mut Context<E>,
+        sqe: &Sqe,
+        out: &mut Outbox<E::Buf>,
+    ) {
         let mark = wire::mark_of(sqe);
-        let durable = sqe.dword(10) & 1 != 0;
+        let must_be_durable = sqe.dword(10) & 1 != 0;
         let status = if cx.is_fenced {
             fenced_owner()
         } else if mark.0 > SEQ_MAX {
             wire::status::BAD_ATTRIBUTE.with_dnr()
         } else {
-            self.near = self.near.max(mark);
-            if !durable {
+            self.highest_seq = self.highest_seq.max(mark);
+            if !must_be_durable {
                 self.log.release(mark);
                 Status::SUCCESS
             } else if self.log.release_now(mark).is_ok() {
@@ -211,9 +219,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let page = match check_len(len) {
             _ if cx.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
-            Ok(()) => {
-                page(&mut self.listing, &self.log, from, len).map_err(|error| unreadable(&error))
-            }
+            Ok(()) => read_page(&mut self.listing, &self.log, from, len)
+                .map_err(|error| status_of_unreadable(&error)),
         };
         match page {
             Ok(page) => cx.send_page(sqe, &page.encode(len), out),
@@ -222,7 +229,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Reports to the gate the FLUSHes of its drives that failed on any other connection (T22).
-    pub(super) fn see_flush_failures(&mut self, cx: &mut Context<E>) {
+    pub(super) fn report_flush_failures(&mut self, cx: &mut Context<E>) {
         let Context { namespaces, commands, .. } = cx;
         for (local, drive) in self.drives.iter_mut().enumerate() {
             let failures = namespaces.at(drive.ns).state.flush_failures();
@@ -238,23 +245,23 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Counts a failed FLUSH of this stream. The gate receives that failure with its entry.
-    pub(super) fn own_flush_failed(&mut self, ns: usize) {
+    pub(super) fn count_own_flush_failure(&mut self, ns: usize) {
         let local = self.drive_of.get(ns).map_or(usize::MAX, |local| usize::from(*local));
         if let Some(drive) = self.drives.get_mut(local) {
             drive.flush_failures = drive.flush_failures.wrapping_add(1);
         }
     }
 
-    /// Ends the stream for a fenced owner (T8): refuses every request that is not at the drives
-    /// yet.
-    pub(super) fn shut(&mut self, cx: &mut Context<E>) {
+    /// Ends the stream, because its owner is fenced or the connection ends (T8). Every request that
+    /// is not at the drives yet is refused.
+    pub(super) fn end_stream(&mut self, cx: &mut Context<E>) {
         cx.is_fenced = true;
         self.gate.poison(&mut cx.commands, Cause::Closed, &mut self.steps);
     }
 
-    /// Stops the stream because of a request that never reached the gate: the later ones have lost
-    /// their predecessor (P6).
-    pub(super) fn stop(&mut self, cx: &mut Context<E>, member: Member, ordinal: u32) {
+    /// Stops the stream because of a request that the gate does not get. Later requests cannot be
+    /// carried out without their predecessor (P6).
+    pub(super) fn stop_stream(&mut self, cx: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
         self.gate.poison(&mut cx.commands, cause, &mut self.steps);
     }

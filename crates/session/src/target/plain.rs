@@ -7,7 +7,7 @@ use riopipe_order::probe::{self, Plant};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, fenced_owner, in_capsule};
+use super::context::{Context, fenced_owner, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
@@ -16,9 +16,9 @@ use crate::outbox::Outbox;
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
-    /// By namespace, for the first plain write that no FLUSH of this connection has covered: how
-    /// many FLUSHes of the drive had failed when the write was submitted (T22).
-    unflushed_since: alloc::vec::Vec<Option<u64>>,
+    /// By namespace: how many FLUSHes of the drive had failed when this connection submitted its
+    /// first plain write that no FLUSH of it has covered yet. `None` if there is no such write (T22).
+    failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
 impl PlainIo {
@@ -41,7 +41,7 @@ impl PlainIo {
         if want > TRANSFER_BYTES_MAX {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        Ok((ns, want, in_capsule(sqe, want, data)?))
+        Ok((ns, want, is_in_capsule(sqe, want, data)?))
     }
 
     /// Carries out a Write: at once if its data is in the capsule, else after the data has come in.
@@ -83,7 +83,7 @@ impl PlainIo {
     }
 
     /// Carries out a command whose requested data has come in completely.
-    pub(super) fn gathered<E: TargetEnv>(
+    pub(super) fn data_ready<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,
@@ -91,13 +91,13 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) {
         match cx.commands[index].sqe.opcode() {
-            opcode::WRITE => self.write_gathered(cx, index, env, out),
-            _ => self.dataset_gathered(cx, index, env, out),
+            opcode::WRITE => self.submit_received_write(cx, index, env, out),
+            _ => self.begin_dataset(cx, index, env, out),
         }
     }
 
     /// Submits a write whose requested data has come in.
-    fn write_gathered<E: TargetEnv>(
+    fn submit_received_write<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         index: u16,
@@ -148,7 +148,7 @@ impl PlainIo {
         Ok(())
     }
 
-    /// Starts a command that may hold its buffer: begins a read, and for others asks for the data.
+    /// Starts a command that may hold its buffer now: begins a read, or asks for the data of a write.
     pub(super) fn start<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
@@ -189,15 +189,14 @@ impl PlainIo {
         let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
             return Ok(());
         };
-        cx.commands[index].since = self.covered_since(cx, ns);
+        cx.commands[index].failures_before = self.failures_before_covered_writes(cx, ns);
         if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
             self.device_result(cx, index, result, env, out);
         }
         Ok(())
     }
 
-    /// Notes that a plain write goes to the drive. A FLUSH of this connection will be responsible
-    /// for it.
+    /// Notes that a plain write goes to the drive. A later FLUSH of this connection covers it.
     #[inline(always)]
     pub(super) fn note_write<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) {
         let namespace = cx.namespaces.at(ns);
@@ -205,23 +204,31 @@ impl PlainIo {
             return;
         }
         let failures = namespace.state.flush_failures();
-        if self.unflushed_since.len() <= ns {
-            self.unflushed_since.resize(ns + 1, None);
+        if self.failures_at_first_write.len() <= ns {
+            self.failures_at_first_write.resize(ns + 1, None);
         }
-        self.unflushed_since[ns].get_or_insert(failures);
+        self.failures_at_first_write[ns].get_or_insert(failures);
     }
 
-    /// The number of failed FLUSHes of the drive at a point in the past. A FLUSH that is submitted
-    /// now succeeds only if none has failed since then. The point is the first write of this
-    /// connection to the drive that no FLUSH has covered. Without such a write it is now. The FLUSH
-    /// does not cover writes that are in flight (M2).
-    fn covered_since<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) -> Option<u64> {
+    /// How many FLUSHes of the drive had failed when the first write that a FLUSH submitted now would
+    /// cover was submitted. Without such a write: how many have failed until now. If one fails in
+    /// between, the FLUSH must not succeed.
+    ///
+    /// The FLUSH does not cover writes that are in flight (M2). So if there are some, the next FLUSH
+    /// begins at the same write.
+    fn failures_before_covered_writes<E: TargetEnv>(
+        &mut self,
+        cx: &Context<E>,
+        ns: usize,
+    ) -> Option<u64> {
         let namespace = cx.namespaces.at(ns);
         if !namespace.config.volatile {
             return None;
         }
         let now = namespace.state.flush_failures();
-        let Some(Some(since)) = self.unflushed_since.get(ns).copied() else { return Some(now) };
+        let Some(Some(before)) = self.failures_at_first_write.get(ns).copied() else {
+            return Some(now);
+        };
         let has_writes_in_flight = cx.commands.any(|command| {
             usize::from(command.ns) == ns
                 && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
@@ -229,25 +236,26 @@ impl PlainIo {
                 && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
         });
         if !has_writes_in_flight {
-            self.unflushed_since[ns] = None;
+            self.failures_at_first_write[ns] = None;
         }
-        Some(since)
+        Some(before)
     }
 
-    /// Whether the FLUSH of a command has succeeded, although a FLUSH of some connection has failed
-    /// and lost writes that this one was to cover. This is reported once, as Linux reports it to
-    /// `fsync`. A host that writes again and flushes again has its data (T22).
+    /// Whether writes that the successful FLUSH of this command should cover may be lost, because a
+    /// FLUSH of some connection has failed since the first of them. Returns true once for each
+    /// failure, as Linux reports it to `fsync`: the host writes and flushes again (T22).
     fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
         let command = &cx.commands[index];
-        let Some(since) = command.since else {
+        let Some(before) = command.failures_before else {
             return false;
         };
         let ns = usize::from(command.ns);
         let failures = cx.namespaces.at(ns).state.flush_failures();
-        let has_lost = failures != since && !probe::planted(Plant::T22PlainFlush);
-        if has_lost && let Some(unflushed_since) = self.unflushed_since.get_mut(ns) {
+        let has_lost = failures != before && !probe::planted(Plant::T22PlainFlush);
+        if has_lost && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns)
+        {
             // Later writes are counted anew.
-            *unflushed_since = Some(failures);
+            *failures_at_first_write = Some(failures);
         }
         has_lost
     }
@@ -313,7 +321,9 @@ impl PlainIo {
                         Status::INTERNAL
                     }
                 },
-                (opcode::DATASET_MANAGEMENT, _) => return self.next_range(cx, index, env, out),
+                (opcode::DATASET_MANAGEMENT, _) => {
+                    return self.deallocate_next(cx, index, env, out);
+                }
                 _ if must_flush(cx, &cx.commands[index].sqe, ns) => {
                     return self.start_flush(cx, index, ns, env, out);
                 }
@@ -333,15 +343,17 @@ impl PlainIo {
         out: &mut Outbox<E::Buf>,
     ) {
         cx.commands[index].stage = Stage::DeviceFlush;
-        // It covers the command's own write, too. Other writes keep their own FLUSH.
-        cx.commands[index].since = self.unflushed_since.get(ns).copied().flatten();
+        // This FLUSH covers the command's own write, too. `failures_at_first_write` stays, because
+        // the host may still flush its other writes.
+        cx.commands[index].failures_before =
+            self.failures_at_first_write.get(ns).copied().flatten();
         if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
             self.device_result(cx, index, result, env, out);
         }
     }
 
-    /// Completes a FLUSH (or one for FUA) that has succeeded, once all others are accounted for. It
-    /// is a success, unless a failed one has lost writes that it covers.
+    /// Answers a FLUSH, or a write with FUA, whose FLUSH has succeeded without doubt. The command
+    /// fails all the same if an earlier FLUSH has failed and lost writes that this one covers.
     pub(super) fn flush_accepted<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,

@@ -37,7 +37,7 @@ use crate::wire::{self, Claim};
 struct ConnEntry {
     cntlid: u16,
     qid: u16,
-    /// Bytes set aside for its in-capsule data (T28).
+    /// Bytes of memory set aside for the in-capsule data of its commands (T28).
     capsules: usize,
     notices: Vec<Notice>,
 }
@@ -62,7 +62,7 @@ pub struct Shared<R: Region> {
     next_assoc: u64,
     next_fence: u64,
     /// By namespace: connections with a FLUSH whose success is in doubt (T29).
-    doubting: BTreeMap<usize, Vec<ConnId>>,
+    in_doubt: BTreeMap<usize, Vec<ConnId>>,
     /// Connections to wake once the lock is released.
     wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
@@ -82,7 +82,7 @@ impl<R: Region> Shared<R> {
         now: u64,
     ) -> Self {
         let namespaces = Arc::new(namespaces);
-        volumes.begin(&namespaces, now);
+        volumes.begin_service(&namespaces, now);
         Self {
             identity: Arc::new(identity),
             namespaces,
@@ -95,7 +95,7 @@ impl<R: Region> Shared<R> {
             next_cntlid: 1,
             next_assoc: 1,
             next_fence: 1,
-            doubting: BTreeMap::new(),
+            in_doubt: BTreeMap::new(),
             wake: Vec::new(),
             volumes,
             discovery_generation: 1,
@@ -210,7 +210,8 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Gives the log of a stream to a connection, which writes to its namespaces from now on.
+    /// Binds a stream to a connection, which may write to the volume's namespaces from now on; see
+    /// [`Volumes::bind`].
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
@@ -226,7 +227,7 @@ impl<R: Region> Shared<R> {
                 }
             }
         }
-        self.ask_back(bound, [id])
+        self.end_old_carriers(bound, [id])
     }
 
     /// A page of a partition; see [`Volumes::list`].
@@ -238,24 +239,25 @@ impl<R: Region> Shared<R> {
         len: usize,
     ) -> Result<Page, Refusal> {
         let page = self.volumes.list(id, assoc, from, len);
-        self.ask_back(page, [id])
+        self.end_old_carriers(page, [id])
     }
 
     /// Settles streams of a volume; see [`Volumes::settle`].
     pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
         let settled = self.volumes.settle(settle, assoc);
-        self.ask_back(settled, settle.partitions())
+        self.end_old_carriers(settled, settle.partitions())
     }
 
     /// If the result is `STREAM_BUSY`, ends the connections that still carry these streams. The
-    /// owner needs the streams elsewhere, or forgets the volume. It does not use these connections
-    /// any more, even if they have not ended here yet. It asks again after their end (P7, P8).
-    fn ask_back<T>(
+    /// owner needs the streams elsewhere, or forgets the volume. So it has given up these
+    /// connections, although they have not ended here yet. It sends the command again after their
+    /// end (P7, P8).
+    fn end_old_carriers<T>(
         &mut self,
         result: Result<T, Refusal>,
         streams: impl IntoIterator<Item = PartitionId>,
     ) -> Result<T, Refusal> {
-        if matches!(result, Err((wire::status::STREAM_BUSY, _))) {
+        if matches!(result, Err(Refusal { status: wire::status::STREAM_BUSY, .. })) {
             for id in streams {
                 if let Some(conn) = self.volumes.carrier(id) {
                     self.leave(conn, Notice::Close("its owner needs the stream elsewhere"));
@@ -282,9 +284,9 @@ impl<R: Region> Shared<R> {
             owners.for_each(|controller| controller.rights.fence());
         }
         let released = released.map(drop);
-        let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried);
+        let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried_streams);
         let carried: Vec<PartitionId> = carried.collect();
-        self.ask_back(released, carried)
+        self.end_old_carriers(released, carried)
     }
 
     /// Connections that have not been drained.

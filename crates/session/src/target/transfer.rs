@@ -90,7 +90,7 @@ impl<E: TargetEnv> Context<E> {
 
     /// Takes in a piece of the data that an R2T requested. Returns the command if its data is now
     /// complete.
-    pub(super) fn data_came(
+    pub(super) fn data_received(
         &mut self,
         header: &DataHdr,
         data: &[u8],

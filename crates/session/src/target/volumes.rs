@@ -4,12 +4,18 @@
 //! a volume to an owner (T8), `binding.rs` gives a stream of it to a connection, `listing.rs` and
 //! `settlement.rs` serve its recovery, and `release.rs` frees it. `unlogged.rs` bounds the number of
 //! volumes without a log. `log_opening.rs` opens the log.
+//!
+//! The steps of a volume's use, in their order: a host *claims* the volume; the operations that were
+//! in flight at the claim come back (*drained*); the owner *lists* the entries of each stream,
+//! decides, undoes, and *settles* each stream; then it *binds* each stream to a connection, which
+//! has the stream's log until it ends; at last the owner *releases* the volume.
 
 mod binding;
 mod claims;
 mod lease;
 mod listing;
 mod log_opening;
+mod refusal;
 mod release;
 mod settlement;
 mod unlogged;
@@ -29,34 +35,45 @@ use riopipe_order::region::{Crc32c, Region};
 pub(super) use self::binding::{Binding, Bound, live_entries};
 use self::lease::Lease;
 pub use self::lease::Owner;
-pub(super) use self::listing::{Listing, check_len, page, unreadable};
+pub(super) use self::listing::{Listing, check_len, read_page, status_of_unreadable};
 pub use self::log_opening::{Found, Opened};
-use self::unlogged::Taken;
+pub(super) use self::refusal::Refusal;
+use self::unlogged::UsedNamespaces;
 pub use self::volume::Split;
-use self::volume::{Log, Partition};
-pub(super) use self::volume::{Refusal, Volume};
+pub(super) use self::volume::Volume;
+use self::volume::{Partition, TargetLog};
 use super::namespace::Namespaces;
 use crate::wire::{self, VolumeStatus};
 
 /// All volumes that the target knows, and the log region.
 pub struct Volumes<R> {
     list: Vec<Volume<R>>,
-    log: Log<R>,
-    /// The list of which a host has had a page, but not the last.
+    target_log: TargetLog<R>,
+    /// The list of a partition that a host reads now, page by page. A change of any log drops it.
     listing: Option<Listing>,
-    taken: Taken,
+    /// The namespaces that volumes have had in this incarnation of the target.
+    used_namespaces: UsedNamespaces,
     /// The volumes of a lost log that was given up and replaced by this one.
     former: Vec<VolumeRecord>,
     crc: Crc32c,
 }
 
 impl<R: Region> Volumes<R> {
+    fn new(list: Vec<Volume<R>>, target_log: TargetLog<R>, crc: Crc32c) -> Self {
+        Self {
+            list,
+            target_log,
+            listing: None,
+            used_namespaces: UsedNamespaces::default(),
+            former: Vec::new(),
+            crc,
+        }
+    }
+
     /// A target without an ordering log.
     #[must_use]
     pub fn without_log(crc: Crc32c) -> Self {
-        let taken = Taken::default();
-        let (list, former) = (Vec::new(), Vec::new());
-        Self { list, log: Log::None, listing: None, taken, former, crc }
+        Self::new(Vec::new(), TargetLog::None, crc)
     }
 
     /// A target whose log region has been opened (a new incarnation has begun). Reads every
@@ -101,12 +118,10 @@ impl<R: Region> Volumes<R> {
                         )
                     })
                     .collect();
-                Volume { partitions, ..Volume::known(&record, lost) }
+                Volume { partitions, ..Volume::recorded(&record, lost) }
             })
             .collect();
-        let log = Log::Live { region, split };
-        let (taken, former) = (Taken::default(), Vec::new());
-        (Self { list, log, listing: None, taken, former, crc }, problems)
+        (Self::new(list, TargetLog::Live { region, split }, crc), problems)
     }
 
     /// Notes that the log was made in this incarnation of the target, in place of a lost one with
@@ -122,19 +137,17 @@ impl<R: Region> Volumes<R> {
     /// until a host accepts the loss (T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
-        let list = header.volumes.iter().map(|record| Volume::known(record, true));
-        let (list, log) = (list.collect(), Log::Lost(header));
-        let (taken, former) = (Taken::default(), Vec::new());
-        Self { list, log, listing: None, taken, former, crc }
+        let list = header.volumes.iter().map(|record| Volume::recorded(record, true));
+        Self::new(list.collect(), TargetLog::Lost(header), crc)
     }
 
     /// The description of Rio's extension for Identify Controller.
     #[must_use]
     pub fn extension(&self) -> wire::Extension {
-        let header = match &self.log {
-            Log::None => None,
-            Log::Live { region, .. } => Some(region.header()),
-            Log::Lost(header) => Some(header),
+        let header = match &self.target_log {
+            TargetLog::None => None,
+            TargetLog::Live { region, .. } => Some(region.header()),
+            TargetLog::Lost(header) => Some(header),
         };
         wire::Extension {
             version: wire::EXTENSION_VERSION,
@@ -155,22 +168,22 @@ impl<R: Region> Volumes<R> {
     /// is not known.
     #[must_use]
     pub fn live_entries(&self, volume: VolumeId) -> Option<u32> {
-        self.find(volume).map(Volume::unsettled)
+        self.find(volume).map(Volume::unsettled_entries)
     }
 
     /// Begins the leases of volumes that were found owned (T25), and sets the guards.
-    pub(super) fn begin(&mut self, namespaces: &Namespaces, now: u64) {
-        let header = match &self.log {
-            Log::None => None,
-            Log::Live { region, .. } => Some(region.header()),
-            Log::Lost(header) => Some(header),
+    pub(super) fn begin_service(&mut self, namespaces: &Namespaces, now: u64) {
+        let header = match &self.target_log {
+            TargetLog::None => None,
+            TargetLog::Live { region, .. } => Some(region.header()),
+            TargetLog::Lost(header) => Some(header),
         };
         for record in header.iter().flat_map(|header| &header.volumes) {
             if let Some(volume) = self.list.iter_mut().find(|v| v.id == record.id) {
-                volume.lease = Lease::found(record, now);
+                volume.lease = Lease::from_record(record, now);
             }
         }
-        self.reguard(namespaces);
+        self.update_guards(namespaces);
     }
 
     /// The answer of the status command to association `assoc`.
@@ -186,14 +199,14 @@ impl<R: Region> Volumes<R> {
             owned: kept_for.is_some(),
             own: v.is_owned_by(assoc),
             lease_left_ms: kept_for.map_or(0, |(_, left)| left),
-            unrecovered: v.unsettled() > 0,
-            kept: v.kept() > 0,
+            unrecovered: v.unsettled_entries() > 0,
+            kept: v.in_place_entries() > 0,
             log_lost: v.lost,
-            damaged: v.lost && matches!(self.log, Log::Live { .. }),
+            damaged: v.lost && matches!(self.target_log, TargetLog::Live { .. }),
             unlogged: v.partitions.is_empty() && !v.lost,
             streams: v.streams,
             slots: v.slots,
-            live_entries: v.unsettled(),
+            live_entries: v.unsettled_entries(),
             owner: kept_for.map_or_else(String::new, |(name, _)| name.into()),
             released: v.partitions.iter().map(Partition::released).collect(),
         }
@@ -202,7 +215,7 @@ impl<R: Region> Volumes<R> {
     /// Whether every volume of a lost log has been given up. Then the region may be made anew.
     #[must_use]
     pub fn lost_log_given_up(&self) -> bool {
-        matches!(&self.log, Log::Lost(header)
+        matches!(&self.target_log, TargetLog::Lost(header)
             if header.volumes.is_empty())
     }
 
@@ -222,12 +235,12 @@ fn open_partition<R: Region>(
 ) -> Result<Partition<R>, String> {
     let part = split(range.clone()).map_err(|error| error.to_string())?;
     match StreamLog::open(part, id, crc) {
-        Ok((log, scan)) => Ok(Partition::read(log, &scan)),
+        Ok((log, scan)) => Ok(Partition::at_rest(log, &scan)),
         Err(LogError::Region(error)) => Err(error.to_string()),
         Err(_) if is_given_up => {
             let part = split(range).map_err(|error| error.to_string())?;
             let log = StreamLog::format(part, id, 0, crc).map_err(|error| error.to_string())?;
-            Ok(Partition::Home { log, entries: 0 })
+            Ok(Partition::AtRest { log, entries: 0 })
         }
         Err(error) => Err(error.to_string()),
     }

@@ -77,10 +77,16 @@ pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, relea
     sqe
 }
 
-/// Whether a bind command continues with the content of the log, and the stream that it names.
+/// Whether a bind command resumes: the stream continues with the content of the log.
 #[must_use]
-pub fn bind_of(sqe: &Sqe) -> (bool, StreamId) {
-    (sqe.dword(10) & BIND_RESUME != 0, StreamId(sqe.dword(10) as u16))
+pub fn bind_resumes(sqe: &Sqe) -> bool {
+    sqe.dword(10) & BIND_RESUME != 0
+}
+
+/// The stream that a bind command names.
+#[must_use]
+pub fn bind_stream(sqe: &Sqe) -> StreamId {
+    StreamId(sqe.dword(10) as u16)
 }
 
 /// The list command of the admin queue; `len` bytes, at most [`list::PAGE_BYTES_MAX`].
@@ -168,10 +174,12 @@ mod tests {
         let volume_dwords = [0x8382_8180, 0x8786_8584, 0x8b8a_8988, 0x8f8e_8d8c];
         assert_eq!(dwords[..4], [0x8586_8788, 0x8182_8384, 0x8102, 0x9192_9394]);
         assert_eq!(dwords[4..], volume_dwords);
-        assert_eq!((bind_of(&bind), mark_of(&bind)), ((false, StreamId(0x8102)), mark));
+        assert_eq!((bind_resumes(&bind), bind_stream(&bind)), (false, StreamId(0x8102)));
+        assert_eq!(mark_of(&bind), mark);
         assert_eq!(volume_of(&bind), volume);
         let again = resume_command(volume, StreamId(0x8102), 0x9192_9394, mark);
-        assert_eq!((again.dword(10), bind_of(&again)), (0x8000_8102, (true, StreamId(0x8102))));
+        assert_eq!(again.dword(10), 0x8000_8102);
+        assert_eq!((bind_resumes(&again), bind_stream(&again)), (true, StreamId(0x8102)));
         let list = list_command(volume, StreamId(0x8102), Position(mark.0), 0x8000_1000);
         assert_eq!(list_of(&list), (StreamId(0x8102), Position(mark.0), 0x8000_1000));
         assert_eq!(volume_of(&list), volume);

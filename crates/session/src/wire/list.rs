@@ -245,8 +245,8 @@ impl Settle {
         }
         let records = d[SETTLE_HEADER..].chunks_exact(SETTLE_RECORD).take(count);
         let streams = records.map(|r| {
-            let sound = r[2] & !1 == 0 && u64_at(r, 8) <= super::SEQ_MAX.0;
-            sound.then(|| SettleStream {
+            let is_valid = r[2] & !1 == 0 && u64_at(r, 8) <= super::SEQ_MAX.0;
+            is_valid.then(|| SettleStream {
                 stream: StreamId(u16::from_le_bytes([r[0], r[1]])),
                 keep: r[2] & 1 != 0,
                 k: Seq(u64_at(r, 8)),

@@ -25,8 +25,8 @@ pub const DTYPE_ORDERED: u32 = 0xf;
 /// LBA, length and kind are the command's own.
 #[inline]
 pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
-    // Two dwords at a time: data that is stored in small pieces and copied as a whole right after
-    // makes the processor wait.
+    // Two dwords are stored at a time. The command is copied as a whole right after this, and the
+    // processor would wait for stores that are smaller than the loads of that copy.
     let counts = u32::from(attribute.num) | u32::from(attribute.index) << 16;
     let extra = u32::from(attribute.member.0) << 8
         | u32::from(attribute.flags.0) << 16
@@ -47,7 +47,7 @@ pub fn is_ordered(sqe: &Sqe) -> bool {
         && sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
 }
 
-/// The plain request that an ordered one would be.
+/// The same request without an attribute, as a plain one. Only a plant uses it.
 #[must_use]
 pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
     let mut plain = *sqe;
@@ -55,8 +55,9 @@ pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
     plain
 }
 
-/// Reads the attribute and the released mark of an ordered request, widening both numbers next to
-/// `near`, the highest seq seen on the stream (T5).
+/// Reads the attribute and the released mark of an ordered request. The command has only the lower 32
+/// bits of both seqs. They become the whole seqs nearest to `near`, the highest seq that has arrived on
+/// the stream (T5).
 ///
 /// # Errors
 /// [`BadAttribute`] names the field that is not valid (T18).

@@ -1,5 +1,4 @@
-//! The refusals that pass by themselves, so that the same command may be tried again a little
-//! later.
+//! The refusals after which the same command may succeed a little later.
 
 use riopipe_nvme::command::Status;
 

@@ -185,7 +185,7 @@ impl Target {
         let Self { conns, media, .. } = self;
         let conn = &mut conns[op.key() as usize];
         conn.conn.device_done(op, result, media, &mut conn.out);
-        conn.conn.settled(media, &mut conn.out);
+        conn.conn.batch_ended(media, &mut conn.out);
         self.deliver();
     }
 

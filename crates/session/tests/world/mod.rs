@@ -629,7 +629,7 @@ impl World {
         };
         let link = &mut links[op.key() as usize];
         link.conn.device_done(op, result, host, &mut link.out);
-        link.conn.settled(host, &mut link.out);
+        link.conn.batch_ended(host, &mut link.out);
         Self::carry(host, link);
         self.deliver();
     }

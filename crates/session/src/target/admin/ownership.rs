@@ -20,12 +20,12 @@ pub(super) struct Waiting {
     fence: u64,
     /// The command.
     index: u16,
-    /// The step that follows.
-    then: Then,
+    /// The step that follows once they have drained.
+    next_step: NextStep,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Then {
+enum NextStep {
     /// The volume has a new owner.
     Claimed {
         /// The volume.
@@ -65,13 +65,14 @@ impl Admin {
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let host = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
             let number = s.claim(&claim, host, now)?;
-            // From here on the guard keeps plain hosts from writing, and old bindings are refused.
-            // Operations in flight of either kind must come back before the owner may read a list
-            // or write anything: a late write must not land over newer data (T8, T21).
+            // From here on, the guard refuses writes of plain hosts, and streams of older owners are
+            // refused. Operations of both that are in flight must come back before the owner may
+            // read a list or write anything. Otherwise a late write could land over newer data (T8,
+            // T21).
             Ok((s.raise_fence(conn, claim.volume, None), number))
         });
         match granted {
-            Err((status, result)) => {
+            Err(Refusal { status, result }) => {
                 cx.trouble_with("claim refused", status, env);
                 cx.answer(index, status, result, out);
             }
@@ -87,8 +88,8 @@ impl Admin {
                         env,
                     );
                 }
-                let then = Then::Claimed { volume: claim.volume, claim: number };
-                self.wait_for(cx, fence, index, then, env, out);
+                let next_step = NextStep::Claimed { volume: claim.volume, claim: number };
+                self.wait_for(cx, fence, index, next_step, env, out);
             }
         }
     }
@@ -117,34 +118,36 @@ impl Admin {
         let index = cx.take(sqe, Stage::Fence, 0)?;
         let fence = shared(env, |s| {
             s.volumes.may_release(volume, assoc, forget)?;
-            // The owner's streams must have been returned first. Nothing may be in flight to a volume
-            // that is forgotten: nothing would be known of it any more.
+            // To release the volume, the owner's own connections must have drained and returned its
+            // streams. To forget it, all connections must have drained: after that the target does
+            // not know the volume, and so could not find their late writes.
             Ok::<_, Refusal>(s.raise_fence(conn, volume, (!forget).then_some(assoc)))
         });
         match fence {
-            Err((status, result)) => cx.answer(index, status, result, out),
+            Err(Refusal { status, result }) => cx.answer(index, status, result, out),
             Ok(fence) => {
-                self.wait_for(cx, fence, index, Then::Release { volume, forget }, env, out);
+                self.wait_for(cx, fence, index, NextStep::Release { volume, forget }, env, out);
             }
         }
         Ok(())
     }
 
+    /// Continues with `next_step` when the fence has ended, or at once if there is none.
     fn wait_for<E: TargetEnv>(
         &mut self,
         cx: &mut Context<E>,
         fence: Option<u64>,
         index: u16,
-        then: Then,
+        next_step: NextStep,
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) {
         match fence {
             Some(fence) => {
                 cx.commands[index].stage = Stage::Fence;
-                self.waiting.push(Waiting { fence, index, then });
+                self.waiting.push(Waiting { fence, index, next_step });
             }
-            None => finish(cx, index, then, env, out),
+            None => finish(cx, index, next_step, env, out),
         }
     }
 
@@ -157,18 +160,18 @@ impl Admin {
         out: &mut Outbox<E::Buf>,
     ) {
         if let Some(at) = self.waiting.iter().position(|w| w.fence == fence) {
-            let Waiting { index, then, .. } = self.waiting.swap_remove(at);
+            let Waiting { index, next_step, .. } = self.waiting.swap_remove(at);
             if !cx.closing {
-                finish(cx, index, then, env, out);
+                finish(cx, index, next_step, env, out);
             }
         }
     }
 
     /// The volumes that the host was releasing.
     pub(in crate::target) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
-        self.waiting.iter().filter_map(|waiting| match waiting.then {
-            Then::Release { volume, .. } => Some(volume),
-            Then::Claimed { .. } => None,
+        self.waiting.iter().filter_map(|waiting| match waiting.next_step {
+            NextStep::Release { volume, .. } => Some(volume),
+            NextStep::Claimed { .. } => None,
         })
     }
 }
@@ -176,22 +179,22 @@ impl Admin {
 fn finish<E: TargetEnv>(
     cx: &mut Context<E>,
     index: u16,
-    then: Then,
+    next_step: NextStep,
     env: &mut E,
     out: &mut Outbox<E::Buf>,
 ) {
-    let outcome = match then {
-        Then::Claimed { volume, claim } => {
+    let outcome = match next_step {
+        NextStep::Claimed { volume, claim } => {
             env.with_shared(|s| s.volumes.claim_drained(volume, claim));
             Ok(())
         }
-        Then::Release { volume, forget } => {
+        NextStep::Release { volume, forget } => {
             let assoc = cx.assoc();
             shared(env, |s| s.release(volume, assoc, forget))
         }
     };
     match outcome {
         Ok(()) => cx.answer(index, Status::SUCCESS, 0, out),
-        Err((status, result)) => cx.answer(index, status, result, out),
+        Err(Refusal { status, result }) => cx.answer(index, status, result, out),
     }
 }

@@ -7,7 +7,7 @@ use super::Admin;
 use crate::outbox::Outbox;
 use crate::target::context::{Context, shared};
 use crate::target::env::TargetEnv;
-use crate::target::volumes::check_len;
+use crate::target::volumes::{Refusal, check_len};
 use crate::wire;
 use crate::wire::list::Settle;
 
@@ -23,15 +23,15 @@ impl Admin {
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let assoc = cx.assoc();
         let page = match check_len(len) {
-            Err(status) => Err((status, 0)),
+            Err(status) => Err(Refusal { status, result: 0 }),
             Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
-                Err((wire::status::NO_SUCH_STREAM.with_dnr(), 0))
+                Err(Refusal::do_not_retry(wire::status::NO_SUCH_STREAM))
             }
             Ok(()) => shared(env, |s| s.list(id, assoc, from, len)),
         };
         match page {
             Ok(page) => cx.send_page(sqe, &page.encode(len), out),
-            Err((status, result)) => cx.respond(sqe.cid(), status, result, out),
+            Err(Refusal { status, result }) => cx.respond(sqe.cid(), status, result, out),
         }
     }
 
@@ -48,10 +48,12 @@ impl Admin {
         };
         let assoc = cx.assoc();
         let settled = shared(env, |s| s.settle(&settle, assoc));
-        let (status, result) = settled.err().unwrap_or((Status::SUCCESS, 0));
-        if !status.is_ok() {
-            cx.trouble_with("settle refused", status, env);
+        match settled {
+            Ok(()) => cx.answer(index, Status::SUCCESS, 0, out),
+            Err(Refusal { status, result }) => {
+                cx.trouble_with("settle refused", status, env);
+                cx.answer(index, status, result, out);
+            }
         }
-        cx.answer(index, status, result, out);
     }
 }

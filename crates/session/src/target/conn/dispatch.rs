@@ -108,7 +108,7 @@ impl<E: TargetEnv> TargetConn<E> {
         {
             return match &mut self.ordered {
                 Some(queue) => queue.arrived(&mut self.cx, capsule, env, out),
-                None => self.ordered_unbound(capsule, env, out),
+                None => self.ordered_without_stream(capsule, env, out),
             };
         }
         let Self { cx, plain, .. } = self;
@@ -132,7 +132,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 Ok(())
             }
             wire::IO_MARK | wire::IO_LIST => {
-                self.of_stream(sqe, out);
+                self.stream_command(sqe, out);
                 Ok(())
             }
             admin::FABRICS => self.fabrics(sqe, env, out),
@@ -143,19 +143,21 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// A command that only a queue with a stream can carry out.
-    fn of_stream(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+    /// Carries out a command that needs a stream: Mark or List.
+    fn stream_command(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
         match &mut self.ordered {
-            Some(queue) if sqe.opcode() == wire::IO_MARK => queue.mark(&mut self.cx, sqe, out),
+            Some(queue) if sqe.opcode() == wire::IO_MARK => {
+                queue.release_mark(&mut self.cx, sqe, out)
+            }
             Some(queue) => queue.list(&mut self.cx, sqe, out),
-            None => self.cx.respond(sqe.cid(), self.unbound(), 0, out),
+            None => self.cx.respond(sqe.cid(), self.status_without_stream(), 0, out),
         }
     }
 
     /// An ordered request on a queue without a stream (T17). Its fields have no meaning there, and
     /// a host that sets them must not rely on them.
     #[cold]
-    fn ordered_unbound(
+    fn ordered_without_stream(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -165,12 +167,12 @@ impl<E: TargetEnv> TargetConn<E> {
             let plain = wire::without_attribute(capsule.sqe);
             return self.io_command(Capsule { sqe: &plain, ..capsule }, env, out);
         }
-        self.cx.respond(capsule.sqe.cid(), self.unbound(), 0, out);
+        self.cx.respond(capsule.sqe.cid(), self.status_without_stream(), 0, out);
         Ok(())
     }
 
-    /// The answer to a host that relies on a stream which the queue does not carry.
-    fn unbound(&self) -> Status {
+    /// The status for a command that needs a stream, on a queue that carries none.
+    fn status_without_stream(&self) -> Status {
         if self.cx.is_fenced { fenced_owner() } else { wire::status::NOT_BOUND.with_dnr() }
     }
 
@@ -183,21 +185,21 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         out: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        if let Some(index) = self.cx.data_came(header, data, digest_ok)? {
-            self.gathered(index, env, out);
+        if let Some(index) = self.cx.data_received(header, data, digest_ok)? {
+            self.data_ready(index, env, out);
         }
         Ok(())
     }
 
     /// Carries out a command whose data has come in completely, by R2T.
-    fn gathered(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
+    fn data_ready(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, admin, .. } = self;
         let command = &mut cx.commands[index];
         if !command.ordered {
             return match (command.verdict, admin) {
                 (Some(status), _) => cx.answer(index, status, 0, out),
-                (None, Some(admin)) => admin.gathered(cx, index, env, out),
-                (None, None) => plain.gathered(cx, index, env, out),
+                (None, Some(admin)) => admin.data_ready(cx, index, env, out),
+                (None, None) => plain.data_ready(cx, index, env, out),
             };
         }
         command.stage = Stage::Gate;
@@ -211,21 +213,21 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Starts commands that waited for the budget, in order.
-    pub(super) fn pump(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// Starts the commands that have waited for memory, in order, as far as the budget allows.
+    pub(super) fn start_waiting(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, admin, .. } = self;
         cx.reservation.shrink(cx.held + out.len_bytes());
         while let Some(index) = cx.next_to_start(out) {
             let command = &cx.commands[index];
             match ordered {
-                // Its stream was released while it waited. No R2T has been sent.
+                // The connection has given up its stream while the request waited. No R2T was sent.
                 _ if command.refused => cx.answer_refused(index, out),
                 Some(queue) if command.ordered => {
                     queue.start(cx, index, env, out);
-                    // A request that gets no memory ends at the gate. No later event may come that
-                    // would do this (P8).
+                    // A request that gets no memory has failed at the gate. It is answered now,
+                    // because no other event may follow that would finish a batch (P8).
                     if cx.commands[index].stage == Stage::Gate {
-                        queue.settle(cx, &[], env, out);
+                        queue.finish_batch(cx, &[], env, out);
                     }
                 }
                 _ if admin.is_some() => cx.ask_or_fail(index, env, out),
@@ -258,11 +260,11 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Notes that FLUSHes of other connections have been accounted for: the success of some of this
-    /// one's may be used now (T29).
-    pub(super) fn doubts_over(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// Notes that a round of FLUSHes has ended. Uses the success of those FLUSHes of this connection
+    /// that are not in doubt any more (T29).
+    pub(super) fn resolve_doubts(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         let Self { cx, plain, ordered, .. } = self;
-        for index in cx.out_of_doubt(env) {
+        for index in cx.resolve_doubts(env) {
             let command = &cx.commands[index];
             match ordered {
                 _ if !command.ordered => plain.flush_accepted(cx, index, out),
@@ -270,6 +272,6 @@ impl<E: TargetEnv> TargetConn<E> {
                 _ => cx.answer(index, fenced_owner(), 0, out),
             }
         }
-        self.settled(env, out);
+        self.batch_ended(env, out);
     }
 }

@@ -20,14 +20,17 @@ use crate::target::env::{Event, TargetEnv};
 use crate::target::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::target::shared::{AttachError, Attached};
 
-/// Why a Connect was refused, and the answer to it.
-struct Refusal {
+/// Why a Connect was refused.
+struct ConnectRefusal {
+    /// The status of the completion.
     status: Status,
+    /// The result of the completion: for an invalid parameter, its place in the command or the data.
     result: u64,
+    /// The reason, for the target's log.
     why: String,
 }
 
-impl From<ConnectInvalid> for Refusal {
+impl From<ConnectInvalid> for ConnectRefusal {
     fn from(invalid: ConnectInvalid) -> Self {
         use alloc::string::ToString;
         Self {
@@ -38,7 +41,7 @@ impl From<ConnectInvalid> for Refusal {
     }
 }
 
-impl From<AttachError> for Refusal {
+impl From<AttachError> for ConnectRefusal {
     fn from(error: AttachError) -> Self {
         use alloc::string::ToString;
         let invalid = |offset, in_data| ConnectInvalid { offset, in_data, why: "" }.result();
@@ -104,7 +107,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 self.cx.respond(cid, Status::SUCCESS, u64::from(cntlid), out);
                 self.cx.sqhd = 0;
             }
-            Err(Refusal { status, result, why }) => {
+            Err(ConnectRefusal { status, result, why }) => {
                 env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
                 self.cx.respond(cid, status, result, out);
             }
@@ -112,11 +115,17 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(())
     }
 
-    fn connect(&mut self, sqe: &Sqe, data: &ConnectData, env: &mut E) -> Result<u16, Refusal> {
+    fn connect(
+        &mut self,
+        sqe: &Sqe,
+        data: &ConnectData,
+        env: &mut E,
+    ) -> Result<u16, ConnectRefusal> {
         let fields = sqe.connect_fields();
-        let invalid = |offset, in_data, why| Refusal::from(ConnectInvalid { offset, in_data, why });
+        let invalid =
+            |offset, in_data, why| ConnectRefusal::from(ConnectInvalid { offset, in_data, why });
         if fields.recfmt != 0 {
-            return Err(Refusal {
+            return Err(ConnectRefusal {
                 status: Status::CONNECT_FORMAT.with_dnr(),
                 result: 0,
                 why: "an unknown record format".into(),
@@ -138,7 +147,7 @@ impl<E: TargetEnv> TargetConn<E> {
             return Err(invalid(256, true, "no such subsystem here"));
         }
         if !allowed {
-            return Err(Refusal {
+            return Err(ConnectRefusal {
                 status: Status::CONNECT_INVALID_HOST.with_dnr(),
                 result: 0,
                 why: "the host is not on the list of allowed hosts".into(),

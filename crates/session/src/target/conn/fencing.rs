@@ -1,5 +1,10 @@
 //! The beginning and end of a stream on a connection: bind, and the fence that makes a change of
 //! owner safe (T8).
+//!
+//! The steps of a fence: another connection (the claimant) raises it and leaves a notice for this
+//! one; this one refuses what is not at the drives, and notes which device operations are in flight;
+//! when all of those have come back, it returns its stream and acknowledges the fence; when all
+//! connections have acknowledged, the claimant continues.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -15,23 +20,24 @@ use crate::target::context::shared;
 use crate::target::env::TargetEnv;
 use crate::target::limits::SEQ_MAX;
 use crate::target::ordered::OrderedQueue;
-use crate::target::volumes::{Binding, live_entries};
+use crate::target::volumes::{Binding, Refusal, live_entries};
 use crate::wire;
 
 /// The bits of a Bind command's dword 10 that are neither the stream nor the resume flag.
 const BIND_RESERVED: u32 = 0x7fff_0000;
 
-/// The fences for which other connections have asked this one to drain. They are served in rounds:
-/// each waits for the device operations that were in flight when its round began. So a connection
-/// that always has operations in flight delays no fence for longer than two of them take (T28).
+/// The fences that this connection has to acknowledge. It serves them in rounds. A round waits for
+/// the device operations that were in flight when it began, and then acknowledges its fences. A fence
+/// that comes during a round belongs to the next one. So a fence waits for two rounds at most, also
+/// if the connection always has operations in flight (T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     /// The number of device operations of the round that are still in flight.
     in_flight: usize,
     /// The fences to acknowledge at the end of the round.
     current: Vec<u64>,
-    /// Whether the connection's stream had been fenced when the round began. The round then waits
-    /// for all operations of the stream, and its log may be returned at the end of the round.
+    /// The stream had been ended when the round began. So the round waits for all operations of the
+    /// stream, and at the end of the round the log of the stream is returned.
     returns_stream: bool,
     /// The fences of the next round.
     next: Vec<u64>,
@@ -55,7 +61,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if ordered.is_some() {
             return cx.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
         }
-        let (resume, stream) = wire::bind_of(sqe);
+        let (resume, stream) = (wire::bind_resumes(sqe), wire::bind_stream(sqe));
         if sqe.dword(10) & BIND_RESERVED != 0 {
             return cx.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
         }
@@ -67,7 +73,7 @@ impl<E: TargetEnv> TargetConn<E> {
         let (conn, assoc, entries) = (cx.id, queue.assoc, queue.entries);
         let binding = Binding { resume, generation, released };
         match shared(env, |s| s.bind(conn, assoc, id, binding)) {
-            Err((status, result)) => {
+            Err(Refusal { status, result }) => {
                 cx.trouble_with("bind refused", status, env);
                 cx.respond(cid, status, result, out);
             }
@@ -79,7 +85,7 @@ impl<E: TargetEnv> TargetConn<E> {
                     .filter_map(|m| cx.namespaces.find(m.nsid).map(|(ns, _)| (ns, m.member)))
                     .collect();
                 cx.is_fenced = false;
-                cx.commands.leave_gate();
+                cx.commands.reset_gate_nodes();
                 *ordered = Some(Box::new(OrderedQueue::new(
                     id.volume,
                     bound.log,
@@ -94,8 +100,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Handles the request of another connection: give up the stream of `volume`, and acknowledge
-    /// once every device operation that is in flight now has come back.
+    /// Takes in a fence that another connection has raised: ends the stream if it belongs to `volume`,
+    /// and acknowledges fence `id` once every device operation that is in flight now has come back.
     pub(super) fn fence(
         &mut self,
         id: u64,
@@ -109,23 +115,24 @@ impl<E: TargetEnv> TargetConn<E> {
             && ordered.volume == volume
             && !cx.is_fenced
         {
-            ordered.shut(cx);
-            ordered.settle(cx, &[], env, out);
+            ordered.end_stream(cx);
+            ordered.finish_batch(cx, &[], env, out);
             cx.trouble("a new owner has taken the volume, or it was released", env);
         }
         fences.next.push(id);
         if claimed && cx.commands.iter_mut().any(|(_, command)| command.on_device()) {
             probe::hit(Rare::FenceWaited);
         }
-        let early = claimed && probe::planted(Plant::T8ClaimNoWait);
-        if early && self.carries_fenced() {
+        let skips_wait = claimed && probe::planted(Plant::T8ClaimNoWait);
+        if skips_wait && self.carries_fenced() {
             self.return_stream(env, out);
         }
-        self.fences_passed(env, out);
+        self.acknowledge_fences(env, out);
     }
 
-    /// Acknowledges fences once no operation is left for which they wait, and begins the next round.
-    pub(super) fn fences_passed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// If no operation of the round is left in flight, acknowledges its fences and begins the next
+    /// round.
+    pub(super) fn acknowledge_fences(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
         while self.fences.in_flight == 0 {
             if self.fences.current.is_empty() {
                 if self.fences.next.is_empty() {
@@ -153,7 +160,7 @@ impl<E: TargetEnv> TargetConn<E> {
         fences.current = core::mem::take(&mut fences.next);
         fences.returns_stream = returns_stream;
         for (_, command) in cx.commands.iter_mut().filter(|(_, command)| command.on_device()) {
-            command.fenced = true;
+            command.awaited_by_fence = true;
             fences.in_flight += 1;
         }
     }

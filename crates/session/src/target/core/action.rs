@@ -47,7 +47,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     ///
     /// Each action is to be carried out before the next is asked for.
     pub fn next_action(&mut self, env: &mut E) -> Option<Action<E, T>> {
-        self.settle_batch(env);
+        self.end_batch(env);
         let listens = self.listens();
         if core::mem::replace(&mut self.accept.listens, listens) != listens {
             return Some(Action::Listen(listens));
@@ -64,21 +64,21 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         self.touched.clear();
         self.handled = 0;
-        self.stopping.informs_now(self.config.index).then_some(Action::EndMoves)
+        self.stopping.must_inform_others(self.config.index).then_some(Action::EndMoves)
     }
 
     /// The next action for a connection that has changed; `None` if none is left.
     fn action_for(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
         let key = ConnKey(at);
-        let cut_off = self.stopping.cut_off(now);
+        let stop = self.stopping.phase(now);
         let connection = self.get(at)?;
         if connection.may_send() {
             return Some(Action::Send(key));
         }
-        if connection.finishes_now() {
+        if connection.must_finish_sending() {
             return Some(Action::FinishSending(key));
         }
-        if connection.is_over(now, cut_off) {
+        if connection.may_be_dropped(now, stop) {
             let connection = self.take_out(at)?;
             if let Some(core) = connection.counted_by {
                 self.config.queues.remove(core);

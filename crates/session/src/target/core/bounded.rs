@@ -24,11 +24,11 @@ pub struct BoundedDevice<D: BlockDevice + ?Sized> {
 struct Waiting<B> {
     op: u64,
     lba: u64,
-    what: What<B>,
+    operation: Operation<B>,
 }
 
 #[derive(Debug)]
-enum What<B> {
+enum Operation<B> {
     Write(B),
     Read(u64),
     Flush,
@@ -57,9 +57,9 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     }
 
     #[cold]
-    fn wait(&mut self, op: u64, lba: u64, what: What<D::Buf>) -> Submitted<D::Buf> {
+    fn wait(&mut self, op: u64, lba: u64, operation: Operation<D::Buf>) -> Submitted<D::Buf> {
         probe::hit(Rare::DriveFull);
-        self.waiting.push_back(Waiting { op, lba, what });
+        self.waiting.push_back(Waiting { op, lba, operation });
         Submitted::Pending
     }
 
@@ -68,13 +68,13 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
         while self.device.in_flight() < self.depth {
-            let Some(Waiting { op, lba, what }) = self.waiting.pop_front() else { return };
-            let submitted = match what {
-                What::Write(data) => self.device.write(op, lba, Data::Owned(data)),
-                What::Read(blocks) => self.device.read(op, lba, blocks),
-                What::Flush => self.device.flush(op),
-                What::WriteZeroes(blocks) => self.device.write_zeroes(op, lba, blocks),
-                What::Deallocate(blocks) => self.device.deallocate(op, lba, blocks),
+            let Some(Waiting { op, lba, operation }) = self.waiting.pop_front() else { return };
+            let submitted = match operation {
+                Operation::Write(data) => self.device.write(op, lba, Data::Owned(data)),
+                Operation::Read(blocks) => self.device.read(op, lba, blocks),
+                Operation::Flush => self.device.flush(op),
+                Operation::WriteZeroes(blocks) => self.device.write_zeroes(op, lba, blocks),
+                Operation::Deallocate(blocks) => self.device.deallocate(op, lba, blocks),
             };
             if let Submitted::Done(result) = submitted {
                 done.push(Done { op, result });
@@ -95,35 +95,35 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
             Data::Borrowed(bytes) => (self.copy)(bytes),
             Data::Owned(buf) => buf,
         };
-        self.wait(op, lba, What::Write(data))
+        self.wait(op, lba, Operation::Write(data))
     }
 
     #[inline]
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
         match self.with_space() {
             Some(device) => device.read(op, lba, blocks),
-            None => self.wait(op, lba, What::Read(blocks)),
+            None => self.wait(op, lba, Operation::Read(blocks)),
         }
     }
 
     fn flush(&mut self, op: u64) -> Submitted<D::Buf> {
         match self.with_space() {
             Some(device) => device.flush(op),
-            None => self.wait(op, 0, What::Flush),
+            None => self.wait(op, 0, Operation::Flush),
         }
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
         match self.with_space() {
             Some(device) => device.write_zeroes(op, lba, blocks),
-            None => self.wait(op, lba, What::WriteZeroes(blocks)),
+            None => self.wait(op, lba, Operation::WriteZeroes(blocks)),
         }
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
         match self.with_space() {
             Some(device) => device.deallocate(op, lba, blocks),
-            None => self.wait(op, lba, What::Deallocate(blocks)),
+            None => self.wait(op, lba, Operation::Deallocate(blocks)),
         }
     }
 

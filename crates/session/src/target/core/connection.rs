@@ -9,6 +9,7 @@ use super::super::env::TargetEnv;
 use super::super::identity::LocalAddress;
 use super::super::ids::{ConnId, OpId};
 use super::places::Place;
+use super::stopping::StopPhase;
 use crate::outbox::Outbox;
 
 /// How long a connection that is being closed may take to deliver its last bytes, ns.
@@ -48,7 +49,7 @@ pub struct Connection<E: TargetEnv, T> {
     is_blocked: bool,
     /// The events for which its socket is watched; `None` if it is not watched yet.
     pub(super) watched: Option<Interest>,
-    /// The time limit of its last bytes, once it is being closed.
+    /// If it is being closed: the time limit for the delivery of its last bytes, ns.
     ending: Option<u64>,
     /// The socket has failed or ended in both directions.
     is_dead: bool,
@@ -145,10 +146,10 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     /// Notes that the socket has taken this many bytes.
     pub(super) fn sent(&mut self, bytes: usize, env: &mut E) {
         self.is_blocked = false;
-        let was_stuck = !self.session.wants_input(&self.output);
+        let took_no_input = !self.session.wants_input(&self.output);
         self.output.consume(bytes);
         self.session.sent(env, &mut self.output);
-        if was_stuck && self.session.wants_input(&self.output) {
+        if took_no_input && self.session.wants_input(&self.output) {
             self.receive(env);
         }
     }
@@ -170,9 +171,9 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     }
 
     /// Notes that all device operations that came back together are handed in.
-    pub(super) fn settled(&mut self, env: &mut E) {
+    pub(super) fn batch_ended(&mut self, env: &mut E) {
         self.in_batch = false;
-        self.session.settled(env, &mut self.output);
+        self.session.batch_ended(env, &mut self.output);
     }
 
     /// Reads the notices that were left for it.
@@ -185,7 +186,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     /// Checks its time limits; returns whether this had an effect.
     pub(super) fn tick(&mut self, env: &mut E) -> bool {
         match self.session.tick(env, &mut self.output) {
-            Ok(()) => self.is_over(env.now(), None),
+            Ok(()) => self.may_be_dropped(env.now(), StopPhase::Serving),
             Err(closed) => {
                 self.end(&closed.to_string(), env);
                 true
@@ -202,40 +203,41 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     }
 
     /// Notes that the socket has failed or ended in both directions.
-    pub(super) fn dead(&mut self, why: &str, env: &mut E) {
+    pub(super) fn socket_ended(&mut self, why: &str, env: &mut E) {
         self.is_dead = true;
         self.is_blocked = false;
         self.output.clear();
         self.end(why, env);
     }
 
-    /// Whether its last bytes are sent and the sending direction is to be closed. True once.
-    pub(super) fn finishes_now(&mut self) -> bool {
+    /// Whether its last bytes are sent, so that the sending direction must be closed. Returns true
+    /// only once.
+    pub(super) fn must_finish_sending(&mut self) -> bool {
         let finishes = self.ending.is_some() && self.output.is_empty() && !self.is_dead;
         finishes && !core::mem::replace(&mut self.has_finished, true)
     }
 
-    /// Whether it may be dropped. `cut_off`: whether the time of a target that stops is over;
-    /// `None` if it does not stop.
-    pub(super) fn is_over(&self, now: u64, cut_off: Option<bool>) -> bool {
-        let Some(linger) = self.ending else {
+    /// Whether it may be dropped. `stop`: the phase of its core.
+    pub(super) fn may_be_dropped(&self, now: u64, stop: StopPhase) -> bool {
+        let Some(ending) = self.ending else {
             return false;
         };
-        // The socket stays open until the peer has read the last bytes. Closing it over unread
-        // input would reset the connection and lose them. A host that does not read does not keep
-        // the target from stopping.
-        let last_words_are_out = match cut_off {
-            None => self.is_dead || now >= linger,
-            Some(cut_off) => cut_off || self.output.is_empty(),
+        // The socket stays open until the peer has read the last bytes. If it is closed while input
+        // is unread, the system resets the connection, and the last bytes are lost. But a target
+        // that stops does not wait for a host that does not read.
+        let has_delivered = match stop {
+            StopPhase::Serving => self.is_dead || now >= ending,
+            StopPhase::Grace => self.output.is_empty(),
+            StopPhase::Over => true,
         };
-        self.session.is_drained() && last_words_are_out
+        self.session.is_drained() && has_delivered
     }
 
     /// The time at which it must be checked again. A result from a drive makes its core check it
     /// anyway.
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.ending {
-            Some(linger) => Some(linger).filter(|_| self.session.is_drained()),
+            Some(ending) => Some(ending).filter(|_| self.session.is_drained()),
             None => self.session.next_deadline(),
         }
     }

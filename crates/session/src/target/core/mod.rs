@@ -72,7 +72,7 @@ pub struct CoreConfig {
     pub queues: Arc<QueueCounts>,
 }
 
-/// The name of a connection of one core, for as long as the core has it.
+/// The number of a connection in one core, for as long as the core has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnKey(pub u32);
 
@@ -97,11 +97,11 @@ pub struct TargetCore<E: TargetEnv, T> {
     free: Vec<u32>,
     /// The place of each connection, so that a notice costs no search (T28).
     by_id: BTreeMap<ConnId, u32>,
-    /// Connections whose device operations have come back and are not settled.
+    /// Connections whose device operations have come back in this batch.
     batch: Vec<u32>,
     /// Connections that have changed since the shell last asked for actions.
     touched: Vec<u32>,
-    /// How many of `touched` have no action left.
+    /// How many connections at the start of `touched` have no action left.
     handled: usize,
     accept: Accept,
     /// The time before which no connection's time limits are checked.
@@ -160,7 +160,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             self.tick(env);
         }
         if self.stopping.is_asked() {
-            self.wind_up(env);
+            self.end_idle_connections(env);
         }
     }
 
@@ -235,8 +235,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.take_in(Box::new(connection))
     }
 
-    /// Gives a connection a place in this core. Its key and the watch on its socket begin anew,
-    /// also if it had them on another core.
+    /// Gives a connection a place in this core. The connection gets a new key, and its socket is
+    /// watched anew, also if it comes from another core.
     fn take_in(&mut self, mut connection: Box<Connection<E, T>>) -> ConnKey {
         let at = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -331,7 +331,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// Notes that the connection has ended, or its socket has failed: no bytes come or go any more.
     pub fn closed(&mut self, key: ConnKey, why: &str, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
-            connection.dead(why, env);
+            connection.socket_ended(why, env);
             self.touch(key.0);
         }
     }
@@ -351,11 +351,11 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
 
     /// Settles the batch of this round: each connection settles its own operations, with one fence,
     /// and may then answer them (T7).
-    fn settle_batch(&mut self, env: &mut E) {
+    fn end_batch(&mut self, env: &mut E) {
         for i in 0..self.batch.len() {
             let at = self.batch[i];
             if let Some(connection) = self.get(at) {
-                connection.settled(env);
+                connection.batch_ended(env);
                 self.touch(at);
             }
         }

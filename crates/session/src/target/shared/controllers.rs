@@ -206,7 +206,7 @@ impl<R: Region> Shared<R> {
         let cntlid = entry.cntlid;
         self.end_queues(cntlid);
         if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
-            self.volumes.lose(assoc, &self.namespaces, now);
+            self.volumes.association_lost(assoc, &self.namespaces, now);
         }
     }
 
@@ -235,7 +235,7 @@ impl<R: Region> Shared<R> {
         }
         self.writers.remove(conn);
         self.capsules -= entry.capsules;
-        self.doubting.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
+        self.in_doubt.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
         let cntlid = entry.cntlid;
         let Some(controller) = self.controllers.get_mut(&cntlid) else {
             return;
@@ -247,7 +247,7 @@ impl<R: Region> Shared<R> {
         if admin_gone && controller.queues.is_empty() {
             let assoc = controller.assoc;
             self.controllers.remove(&cntlid);
-            self.volumes.drained(assoc, &self.namespaces);
+            self.volumes.association_drained(assoc, &self.namespaces);
         }
     }
 }

@@ -16,14 +16,15 @@ use crate::target::ids::ConnId;
 pub enum Notice {
     /// The association ends.
     Close(&'static str),
-    /// Give up the stream of this volume if bound to one, and acknowledge once every device
-    /// operation that is in flight now has come back (T8).
+    /// End the stream if it belongs to this volume. Acknowledge once every device operation that is
+    /// in flight now has come back (T8).
     Fence {
         /// The fence to acknowledge.
         id: u64,
         /// The volume that gets a new owner, is released or is forgotten.
         volume: VolumeId,
-        /// It gets a new owner, or is forgotten: no connection keeps a stream of it.
+        /// The volume gets a new owner or is forgotten, so the connections of all associations are
+        /// asked. Otherwise its owner releases it, and only connections of the owner are asked.
         claimed: bool,
     },
     /// Every operation for which a fence of this connection waited has come back.
@@ -31,16 +32,16 @@ pub enum Notice {
         /// The fence.
         id: u64,
     },
-    /// FLUSHes of a drive have been accounted for. The success of one of this connection's may be
-    /// used (T29).
-    Flushes,
+    /// A round of FLUSHes of a drive has ended. So the success of a FLUSH of this connection may be
+    /// certain now (T29).
+    FlushRoundEnded,
 }
 
-/// The connections for which a connection waits (T8).
+/// A fence that has been raised: a connection, the *claimant*, waits for others (T8).
 #[derive(Debug)]
 pub(super) struct Fence {
-    /// Connections that have not been drained yet.
-    waiting: BTreeSet<ConnId>,
+    /// The connections that have not acknowledged the fence yet.
+    waiting_for: BTreeSet<ConnId>,
     /// The connection that waits.
     claimant: ConnId,
 }
@@ -59,41 +60,40 @@ impl<R: Region> Shared<R> {
         self.conns.get_mut(&conn).map(|e| core::mem::take(&mut e.notices)).unwrap_or_default()
     }
 
-    /// Raises a fence for `claimant`: asks the connections of association `of` that may have writes
-    /// in flight to the volume's namespaces to drain. With `None`, asks such connections of all
-    /// associations. The claimant's own I/O queues are among them, because a write of its own
-    /// earlier attempt to recover is a late write, too (T8). Returns the fence, or `None` if there
-    /// is nothing to wait for.
+    /// Raises a fence for `claimant`: asks connections that may have writes in flight to the volume's
+    /// namespaces to drain. With `only_of`, asks only those of that association. The I/O queues of
+    /// the claimant are asked, too: an earlier attempt of the claimant to recover may have left a
+    /// late write (T8). Returns the id of the fence; `None` if there is nothing to wait for.
     pub(in crate::target) fn raise_fence(
         &mut self,
         claimant: ConnId,
         volume: VolumeId,
-        of: Option<u64>,
+        only_of: Option<u64>,
     ) -> Option<u64> {
         let Self { conns, controllers, namespaces, volumes, writers, .. } = self;
         let members = volumes.find(volume).into_iter().flat_map(|v| &v.members);
         let members = members.filter_map(|m| namespaces.find(m.nsid)).map(|(ns, _)| ns);
-        let mut waiting = writers.of(members);
-        waiting.retain(|conn| {
+        let mut waiting_for = writers.of(members);
+        waiting_for.retain(|conn| {
             *conn != claimant
-                && conns.get(conn).is_some_and(|entry| match of {
+                && conns.get(conn).is_some_and(|entry| match only_of {
                     None => true,
                     Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
                 })
         });
-        if waiting.is_empty() {
+        if waiting_for.is_empty() {
             return None;
         }
         let id = self.next_fence;
         self.next_fence += 1;
-        for conn in &waiting {
-            self.leave(*conn, Notice::Fence { id, volume, claimed: of.is_none() });
+        for conn in &waiting_for {
+            self.leave(*conn, Notice::Fence { id, volume, claimed: only_of.is_none() });
         }
-        if of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
+        if only_of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
             return None;
         }
-        self.fences.insert(id, Fence { waiting, claimant });
-        if of.is_none() {
+        self.fences.insert(id, Fence { waiting_for, claimant });
+        if only_of.is_none() {
             self.volumes.fence_raised(volume, id, &self.namespaces);
         }
         Some(id)
@@ -104,31 +104,37 @@ impl<R: Region> Shared<R> {
         let Some(fence) = self.fences.get_mut(&id) else {
             return;
         };
-        fence.waiting.remove(&conn);
-        if fence.waiting.is_empty() {
+        fence.waiting_for.remove(&conn);
+        if fence.waiting_for.is_empty() {
             let claimant = fence.claimant;
             self.fences.remove(&id);
-            self.volumes.fence_over(id, &self.namespaces);
+            self.volumes.fence_ended(id, &self.namespaces);
             self.leave(claimant, Notice::Fenced { id });
         }
     }
 
+    /// The fences that `conn` has to acknowledge.
     pub(super) fn fences_of(&self, conn: ConnId) -> Vec<u64> {
-        self.fences.iter().filter(|(_, f)| f.waiting.contains(&conn)).map(|(id, _)| *id).collect()
+        self.fences
+            .iter()
+            .filter(|(_, f)| f.waiting_for.contains(&conn))
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Notes that `conn` is to check again at the next end of a round of FLUSHes of a drive (T29).
-    pub(in crate::target) fn await_flushes(&mut self, ns: usize, conn: ConnId) {
-        let conns = self.doubting.entry(ns).or_default();
+    pub(in crate::target) fn await_flush_round(&mut self, ns: usize, conn: ConnId) {
+        let conns = self.in_doubt.entry(ns).or_default();
         if !conns.contains(&conn) {
             conns.push(conn);
         }
     }
 
-    /// Notes that a round of FLUSHes of a drive has ended.
-    pub(in crate::target) fn flushes_accounted(&mut self, ns: usize) {
-        for conn in self.doubting.remove(&ns).unwrap_or_default() {
-            self.leave(conn, Notice::Flushes);
+    /// Notes that a round of FLUSHes of a drive has ended: the connections that wait for it check
+    /// again.
+    pub(in crate::target) fn flush_round_ended(&mut self, ns: usize) {
+        for conn in self.in_doubt.remove(&ns).unwrap_or_default() {
+            self.leave(conn, Notice::FlushRoundEnded);
         }
     }
 

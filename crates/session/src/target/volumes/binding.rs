@@ -1,4 +1,4 @@
-//! The binding of streams to connections, and the return of their logs.
+//! Binds streams to connections, and takes their logs back when the connections end.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,8 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
 use super::Volumes;
-use super::volume::{Log, Partition, Refusal};
+use super::refusal::Refusal;
+use super::volume::{Partition, TargetLog};
 use crate::target::ids::ConnId;
 use crate::target::namespace::Namespaces;
 use crate::wire;
@@ -19,7 +20,8 @@ use crate::wire;
 /// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::target) struct Binding {
-    /// Resume with the content of the log (P7), instead of starting anew.
+    /// The stream goes on with the entries that its log has (P7). Otherwise it starts anew, with an
+    /// empty log.
     pub(in crate::target) resume: bool,
     /// The owner's generation.
     pub(in crate::target) generation: u32,
@@ -27,9 +29,9 @@ pub(in crate::target) struct Binding {
     pub(in crate::target) released: Seq,
 }
 
-/// A stream that was bound.
+/// The result of a bind.
 pub(in crate::target) struct Bound<R> {
-    /// Its log, which the connection has from now on.
+    /// The log of the stream. It belongs to the connection from now on.
     pub(in crate::target) log: StreamLog<R>,
     /// The volume's namespaces on this target.
     pub(in crate::target) members: Vec<MemberNamespace>,
@@ -38,7 +40,12 @@ pub(in crate::target) struct Bound<R> {
 }
 
 impl<R: Region> Volumes<R> {
-    /// Hands the log of a stream to a connection.
+    /// Binds stream `id` of a volume to connection `conn`, so that the connection can append to the
+    /// stream's log.
+    ///
+    /// First come the checks of the volume: the owner and its generation, the log, and whether
+    /// recovery has ended for all streams. Then come those of the stream's own partition. Nothing
+    /// has changed before all of them pass.
     pub(in crate::target) fn bind(
         &mut self,
         conn: ConnId,
@@ -47,16 +54,16 @@ impl<R: Region> Volumes<R> {
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
         let Binding { resume, generation, released } = binding;
-        let refuse = |status: Status| Err((status.with_dnr(), 0));
-        let incarnation = match &self.log {
-            Log::Live { region, .. } => region.incarnation(),
-            Log::None => return refuse(wire::status::NO_LOG),
-            Log::Lost(_) => return refuse(wire::status::LOG_LOST),
+        let refuse = |status: Status| Err(Refusal::do_not_retry(status));
+        let incarnation = match &self.target_log {
+            TargetLog::Live { region, .. } => region.incarnation(),
+            TargetLog::None => return refuse(wire::status::NO_LOG),
+            TargetLog::Lost(_) => return refuse(wire::status::LOG_LOST),
         };
         let Some(volume) = self.list.iter_mut().find(|v| v.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // An owner that was fenced gets this answer first (T8).
+        // This check comes before the next one, so that a fenced owner receives the reason (T8).
         if generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -73,38 +80,41 @@ impl<R: Region> Volumes<R> {
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        // The claim is not answered yet: a late write may still land (T8).
+        // Operations that were in flight at the claim have not all come back. One of them may still
+        // write, so the claim is not answered yet (T8).
         if !volume.drained {
-            return Err((wire::status::STREAM_BUSY, 0));
+            return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
-        // Undo needs the lists of all streams at rest. A stream that is not recovered keeps the
-        // others from starting (T9, T20).
-        let is_early = probe::planted(Plant::T9RestartEarly);
-        if !volume.recovered && !is_early {
+        // To find the blocks to undo, recovery lists the entries of all streams of the volume. A
+        // stream that starts before that would change them. So no stream starts before all of them
+        // are recovered (T9, T20).
+        let skips_recovery_check = probe::planted(Plant::T9RestartEarly);
+        if !volume.recovered && !skips_recovery_check {
             if volume.has_failed_log() {
-                return Err((wire::status::LOG_FAILED, 0));
+                return Err(Refusal::retry_later(wire::status::LOG_FAILED));
             }
             return refuse(wire::status::UNRECOVERED);
         }
         let Some(partition) = volume.partitions.get_mut(usize::from(id.stream.0)) else {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
-        let (unsettled, kept) = (partition.unsettled(), partition.kept());
+        let unsettled_entries = partition.unsettled_entries();
+        let in_place_entries = partition.in_place_entries();
         let log = match partition {
             Partition::Bound { .. } => {
                 probe::hit(Rare::BindWaited);
-                return Err((wire::status::STREAM_BUSY, 0));
+                return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
             }
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
-            Partition::Home { log, .. } => log,
+            Partition::AtRest { log, .. } => log,
         };
-        if kept > 0 {
+        if in_place_entries > 0 {
             return refuse(wire::status::IN_PLACE_PENDING);
         }
         if resume && log.is_settled() {
             return refuse(wire::status::SETTLED);
         }
-        if !resume && unsettled > 0 && !is_early {
+        if !resume && unsettled_entries > 0 && !skips_recovery_check {
             return refuse(wire::status::UNRECOVERED);
         }
         let origin = Origin { generation, incarnation };
@@ -117,28 +127,29 @@ impl<R: Region> Volumes<R> {
             }
             Err(BindError::Region(_)) => {
                 probe::hit(Rare::LogFailed);
-                return Err((wire::status::LOG_FAILED, 0));
+                return Err(Refusal::retry_later(wire::status::LOG_FAILED));
             }
         }
-        // Entries that the owner has released since then free their slots.
+        // The owner may have released more entries than the log knows. Their slots become free.
         log.release(released);
-        let carried = Partition::Bound { conn, released: log.released() };
-        let Partition::Home { log, .. } = core::mem::replace(partition, carried) else {
-            unreachable!("matched as Home above, and nothing came between");
+        let bound = Partition::Bound { conn, released: log.released() };
+        let Partition::AtRest { log, .. } = core::mem::replace(partition, bound) else {
+            unreachable!("matched as `AtRest` above, and not changed since then");
         };
         self.listing = None;
         Ok(Bound { log, members: volume.members.clone(), incarnation })
     }
 
-    /// The connection that carries a stream.
+    /// The connection that carries a stream; `None` if the stream is bound to none.
     pub(in crate::target) fn carrier(&self, id: PartitionId) -> Option<ConnId> {
         match self.find(id.volume)?.partitions.get(usize::from(id.stream.0))? {
             Partition::Bound { conn, .. } => Some(*conn),
-            Partition::Home { .. } | Partition::Damaged => None,
+            Partition::AtRest { .. } | Partition::Damaged => None,
         }
     }
 
-    /// Takes the log of a stream back from a connection, with its live `entries`.
+    /// Takes the log of a stream back from a connection that carried the stream. `entries`: how many
+    /// entries of the log are not released ([`live_entries`]).
     pub(in crate::target) fn return_log(
         &mut self,
         conn: ConnId,
@@ -153,11 +164,11 @@ impl<R: Region> Volumes<R> {
         if let Some(partition) = volume.partitions.get_mut(usize::from(stream.0))
             && matches!(partition, Partition::Bound { conn: c, .. } if *c == conn)
         {
-            *partition = Partition::Home { log, entries };
-            volume.note_recovered();
+            *partition = Partition::AtRest { log, entries };
+            volume.update_recovered();
             // A volume without an owner may now be free.
             if volume.lease.owner().is_none() {
-                self.reguard(namespaces);
+                self.update_guards(namespaces);
             }
         }
     }

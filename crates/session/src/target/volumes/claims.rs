@@ -13,18 +13,19 @@ use riopipe_order::region::{Region, RegionError};
 
 use super::Volumes;
 use super::lease::Owner;
+use super::refusal::Refusal;
 use super::volume::{
-    Claimed, Log, Partition, Refusal, Volume, chosen_slots, most_slots, too_many, too_small,
+    Claimed, Partition, TargetLog, Volume, chosen_slots, log_too_small, most_slots, too_many_slots,
 };
 use crate::target::limits::LEASE_MS_MAX;
 use crate::target::namespace::Namespaces;
 use crate::wire::{self, Claim};
 
 impl<R: Region> Volumes<R> {
-    /// Gives a volume to `host`. The generation is durable before this returns (T8).
+    /// Makes `host` the owner of a volume. The new generation is durable before this returns (T8).
     ///
-    /// Nothing may be bound, listed or settled before the operations in flight have come back, and
-    /// [`claim_drained`](Self::claim_drained) has been called.
+    /// No stream of it may be bound, listed or settled before [`claim_drained`](Self::claim_drained).
+    /// The caller calls it when the operations that are in flight now have come back.
     pub(in crate::target) fn claim(
         &mut self,
         claim: &Claim,
@@ -32,25 +33,27 @@ impl<R: Region> Volumes<R> {
         namespaces: &Namespaces,
         now: u64,
     ) -> Result<Claimed, Refusal> {
-        let wanted = |v: &Volume<R>| {
-            v.id != claim.volume && claim.members.iter().any(|member| v.has(member.nsid))
+        let has_claimed_drive = |v: &Volume<R>| {
+            v.id != claim.volume && claim.members.iter().any(|member| v.has_member(member.nsid))
         };
-        self.free(wanted, namespaces, now);
+        self.free_expired(has_claimed_drive, namespaces, now);
         self.check_members(claim, namespaces)?;
         if claim.generation == 0 {
-            return Err((wire::status::STALE_GENERATION.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION));
         }
-        // A shorter lease than requested would end while its owner still waits (T25).
+        // The owner relies on the lease that it requests. So a lease that is too long is refused
+        // and not shortened: a shorter one would end while the owner still waits (T25).
         if claim.lease_ms > LEASE_MS_MAX && !probe::planted(Plant::T28AnyLease) {
-            return Err((wire::status::LEASE_TOO_LONG.with_dnr(), LEASE_MS_MAX.into()));
+            return Err(Refusal::do_not_retry(wire::status::LEASE_TOO_LONG)
+                .with_result(LEASE_MS_MAX.into()));
         }
         // An owner that resumes creates and gives up nothing. It fences only its own earlier connections.
         if claim.resume && (claim.create || claim.take_over || claim.give_up) {
-            return Err((Status::INVALID_FIELD.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
         }
         let known = self.list.iter().position(|v| v.id == claim.volume);
         if let Some(at) = known {
-            self.list[at].may_be_fenced()?;
+            self.list[at].check_fence_limit()?;
         }
         let at = match known {
             Some(at) if claim.resume => {
@@ -80,10 +83,10 @@ impl<R: Region> Volumes<R> {
             }
             None => {
                 probe::hit(Rare::LogRefused);
-                return Err(match self.log {
-                    Log::None => (wire::status::NO_LOG.with_dnr(), 0),
-                    Log::Lost(_) => (wire::status::LOG_LOST.with_dnr(), 0),
-                    Log::Live { .. } => (wire::status::UNKNOWN_VOLUME.with_dnr(), 0),
+                return Err(match self.target_log {
+                    TargetLog::None => Refusal::do_not_retry(wire::status::NO_LOG),
+                    TargetLog::Lost(_) => Refusal::do_not_retry(wire::status::LOG_LOST),
+                    TargetLog::Live { .. } => Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME),
                 });
             }
         };
@@ -94,9 +97,10 @@ impl<R: Region> Volumes<R> {
         }
         let volume = &mut self.list[at];
         if !claim.resume && claim.generation <= volume.generation {
-            return Err((wire::status::STALE_GENERATION.with_dnr(), volume.generation.into()));
+            return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION)
+                .with_result(volume.generation.into()));
         }
-        if let Log::Live { region, .. } = &mut self.log
+        if let TargetLog::Live { region, .. } = &mut self.target_log
             && !volume.partitions.is_empty()
         {
             let recorded = if claim.resume {
@@ -105,12 +109,12 @@ impl<R: Region> Volumes<R> {
                 let Claim { generation, lease_ms, .. } = *claim;
                 region.set_generation(claim.volume, generation, host.hostid, lease_ms)
             };
-            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            recorded.map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
         }
-        let claimed = volume.change_hands(claim, host);
+        let claimed = volume.set_owner(claim, host);
         self.listing = None;
         self.forget_predecessors(claim);
-        self.reguard(namespaces);
+        self.update_guards(namespaces);
         Ok(claimed)
     }
 
@@ -123,25 +127,25 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// T20, T21: the members exist, and belong to no other volume that is owned or unrecovered.
+    /// Checks that the members exist, and belong to no other volume that is owned or not recovered
+    /// (T20, T21).
     fn check_members(&self, claim: &Claim, namespaces: &Namespaces) -> Result<(), Refusal> {
         let new = &claim.members;
         let is_repeated =
             |i: usize| new[..i].iter().any(|m| m.nsid == new[i].nsid || m.member == new[i].member);
         if new.len() > MEMBERS_MAX || (1..new.len()).any(is_repeated) {
-            return Err((Status::INVALID_FIELD.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
         }
         if new.iter().any(|m| namespaces.find(m.nsid).is_none()) {
-            return Err((Status::INVALID_NAMESPACE.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(Status::INVALID_NAMESPACE));
         }
-        let taken = self
-            .list
-            .iter()
-            .any(|v| v.id != claim.volume && v.is_guarded() && new.iter().any(|m| v.has(m.nsid)));
-        if taken { Err((wire::status::GUARDED.with_dnr(), 0)) } else { Ok(()) }
+        let are_guarded = self.list.iter().any(|v| {
+            v.id != claim.volume && v.is_guarded() && new.iter().any(|m| v.has_member(m.nsid))
+        });
+        if are_guarded { Err(Refusal::do_not_retry(wire::status::GUARDED)) } else { Ok(()) }
     }
 
-    /// Whether a volume that the target knows may be claimed by `host` with a new generation.
+    /// Checks whether `host` may claim a volume that the target knows, with a new generation.
     fn check_known(
         &self,
         v: &Volume<R>,
@@ -150,99 +154,106 @@ impl<R: Region> Volumes<R> {
         now: u64,
     ) -> Result<(), Refusal> {
         let logged = !v.partitions.is_empty();
-        if v.lost && !(claim.give_up && matches!(self.log, Log::Live { .. })) {
+        if v.lost && !(claim.give_up && matches!(self.target_log, TargetLog::Live { .. })) {
             probe::hit(Rare::LogRefused);
-            return Err((wire::status::LOG_LOST.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
         if v.lease.is_kept(now) && !v.is_owned_by(host.assoc) && !claim.take_over {
-            return Err((wire::status::OWNED, v.generation.into()));
+            return Err(Refusal::retry_later(wire::status::OWNED).with_result(v.generation.into()));
         }
         if claim.generation <= v.generation {
-            return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
+            return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION)
+                .with_result(v.generation.into()));
         }
         if claim.create && logged && !claim.give_up {
-            return Err((wire::status::VOLUME_EXISTS.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::VOLUME_EXISTS));
         }
-        if claim.unlogged && (v.entries() > 0 || v.carried().next().is_some()) {
-            return Err((wire::status::UNRECOVERED.with_dnr(), 0));
+        if claim.unlogged && (v.entries() > 0 || v.carried_streams().next().is_some()) {
+            return Err(Refusal::do_not_retry(wire::status::UNRECOVERED));
         }
         if !claim.create && !claim.unlogged && !logged {
-            return Err((wire::status::NO_LOG.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::NO_LOG));
         }
         Self::check_shape(v, claim)
     }
 
-    /// Whether `host` is the owner on record that resumes after the loss of its association or a
-    /// restart of the target (P7).
+    /// Checks whether `host` is the recorded owner. An owner resumes after the loss of its
+    /// association, or after a restart of the target (P7).
     fn check_resume(&self, v: &Volume<R>, claim: &Claim, host: &Owner) -> Result<(), Refusal> {
         if v.lost {
             probe::hit(Rare::LogRefused);
-            return Err((wire::status::LOG_LOST.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
-        // The owner's claim was durable in this log before the owner relied on it. So the log has
-        // an older state than in an earlier incarnation of the target (T24).
+        // The generation of a claim is durable in the log before the claim is answered. This log
+        // has a lower generation, so its content is older than in an earlier incarnation of the
+        // target (T24).
         if claim.generation > v.generation && !v.partitions.is_empty() {
             probe::hit(Rare::LogBehind);
-            return Err((wire::status::LOG_LOST.with_dnr(), v.generation.into()));
+            return Err(
+                Refusal::do_not_retry(wire::status::LOG_LOST).with_result(v.generation.into())
+            );
         }
-        // An owner that was fenced meanwhile gets this answer first (T8).
+        // This check comes before the next one, so that a fenced owner receives the reason (T8).
         if claim.generation != v.generation {
-            return Err((wire::status::STALE_GENERATION.with_dnr(), v.generation.into()));
+            return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION)
+                .with_result(v.generation.into()));
         }
         if v.last_owner != host.hostid {
-            return Err((wire::status::NOT_OWNER.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
-        // Another host may have written since (T25).
+        // The lease is over, and the volume was freed. Another host may have written since (T25).
         if v.lease.is_vacant() {
-            return Err((wire::status::LEASE_OVER.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::LEASE_OVER));
         }
         match (claim.unlogged, v.partitions.is_empty()) {
-            (false, true) => Err((wire::status::NO_LOG.with_dnr(), 0)),
-            (true, false) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
+            (false, true) => Err(Refusal::do_not_retry(wire::status::NO_LOG)),
+            (true, false) => Err(Refusal::do_not_retry(Status::INVALID_FIELD)),
             _ => Self::check_shape(v, claim),
         }
     }
 
-    /// T20: a volume keeps its streams and its members.
+    /// Checks that the claim names the volume's own streams and members (T20).
     fn check_shape(v: &Volume<R>, claim: &Claim) -> Result<(), Refusal> {
         let same = v.members.len() == claim.members.len()
             && v.members.iter().all(|member| claim.members.contains(member));
         if v.streams != claim.streams || !same {
-            return Err((Status::INVALID_FIELD.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
         }
         Ok(())
     }
 
-    /// Gives up the content of a volume's log. This is durable before any partition is begun anew,
-    /// because a blank one must not be taken for "nothing to undo" (T26).
+    /// Gives up the content of a volume's log. The record of this is durable before any partition is
+    /// made anew. Without the record, recovery would take an empty partition for "nothing to undo"
+    /// (T26).
     fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
         let is_unreadable =
             |log: &StreamLog<R>| log.scan().is_err_and(|e| !matches!(e, LogError::Region(_)));
-        let begins_anew = |partition: &Partition<R>| match partition {
+        let is_made_anew = |partition: &Partition<R>| match partition {
             Partition::Damaged => true,
-            Partition::Home { log, .. } => claim.create || is_unreadable(log),
+            Partition::AtRest { log, .. } => claim.create || is_unreadable(log),
             Partition::Bound { .. } => false,
         };
-        let anew: Vec<bool> = self.list[at].partitions.iter().map(begins_anew).collect();
+        let anew: Vec<bool> = self.list[at].partitions.iter().map(is_made_anew).collect();
         self.record_given_up(at, claim.generation)?;
         let crc = self.crc;
-        let (Log::Live { region, split }, volume) = (&mut self.log, &mut self.list[at]) else {
-            return Err((wire::status::LOG_LOST.with_dnr(), 0));
+        let (TargetLog::Live { region, split }, volume) =
+            (&mut self.target_log, &mut self.list[at])
+        else {
+            return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         };
-        let failed = || (wire::status::LOG_FAILED, 0);
+        let failed = || Refusal::retry_later(wire::status::LOG_FAILED);
         // If a store below fails, the volume stays marked as lost.
         volume.lost = true;
         let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(anew);
         for ((stream, partition), _) in streams.filter(|(_, anew)| *anew) {
             let record = region.volume(claim.volume);
             let Some(range) = record.and_then(|record| record.partition(stream)) else { continue };
-            // The old log is dropped first: `split` fails while an earlier owner still has these
-            // bytes.
+            // The old log is dropped first: `split` fails while its bytes are still in use.
             *partition = Partition::Damaged;
             let id = PartitionId { volume: claim.volume, stream };
             let part = split(range).map_err(|_| failed())?;
             let log = StreamLog::format(part, id, 0, crc).map_err(|_| failed())?;
-            *partition = Partition::Home { log, entries: 0 };
+            *partition = Partition::AtRest { log, entries: 0 };
         }
         volume.lost = false;
         Ok(())
@@ -252,12 +263,12 @@ impl<R: Region> Volumes<R> {
     /// the log's directory.
     fn record_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
-        if let Log::Live { region, .. } = &mut self.log
+        if let TargetLog::Live { region, .. } = &mut self.target_log
             && region.volume(volume.id).is_some()
         {
             probe::hit(Rare::LogGivenUp);
             let recorded = region.give_up(volume.id, generation);
-            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            recorded.map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
             volume.given_up = generation;
         }
         Ok(())
@@ -265,18 +276,19 @@ impl<R: Region> Volumes<R> {
 
     /// Makes the partitions of a volume in the log. Returns them, and the number of slots of each.
     fn add_partitions(&mut self, claim: &Claim) -> Result<(Vec<Partition<R>>, u32), Refusal> {
-        let (region, split) = match &mut self.log {
-            Log::None => return Err((wire::status::NO_LOG.with_dnr(), 0)),
-            Log::Lost(_) => return Err((wire::status::LOG_LOST.with_dnr(), 0)),
-            Log::Live { region, split } => (region, split),
+        let (region, split) = match &mut self.target_log {
+            TargetLog::None => return Err(Refusal::do_not_retry(wire::status::NO_LOG)),
+            TargetLog::Lost(_) => return Err(Refusal::do_not_retry(wire::status::LOG_LOST)),
+            TargetLog::Live { region, split } => (region, split),
         };
         let slots = match claim.slots {
             0 => chosen_slots(region.header(), &self.former, claim)?,
             slots => slots,
         };
-        // Each slot takes memory as long as the log is served, and a peer gives the number (T28).
+        // Each slot takes memory of the target, and a host chooses the number. So it has a bound
+        // (T28).
         if slots > most_slots(region.header(), claim.streams) {
-            return Err(too_many(region.header(), claim.streams));
+            return Err(too_many_slots(region.header(), claim.streams));
         }
         let new = NewVolume {
             id: claim.volume,
@@ -292,18 +304,21 @@ impl<R: Region> Volumes<R> {
                 FormatError::Region(error) => error,
                 other => RegionError::new(other.to_string()),
             })?;
-            partitions.push(Partition::Home { log, entries: 0 });
+            partitions.push(Partition::AtRest { log, entries: 0 });
             Ok(())
         });
         match added {
             Ok(_) => Ok((partitions, slots)),
-            Err(AddError::AlreadyThere { .. }) => Err((wire::status::VOLUME_EXISTS.with_dnr(), 0)),
-            Err(AddError::TooSmall { need, have }) => Err(too_small(need, have)),
-            Err(AddError::DirectoryFull) => {
-                Err((wire::status::LOG_DIRECTORY_FULL.with_dnr(), VOLUMES_MAX as u64))
+            Err(AddError::AlreadyThere { .. }) => {
+                Err(Refusal::do_not_retry(wire::status::VOLUME_EXISTS))
             }
-            Err(AddError::Shape { .. }) => Err((Status::INVALID_FIELD.with_dnr(), 0)),
-            Err(AddError::Region(_)) => Err((wire::status::LOG_FAILED, 0)),
+            Err(AddError::TooSmall { need, have }) => Err(log_too_small(need, have)),
+            Err(AddError::DirectoryFull) => {
+                Err(Refusal::do_not_retry(wire::status::LOG_DIRECTORY_FULL)
+                    .with_result(VOLUMES_MAX as u64))
+            }
+            Err(AddError::Shape { .. }) => Err(Refusal::do_not_retry(Status::INVALID_FIELD)),
+            Err(AddError::Region(_)) => Err(Refusal::retry_later(wire::status::LOG_FAILED)),
         }
     }
 }

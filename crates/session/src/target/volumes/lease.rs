@@ -12,7 +12,7 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::log_region::{VolumeRecord, VolumeState};
 use riopipe_order::probe::{self, Plant};
 
-/// Nanoseconds of a millisecond.
+/// Nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
 /// The owner of a volume.
@@ -54,24 +54,24 @@ pub(super) struct Lost {
 impl Lease {
     /// The lease of the owner of an earlier incarnation of the target. The target begins to serve
     /// at `now`.
-    pub(super) fn found(record: &VolumeRecord, now: u64) -> Self {
+    pub(super) fn from_record(record: &VolumeRecord, now: u64) -> Self {
         match record.state {
             VolumeState::Closed => Self::Vacant,
             VolumeState::Owned => Self::Lost(Lost {
                 // The log has only the identifier of the owner.
                 name: format!("the host with id {}", VolumeId(record.owner)),
                 draining: None,
-                until: end(now, record.lease_ms),
+                until: end_of_lease(now, record.lease_ms),
             }),
         }
     }
 
     /// Notes that the target has lost association `assoc`. Returns whether that was the owner's.
-    pub(super) fn lose(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
+    pub(super) fn association_lost(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
         match self {
             Self::Held(owner) if owner.assoc == assoc => {
                 let name = core::mem::take(&mut owner.hostnqn);
-                let until = end(now, lease_ms);
+                let until = end_of_lease(now, lease_ms);
                 *self = Self::Lost(Lost { name, draining: Some(assoc), until });
                 true
             }
@@ -81,7 +81,7 @@ impl Lease {
 
     /// Notes that every operation of association `assoc` has come back. Returns whether that was a
     /// lost owner's.
-    pub(super) fn drained(&mut self, assoc: u64) -> bool {
+    pub(super) fn association_drained(&mut self, assoc: u64) -> bool {
         match self {
             Self::Lost(lost) if lost.draining == Some(assoc) => {
                 lost.draining = None;
@@ -91,8 +91,8 @@ impl Lease {
         }
     }
 
-    /// Ends the lease: the owner has released the volume, and its operations have come back.
-    /// Something of the volume is left, so it may not be freed yet.
+    /// Ends the lease of an owner that has released the volume. Its operations have come back.
+    /// Something of the volume is left to recover, so the volume is not free yet.
     pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
@@ -110,8 +110,8 @@ impl Lease {
         }
     }
 
-    /// Whether association `assoc` has the volume.
-    pub(super) fn is_of(&self, assoc: u64) -> bool {
+    /// Whether the owner is present, with association `assoc`.
+    pub(super) fn is_held_by(&self, assoc: u64) -> bool {
         self.owner().is_some_and(|owner| owner.assoc == assoc)
     }
 
@@ -120,7 +120,7 @@ impl Lease {
         matches!(self, Self::Vacant)
     }
 
-    /// Whether only an explicit take-over gets the volume.
+    /// Whether the volume is kept for its owner: another host must take it over explicitly.
     pub(super) fn is_kept(&self, now: u64) -> bool {
         match self {
             Self::Vacant => false,
@@ -129,8 +129,9 @@ impl Lease {
         }
     }
 
-    /// The end of a lease whose owner has nothing in flight any more. The volume may be freed then.
-    pub(super) const fn free_from(&self) -> Option<u64> {
+    /// The end of the lease of a lost owner: from this time on, the volume may be freed. `None` while
+    /// operations of the owner may be in flight.
+    pub(super) const fn freeable_from(&self) -> Option<u64> {
         match self {
             Self::Lost(Lost { draining: None, until, .. }) => Some(*until),
             _ => None,
@@ -151,8 +152,8 @@ impl Lease {
     }
 }
 
-/// The end of a lease that begins at `now`.
-fn end(now: u64, lease_ms: u32) -> u64 {
+/// The end of a lease that begins to run at `now`.
+fn end_of_lease(now: u64, lease_ms: u32) -> u64 {
     now.saturating_add(u64::from(lease_ms) * MS)
 }
 
@@ -168,24 +169,24 @@ mod tests {
     fn t25_a_lost_owner_keeps_its_volume_until_the_lease_is_over() {
         let mut lease = held();
         assert_eq!(lease.kept_for(0), Some(("nqn.x", 0)));
-        assert!(!lease.lose(8, 2, 100), "another's association");
-        assert!(lease.lose(7, 2, 100));
-        assert!(lease.owner().is_none() && !lease.is_of(7) && !lease.is_vacant());
+        assert!(!lease.association_lost(8, 2, 100), "another's association");
+        assert!(lease.association_lost(7, 2, 100));
+        assert!(lease.owner().is_none() && !lease.is_held_by(7) && !lease.is_vacant());
         assert_eq!(lease.kept_for(100), Some(("nqn.x", 2)));
         assert_eq!(lease.kept_for(100 + 2 * MS - 1), Some(("nqn.x", 1)));
         assert!(lease.is_kept(100 + 2 * MS - 1));
         assert!(!lease.is_kept(100 + 2 * MS));
         assert_eq!(lease.kept_for(100 + 2 * MS), None);
-        assert_eq!(lease.free_from(), None, "a write of it may still be in flight");
-        assert!(lease.drained(7) && !lease.drained(7));
-        assert_eq!(lease.free_from(), Some(100 + 2 * MS));
+        assert_eq!(lease.freeable_from(), None, "a write of it may still be in flight");
+        assert!(lease.association_drained(7) && !lease.association_drained(7));
+        assert_eq!(lease.freeable_from(), Some(100 + 2 * MS));
     }
 
     #[test]
     fn t25_leases_of_any_length_end_some_time() {
         for (now, lease_ms) in [(0, 0), (u64::MAX, u32::MAX), (1, u32::MAX)] {
             let mut lease = held();
-            assert!(lease.lose(7, lease_ms, now));
+            assert!(lease.association_lost(7, lease_ms, now));
             assert!(!lease.is_kept(now.saturating_add(u64::from(u32::MAX) * MS)));
         }
     }

@@ -10,7 +10,8 @@ use riopipe_order::recovery::{ListedEntry, validate};
 use riopipe_order::region::Region;
 
 use super::Volumes;
-use super::volume::{Partition, Refusal};
+use super::refusal::Refusal;
+use super::volume::Partition;
 use crate::wire;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, capacity};
 
@@ -28,7 +29,7 @@ pub(in crate::target) struct Listing {
 
 impl Listing {
     /// Reads and validates a partition.
-    fn of<R: Region>(log: &StreamLog<R>) -> Result<Self, LogError> {
+    fn read<R: Region>(log: &StreamLog<R>) -> Result<Self, LogError> {
         let scan = log.scan()?;
         let durable = validate(&scan.entries);
         let entries = scan.entries.iter().zip(durable).map(|(entry, durable)| ListedEntry {
@@ -61,8 +62,8 @@ impl Listing {
             stream: self.id.stream,
             more: end < self.entries.len(),
             settled: self.settled,
-            // For a partition at rest, the caller replaces this. A stream that a connection carries
-            // has been started, and so is not in doubt (T26).
+            // A stream that a connection carries has been started, so it is not in doubt (T26). For
+            // a partition at rest, `Volumes::list` sets this.
             in_doubt: false,
             released: self.released,
             tag: self.tag,
@@ -73,25 +74,26 @@ impl Listing {
         }
     }
 
-    /// Whether this is a later page of the same reading.
-    fn goes_on(&self, id: PartitionId, from: Position) -> bool {
+    /// Whether a request for `id` and `from` asks for the page that follows the last one.
+    fn continues(&self, id: PartitionId, from: Position) -> bool {
         from != Position(0) && self.id == id && self.next == from
     }
 }
 
-/// A page of a partition, from the rest of the last reading or from a new one.
-pub(in crate::target) fn page<R: Region>(
+/// Returns a page of a partition. If the request asks for the page that follows the last one, the
+/// page comes from the same reading of the log, which `listing` has. Otherwise the log is read anew.
+pub(in crate::target) fn read_page<R: Region>(
     listing: &mut Option<Listing>,
     log: &StreamLog<R>,
     from: Position,
     len: usize,
 ) -> Result<Page, LogError> {
     let mut found = match listing.take() {
-        Some(found) if found.goes_on(log.id(), from) => found,
-        _ => Listing::of(log)?,
+        Some(found) if found.continues(log.id(), from) => found,
+        _ => Listing::read(log)?,
     };
     let page = found.page(from, len);
-    // Kept as long as a host reads it, so that a long list is not read again for each page.
+    // The listing stays until its last page, so that the log is not read again for each page.
     *listing = Some(found).filter(|_| page.more);
     Ok(page)
 }
@@ -107,7 +109,7 @@ impl<R: Region> Volumes<R> {
         len: usize,
     ) -> Result<Page, Refusal> {
         let Self { list, listing, .. } = self;
-        let refuse = |status: Status| Err((status.with_dnr(), 0));
+        let refuse = |status: Status| Err(Refusal::do_not_retry(status));
         let Some(volume) = list.iter().find(|v| v.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
@@ -126,31 +128,31 @@ impl<R: Region> Volumes<R> {
         };
         // No list is read before the operations in flight at the claim have come back (T8).
         if owner.is_some() && !volume.drained {
-            return Err((wire::status::STREAM_BUSY, 0));
+            return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
         match partition {
-            Partition::Bound { .. } => Err((wire::status::STREAM_BUSY, 0)),
+            Partition::Bound { .. } => Err(Refusal::retry_later(wire::status::STREAM_BUSY)),
             Partition::Damaged => refuse(wire::status::LOG_LOST),
-            Partition::Home { log, .. } => {
+            Partition::AtRest { log, .. } => {
                 let in_doubt = volume.in_doubt(log);
-                page(listing, log, from, len)
+                read_page(listing, log, from, len)
                     .map(|page| Page { in_doubt, ..page })
-                    .map_err(|error| (unreadable(&error), 0))
+                    .map_err(|error| Refusal { status: status_of_unreadable(&error), result: 0 })
             }
         }
     }
 }
 
-/// The answer for a partition that cannot be listed. After a failed fence, the content of now may
-/// differ from the content after the next start of the target, so no decision may use it.
-pub(in crate::target) fn unreadable(error: &LogError) -> Status {
+/// The status for a partition that cannot be listed. After a failed fence, a part of the content
+/// that can be read now may be gone after the next start of the target. So no decision may use it.
+pub(in crate::target) fn status_of_unreadable(error: &LogError) -> Status {
     match error {
         LogError::Region(_) => wire::status::LOG_FAILED,
         _ => wire::status::LOG_LOST.with_dnr(),
     }
 }
 
-/// T18: a page has a header, whole entries, and an end.
+/// Checks the length of a page that a host asks for: it has a bound, and is whole records (T18).
 pub(in crate::target) const fn check_len(len: usize) -> Result<(), Status> {
     if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
         Err(Status::INVALID_FIELD.with_dnr())

@@ -26,7 +26,7 @@ pub enum Found {
     Lost,
 }
 
-/// A log that has been opened.
+/// The result of opening the place of a log.
 pub struct Opened<R> {
     /// The volumes in it.
     pub volumes: Volumes<R>,
@@ -38,7 +38,7 @@ pub struct Opened<R> {
 
 impl<R: Region> Volumes<R> {
     /// Opens the log at a place, or makes one there. `header` is the place's first
-    /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES), `split` hands out the rest. With
+    /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES), `split` returns parts of the rest. With
     /// `accept_lost`, a log that is not valid is given up; a new one gets the id `new_uuid`.
     ///
     /// # Errors

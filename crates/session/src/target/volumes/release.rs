@@ -11,33 +11,38 @@ use riopipe_order::region::{Region, RegionError};
 
 use super::Volumes;
 use super::lease::Lease;
-use super::volume::{Log, Partition, Refusal, Volume};
+use super::refusal::Refusal;
+use super::volume::{Partition, TargetLog, Volume};
 use crate::target::namespace::Namespaces;
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
-    /// Whether `assoc` may release the volume: it owns it. A volume whose log is lost cannot be
-    /// claimed. It has no owner, and any host may have it forgotten (T19).
+    /// Checks whether `assoc` may release the volume: only its owner may. A volume whose log is lost
+    /// cannot be claimed, so it has no owner. Any host may let the target forget it (T19).
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
         assoc: u64,
         forget: bool,
     ) -> Result<(), Refusal> {
-        let v = self.find(volume).ok_or((wire::status::UNKNOWN_VOLUME.with_dnr(), 0))?;
-        let may_anyone = forget && probe::planted(Plant::T18AnyoneForgets);
-        if !(v.is_owned_by(assoc) || forget && v.lost && v.lease.owner().is_none() || may_anyone) {
-            return Err((wire::status::NOT_OWNER.with_dnr(), 0));
+        let v = self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
+        let allows_any_host = forget && probe::planted(Plant::T18AnyoneForgets);
+        if !(v.is_owned_by(assoc)
+            || forget && v.lost && v.lease.owner().is_none()
+            || allows_any_host)
+        {
+            return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
         // A command to forget a volume raises a fence.
-        if forget { v.may_be_fenced() } else { Ok(()) }
+        if forget { v.check_fence_limit() } else { Ok(()) }
     }
 
-    /// Releases a volume, once its owner's streams are returned. With `forget`, drops it and its log.
+    /// Releases a volume. Its owner's streams have been returned before. With `forget`, drops the
+    /// volume and its log.
     ///
-    /// If something of it is left to recover, or a fenced owner still carries a stream, its lease
-    /// ends, and it is freed later (T21). If the log fails, the owner keeps it. Returns whether it
-    /// is closed, with nothing left.
+    /// Something may be left to recover, or a connection of a fenced owner may still carry a stream.
+    /// Then only the lease ends, and the volume is freed later (T21). If the log fails, the owner
+    /// keeps the volume. Returns whether the volume is closed, with nothing left to recover.
     pub(in crate::target) fn release(
         &mut self,
         volume: VolumeId,
@@ -45,17 +50,19 @@ impl<R: Region> Volumes<R> {
         namespaces: &Namespaces,
     ) -> Result<bool, Refusal> {
         let Some(at) = self.list.iter().position(|v| v.id == volume) else {
-            return Err((wire::status::UNKNOWN_VOLUME.with_dnr(), 0));
+            return Err(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME));
         };
         // The logs may change below, so a list that was read in part is not continued.
         self.listing = None;
         let closed = !forget && self.close(at)?;
-        match (forget, closed) {
-            (true, _) => self.forget(at)?,
-            (false, true) => self.list[at].lease = Lease::Vacant,
-            (false, false) => self.list[at].lease.end(),
+        if forget {
+            self.forget(at)?;
+        } else if closed {
+            self.list[at].lease = Lease::Vacant;
+        } else {
+            self.list[at].lease.end();
         }
-        self.reguard(namespaces);
+        self.update_guards(namespaces);
         Ok(closed)
     }
 
@@ -63,16 +70,16 @@ impl<R: Region> Volumes<R> {
     /// because that connection would go on to write. Nothing else is in flight: the owner's claim
     /// has waited for the operations of all others, and its release for its own.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
-        if self.list[at].carried().next().is_some() {
-            return Err((wire::status::STREAM_BUSY, 0));
+        if self.list[at].carried_streams().next().is_some() {
+            return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
         let id = self.list[at].id;
-        if let Log::Live { region, .. } = &mut self.log
+        if let TargetLog::Live { region, .. } = &mut self.target_log
             && region.volume(id).is_some()
         {
-            region.remove_volume(id).map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            region.remove_volume(id).map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
         }
-        if let Log::Lost(header) = &mut self.log {
+        if let TargetLog::Lost(header) = &mut self.target_log {
             header.volumes.retain(|record| record.id != id);
         }
         self.former.retain(|record| record.id != id);
@@ -88,24 +95,24 @@ impl<R: Region> Volumes<R> {
             // Only its generation outlives the owner.
             return Ok(!volume.lost);
         }
-        let failed = |_| (wire::status::LOG_FAILED, 0);
+        let failed = |_| Refusal::retry_later(wire::status::LOG_FAILED);
         let mut clean = !volume.lost;
         for partition in &mut volume.partitions {
             match partition {
-                Partition::Home { log, entries: 0 } => {
+                Partition::AtRest { log, entries: 0 } => {
                     let released = log.released();
                     log.release_now(released).map_err(failed)?;
                 }
                 _ => clean = false,
             }
         }
-        if let Log::Live { region, .. } = &mut self.log {
+        if let TargetLog::Live { region, .. } = &mut self.target_log {
             let recorded = match clean {
                 true => region.set_state(volume.id, VolumeState::Closed),
                 // Its lease is over, also for the next incarnation of the target.
                 false => region.renew(volume.id, 0),
             };
-            recorded.map_err(|_| (wire::status::LOG_FAILED, 0))?;
+            recorded.map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
         }
         Ok(clean)
     }
@@ -120,24 +127,29 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that an association is lost: the leases of its volumes begin to run (T25).
-    pub(in crate::target) fn lose(&mut self, assoc: u64, namespaces: &Namespaces, now: u64) {
-        let mut any = false;
+    pub(in crate::target) fn association_lost(
+        &mut self,
+        assoc: u64,
+        namespaces: &Namespaces,
+        now: u64,
+    ) {
+        let mut has_changed = false;
         for volume in &mut self.list {
-            any |= volume.lease.lose(assoc, volume.lease_ms, now);
+            has_changed |= volume.lease.association_lost(assoc, volume.lease_ms, now);
         }
-        if any {
-            self.reguard(namespaces);
+        if has_changed {
+            self.update_guards(namespaces);
         }
     }
 
     /// Notes that every operation of a lost association has come back.
-    pub(in crate::target) fn drained(&mut self, assoc: u64, namespaces: &Namespaces) {
-        let mut any = false;
+    pub(in crate::target) fn association_drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+        let mut has_changed = false;
         for volume in &mut self.list {
-            any |= volume.lease.drained(assoc);
+            has_changed |= volume.lease.association_drained(assoc);
         }
-        if any {
-            self.reguard(namespaces);
+        if has_changed {
+            self.update_guards(namespaces);
         }
     }
 
@@ -153,47 +165,47 @@ impl<R: Region> Volumes<R> {
             && !probe::planted(Plant::T21EarlierOwnerForgotten)
         {
             volume.fences.push(fence);
-            self.reguard(namespaces);
+            self.update_guards(namespaces);
         }
     }
 
-    /// Notes that all operations have come back for which a fence waited.
-    pub(in crate::target) fn fence_over(&mut self, fence: u64, namespaces: &Namespaces) {
-        let mut any = false;
+    /// Notes that a fence has ended: all operations for which it waited have come back.
+    pub(in crate::target) fn fence_ended(&mut self, fence: u64, namespaces: &Namespaces) {
+        let mut has_changed = false;
         for volume in &mut self.list {
             let before = volume.fences.len();
             volume.fences.retain(|other| *other != fence);
-            any |= volume.fences.len() < before;
+            has_changed |= volume.fences.len() < before;
         }
-        if any {
-            self.reguard(namespaces);
+        if has_changed {
+            self.update_guards(namespaces);
         }
     }
 
     /// Frees the volumes that a host wants to use, if their lease has run out and nothing of them
     /// needs recovery. They are recorded as closed, and plain hosts may write.
-    pub(super) fn free(
+    pub(super) fn free_expired(
         &mut self,
-        wanted: impl Fn(&Volume<R>) -> bool,
+        is_wanted: impl Fn(&Volume<R>) -> bool,
         namespaces: &Namespaces,
         now: u64,
     ) {
-        let mut any = false;
+        let mut has_changed = false;
         for at in 0..self.list.len() {
             let volume = &self.list[at];
-            if !wanted(volume) || volume.free_from().is_none_or(|from| now < from) {
+            if !is_wanted(volume) || volume.freeable_from().is_none_or(|from| now < from) {
                 continue;
             }
             // If a log fails here, its volume stays marked as owned, and guarded.
             if self.close(at) == Ok(true) {
                 probe::hit(Rare::LeaseOver);
                 self.list[at].lease = Lease::Vacant;
-                any = true;
+                has_changed = true;
             }
         }
-        if any {
+        if has_changed {
             self.listing = None;
-            self.reguard(namespaces);
+            self.update_guards(namespaces);
         }
     }
 
@@ -205,30 +217,30 @@ impl<R: Region> Volumes<R> {
         namespaces: &Namespaces,
         now: u64,
     ) {
-        self.free(|volume| volume.has(nsid), namespaces, now);
+        self.free_expired(|volume| volume.has_member(nsid), namespaces, now);
     }
 
     /// Frees every volume that may be freed, at a clean stop of the target.
     pub(in crate::target) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
-        self.free(|_| true, namespaces, now);
+        self.free_expired(|_| true, namespaces, now);
     }
 
-    /// Sets every namespace's guard by the volumes it belongs to (T21).
-    pub(super) fn reguard(&self, namespaces: &Namespaces) {
+    /// Sets the guard of every namespace, by the state of the volumes that it belongs to (T21).
+    pub(super) fn update_guards(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
-            let mut guarded = self.list.iter().filter(|v| v.has(nsid) && v.is_guarded());
+            let mut guarded = self.list.iter().filter(|v| v.has_member(nsid) && v.is_guarded());
             match guarded.next() {
                 Some(volume)
                     if probe::planted(Plant::T25GuardWithConnection)
-                        && volume.free_from().is_some() =>
+                        && volume.freeable_from().is_some() =>
                 {
                     namespace.state.open_to_all();
                 }
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
                     let owner = volume.lease.owner().map(|owner| owner.assoc);
-                    namespace.state.guard_for(owner, volume.free_from());
+                    namespace.state.guard_for(owner, volume.freeable_from());
                 }
             }
         }
@@ -238,9 +250,9 @@ impl<R: Region> Volumes<R> {
     /// also of those that are refused. Empty if no log is in service.
     #[must_use]
     pub fn log_used(&self) -> Vec<Range<usize>> {
-        match &self.log {
-            Log::None | Log::Lost(_) => Vec::new(),
-            Log::Live { region, .. } => {
+        match &self.target_log {
+            TargetLog::None | TargetLog::Lost(_) => Vec::new(),
+            TargetLog::Live { region, .. } => {
                 let volumes = region.header().volumes.iter().map(VolumeRecord::extent);
                 core::iter::once(0..HEADER_BYTES).chain(volumes).collect()
             }
@@ -257,9 +269,9 @@ impl<R: Region> Volumes<R> {
         &mut self,
         write_back: impl FnOnce() -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
-        match &mut self.log {
-            Log::None | Log::Lost(_) => Ok(()),
-            Log::Live { region, .. } => region.close(write_back),
+        match &mut self.target_log {
+            TargetLog::None | TargetLog::Lost(_) => Ok(()),
+            TargetLog::Live { region, .. } => region.close(write_back),
         }
     }
 }

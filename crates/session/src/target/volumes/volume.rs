@@ -4,7 +4,6 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::entry::{ENTRY_BYTES, PartitionId};
 use riopipe_order::log_region::{
@@ -15,6 +14,7 @@ use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
 use super::lease::{Lease, Owner};
+use super::refusal::Refusal;
 use crate::target::ids::ConnId;
 use crate::target::limits::{FENCES_MAX, LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use crate::wire::{self, Claim};
@@ -26,30 +26,29 @@ const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 /// Slots per stream that are enough for a volume to leave half of the free space to others.
 const SLOTS_ENOUGH: u32 = 1 << 10;
 
-/// A refusal: the status, and the completion's result.
-pub(in crate::target) type Refusal = (Status, u64);
-
 /// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
 /// an earlier owner of a part of it still has it.
 pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
-/// The log region of a target.
-pub(super) enum Log<R> {
+/// The log region of a target. A [`Partition`] of it has the log of one stream.
+pub(super) enum TargetLog<R> {
     /// The target has no log region.
     None,
     /// In service.
     Live { region: LogRegion<R>, split: Split<R> },
-    /// Of another boot: it is not valid, and must not be overwritten either (T19).
+    /// Of another boot: its content is not valid. It is not overwritten before a host has given it
+    /// up (T19).
     Lost(RegionHeader),
 }
 
 /// The log partition of one stream. A connection that carries the stream has the partition.
-#[expect(clippy::large_enum_variant, reason = "one for each stream, at home more often than not")]
+#[expect(clippy::large_enum_variant, reason = "one for each stream, at rest more often than not")]
 pub(super) enum Partition<R> {
-    /// At rest: no connection has it. It has this many entries beyond the released mark. Traces of
-    /// torn entries count, too, as long as no recovery has settled the partition.
-    Home { log: StreamLog<R>, entries: u32 },
-    /// Carried by a connection.
+    /// No connection has it. `entries` counts its entries beyond the released mark. Torn entries
+    /// count, too, as long as no recovery has settled the partition.
+    AtRest { log: StreamLog<R>, entries: u32 },
+    /// The connection `conn` carries the stream and has the log. `released` is the released mark at
+    /// the time of the bind.
     Bound { conn: ConnId, released: Seq },
     /// Unreadable.
     Damaged,
@@ -71,7 +70,7 @@ pub(in crate::target) struct Volume<R> {
     pub(super) last_owner: [u8; 16],
     /// One partition for each stream; none if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
-    /// Its log is not valid (T19).
+    /// Its log is not valid, so the volume is refused (T19).
     pub(super) lost: bool,
     /// The generation with which its log was last given up; 0 for never (T26).
     pub(super) given_up: u32,
@@ -122,17 +121,17 @@ impl<R: Region> Volume<R> {
         }
     }
 
-    /// A volume of the log's directory, still without its partitions. If it has an owner, the
+    /// A volume of the log's directory, still without its partitions. `lost`: its log is not valid. If it has an owner, the
     /// association is lost, and the lease begins when the target starts
     /// ([`Volumes::begin`](super::Volumes::begin)).
-    pub(super) fn known(record: &VolumeRecord, lost: bool) -> Self {
+    pub(super) fn recorded(record: &VolumeRecord, lost: bool) -> Self {
         Self {
             id: record.id,
             generation: record.generation,
             streams: record.streams,
             slots: record.slots,
             members: record.members.clone(),
-            lease: Lease::found(record, 0),
+            lease: Lease::from_record(record, 0),
             lease_ms: record.lease_ms,
             last_owner: record.owner,
             partitions: Vec::new(),
@@ -146,7 +145,7 @@ impl<R: Region> Volume<R> {
     }
 
     /// Whether a namespace is a member.
-    pub(super) fn has(&self, nsid: u32) -> bool {
+    pub(super) fn has_member(&self, nsid: u32) -> bool {
         self.members.iter().any(|m| m.nsid == nsid)
     }
 
@@ -155,33 +154,39 @@ impl<R: Region> Volume<R> {
         self.given_up > log.origin().generation
     }
 
-    /// Entries in partitions at rest that no recovery has settled.
-    pub(super) fn unsettled(&self) -> u32 {
-        self.partitions.iter().map(Partition::unsettled).sum()
+    /// How many entries in partitions at rest no recovery has settled.
+    pub(super) fn unsettled_entries(&self) -> u32 {
+        self.partitions.iter().map(Partition::unsettled_entries).sum()
     }
 
-    /// Entries in partitions at rest that are only kept until they are acknowledged (T9).
-    pub(super) fn kept(&self) -> u32 {
-        self.partitions.iter().map(Partition::kept).sum()
+    /// How many entries of in-place writes the settled partitions still have. Recovery keeps them
+    /// until the owner has acknowledged them (T9).
+    pub(super) fn in_place_entries(&self) -> u32 {
+        self.partitions.iter().map(Partition::in_place_entries).sum()
     }
 
-    /// The number of all these entries.
+    /// The number of both kinds of entries together.
     pub(super) fn entries(&self) -> u32 {
-        self.unsettled() + self.kept()
+        self.unsettled_entries() + self.in_place_entries()
     }
 
     /// The streams that connections carry. A volume without an owner may have some: connections of
     /// an earlier owner may still be open when the last owner releases the volume.
-    pub(in crate::target) fn carried(&self) -> impl Iterator<Item = PartitionId> {
+    pub(in crate::target) fn carried_streams(&self) -> impl Iterator<Item = PartitionId> {
         let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
         let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
         streams.map(|(stream, _)| PartitionId { volume: self.id, stream })
     }
 
-    /// Whether another fence may be raised. A fence stays when the association of the host that
-    /// caused it ends. While a drive hangs, hosts could raise fences without bound (T28).
-    pub(super) fn may_be_fenced(&self) -> Result<(), Refusal> {
-        if self.fences.len() < FENCES_MAX { Ok(()) } else { Err((wire::status::STREAM_BUSY, 0)) }
+    /// Refuses another fence if the volume has as many as it may have. A fence outlives the
+    /// association of the host that caused it. So while a drive hangs, hosts could otherwise raise
+    /// fences without bound (T28).
+    pub(super) fn check_fence_limit(&self) -> Result<(), Refusal> {
+        if self.fences.len() < FENCES_MAX {
+            Ok(())
+        } else {
+            Err(Refusal::retry_later(wire::status::STREAM_BUSY))
+        }
     }
 
     /// Whether plain hosts may not write its drives now (T21).
@@ -192,18 +197,18 @@ impl<R: Region> Volume<R> {
     /// The time at which the volume may be freed although its owner has not released it: its lease
     /// runs out, and there is nothing to recover. A partition that is bound, or was not read,
     /// counts as something to recover.
-    pub(super) fn free_from(&self) -> Option<u64> {
-        let at_rest = |p: &Partition<R>| matches!(p, Partition::Home { entries: 0, .. });
+    pub(super) fn freeable_from(&self) -> Option<u64> {
+        let at_rest = |p: &Partition<R>| matches!(p, Partition::AtRest { entries: 0, .. });
         let is_clean = !self.lost && self.fences.is_empty() && self.partitions.iter().all(at_rest);
-        self.lease.free_from().filter(|_| is_clean)
+        self.lease.freeable_from().filter(|_| is_clean)
     }
 
     pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
-        self.lease.is_of(assoc)
+        self.lease.is_held_by(assoc)
     }
 
-    /// Gives it to the owner of a claim that has been granted.
-    pub(super) fn change_hands(&mut self, claim: &Claim, host: Owner) -> Claimed {
+    /// Makes `host` the owner, because its claim has been granted.
+    pub(super) fn set_owner(&mut self, claim: &Claim, host: Owner) -> Claimed {
         let previous = self.lease.owner().map(|owner| owner.assoc);
         // With a log, a stream is bound with a generation, which fences its writes and its reads.
         // Without a log, the requests of a stream are plain commands, which no generation fences.
@@ -220,24 +225,25 @@ impl<R: Region> Volume<R> {
         self.claims += 1;
         self.drained = false;
         self.recovered &= claim.resume;
-        self.note_recovered();
+        self.update_recovered();
         Claimed { claim: self.claims, replaced, fenced }
     }
 
-    /// Checks whether recovery has ended: every partition is at rest, and its entries are settled
-    /// or of the present owner. This stays true until the next claim.
+    /// Sets `recovered` if recovery has ended: every partition is at rest, and its entries are
+    /// settled or of the present owner. `recovered` then stays set until the next claim.
     ///
-    /// The decision uses only durable state. Where an earlier owner's entries are gone because of a
-    /// mark in memory, the mark becomes durable first. Else a crash of the target would bring the
-    /// entries back, and they would keep the started streams from being bound again (P7).
-    pub(super) fn note_recovered(&mut self) {
+    /// The decision uses only durable state. A released mark that is only in memory may be the
+    /// reason why a log has no entry of an earlier owner any more. Such a mark becomes durable first.
+    /// Else the entries would be there again after a crash of the target, and the streams, which
+    /// have been started meanwhile, could not be bound again (P7).
+    pub(super) fn update_recovered(&mut self) {
         let generation = self.generation;
         if self.recovered {
             return;
         }
         self.recovered = self.partitions.iter_mut().all(|partition| match partition {
-            Partition::Home { log, .. } if log.origin().generation == generation => true,
-            Partition::Home { log, entries } => {
+            Partition::AtRest { log, .. } if log.origin().generation == generation => true,
+            Partition::AtRest { log, entries } => {
                 (log.is_settled() || *entries == 0)
                     && (probe::planted(Plant::T9MarkInMemory)
                         || log.release_now(log.released()).is_ok())
@@ -249,54 +255,58 @@ impl<R: Region> Volume<R> {
     /// Whether the store of one of its logs has failed.
     pub(super) fn has_failed_log(&self) -> bool {
         let failed =
-            |p: &Partition<R>| matches!(p, Partition::Home { log, .. } if log.has_failed());
+            |p: &Partition<R>| matches!(p, Partition::AtRest { log, .. } if log.has_failed());
         self.partitions.iter().any(failed)
     }
 }
 
 impl<R: Region> Partition<R> {
-    /// A partition as it was found.
-    pub(super) fn read(log: StreamLog<R>, scan: &Scan) -> Self {
+    /// A partition that no connection has, with the log's content from `scan`.
+    pub(super) fn at_rest(log: StreamLog<R>, scan: &Scan) -> Self {
         let torn = if scan.settled { 0 } else { scan.torn };
-        Self::Home { log, entries: scan.entries.len() as u32 + torn }
+        Self::AtRest { log, entries: scan.entries.len() as u32 + torn }
     }
 
     /// The released mark of the stream, as far as it is known here.
     pub(super) fn released(&self) -> Seq {
         match self {
-            Self::Home { log, .. } => log.released(),
+            Self::AtRest { log, .. } => log.released(),
             Self::Bound { released, .. } => *released,
             Self::Damaged => Seq::ZERO,
         }
     }
 
-    /// Entries that wait for recovery.
-    pub(super) fn unsettled(&self) -> u32 {
+    /// How many entries wait for recovery.
+    pub(super) fn unsettled_entries(&self) -> u32 {
         match self {
-            Self::Home { log, entries } if !log.is_settled() => *entries,
+            Self::AtRest { log, entries } if !log.is_settled() => *entries,
             _ => 0,
         }
     }
 
-    /// Entries that recovery has settled, and that are to be acknowledged (T9).
-    pub(super) fn kept(&self) -> u32 {
+    /// How many entries of in-place writes recovery has kept after the settlement. The owner is to
+    /// acknowledge them (T9).
+    pub(super) fn in_place_entries(&self) -> u32 {
         match self {
-            Self::Home { log, entries } if log.is_settled() => *entries,
+            Self::AtRest { log, entries } if log.is_settled() => *entries,
             _ => 0,
         }
     }
 }
 
-/// The refusal of a claim for which the log has no space: the bytes that are needed, and that it
-/// has.
-pub(super) fn too_small(need: usize, have: usize) -> Refusal {
+/// The refusal of a claim for which the log has no space. The result has the `need`ed bytes in its
+/// lower half, and the bytes that the log `have`s in its upper half. A number that does not fit
+/// becomes the largest one that fits.
+pub(super) fn log_too_small(need: usize, have: usize) -> Refusal {
     let cut = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
-    (wire::status::LOG_TOO_SMALL.with_dnr(), cut(need) | cut(have) << 32)
+    Refusal::do_not_retry(wire::status::LOG_TOO_SMALL).with_result(cut(need) | cut(have) << 32)
 }
 
-/// The refusal of a claim whose slots are beyond the bound (T28).
-pub(super) fn too_many(header: &RegionHeader, streams: u16) -> Refusal {
-    (wire::status::TOO_MANY_SLOTS.with_dnr(), most_slots(header, streams).into())
+/// The refusal of a claim whose slots are beyond the bound (T28). The result is the most that it
+/// may have for each stream.
+pub(super) fn too_many_slots(header: &RegionHeader, streams: u16) -> Refusal {
+    Refusal::do_not_retry(wire::status::TOO_MANY_SLOTS)
+        .with_result(most_slots(header, streams).into())
 }
 
 /// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a lost
@@ -330,7 +340,7 @@ pub(super) fn chosen_slots(
     let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
     let fitting = |gap| fitting_slots(gap, owed, claim.streams, enough);
     // A larger log would not help where the log has the space and only the bound is in the way.
-    fitting(gap).or_else(|_| fitting(space).and(Err(too_many(header, claim.streams))))
+    fitting(gap).or_else(|_| fitting(space).and(Err(too_many_slots(header, claim.streams))))
 }
 
 /// The most slots per stream that a claim with so many streams gets (T28).
@@ -368,7 +378,7 @@ fn fitting_slots(gap: usize, owed: usize, streams: u16, enough: usize) -> Result
     let gap = unless_enough(gap / 2, gap);
     let share = gap / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
     if share < partition_bytes(SLOTS_MIN) {
-        return Err(too_small(usize::from(streams) * PARTITION_ALIGN, gap));
+        return Err(log_too_small(usize::from(streams) * PARTITION_ALIGN, gap));
     }
     let slots = (share - partition_bytes(0)) / ENTRY_BYTES;
     Ok(u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_DEFAULT_MAX))
@@ -425,16 +435,16 @@ mod tests {
         let claim = |streams| Claim::plain(VolumeId([99; 16]), 1, streams, Vec::new());
         let mut header = header(&[(2, (1 << 24) - 60)]);
         assert!(chosen_slots(&header, &[], &claim(1)).is_ok());
-        let too_many = (wire::status::TOO_MANY_SLOTS.with_dnr(), 60);
+        let too_many = Refusal::do_not_retry(wire::status::TOO_MANY_SLOTS).with_result(60);
         assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
         let end = header.volumes[0].extent().end;
         header.len = (end + 2 * PARTITION_ALIGN) as u64;
         assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
         header.len = (end + PARTITION_ALIGN) as u64;
-        let small = too_small(2 * PARTITION_ALIGN, PARTITION_ALIGN);
+        let small = log_too_small(2 * PARTITION_ALIGN, PARTITION_ALIGN);
         assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(small));
         header.len = (end + 4 * PARTITION_ALIGN) as u64;
-        let small = too_small(9 * PARTITION_ALIGN, 4 * PARTITION_ALIGN);
+        let small = log_too_small(9 * PARTITION_ALIGN, 4 * PARTITION_ALIGN);
         assert_eq!(chosen_slots(&header, &[], &claim(9)), Err(small));
     }
 
