@@ -13,16 +13,16 @@ use riopipe_order::block_device::BLOCK_BYTES;
 ///
 /// # Safety
 ///
-/// As of [`copy_block_alone`].
+/// As of [`copy_block_unpublished`].
 #[inline]
 pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     // SAFETY: the caller's promise.
-    unsafe { copy_block_alone(to, from) };
+    unsafe { copy_block_unpublished(to, from) };
     publish_copies();
 }
 
-/// Copies one block without waiting until memory has all of it. Until [`publish_copies`] is called,
-/// no thread, including this one, may read it or write it in another way.
+/// Copies one block without waiting until memory has all of it. Before [`publish_copies`] is called,
+/// no thread, this one included, may read the destination or write it in another way.
 ///
 /// # Safety
 ///
@@ -30,7 +30,7 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
 /// as many. The two may not overlap. No other thread may access `to` until this thread has called
 /// [`publish_copies`].
 #[inline]
-pub(crate) unsafe fn copy_block_alone(to: *mut u8, from: *const u8) {
+pub(crate) unsafe fn copy_block_unpublished(to: *mut u8, from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};

@@ -247,12 +247,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::medium::{Busy, Reserve};
+    use crate::medium::{LockWait, Reserve};
 
     /// A disk on a new file of 16 blocks in `dir`.
     fn disk(dir: &tempfile::TempDir) -> Arc<Disk> {
         let path = dir.path().join("drive").display().to_string();
-        let busy = Busy::within(Duration::ZERO);
+        let busy = LockWait::within(Duration::ZERO);
         let medium = Medium::file(&path, Some(65536), Reserve::Try, false, busy).unwrap();
         Disk::new(medium, Limits::new(16, &Arc::from("a test's")))
     }

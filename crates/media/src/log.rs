@@ -18,7 +18,7 @@ use riopipe_order::region::{Region, RegionError};
 
 use crate::error::OpenError;
 use crate::mapping::Mapping;
-use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
+use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
 use crate::persist::Persist;
 use crate::spec::Spec;
 use crate::survival::{Kept, Survival};
@@ -54,7 +54,7 @@ pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
 /// [`open_log`], with a wait of at most `lock_wait` for another process that has the log locked. A
 /// killed process keeps its locks until its last write has landed (T8).
 pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, OpenError> {
-    let busy = Busy::within(lock_wait);
+    let busy = LockWait::within(lock_wait);
     match Parsed::from(spec)? {
         Parsed::Memory { bytes } => LogStore::in_memory(bytes),
         Parsed::Mapped { path, size, dax } => LogStore::in_file(path, size, dax, busy),
@@ -222,7 +222,7 @@ impl LogStore {
         path: &str,
         size: Option<u64>,
         dax: bool,
-        busy: Busy,
+        busy: LockWait,
     ) -> Result<LogStore, OpenError> {
         let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
         let len = medium.len as usize;
@@ -246,18 +246,20 @@ impl LogStore {
         );
         let shared = Arc::new(mapped::Shared { mapping, persist, medium: Some(medium) });
         let mut all = MappedMemory { shared: Arc::clone(&shared), part: 0..len };
-        riopipe_model::log::mapped::open(&mut all).map_err(|error| OpenError::Os {
-            path: path.to_owned(),
-            doing: "make durable what it holds",
-            source: std::io::Error::other(error.cause),
+        riopipe_model::log::mapped::make_content_durable(&mut all).map_err(|error| {
+            OpenError::Os {
+                path: path.to_owned(),
+                doing: "make durable what it holds",
+                source: std::io::Error::other(error.cause),
+            }
         })?;
         Ok(LogStore::new(Bytes::Mapped(shared), LogKind::Dax, describe, survival))
     }
 
-    fn on_device(path: &str, plp: bool, busy: Busy) -> Result<LogStore, OpenError> {
+    fn on_device(path: &str, plp: bool, busy: LockWait) -> Result<LogStore, OpenError> {
         let medium = Medium::device(path, busy)?;
-        let flush = !plp && medium.device_has_volatile_cache();
-        let note = match flush {
+        let is_volatile = !plp && medium.device_has_volatile_cache();
+        let note = match is_volatile {
             true => {
                 "the log's device has a volatile cache: every fence waits for its FLUSH, which is \
                  slow; with power-loss protection it needs none (if this device has it, give plp)"
@@ -268,13 +270,21 @@ impl LogStore {
         let describe = format!(
             "block device {path}, {} KiB, {}",
             medium.len >> 10,
-            if flush { "volatile cache, a FLUSH with each fence" } else { "power-loss protection" },
+            if is_volatile {
+                "volatile cache, a FLUSH with each fence"
+            } else {
+                "power-loss protection"
+            },
         );
-        let store = BlockStore::open(medium, flush)?;
+        let store = BlockStore::open(medium, is_volatile)?;
         Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
     }
 
-    fn in_blocks_of_file(path: &str, size: Option<u64>, busy: Busy) -> Result<LogStore, OpenError> {
+    fn in_blocks_of_file(
+        path: &str,
+        size: Option<u64>,
+        busy: LockWait,
+    ) -> Result<LogStore, OpenError> {
         let medium = Medium::file(path, size, Reserve::Must, true, busy)?;
         let survival = block_file_survival(is_in_memory(&medium.file));
         let describe = format!(

@@ -17,25 +17,28 @@ pub(crate) const LOCK_WAIT_SHORT: Duration = Duration::from_millis(200);
 /// Interval between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// The policy for a medium that another process has locked: attempts for a limited time.
+/// The wait for a medium that another process has locked: attempts for a limited time.
 ///
-/// The kernel keeps a lock longer than the process if writes of it are still in flight, since they
-/// may yet land (T8). So waiting has a point.
+/// After a process has died, the kernel keeps its locks while its writes are in flight, because they
+/// may still land (T8). So a lock that is taken now may soon be free.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Busy {
+pub(crate) struct LockWait {
+    /// The time limit.
     wait: Duration,
+    /// The end of the time limit.
     until: Instant,
+    /// The wait has been logged.
     reported: bool,
 }
 
-impl Busy {
-    pub(crate) fn within(wait: Duration) -> Busy {
+impl LockWait {
+    pub(crate) fn within(wait: Duration) -> LockWait {
         let now = Instant::now();
-        Busy { wait, until: now.checked_add(wait).unwrap_or(now), reported: false }
+        LockWait { wait, until: now.checked_add(wait).unwrap_or(now), reported: false }
     }
 
-    /// Waits for one interval; false if the time is over.
-    fn again(&mut self, path: &str) -> bool {
+    /// Sleeps until the next attempt. Returns false if the time is over.
+    fn sleep(&mut self, path: &str) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return false;
@@ -89,7 +92,7 @@ impl Medium {
         size: Option<u64>,
         reserve: Reserve,
         direct: bool,
-        busy: Busy,
+        busy: LockWait,
     ) -> Result<Medium, OpenError> {
         open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, busy)
     }
@@ -127,7 +130,7 @@ impl Medium {
     /// Removes the name of a file that was created for an attempt that failed. The file must be
     /// locked: no process serves it then, and a process that waits for the lock will find that the
     /// file has no name.
-    fn take_back(&self) {
+    fn remove_created(&self) {
         let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
         let named = std::fs::symlink_metadata(&self.path).map(id);
         // Another process may have moved the file, and put another one in its place.
@@ -138,7 +141,7 @@ impl Medium {
     }
 
     /// Opens the block device at `path`, for this process alone.
-    pub(crate) fn device(path: &str, mut busy: Busy) -> Result<Medium, OpenError> {
+    pub(crate) fn device(path: &str, mut busy: LockWait) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let metadata = std::fs::metadata(path).map_err(os("inspect it"))?;
         if !metadata.file_type().is_block_device() {
@@ -157,7 +160,7 @@ impl Medium {
             match opened {
                 Ok(file) => break file,
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                    if !busy.again(path) {
+                    if !busy.sleep(path) {
                         return Err(OpenError::Locked { path: path.to_owned() });
                     }
                 }
@@ -221,11 +224,11 @@ impl Medium {
 
     /// Locks the medium for one server (T8). The lock belongs to the open file and ends with its
     /// last user. Each write in flight is a user, even after its process has died.
-    fn lock(&self, mut busy: Busy) -> Result<(), OpenError> {
+    fn lock(&self, mut busy: LockWait) -> Result<(), OpenError> {
         loop {
             match self.file.try_lock() {
                 Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) if busy.again(&self.path) => {}
+                Err(TryLockError::WouldBlock) if busy.sleep(&self.path) => {}
                 Err(TryLockError::WouldBlock) => {
                     return Err(OpenError::Locked { path: self.path.clone() });
                 }
@@ -290,7 +293,7 @@ impl Opened {
         path: &str,
         size: Option<u64>,
         reserve: Reserve,
-        busy: Busy,
+        busy: LockWait,
     ) -> Result<Medium, OpenError> {
         let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let Opened { file, direct, created } = self;
@@ -316,7 +319,7 @@ impl Opened {
             // An unfinished file would make the next attempt fail. A file with a size had an owner
             // before, and stays.
             if created && is_new {
-                medium.take_back();
+                medium.remove_created();
             }
             return Err(error);
         }
@@ -376,8 +379,8 @@ mod tests {
     /// A size that no file system supports.
     const TOO_LARGE: Option<u64> = Some(1 << 61);
 
-    fn at_once() -> Busy {
-        Busy::within(Duration::ZERO)
+    fn at_once() -> LockWait {
+        LockWait::within(Duration::ZERO)
     }
 
     fn open(path: &str, size: Option<u64>) -> Result<Medium, OpenError> {

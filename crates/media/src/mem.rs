@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Limits, Operation};
 
 use crate::buf::AlignedBuf;
-use crate::copy::{copy_block, copy_block_alone, publish_copies};
+use crate::copy::{copy_block, copy_block_unpublished, publish_copies};
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
 use crate::mapping::Mapping;
@@ -163,7 +163,7 @@ impl BlockDevice for MemQueue {
             // another copy to the same block, whose stores the processor keeps in order.
             self.with_block(lba, |to| unsafe {
                 match alone {
-                    true => copy_block_alone(to, block.as_ptr()),
+                    true => copy_block_unpublished(to, block.as_ptr()),
                     false => copy_block(to, block.as_ptr()),
                 }
             });

@@ -9,7 +9,7 @@ use crate::disk::DiskDrive;
 use crate::drive::Drive;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
-use crate::medium::{Busy, LOCK_WAIT_SHORT, Medium, Reserve};
+use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
 use crate::mem::Mem;
 use crate::spec::Spec;
 use crate::ssd::{self as modelled, Profile, Ssd};
@@ -39,7 +39,7 @@ pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
 /// [`open_drive`], with a wait of at most `lock_wait` for another process that has the drive
 /// locked. A killed process keeps its locks until its last write has landed (T8).
 pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Drive>, OpenError> {
-    let busy = Busy::within(lock_wait);
+    let busy = LockWait::within(lock_wait);
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;
     match spec.kind {
         "mem" => {
@@ -71,7 +71,7 @@ pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Driv
     }
 }
 
-fn ssd(mut spec: Spec<'_>, busy: Busy) -> Result<Arc<dyn Drive>, OpenError> {
+fn ssd(mut spec: Spec<'_>, busy: LockWait) -> Result<Arc<dyn Drive>, OpenError> {
     let profile = Profile::named(spec.what)
         .ok_or_else(|| spec.wrong(format!("no modelled drive {:?}: flash or optane", spec.what)))?;
     let size = spec.size("size")?;

@@ -71,10 +71,12 @@ pub struct Entry {
     pub attribute: Attribute,
 }
 
-/// An upper bound of how many appends before an entry were not fenced when it was written.
+/// An upper bound of how many appends before an entry were not fenced when that entry was written.
 ///
-/// So an entry proves that older entries were durable once. If one of *those* is unreadable, it was
-/// not torn but damaged, and the log is refused instead of being taken as shorter (T19).
+/// All appends before these were durable. If one of *them* is unreadable, it was not torn by a crash
+/// but damaged. So the log is refused, instead of being read as a shorter one (T19).
+///
+/// The value is the exponent of a power of two: fewer than 2ⁿ appends were not fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfenced(u8);
 
@@ -110,16 +112,22 @@ impl Entry {
 pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     let a = &entry.attribute;
     debug_assert!(loggable(a), "{a:?}");
-    // Put together word by word, as the checksum reads the words again. A load that spans several
-    // stores would have to wait for all of them.
+    // The entry is stored word by word, because the checksum reads it word by word right after. A
+    // load that spans several stores has to wait for all of them in the processor.
     let words = [
+        // Word 0: the persist word.
         0,
+        // Word 1: the checksum (written below), generation.
         u64::from(entry.origin.generation) << 32,
+        // Words 2 to 4.
         entry.position.0,
         a.seq.0,
         a.tag,
+        // Word 5: lba, member, kind and the bound of unfenced appends.
         a.lba | u64::from(a.member.0) << 48 | u64::from(a.kind as u8 | entry.unfenced.0 << 4) << 56,
+        // Word 6: ordinal, num, index.
         u64::from(a.ordinal) | u64::from(a.num) << 32 | u64::from(a.index) << 48,
+        // Word 7: blocks less one, span less one, flags, incarnation.
         u64::from(a.blocks.saturating_sub(1) as u16)
             | u64::from((a.span - 1) as u8) << 16
             | u64::from(a.flags.0) << 24
@@ -177,8 +185,8 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
     if bytes.iter().all(|&byte| byte == 0) {
         return Decoded::Blank;
     }
-    let checked = crc(seed, &bytes[12..]) == u32_at(bytes, 8);
-    if !checked && !probe::planted(Plant::T7NoChecksum) {
+    let checksum_matches = crc(seed, &bytes[12..]) == u32_at(bytes, 8);
+    if !checksum_matches && !probe::planted(Plant::T7NoChecksum) {
         return Decoded::Torn;
     }
     let position = Position(u64_at(bytes, 16));
@@ -186,7 +194,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
     let (code, flags) = (bytes[47] & 0x0f, Flags(bytes[59]));
     let kind = match Kind::from_code(code) {
         Some(kind) if flags.are_known(kind) => kind,
-        _ if !checked => return Decoded::Torn,
+        _ if !checksum_matches => return Decoded::Torn,
         _ => return Decoded::Newer { position, kind: code, flags: flags.0 },
     };
     let blocks = u32::from(u16_at(bytes, 56)) + 1;
@@ -227,13 +235,13 @@ const LBA_MASK: u64 = (1 << 48) - 1;
 #[must_use]
 #[inline]
 pub const fn loggable(a: &Attribute) -> bool {
-    let blocks = match a.kind {
+    let extent_fits = match a.kind {
         Kind::Flush => a.blocks == 0 && a.lba == 0,
         Kind::Write | Kind::Discard => {
             a.blocks >= 1 && a.blocks <= 1 << 16 && a.lba <= LBA_MASK + 1 - a.blocks as u64
         }
     };
-    blocks
+    extent_fits
         && a.span >= 1
         && a.span <= crate::attribute::SPAN_MAX
         && a.seq.0.checked_add(a.span as u64).is_some()

@@ -40,14 +40,15 @@ pub struct Gate {
     drive_of: [u8; 256],
     /// The ordinal to be admitted next.
     next: u32,
-    /// Arrivals beyond `next`, by ordinal modulo its power-of-two length.
+    /// The tickets of entries that arrived before their turn. The index is the ordinal modulo the
+    /// length, which is a power of two.
     early: Vec<u32>,
-    /// The number of entries in `early`.
+    /// How many tickets are in `early`.
     held: u32,
     /// The number of entries that arrived and were neither completed nor refused.
     inside: u32,
-    /// A quick first check for overlaps. Most writes pass it, and need no search of the drive's
-    /// list (T12).
+    /// A quick first check for overlapping writes. For most writes it finds none, so the drive's list
+    /// need not be searched (T12).
     filter: Filter,
     /// Writes that wait for overlapping ones, in ordinal order.
     waiting: Vec<u32>,
@@ -86,9 +87,9 @@ impl Gate {
             cache: *cache,
             first: NONE,
             last: NONE,
-            pending: VecDeque::with_capacity(capacity as usize),
-            flushing: None,
-            unflushed: None,
+            pending_flushes: VecDeque::with_capacity(capacity as usize),
+            flush_in_flight: None,
+            last_unflushed: None,
         });
         Self {
             capacity: capacity as usize,
@@ -179,7 +180,7 @@ impl Gate {
     ) {
         let node = *table.node(ticket);
         assert!(node.state == State::Writing, "{ticket:?} is not being written");
-        self.leave_drive(table, &node);
+        self.remove_from_drive(table, &node);
         let steps_before = steps.len();
         if !ok {
             probe::hit(Rare::WriteFailed);
@@ -187,7 +188,7 @@ impl Gate {
             let ordinal = node.ordinal;
             let cause = Cause::WriteFailed { member, ordinal };
             if probe::planted(Plant::T22FailedWrite) {
-                return self.fail_alone(table, ticket.0, cause, steps);
+                return self.refuse_without_poison(table, ticket.0, cause, steps);
             }
             self.poison_from(table, cause, Some(ordinal), steps);
         }
@@ -203,7 +204,7 @@ impl Gate {
             self.complete(table, ticket.0, !volatile, steps);
         }
         if !self.waiting.is_empty() {
-            self.wake(table, &node, steps);
+            self.release_blocked(table, &node, steps);
         }
         self.flush_if_due(table, node.drive, steps);
     }
@@ -224,26 +225,26 @@ impl Gate {
     ) {
         let node = *table.node(ticket);
         let drive = &mut self.drives[usize::from(node.drive)];
-        assert!(drive.flushing.take() == Some(ticket.0), "{ticket:?} is not being flushed");
+        assert!(drive.flush_in_flight.take() == Some(ticket.0), "{ticket:?} is not being flushed");
         let member = drive.cache.member;
         if !ok {
             probe::hit(Rare::FlushFailed);
             let cause = Cause::FlushFailed { member };
             if probe::planted(Plant::T22OwnFlush) {
-                return self.fail_alone(table, ticket.0, cause, steps);
+                return self.refuse_without_poison(table, ticket.0, cause, steps);
             }
             self.poison_from(table, cause, None, steps);
             return;
         }
-        if drive.unflushed.is_some_and(|last| !is_after(last, node.ordinal)) {
-            drive.unflushed = None;
+        if drive.last_unflushed.is_some_and(|last| !is_after(last, node.ordinal)) {
+            drive.last_unflushed = None;
         }
-        while let Some(&first) = self.drives[usize::from(node.drive)].pending.front() {
+        while let Some(&first) = self.drives[usize::from(node.drive)].pending_flushes.front() {
             let covered = *table.node(Ticket(first));
             if is_after(covered.ordinal, node.ordinal) {
                 break;
             }
-            self.drives[usize::from(node.drive)].pending.pop_front();
+            self.drives[usize::from(node.drive)].pending_flushes.pop_front();
             if self.must_fail(&covered) {
                 self.refuse(table, first, steps);
             } else {
@@ -264,7 +265,7 @@ impl Gate {
     #[must_use]
     pub fn has_unflushed(&self, member: Member) -> bool {
         let drive = self.drive_of[usize::from(member.0)];
-        self.drives.get(usize::from(drive)).is_some_and(|drive| drive.unflushed.is_some())
+        self.drives.get(usize::from(drive)).is_some_and(|drive| drive.last_unflushed.is_some())
     }
 
     /// Whether no entry is at the gate.
@@ -299,8 +300,8 @@ impl Gate {
         }
     }
 
-    /// Takes the entry that is next in order: it is appended to the log, and its write is submitted
-    /// unless an earlier write in flight overlaps it.
+    /// Admits the entry that is next in order: gives the step to append it to the log, and the step to
+    /// write it unless an earlier write in flight overlaps it.
     #[inline(always)]
     fn admit(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
         self.next = self.next.wrapping_add(1);
@@ -308,7 +309,7 @@ impl Gate {
         let node = table.node_mut(Ticket(ticket));
         let drive = &mut self.drives[usize::from(node.drive)];
         if node.flush || !node.writes {
-            drive.pending.push_back(ticket);
+            drive.pending_flushes.push_back(ticket);
         }
         if !node.writes {
             node.state = State::Unflushed;
@@ -317,7 +318,7 @@ impl Gate {
             return;
         }
         if drive.cache.volatile {
-            drive.unflushed = Some(node.ordinal);
+            drive.last_unflushed = Some(node.ordinal);
         }
         let may_overlap = self.filter.add(node.drive, node.lba, node.end);
         let blockers = if may_overlap && !probe::planted(Plant::T12NoOverlap) {
@@ -335,7 +336,7 @@ impl Gate {
             node.state = State::Waiting;
             self.waiting.push(ticket);
         }
-        self.join_drive(table, ticket);
+        self.add_to_drive(table, ticket);
     }
 
     /// How many entries on the drive's list touch blocks of this one (T12).
@@ -351,9 +352,9 @@ impl Gate {
         count
     }
 
-    /// Counts a finished write no longer as a blocker of the writes that wait for it. Releases
-    /// those that have no blocker left.
-    fn wake(&mut self, table: &mut impl Table, done: &Node, steps: &mut Vec<Step>) {
+    /// Notes that the write `done` does not block others any more. Gives the step to write for each
+    /// waiting write that has no blocker left.
+    fn release_blocked(&mut self, table: &mut impl Table, done: &Node, steps: &mut Vec<Step>) {
         self.waiting.retain(|&ticket| {
             let node = table.node_mut(Ticket(ticket));
             if node.drive == done.drive
@@ -377,7 +378,7 @@ impl Gate {
     #[inline(always)]
     fn flush_if_due(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &self.drives[usize::from(drive)];
-        if !at.pending.is_empty() && at.flushing.is_none() {
+        if !at.pending_flushes.is_empty() && at.flush_in_flight.is_none() {
             self.flush_ready(table, drive, steps);
         }
     }
@@ -387,7 +388,7 @@ impl Gate {
     fn flush_ready(&mut self, table: &mut impl Table, drive: u8, steps: &mut Vec<Step>) {
         let at = &mut self.drives[usize::from(drive)];
         let oldest_write = (at.first != NONE).then(|| table.node(Ticket(at.first)).ordinal);
-        let ready = at.pending.iter().take_while(|&&ticket| {
+        let ready = at.pending_flushes.iter().take_while(|&&ticket| {
             let node = table.node(Ticket(ticket));
             oldest_write.is_none_or(|oldest| is_after(oldest, node.ordinal))
                 || probe::planted(Plant::T2FlushEarly) && node.state == State::Unflushed
@@ -395,21 +396,21 @@ impl Gate {
         let ready = ready.count();
         if ready == 0 {
             // A flush entry in this state waits for earlier writes, not for its own.
-            if table.node(Ticket(at.pending[0])).state == State::Unflushed {
+            if table.node(Ticket(at.pending_flushes[0])).state == State::Unflushed {
                 probe::hit(Rare::GateFlush);
             }
             return;
         }
         if at.cache.volatile {
-            let last = at.pending[ready - 1];
-            at.flushing = Some(last);
+            let last = at.pending_flushes[ready - 1];
+            at.flush_in_flight = Some(last);
             steps.push(Step::Flush(Ticket(last)));
         } else {
             // A completed write is durable on this drive, so no FLUSH is needed. But a flush entry
             // covers the earlier entries on this drive, too, so it has waited for them.
             for _ in 0..ready {
                 let at = &mut self.drives[usize::from(drive)];
-                let ticket = at.pending.pop_front().expect("`ready` entries are pending");
+                let ticket = at.pending_flushes.pop_front().expect("`ready` entries are pending");
                 self.complete(table, ticket, true, steps);
             }
         }
@@ -431,9 +432,9 @@ impl Gate {
         steps.push(Step::Complete { ticket, persist });
     }
 
-    /// Appends to the drive's list of entries whose write is not completed.
+    /// Adds an entry at the end of its drive's list of entries whose write is not completed.
     #[inline]
-    fn join_drive(&mut self, table: &mut impl Table, ticket: u32) {
+    fn add_to_drive(&mut self, table: &mut impl Table, ticket: u32) {
         let drive = &mut self.drives[usize::from(table.node(Ticket(ticket)).drive)];
         let last = core::mem::replace(&mut drive.last, ticket);
         table.node_mut(Ticket(ticket)).before = last;
@@ -444,9 +445,9 @@ impl Gate {
         }
     }
 
-    /// Takes an entry off that list, and its blocks out of the filter.
+    /// Removes an entry from its drive's list, and its blocks from the filter.
     #[inline(always)]
-    fn leave_drive(&mut self, table: &mut impl Table, node: &Node) {
+    fn remove_from_drive(&mut self, table: &mut impl Table, node: &Node) {
         self.filter.remove(node.drive, node.lba, node.end);
         let drive = &mut self.drives[usize::from(node.drive)];
         if node.before == NONE {
@@ -468,15 +469,18 @@ const NO_DRIVE: u8 = u8::MAX;
 #[derive(Debug)]
 struct Drive {
     cache: MemberCache,
-    /// The ends of a list of the entries whose write is not completed, in ordinal order.
+    /// The first entry of the drive's list: the entries whose write is not completed, in ordinal
+    /// order. The list goes on through [`Node::after`].
     first: u32,
+    /// The last entry of that list.
     last: u32,
-    /// Flush entries not completed, in ordinal order.
-    pending: VecDeque<u32>,
-    /// The entry whose FLUSH is in flight. It covers all pending ones up to it.
-    flushing: Option<u32>,
-    /// The ordinal of the last write here, unless a FLUSH covers it.
-    unflushed: Option<u32>,
+    /// The flush entries that are not completed, in ordinal order.
+    pending_flushes: VecDeque<u32>,
+    /// The entry whose FLUSH is in flight. That FLUSH covers all pending flush entries up to this
+    /// one.
+    flush_in_flight: Option<u32>,
+    /// The ordinal of the last write to the drive; `None` if a FLUSH has covered that write.
+    last_unflushed: Option<u32>,
 }
 
 /// Whether ordinal `a` comes after `b`, also over the wrap: all ordinals at the gate are within 2³¹

@@ -253,8 +253,8 @@ pub struct LogRegion<R> {
     region: R,
     header: RegionHeader,
     crc: Crc32c,
-    /// The offset of the header copy that surely holds `header`: the one that the last change wrote
-    /// first. The next change writes the other copy first.
+    /// The offset of the header copy that is known to hold `header`. The next change writes the other
+    /// copy first.
     sure_copy: usize,
     /// Why nothing may be written any more: the region has failed, or its service has ended.
     failed: Option<RegionError>,
@@ -363,7 +363,7 @@ impl<R: Region> LogRegion<R> {
         volume: NewVolume,
         mut format: impl FnMut(StreamId, Range<usize>) -> Result<(), RegionError>,
     ) -> Result<&VolumeRecord, AddError> {
-        let record = self.place(volume)?;
+        let record = self.place_volume(volume)?;
         for stream in (0..record.streams).map(StreamId) {
             let range = record.partition(stream).expect("the stream is below `streams`");
             format(stream, range)?;
@@ -372,7 +372,7 @@ impl<R: Region> LogRegion<R> {
         let id = record.id;
         let at = header.volumes.partition_point(|v| v.offset < record.offset);
         header.volumes.insert(at, record);
-        self.change(header)?;
+        self.write_header(header)?;
         Ok(self.volume(id).expect("the volume was just added"))
     }
 
@@ -386,7 +386,7 @@ impl<R: Region> LogRegion<R> {
         let at = self.position(id)?;
         let mut header = self.header.clone();
         header.volumes.remove(at);
-        Ok(self.change(header)?)
+        Ok(self.write_header(header)?)
     }
 
     /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is
@@ -412,7 +412,7 @@ impl<R: Region> LogRegion<R> {
         header.volumes[at].owner = owner;
         header.volumes[at].lease_ms = lease_ms;
         header.volumes[at].state = VolumeState::Owned;
-        Ok(self.change(header)?)
+        Ok(self.write_header(header)?)
     }
 
     /// Records that a volume's owner has come back, and that its lease is `lease_ms` milliseconds
@@ -430,7 +430,7 @@ impl<R: Region> LogRegion<R> {
         let mut header = self.header.clone();
         header.volumes[at].lease_ms = lease_ms;
         header.volumes[at].state = VolumeState::Owned;
-        Ok(self.change(header)?)
+        Ok(self.write_header(header)?)
     }
 
     /// Records that the owner with this generation gives up the log of a volume. The record is
@@ -444,7 +444,7 @@ impl<R: Region> LogRegion<R> {
         let at = self.position(id)?;
         let mut header = self.header.clone();
         header.volumes[at].given_up = generation;
-        Ok(self.change(header)?)
+        Ok(self.write_header(header)?)
     }
 
     /// Records whether a volume's log may still be needed. The record is durable before this
@@ -460,7 +460,7 @@ impl<R: Region> LogRegion<R> {
         }
         let mut header = self.header.clone();
         header.volumes[at].state = state;
-        Ok(self.change(header)?)
+        Ok(self.write_header(header)?)
     }
 
     /// Returns the region itself.
@@ -478,7 +478,7 @@ impl<R: Region> LogRegion<R> {
 
     /// The record of a new volume, in the first gap between the other volumes that is large enough
     /// for its partitions.
-    fn place(&self, volume: NewVolume) -> Result<VolumeRecord, AddError> {
+    fn place_volume(&self, volume: NewVolume) -> Result<VolumeRecord, AddError> {
         let NewVolume { id, streams, slots, members } = volume;
         let mut seen = [false; 256];
         let has_duplicate =
@@ -522,15 +522,15 @@ impl<R: Region> LogRegion<R> {
         })
     }
 
-    /// Writes the header, first over the copy that is older or unreadable, then over the other:
-    /// there is a whole one at any time.
-    fn change(&mut self, header: RegionHeader) -> Result<(), RegionError> {
-        self.put(header, R::fence)
+    /// Writes both copies of the header: first the one that is older or unreadable, then the other. So
+    /// one copy is whole at any time.
+    fn write_header(&mut self, header: RegionHeader) -> Result<(), RegionError> {
+        self.write_both_copies(header, R::fence)
     }
 
     /// Writes both copies of the header, and makes each durable with `make_durable` before the next
     /// is written.
-    fn put(
+    fn write_both_copies(
         &mut self,
         header: RegionHeader,
         make_durable: impl Fn(&mut R) -> Result<(), RegionError>,

@@ -1,13 +1,29 @@
 //! The ordering log of one stream on one server: a circular log of attributes (paper §4.3.2).
 //!
-//! [`StreamLog`] keeps one *partition* of a log region: a mark area and a ring of 64-byte slots
-//! (`docs/log-format.md`). The target appends each ordered request's attribute and fences before
-//! it submits the write, stores the persist word and fences before it answers (T7), and forgets
-//! an entry only when the initiator has released it *and* the mark of the release is durable (T1).
+//! A [`StreamLog`] is one *partition* of a log region: two copies of a mark, and a ring of 64-byte
+//! slots (`docs/log-format.md`). For each ordered request, the target
 //!
-//! From one owner or incarnation of the target to the next, a log is [resumed](StreamLog::resume)
-//! by the same owner, or, once recovery has undone the groups beyond the prefix,
-//! [settled](StreamLog::settle), [emptied](StreamLog::forget) and [started](StreamLog::start) anew.
+//! 1. appends the attribute and fences, before it submits the write;
+//! 2. stores the persist word and fences, before it answers (T7);
+//! 3. uses the slot again only after the initiator has released the group *and* the mark with that
+//!    release is durable (T1).
+//!
+//! Each append has a *position*, counted without end:
+//!
+//! ```text
+//!    durable head       head            fenced          next       append_limit
+//!  -------+---------------+---------------+---------------+---------------+--->
+//!         |   released,   |    durable    |  not durable  |     free      |
+//!         | slots not yet |    appends    |  appends yet  |     slots     |
+//!         |     free      |               |               |               |
+//! ```
+//!
+//! `append_limit` is the durable head plus the number of slots.
+//!
+//! When the owner or the incarnation of the target changes, there are two ways to go on. The same
+//! owner [resumes](StreamLog::resume) the log. Otherwise recovery undoes the groups beyond the
+//! prefix; then the log is [settled](StreamLog::settle), [emptied](StreamLog::forget) and
+//! [started](StreamLog::start) anew.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -57,36 +73,40 @@ enum State {
 pub struct StreamLog<R> {
     region: R,
     crc: Crc32c,
-    /// The start of the entries' checksums, made from the identity of the partition.
-    seed: u32,
+    /// The value from which the checksum of each entry starts. It follows from the identity of the
+    /// partition.
+    checksum_seed: u32,
     /// The number of slots.
     slots: u32,
     state: State,
-    /// For each slot, the end of the entry appended there: its last group, and the tag.
+    /// For each slot: the last group of the entry that was appended there, and its tag.
     ends: Vec<End>,
-    /// The position of the next append, and its slot.
+    /// The position of the next append.
     next: u64,
+    /// The slot of `next`.
     next_slot: u32,
-    /// Appends stop at this position: the durable mark's head plus `slots`, or 0 while nothing may
+    /// Appends stop at this position: the head of the durable mark plus `slots`; 0 while nothing may
     /// be appended.
-    limit: u64,
-    /// The first position that is not released, by the mark in memory, and its slot.
+    append_limit: u64,
+    /// The first position that is not released, by the mark in memory.
     head: u64,
+    /// The slot of `head`.
     head_slot: u32,
-    /// Everything before this position is durable.
+    /// All appends before this position are durable.
     fenced: u64,
-    /// The first position of this binding.
-    bound_from: u64,
+    /// The first position of this binding. Entries before it belong to older bindings.
+    binding_start: u64,
     /// The released mark in memory.
     released: Seq,
-    /// The newest released group before the head, and the caller's tag of it.
+    /// The newest released group before `head`, and the caller's tag of it.
     tag: (Seq, u64),
-    /// The durable mark.
-    durable: Mark,
-    /// A crash has torn the copy of the mark that is the next to be written.
-    torn_mark: bool,
-    /// The last group that may have entries in `adoption`; 0 if there is none.
-    adoptable: Seq,
+    /// The mark as it was last written to the region.
+    durable_mark: Mark,
+    /// The copy of the mark that is written next was torn by a crash.
+    next_copy_is_torn: bool,
+    /// The last group that has entries in `adoption`; 0 if there is none. It saves most appends a
+    /// search there.
+    last_adoptable: Seq,
     /// The entries of older bindings.
     adoption: Adoption,
 }
@@ -105,8 +125,8 @@ impl<R: Region> StreamLog<R> {
         crc: Crc32c,
     ) -> Result<Self, FormatError> {
         let slots = slots_of(&region)?;
-        // The marks go first and come back last. A crash in between leaves a blank partition, never
-        // new marks over old entries.
+        // The marks are zeroed first, and the new mark is written last. So a crash in between leaves
+        // a blank partition, and never a new mark with old entries.
         const ZEROES: [u8; 4096] = [0; 4096];
         let len = partition_bytes(slots);
         for at in (0..len).step_by(ZEROES.len()) {
@@ -126,8 +146,8 @@ impl<R: Region> StreamLog<R> {
             tag: (Seq::ZERO, 0),
             settled: false,
         };
-        let mut log = Self::with(region, mark, crc);
-        log.change(mark)?;
+        let mut log = Self::from_mark(region, mark, crc);
+        log.write_both_marks(mark)?;
         Ok(log)
     }
 
@@ -141,38 +161,39 @@ impl<R: Region> StreamLog<R> {
         let slots = slots_of(&region)?;
         let (mark, torn) = read_mark(&region, id, slots, crc)?;
         let (found, slots) = scan(&region, &mark, crc)?;
-        let mut log = Self::with(region, mark, crc);
-        log.torn_mark = torn;
+        let mut log = Self::from_mark(region, mark, crc);
+        log.next_copy_is_torn = torn;
         for end in slots.ends {
-            log.note(end);
+            log.count_append(end);
         }
-        log.advance();
+        log.advance_head();
         log.fenced = log.next;
-        log.bound_from = log.next;
+        log.binding_start = log.next;
         Ok((log, found))
     }
 
-    fn with(region: R, mark: Mark, crc: Crc32c) -> Self {
+    /// An unbound log with this mark, and without entries.
+    fn from_mark(region: R, mark: Mark, crc: Crc32c) -> Self {
         let slot = (mark.head % u64::from(mark.slots)) as u32;
         Self {
             region,
             crc,
-            seed: mark.id.seed(crc),
+            checksum_seed: mark.id.seed(crc),
             slots: mark.slots,
             state: State::Unbound,
             ends: vec![End::HOLE; mark.slots as usize],
             next: mark.head,
             next_slot: slot,
-            limit: 0,
+            append_limit: 0,
             head: mark.head,
             head_slot: slot,
             fenced: mark.head,
-            bound_from: mark.head,
+            binding_start: mark.head,
             released: mark.released,
             tag: mark.tag,
-            durable: mark,
-            torn_mark: false,
-            adoptable: Seq::ZERO,
+            durable_mark: mark,
+            next_copy_is_torn: false,
+            last_adoptable: Seq::ZERO,
             adoption: Adoption::default(),
         }
     }
@@ -192,23 +213,24 @@ impl<R: Region> StreamLog<R> {
         if !loggable(attribute) {
             return Err(AppendError::Unloggable { seq: attribute.seq });
         }
-        if attribute.seq <= self.adoptable
+        if attribute.seq <= self.last_adoptable
             && let Some(adopted) = self.adopt(attribute)
         {
             return adopted;
         }
-        if self.next >= self.limit {
+        if self.next >= self.append_limit {
             self.free_space()?;
         }
         let position = Position(self.next);
         let entry = Entry {
             position,
-            origin: self.durable.origin,
+            origin: self.durable_mark.origin,
             unfenced: Unfenced::of(self.next - self.fenced),
             attribute: *attribute,
         };
-        self.region.write(offset(self.next_slot), &encode(&entry, self.seed, self.crc));
-        self.note(End::of(attribute));
+        self.region
+            .write(slot_offset(self.next_slot), &encode(&entry, self.checksum_seed, self.crc));
+        self.count_append(End::of(attribute));
         if self.next_slot == 0 {
             probe::hit(Rare::LogLap);
         }
@@ -224,11 +246,11 @@ impl<R: Region> StreamLog<R> {
     /// If the entry was neither appended nor adopted in this binding.
     #[inline]
     pub fn persist(&mut self, position: Position) {
-        if position.0 < self.bound_from {
+        if position.0 < self.binding_start {
             return self.persist_adopted(position);
         }
         assert!(position.0 < self.next, "{position:?} was not appended");
-        self.write_persist_word(position, self.durable.origin);
+        self.write_persist_word(position, self.durable_mark.origin);
     }
 
     /// Makes all appends, persist words and marks so far durable.
@@ -240,11 +262,11 @@ impl<R: Region> StreamLog<R> {
     /// then must not be answered (P6).
     #[inline]
     pub fn fence(&mut self) -> Result<(), RegionError> {
-        // If a mark would free a good part of the ring, this fence makes it durable, too. So
-        // appends need not stop for a fence of their own when they reach the end of the ring.
+        // If the mark in memory frees an eighth of the slots or more, this fence makes it durable,
+        // too. Otherwise appends would have to stop for another fence at `append_limit`.
         self.check_region()?;
-        if self.head - self.durable.head >= u64::from(self.slots / 8).max(1) {
-            return self.write_mark();
+        if self.head - self.durable_mark.head >= u64::from(self.slots / 8).max(1) {
+            return self.make_mark_durable();
         }
         self.fence_region()?;
         self.fenced = self.next;
@@ -256,12 +278,12 @@ impl<R: Region> StreamLog<R> {
     /// and a settled log takes none.
     #[inline]
     pub fn release(&mut self, mark: Seq) {
-        if mark > self.released && !self.durable.settled {
+        if mark > self.released && !self.durable_mark.settled {
             self.released = mark;
-            self.advance();
-            if self.adoptable > Seq::ZERO {
+            self.advance_head();
+            if self.last_adoptable > Seq::ZERO {
                 self.adoption.release(mark);
-                self.adoptable = self.adoption.last();
+                self.last_adoptable = self.adoption.last();
             }
         }
     }
@@ -274,8 +296,8 @@ impl<R: Region> StreamLog<R> {
     pub fn release_now(&mut self, mark: Seq) -> Result<(), RegionError> {
         self.release(mark);
         self.check_region()?;
-        if self.released > self.durable.released || self.head > self.durable.head {
-            self.write_mark()?;
+        if self.released > self.durable_mark.released || self.head > self.durable_mark.head {
+            self.make_mark_durable()?;
         }
         Ok(())
     }
@@ -319,7 +341,7 @@ impl<R: Region> StreamLog<R> {
     /// Whether recovery has [settled](Self::settle) the log and no owner has started it since.
     #[must_use]
     pub const fn is_settled(&self) -> bool {
-        self.durable.settled
+        self.durable_mark.settled
     }
 
     /// Whether the region has failed: nothing can be recorded any more.
@@ -331,13 +353,13 @@ impl<R: Region> StreamLog<R> {
     /// The generation and incarnation of the binding.
     #[must_use]
     pub const fn origin(&self) -> Origin {
-        self.durable.origin
+        self.durable_mark.origin
     }
 
     /// The identity of the partition.
     #[must_use]
     pub const fn id(&self) -> PartitionId {
-        self.durable.id
+        self.durable_mark.id
     }
 
     /// The region of the partition.
@@ -366,10 +388,10 @@ impl<R: Region> StreamLog<R> {
         }
         probe::hit(Rare::MarkForSpace);
         if probe::planted(Plant::T1ReuseBeforeMark) {
-            self.limit = self.head + u64::from(self.slots);
+            self.append_limit = self.head + u64::from(self.slots);
             return Ok(());
         }
-        self.write_mark()?;
+        self.make_mark_durable()?;
         Ok(())
     }
 
@@ -407,7 +429,7 @@ impl<R: Region> StreamLog<R> {
             // cost more than all the rest.
             let (back, next) = (appends_since as u32, self.next_slot);
             let slot = if back <= next { next - back } else { next + self.slots - back };
-            self.region.write_word(offset(slot), origin.stamp(position));
+            self.region.write_word(slot_offset(slot), origin.stamp(position));
         }
     }
 
@@ -420,25 +442,25 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Makes the mark in memory durable, and everything else with it.
+    /// Writes the mark in memory to the region and fences. This makes everything else durable, too.
     #[cold]
-    fn write_mark(&mut self) -> Result<(), RegionError> {
-        self.put_mark(self.mark())?;
+    fn make_mark_durable(&mut self) -> Result<(), RegionError> {
+        self.write_mark_copy(self.mark())?;
         self.fenced = self.next;
         if matches!(self.state, State::Bound) {
-            self.limit = self.head + u64::from(self.slots);
+            self.append_limit = self.head + u64::from(self.slots);
         }
         Ok(())
     }
 
-    /// Makes a rare change that must survive the loss of one copy: writes both copies, one after
-    /// the other. The change counts as done as soon as the first is durable.
-    fn change(&mut self, mark: Mark) -> Result<(), RegionError> {
-        self.put_mark(mark)?;
+    /// Writes both copies of the mark, one after the other. This is for rare changes, which must
+    /// survive the damage of one copy. The change is made as soon as the first copy is durable.
+    fn write_both_marks(&mut self, mark: Mark) -> Result<(), RegionError> {
+        self.write_mark_copy(mark)?;
         (self.released, self.tag) = (mark.released, mark.tag);
         self.head = mark.head;
         self.head_slot = self.slot_of(Position(mark.head));
-        self.put_mark(mark)?;
+        self.write_mark_copy(mark)?;
         self.fenced = self.next;
         Ok(())
     }
@@ -447,29 +469,30 @@ impl<R: Region> StreamLog<R> {
     fn tag_up_to(&self, released: Seq) -> (Seq, u64) {
         let mut tag = if self.tag.0 <= released { self.tag } else { (Seq::ZERO, 0) };
         for position in self.head..self.next {
-            self.ends[self.slot_of(Position(position)) as usize].note(released, &mut tag);
+            self.ends[self.slot_of(Position(position)) as usize].update_newest(released, &mut tag);
         }
         tag
     }
 
     /// The mark in memory.
     const fn mark(&self) -> Mark {
-        Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable }
+        Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable_mark }
     }
 
-    /// Writes a mark over the older of its two copies, and fences.
-    fn put_mark(&mut self, mark: Mark) -> Result<(), RegionError> {
-        let mark = Mark { number: self.durable.number + 1, ..mark };
+    /// Writes the older of the two copies of the mark anew, and fences.
+    fn write_mark_copy(&mut self, mark: Mark) -> Result<(), RegionError> {
+        let mark = Mark { number: self.durable_mark.number + 1, ..mark };
         let at = (mark.number % 2) as usize * MARK_BYTES;
-        if mem::take(&mut self.torn_mark) {
-            // If the power fails again, words of this mark must not complete the torn one. Without
-            // its checksum it stays torn.
+        if mem::take(&mut self.next_copy_is_torn) {
+            // The torn copy has some words of an earlier mark. If the power fails again while this
+            // mark is written, these words and some of the new ones could form a whole mark. So its
+            // checksum is destroyed first.
             self.region.write_word(at, 0);
             self.fence_region()?;
         }
         self.region.write(at, &mark.encode(self.crc));
         self.fence_region()?;
-        self.durable = mark;
+        self.durable_mark = mark;
         Ok(())
     }
 
@@ -478,30 +501,30 @@ impl<R: Region> StreamLog<R> {
     fn fence_region(&mut self) -> Result<(), RegionError> {
         self.region.fence().inspect_err(|error| {
             self.state = State::Failed(error.clone());
-            self.limit = 0;
+            self.append_limit = 0;
         })
     }
 
-    /// Moves the head over released entries.
+    /// Moves `head` behind the entries that are released.
     #[inline]
-    fn advance(&mut self) {
+    fn advance_head(&mut self) {
         while self.head < self.next {
             let end = self.ends[self.head_slot as usize];
             if end.seq > self.released {
                 break;
             }
-            end.note(self.released, &mut self.tag);
+            end.update_newest(self.released, &mut self.tag);
             self.head += 1;
-            self.head_slot = self.after(self.head_slot);
+            self.head_slot = self.slot_after(self.head_slot);
         }
     }
 
-    /// Counts an entry as appended.
+    /// Moves `next` behind an entry that has been written, or was found, at `next`.
     #[inline]
-    fn note(&mut self, end: End) {
+    fn count_append(&mut self, end: End) {
         self.ends[self.next_slot as usize] = end;
         self.next += 1;
-        self.next_slot = self.after(self.next_slot);
+        self.next_slot = self.slot_after(self.next_slot);
     }
 
     #[inline]
@@ -509,12 +532,14 @@ impl<R: Region> StreamLog<R> {
         (position.0 % self.slots as u64) as u32
     }
 
+    /// The next slot in the ring.
     #[inline]
-    const fn after(&self, slot: u32) -> u32 {
+    const fn slot_after(&self, slot: u32) -> u32 {
         if slot + 1 == self.slots { 0 } else { slot + 1 }
     }
 }
 
+/// How many slots a partition of this region has.
 fn slots_of<R: Region>(region: &R) -> Result<u32, TooSmall> {
     let have = region.len();
     let slots = have.saturating_sub(SLOTS_AT) / ENTRY_BYTES;
@@ -525,7 +550,8 @@ fn slots_of<R: Region>(region: &R) -> Result<u32, TooSmall> {
     Ok(slots.min(SLOTS_MAX as usize) as u32)
 }
 
+/// The offset of a slot in the partition.
 #[inline]
-const fn offset(slot: u32) -> usize {
+const fn slot_offset(slot: u32) -> usize {
     SLOTS_AT + slot as usize * ENTRY_BYTES
 }

@@ -45,13 +45,14 @@ pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
     for &i in order.iter().rev() {
         let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
-        let flushed_over = flushed.contains(&a.member)
+        let is_covered_by_flush = flushed.contains(&a.member)
             || probe::planted(Plant::T4CoverOtherDrive) && !flushed.is_empty();
-        let overlapped = overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapCover);
-        durable[i] = *persisted || flushed_over || overlapped;
-        if !persisted && flushed_over {
+        let is_covered_by_overlap =
+            overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapCover);
+        durable[i] = *persisted || is_covered_by_flush || is_covered_by_overlap;
+        if !persisted && is_covered_by_flush {
             probe::hit(Rare::CoveredByFlush);
-        } else if !persisted && overlapped {
+        } else if !persisted && is_covered_by_overlap {
             probe::hit(Rare::CoveredByOverlap);
         }
         if *persisted && a.is_flush() && !flushed.contains(&a.member) {
@@ -69,12 +70,14 @@ fn stream_order(a: &Attribute) -> (Seq, u16) {
     (a.seq, a.index)
 }
 
+/// Whether an entry touches a block of a covered run.
 fn overlaps(covered: &BTreeMap<(u8, u64), u64>, a: &Attribute) -> bool {
     let end = a.lba.saturating_add(u64::from(a.blocks));
     let before = covered.range((a.member.0, 0)..(a.member.0, end)).next_back();
     before.is_some_and(|(_, &run_end)| run_end > a.lba)
 }
 
+/// Adds the blocks of an entry to the covered runs, and joins runs that touch.
 fn cover(covered: &mut BTreeMap<(u8, u64), u64>, a: &Attribute) {
     let (mut first, mut end) = (a.lba, a.lba.saturating_add(u64::from(a.blocks)));
     while let Some((&key, &run_end)) =
@@ -453,6 +456,7 @@ fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> b
     count_group(counted()) == GroupCount::Whole
 }
 
+/// The blocks of the entries beyond the prefix; the fields are those of [`StreamPlan`].
 #[derive(Default)]
 struct Beyond {
     undo: Vec<DriveExtent>,
@@ -492,9 +496,9 @@ fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
                 }
                 continue;
             }
-            let left = update && !probe::planted(Plant::T11UndoInPlace)
+            let is_left_alone = update && !probe::planted(Plant::T11UndoInPlace)
                 || extension && !probe::planted(Plant::T11UndoExtensions);
-            if !left && !list.settled {
+            if !is_left_alone && !list.settled {
                 undo.push(extent);
             } else if extension {
                 probe::hit(Rare::ExtensionLeft);

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use riopipe_model::log::block::{self, BlockPart, Blocks, FlushFailure};
+use riopipe_model::log::block::{self, BlockPart, Blocks, Durability, FlushFailure};
 use riopipe_model::log::mapped::{self, MappedPart, Memory, Persist, words_of};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
@@ -378,11 +378,13 @@ impl LogStore {
     pub fn open(&self) -> Result<(), RegionError> {
         self.lock().failure = FlushFailure::default();
         if !self.is_mapped() {
-            return block::open(&SimBlocks { store: self.clone(), at: 0 });
+            return block::make_content_durable(&SimBlocks { store: self.clone(), at: 0 });
         }
         let parts: Vec<(usize, usize)> =
             self.lock().parts.iter().map(|(at, part)| (*at, part.bytes.len())).collect();
-        parts.into_iter().try_for_each(|(at, len)| mapped::open(&mut self.memory(at, len)))
+        parts
+            .into_iter()
+            .try_for_each(|(at, len)| mapped::make_content_durable(&mut self.memory(at, len)))
     }
 
     /// Replaces the store by an empty one. Returns the old one.
@@ -602,14 +604,20 @@ impl Blocks for SimBlocks {
         Ok(bytes[range.start - self.at..range.end - self.at].to_vec())
     }
 
-    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+    fn begin_write(
+        &self,
+        offset: usize,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> Result<(), RegionError> {
         let State { parts, crash_injector, .. } = &mut *self.store.lock();
         if crash_injector.has_stopped() {
             return Ok(());
         }
         let cut = !crash_injector.count_fence();
         if let Some(part) = parts.get_mut(&self.at) {
-            let at = at - self.at;
+            let at = offset - self.at;
+            let durable = durability == Durability::OnCompletion;
             part.in_flight.push(Flight { at, bytes: bytes.to_vec(), durable, cut });
         }
         Ok(())
@@ -633,7 +641,7 @@ impl Blocks for SimBlocks {
         Ok(())
     }
 
-    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+    fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
         let mut failure = core::mem::take(&mut self.store.lock().failure);
         let done = f(&mut failure);
         self.store.lock().failure = failure;
@@ -843,7 +851,7 @@ mod tests {
             let part = store.part(0..BLOCK);
             let blocks = SimBlocks { store: store.clone(), at: 0 };
             for content in 1..=3 {
-                blocks.begin_write(0, &[content; BLOCK], false).unwrap();
+                blocks.begin_write(0, &[content; BLOCK], Durability::AfterFlush).unwrap();
             }
             if seed % 2 == 0 {
                 // The process is killed. Its writes continue.

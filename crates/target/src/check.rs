@@ -129,15 +129,15 @@ impl fmt::Display for Report {
 #[must_use]
 pub fn check(config: &Config) -> Report {
     let mut report = Report::default();
-    let settled = match settle(config) {
-        Ok(settled) => settled,
+    let checked = match check_config(config) {
+        Ok(checked) => checked,
         Err(problems) => {
             report.problems = problems;
             // The rest is checked even so: one run shows all errors.
-            Settled::rough(config)
+            CheckedConfig::rough(config)
         }
     };
-    report.subnqn = settled.subnqn;
+    report.subnqn = checked.subnqn;
     for (key, addresses) in [("listen", &config.listen), ("discovery", &config.discovery)] {
         for (i, address) in addresses.iter().enumerate() {
             if let Err(error) = Listener::bind(address) {
@@ -146,7 +146,7 @@ pub fn check(config: &Config) -> Report {
         }
     }
     let log = check_log(config, &mut report);
-    for (i, ns) in settled.namespaces.iter().enumerate() {
+    for (i, ns) in checked.namespaces.iter().enumerate() {
         let place = format!("namespaces[{i}] (nsid {})", ns.nsid);
         let Some((survival, volatile)) = check_drive(&place, &ns.drive, &mut report) else {
             continue;
@@ -279,24 +279,24 @@ fn refusal(decided: Result<Decision, Refused>) -> Option<Problem> {
 
 /// The configuration with all defaults.
 #[derive(Debug)]
-pub(crate) struct Settled {
+pub(crate) struct CheckedConfig {
     pub(crate) subnqn: String,
     pub(crate) serial: String,
     pub(crate) reactors: usize,
-    pub(crate) namespaces: Vec<SettledNamespace>,
+    pub(crate) namespaces: Vec<CheckedNamespace>,
 }
 
 #[derive(Debug)]
-pub(crate) struct SettledNamespace {
+pub(crate) struct CheckedNamespace {
     pub(crate) nsid: u32,
     pub(crate) drive: String,
     pub(crate) uuid: Uuid,
     pub(crate) nguid: [u8; 16],
 }
 
-impl Settled {
+impl CheckedConfig {
     fn rough(config: &Config) -> Self {
-        let namespaces = config.namespaces.iter().zip(1..).map(|(ns, nsid)| SettledNamespace {
+        let namespaces = config.namespaces.iter().zip(1..).map(|(ns, nsid)| CheckedNamespace {
             nsid: ns.nsid.unwrap_or(nsid),
             drive: ns.drive.clone(),
             uuid: Uuid::nil(),
@@ -320,7 +320,7 @@ fn cores_of_machine() -> usize {
 }
 
 /// Checks everything that needs no open file, and adds the defaults.
-pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
+pub(crate) fn check_config(config: &Config) -> Result<CheckedConfig, Vec<Problem>> {
     let mut problems = Vec::new();
     let mut wrong = |place: &str, what: String, advice: &str| {
         problems.push(Problem::new(place, what, advice));
@@ -376,7 +376,7 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
     if let Some(Err(error)) = config.metrics.as_deref().map(check_address) {
         wrong("metrics", error.to_string(), error.advice());
     }
-    let mut namespaces: Vec<SettledNamespace> = Vec::new();
+    let mut namespaces: Vec<CheckedNamespace> = Vec::new();
     let given: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();
     let mut free = (1..).filter(|nsid| !given.contains(nsid));
     for (i, ns) in config.namespaces.iter().enumerate() {
@@ -409,10 +409,10 @@ pub(crate) fn settle(config: &Config) -> Result<Settled, Vec<Problem>> {
                 [0; 16]
             }
         };
-        namespaces.push(SettledNamespace { nsid, drive: ns.drive.clone(), uuid, nguid });
+        namespaces.push(CheckedNamespace { nsid, drive: ns.drive.clone(), uuid, nguid });
     }
     if problems.is_empty() {
-        Ok(Settled { subnqn, serial, reactors, namespaces })
+        Ok(CheckedConfig { subnqn, serial, reactors, namespaces })
     } else {
         Err(problems)
     }

@@ -27,7 +27,7 @@ pub(crate) struct Devices {
     parts: DevicesParts,
     /// Time of the current round, in ns; the clock is read once per round.
     pub(crate) now: u64,
-    /// Scratch space for completions.
+    /// Completions of one poll. Empty between polls; it stays so that its memory is used again.
     done: Vec<Done>,
 }
 
@@ -50,11 +50,11 @@ pub(crate) struct DriveQueue {
 }
 
 impl DriveQueue {
-    /// Counts the failure of an operation that ended within its call.
+    /// Counts the failure if the operation has failed within its call.
     #[inline]
-    fn seen(&self, submitted: Submitted) -> Submitted {
+    fn count_failure(&self, submitted: Submitted) -> Submitted {
         if let Submitted::Done(Err(error)) = &submitted {
-            note(error, &self.counters);
+            report_failure(error, &self.counters);
         }
         submitted
     }
@@ -68,7 +68,7 @@ impl BlockDevice for DriveQueue {
         self.counters.add(Counter::Writes, 1);
         self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
         let submitted = self.queue.write(op, lba, data);
-        self.seen(submitted)
+        self.count_failure(submitted)
     }
 
     #[inline]
@@ -76,25 +76,25 @@ impl BlockDevice for DriveQueue {
         self.counters.add(Counter::Reads, 1);
         self.counters.add(Counter::ReadBytes, blocks * u64::from(BLOCK_SIZE));
         let submitted = self.queue.read(op, lba, blocks);
-        self.seen(submitted)
+        self.count_failure(submitted)
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
         self.counters.add(Counter::Flushes, 1);
         let submitted = self.queue.flush(op);
-        self.seen(submitted)
+        self.count_failure(submitted)
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Discards, 1);
         let submitted = self.queue.write_zeroes(op, lba, blocks);
-        self.seen(submitted)
+        self.count_failure(submitted)
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Discards, 1);
         let submitted = self.queue.deallocate(op, lba, blocks);
-        self.seen(submitted)
+        self.count_failure(submitted)
     }
 
     fn kick(&mut self, now: u64) {
@@ -105,7 +105,7 @@ impl BlockDevice for DriveQueue {
         let from = done.len();
         self.queue.poll(now, done);
         for error in done[from..].iter().filter_map(|done| done.result.as_ref().err()) {
-            note(error, &self.counters);
+            report_failure(error, &self.counters);
         }
     }
 
@@ -255,7 +255,7 @@ impl TargetEnv for Devices {
 
 /// Counts a failed operation, and logs it.
 #[cold]
-fn note(error: &IoError, counters: &Counters) {
+fn report_failure(error: &IoError, counters: &Counters) {
     counters.add(Counter::DriveErrors, 1);
     match error.cause() {
         // Only a modelled drive returns this: a test has cut its power.

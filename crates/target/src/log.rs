@@ -32,6 +32,7 @@ pub enum LogOpenError {
 /// A part of the log that fails after the log's file has disappeared.
 pub(crate) struct WatchedPart {
     part: LogPart,
+    /// [`Log::watch`] has found that the file does not exist any more. All parts share this flag.
     gone: Arc<AtomicBool>,
 }
 
@@ -68,9 +69,10 @@ impl Region for WatchedPart {
     }
 }
 
-/// The whole log, which is checked now and then.
+/// The log region of the target. Its store is checked now and then ([`watch`](Self::watch)).
 pub(crate) struct Log {
     store: LogStore,
+    /// The store does not exist any more.
     gone: Arc<AtomicBool>,
     /// It had the stamp of a clean stop when it was opened, which clears the stamp (T24).
     was_synced: bool,
@@ -109,15 +111,16 @@ impl Log {
     }
 }
 
-/// Ends the service of a log that no host has used, since the target does not start: the log is as
-/// valid as before.
-pub(crate) fn leave(mut volumes: Volumes<WatchedPart>, log: &Log) {
-    // Without the stamp the pages that the kernel takes for clean may be missing in the file. Only a
-    // whole write-back would change that, and a failed start must not take so long.
+/// Ends the service of a log that no host has used, because the target does not start. Opening the
+/// log has cleared its stamp of a clean stop. If it had one, the log gets the stamp again (T24).
+pub(crate) fn end_unused_service(mut volumes: Volumes<WatchedPart>, log: &Log) {
+    // Without the stamp, pages that the kernel takes for clean may be missing in the file. Only a
+    // write-back of the whole log would make sure that they are there, and a failed start must not
+    // take so long.
     if !log.was_synced {
         return;
     }
-    // All of the log was in the file. So only what was stored since is missing.
+    // With the stamp, all of the log was in the file. So only later stores have to be written back.
     if let Err(error) = volumes.end_service(|| log.sync(&[])) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
@@ -235,7 +238,7 @@ mod tests {
         drop(opened(&spec));
         let (volumes, log) = opened(&spec);
         assert!(!log.was_synced);
-        leave(volumes, &log);
+        end_unused_service(volumes, &log);
         drop(log);
         assert!(!has_stamp(&spec), "nothing has written all of the log back");
 
@@ -245,7 +248,7 @@ mod tests {
         drop((volumes, log));
         assert!(has_stamp(&spec));
         let (volumes, log) = opened(&spec);
-        leave(volumes, &log);
+        end_unused_service(volumes, &log);
         drop(log);
         assert!(has_stamp(&spec));
     }

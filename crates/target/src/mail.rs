@@ -55,7 +55,7 @@ impl<E: TargetEnv, T> Mailboxes<Message<E, T>> {
         }
     }
 
-    /// Informs the other reactors that one is shutting down.
+    /// Informs the other reactors that reactor `index` moves no connection to them any more.
     pub(crate) fn reactor_ends(&self, index: usize) {
         for (reactor, message) in Message::moves_ended(index, self.reactors()) {
             self.send(reactor, message);

@@ -16,12 +16,14 @@ use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, Mail};
 use crate::tcp::{RECEIVES_PER_TURN, Tcp};
 
-/// Tokens of the poller: those of connections count from 0.
+/// The poller's token of the first listener; the others follow. The token of a connection is its key,
+/// which is far below.
 const LISTENER: u64 = 1 << 62;
+/// The token of the first drive with an event descriptor; the others follow.
 const DRIVE: u64 = 1 << 61;
 
-/// Time in ns for which an active socket is polled directly while spinning: an `epoll_wait` would
-/// only add a system call.
+/// Time in ns for which a socket is polled directly after it was active: the reactor tries to receive
+/// without asking `epoll_wait` first, which saves a system call.
 const HOT_NS: u64 = 500_000;
 /// Largest number of directly polled sockets; with more, one `epoll_wait` is cheaper.
 const HOT_MAX: usize = 8;

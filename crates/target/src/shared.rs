@@ -18,11 +18,12 @@ pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> 
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Longest time for writing a log back when the target stops, if it has no volumes. A disk that
-/// takes longer has failed, or is about to.
+/// Time limit for writing back a log without volumes when the target stops. A disk that takes longer
+/// has failed, or will fail soon.
 const WRITE_BACK_MAX: Duration = Duration::from_secs(60);
 
-/// Number of bytes for which this time is a second longer. A slow disk writes more in a second.
+/// For each of this many bytes of volumes, a second is added to the limit. Even a slow disk writes
+/// more in a second.
 const BYTES_PER_SECOND: usize = 32 << 20;
 
 /// Longest time for writing back the bytes in `used`.
@@ -36,24 +37,24 @@ fn write_back_max(used: &[Range<usize>]) -> Duration {
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
     let used = lock(&shared).volumes().log_used();
-    within(write_back_max(&used), move || {
+    run_within(write_back_max(&used), move || {
         lock(&shared).end_service(riopipe_platform::now_ns(), || log.sync(&used))
     })
 }
 
 /// Runs an operation that may hang, with a time limit.
-fn within(
-    most: Duration,
-    what: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
+fn run_within(
+    limit: Duration,
+    operation: impl FnOnce() -> Result<(), RegionError> + Send + 'static,
 ) -> Result<(), RegionError> {
     let (done, ended) = mpsc::channel();
     let thread = std::thread::Builder::new().name("log-end".into()).spawn(move || {
-        // The receiver is gone if it took too long.
-        let _ = done.send(what());
+        // Sending fails if the time limit has passed: then there is no receiver any more.
+        let _ = done.send(operation());
     });
     thread.map_err(|error| RegionError::new(format!("no thread for it: {error}")))?;
-    ended.recv_timeout(most).unwrap_or_else(|_| {
-        Err(RegionError::new(format!("its disk has not taken it within {} s", most.as_secs_f64())))
+    ended.recv_timeout(limit).unwrap_or_else(|_| {
+        Err(RegionError::new(format!("its disk has not taken it within {} s", limit.as_secs_f64())))
     })
 }
 
@@ -71,13 +72,13 @@ mod tests {
     #[test]
     fn an_operation_that_hangs_ends_at_its_time_limit() {
         let (_hold, held) = mpsc::channel::<()>();
-        let error = within(Duration::from_millis(1), move || {
+        let error = run_within(Duration::from_millis(1), move || {
             let _ = held.recv();
             Ok(())
         });
         assert!(error.unwrap_err().to_string().contains("not taken it"));
         let failed = || Err(RegionError::new("no"));
-        assert_eq!(within(WRITE_BACK_MAX, failed), failed());
-        assert_eq!(within(WRITE_BACK_MAX, || Ok(())), Ok(()));
+        assert_eq!(run_within(WRITE_BACK_MAX, failed), failed());
+        assert_eq!(run_within(WRITE_BACK_MAX, || Ok(())), Ok(()));
     }
 }

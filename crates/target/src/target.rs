@@ -20,7 +20,7 @@ use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH};
-use crate::log::{Log, LogOpenError, leave, open_volumes};
+use crate::log::{Log, LogOpenError, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Parts, Reactor};
 use crate::shared::{SharedState, end_service, lock};
@@ -141,7 +141,7 @@ impl Target {
     /// # Errors
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
-        let settled = crate::check::settle(config).map_err(StartError::Config)?;
+        let checked = crate::check::check_config(config).map_err(StartError::Config)?;
         // One wait for all of them: a killed process had all of their locks.
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
@@ -149,7 +149,7 @@ impl Target {
         let mut drives: Vec<Arc<dyn Drive>> = Vec::new();
         let mut namespaces = Vec::new();
         let mut describe = Vec::new();
-        for (index, ns) in settled.namespaces.iter().enumerate() {
+        for (index, ns) in checked.namespaces.iter().enumerate() {
             let drive = match open.get(index) {
                 Some(drive) => Arc::clone(drive),
                 None => open_drive_within(&ns.drive, lock_wait())
@@ -167,7 +167,7 @@ impl Target {
             drives.push(drive);
         }
         let namespaces = Namespaces::new(namespaces)?;
-        let reactors = settled.reactors;
+        let reactors = checked.reactors;
         // Before the log is opened: that clears its stamp of a clean stop (T24).
         let pollers: Vec<Poller> =
             (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
@@ -177,7 +177,7 @@ impl Target {
                 |source| StartError::Log { spec: spec.unwrap_or_default().to_owned(), source },
             )?;
         let log_survives = log.as_ref().map(|log| log.survives());
-        let promises = settled.namespaces.iter().zip(&drives).map(|(ns, drive)| {
+        let promises = checked.namespaces.iter().zip(&drives).map(|(ns, drive)| {
             let volatile = drive.geometry().volatile_cache;
             Promise::new(ns.nsid, &ns.drive, drive.survives(), volatile, spec, log_survives)
         });
@@ -187,7 +187,7 @@ impl Target {
             Err(error) => {
                 // Nothing was served: the log is as valid as before.
                 if let Some(log) = &log {
-                    leave(volumes, log);
+                    end_unused_service(volumes, log);
                 }
                 return Err(error.into());
             }
@@ -195,8 +195,8 @@ impl Target {
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         let discovery_addresses = addresses.split_off(config.listen.len());
         let identity = Identity {
-            subnqn: settled.subnqn.clone(),
-            serial: settled.serial,
+            subnqn: checked.subnqn.clone(),
+            serial: checked.serial,
             model: config.model.clone(),
             firmware: env!("CARGO_PKG_VERSION").chars().take(8).collect(),
             allowed_hosts: config.hosts.clone(),
@@ -213,7 +213,7 @@ impl Target {
         let places = Places::new(config.connections);
         let queue_counts = QueueCounts::new(reactors);
         let figures = Arc::new(Figures {
-            subnqn: settled.subnqn.clone(),
+            subnqn: checked.subnqn.clone(),
             start: Start::now(),
             shared: Arc::clone(&shared),
             counters: (0..reactors).map(|_| Arc::new(Counters::default())).collect(),
@@ -222,7 +222,7 @@ impl Target {
         let mut running = Running {
             addresses,
             discovery_addresses,
-            subnqn: settled.subnqn,
+            subnqn: checked.subnqn,
             describe,
             promises,
             shared,
@@ -236,7 +236,7 @@ impl Target {
         };
         for (index, poller) in pollers.into_iter().enumerate() {
             let mut queues = Vec::new();
-            for (drive, ns) in running.drives.iter().zip(&settled.namespaces) {
+            for (drive, ns) in running.drives.iter().zip(&checked.namespaces) {
                 // One reactor takes the only queue of each drive.
                 let queue = match reactors {
                     1 => drive.open_only_queue(QUEUE_DEPTH),

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use riopipe_model::log::block::{self, Blocks, FlushFailure};
+use riopipe_model::log::block::{self, Blocks, Durability, FlushFailure};
 use riopipe_order::region::RegionError;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, pwritev2};
@@ -15,26 +15,30 @@ use crate::buf::AlignedBuf;
 use crate::error::{OpenError, cause_of};
 use crate::medium::Medium;
 
-/// The medium stays locked as long as any part exists.
+/// The device under a log, which all parts of the log share. The medium stays locked as long as any
+/// part exists.
 pub(super) struct BlockStore {
     pub(super) medium: Medium,
-    /// The device has a volatile cache: each fence ends with a FLUSH.
-    flush: bool,
-    /// A write can be requested to be durable itself (`RWF_DSYNC`, Linux 4.7).
+    /// The device has a volatile cache, so a completed write is not durable yet.
+    is_volatile: bool,
+    /// The system supports writes that are durable on completion (`RWF_DSYNC`, Linux 4.7).
     can_dsync: AtomicBool,
-    flushing: Mutex<FlushFailure>,
+    /// Locked while a FLUSH is in flight; see [`FlushFailure`].
+    flush_failure: Mutex<FlushFailure>,
 }
 
 impl BlockStore {
     /// A store over the medium's content, which is made durable first if the medium has a volatile
-    /// cache (`flush`).
-    pub(super) fn open(medium: Medium, flush: bool) -> Result<Arc<Self>, OpenError> {
+    /// cache (`is_volatile`).
+    pub(super) fn open(medium: Medium, is_volatile: bool) -> Result<Arc<Self>, OpenError> {
         let path = medium.path.clone();
-        let store = Arc::new(Self::new(medium, flush)?);
-        block::open(&DevicePart(Arc::clone(&store))).map_err(|error| OpenError::Os {
-            path,
-            doing: "make durable what it holds",
-            source: io::Error::other(error.cause),
+        let store = Arc::new(Self::new(medium, is_volatile)?);
+        block::make_content_durable(&DevicePart(Arc::clone(&store))).map_err(|error| {
+            OpenError::Os {
+                path,
+                doing: "make durable what it holds",
+                source: io::Error::other(error.cause),
+            }
         })?;
         store.forget_cached();
         Ok(store)
@@ -46,17 +50,22 @@ impl BlockStore {
     /// and they are its content.
     fn forget_cached(&self) {
         if !self.medium.direct {
-            // Advice: a kernel that does not take it has no other way either.
+            // A failure is ignored: there is no other system call for this.
             let _ = fadvise(&self.medium.file, 0, None, Advice::DontNeed);
         }
     }
 
-    fn new(medium: Medium, flush: bool) -> Result<Self, OpenError> {
+    fn new(medium: Medium, is_volatile: bool) -> Result<Self, OpenError> {
         if usize::try_from(medium.len).is_err() {
             let problem = "larger than this machine can address".to_owned();
             return Err(OpenError::Size { path: medium.path, problem });
         }
-        Ok(Self { medium, flush, can_dsync: AtomicBool::new(true), flushing: Mutex::default() })
+        Ok(Self {
+            medium,
+            is_volatile,
+            can_dsync: AtomicBool::new(true),
+            flush_failure: Mutex::default(),
+        })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -99,7 +108,7 @@ impl Blocks for DevicePart {
     type ReadError = io::Error;
 
     fn is_volatile(&self) -> bool {
-        self.0.flush
+        self.0.is_volatile
     }
 
     fn read(&self, range: Range<usize>) -> io::Result<AlignedBuf> {
@@ -109,10 +118,16 @@ impl Blocks for DevicePart {
     }
 
     /// The write has completed when this returns, since a fence waits for it anyway.
-    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+    fn begin_write(
+        &self,
+        offset: usize,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> Result<(), RegionError> {
         let store = &*self.0;
-        if durable && store.can_dsync.load(Ordering::Relaxed) {
-            match store.put(bytes, at as u64, ReadWriteFlags::DSYNC) {
+        let must_be_durable = durability == Durability::OnCompletion;
+        if must_be_durable && store.can_dsync.load(Ordering::Relaxed) {
+            match store.put(bytes, offset as u64, ReadWriteFlags::DSYNC) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     store.can_dsync.store(false, Ordering::Relaxed);
                 }
@@ -120,9 +135,9 @@ impl Blocks for DevicePart {
             }
         }
         store
-            .put(bytes, at as u64, ReadWriteFlags::empty())
+            .put(bytes, offset as u64, ReadWriteFlags::empty())
             .map_err(|error| store.explain(&error))?;
-        if durable { self.flush() } else { Ok(()) }
+        if must_be_durable { self.flush() } else { Ok(()) }
     }
 
     fn complete(&self) -> Result<(), RegionError> {
@@ -133,9 +148,9 @@ impl Blocks for DevicePart {
         self.0.medium.file.sync_data().map_err(|error| self.0.explain(&error))
     }
 
-    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+    fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
         // The guarded value is consistent after each statement.
-        f(&mut self.0.flushing.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.0.flush_failure.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -200,7 +215,8 @@ mod tests {
     fn a_failure_names_the_device_and_the_cause() {
         for flush in [false, true] {
             let device = DevicePart(Arc::new(store("/dev/full", flush)));
-            let error = device.begin_write(0, &[0; 4096], flush).unwrap_err();
+            let durability = if flush { Durability::OnCompletion } else { Durability::AfterFlush };
+            let error = device.begin_write(0, &[0; 4096], durability).unwrap_err();
             for part in ["/dev/full", "No space left"] {
                 assert!(error.to_string().contains(part), "{error}");
             }

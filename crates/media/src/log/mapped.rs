@@ -27,9 +27,9 @@ impl Shared {
         if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
     }
 
-    /// As [`sync`](Self::sync), and the bytes in `used` also where the kernel takes their pages for
-    /// clean. After a write-back that has failed, it does that, although they are not in the file
-    /// (T24). No other thread may use the mapping.
+    /// Like [`sync`](Self::sync), but writes all bytes in `used`, also those of pages that the kernel
+    /// takes for clean. After a write-back has failed, the kernel takes pages for clean that are not
+    /// in the file (T24). No other thread may use the mapping.
     pub(super) fn sync_all(&self, used: &[Range<usize>]) -> std::io::Result<()> {
         if self.medium.is_some() {
             used.iter().for_each(|bytes| self.mapping.touch(bytes.clone()));

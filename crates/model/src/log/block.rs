@@ -1,10 +1,19 @@
 //! A part of a log on a block device: a mirror in memory, written to the device block by block.
 //!
-//! A store goes to the mirror and marks the 4 KiB blocks that it touches as dirty. A fence writes
-//! all dirty blocks to the device at once and waits until they are durable. So no block of a log is
-//! written again while it is in flight (M4), and the device only sees whole blocks (M1). The common
-//! fence covers an append behind the last one, or a persist word among the last few: one write of
-//! one block.
+//! A store changes the mirror and marks the 4 KiB blocks that it touches as dirty. A fence writes
+//! all dirty blocks to the device and waits until they are durable. So no block of a log is written
+//! again while an earlier write of it is in flight (M4), and the device only gets whole blocks (M1).
+//! Most fences write one block: it has the last append, or one of the last persist words.
+//!
+//! A part need not begin or end at a block, but its mirror does:
+//!
+//! ```text
+//! device offset:  0 ... mirror_start
+//!                       |
+//!    device   ----------[ block ][ block ][ block ]----------
+//!    mirror             [ 0 .................. len ]
+//!    part                   [ part_in_mirror ]
+//! ```
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,34 +23,49 @@ use riopipe_order::block_device::BLOCK_BYTES;
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
-/// Largest gap of clean blocks between two dirty ones that is written along with them, in blocks.
-/// 16 KiB more cost a drive about 5 µs; a second command costs more, and, if it must wait for the
-/// first, a second latency. So the persist words and the appends of one batch, which are close
-/// together, are one write.
+/// Two dirty blocks with at most this many clean blocks between them are written by one command,
+/// together with the clean ones. 16 KiB more cost a drive about 5 µs. A second command costs more,
+/// and may have to wait for the first. So the persist words and the appends of one batch, which are
+/// close together, are one write.
 const GAP_BLOCKS_MAX: usize = 4;
 
-/// The device under a log, shared by the log's parts. It has raw effects only and decides nothing.
+/// When a completed write is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// As soon as it has completed.
+    OnCompletion,
+    /// After the next FLUSH, if the device has a volatile cache.
+    AfterFlush,
+}
+
+/// The device under a log, shared by the log's parts. It only carries out operations, and decides
+/// nothing.
 pub trait Blocks {
     /// Bytes in memory, with the alignment that the device needs.
     type Mirror: AsRef<[u8]> + AsMut<[u8]>;
     /// The error of a failed read.
     type ReadError;
 
-    /// Whether the device has a volatile write cache: a completed write is then not yet durable.
+    /// Whether the device has a volatile write cache. Then a completed write is not durable yet.
     fn is_volatile(&self) -> bool;
 
-    /// Reads the bytes in `range`, which is whole blocks.
+    /// Reads whole blocks: the bytes in `range` of the device.
     ///
     /// # Errors
     /// The device could not read the blocks.
     fn read(&self, range: Range<usize>) -> Result<Self::Mirror, Self::ReadError>;
 
-    /// Begins to write whole blocks at byte `at`. With `durable`, the write itself is durable when
-    /// it completes. It may land before or after other writes in flight (M4).
+    /// Begins to write whole blocks at byte `offset` of the device. The write may land before or
+    /// after other writes in flight (M4).
     ///
     /// # Errors
     /// The device refused the write, or had failed before.
-    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError>;
+    fn begin_write(
+        &self,
+        offset: usize,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> Result<(), RegionError>;
 
     /// Waits until the writes that this part has begun have completed.
     ///
@@ -55,25 +79,29 @@ pub trait Blocks {
     /// The device could not flush. Completed writes of every part may be lost.
     fn flush(&self) -> Result<(), RegionError>;
 
-    /// Runs `f` while no other part runs its own.
-    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T;
+    /// Calls `f` with the record of failed FLUSHes, under a lock that all parts of the device share.
+    /// So the calls of the parts run one after the other.
+    fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T;
 }
 
-/// The first failure of a FLUSH, or of a write that was to be durable by itself. Earlier writes of
-/// every part may be lost, and the next FLUSH would not report that (T22).
+/// The record of failed FLUSHes of a device.
 ///
-/// Each of these operations holds it, so that none that began before the failure is accepted after
-/// it.
+/// A part holds it while a FLUSH is in flight, or a write with [`Durability::OnCompletion`]. So none
+/// of these that began before a failure is accepted after that failure.
 #[derive(Debug, Default)]
-pub struct FlushFailure(Option<RegionError>);
+pub struct FlushFailure {
+    /// The first failure of such an operation. After it, earlier writes of every part may be lost,
+    /// and the next FLUSH would not report that (T22).
+    first: Option<RegionError>,
+}
 
-/// Makes the content of a device durable, before anything on it is used. The last process may
-/// have died between a write and its FLUSH: its data can be read, and a power cut would still take
-/// it.
+/// Makes the content of a device durable. Must be called before any of the content is used: the last
+/// process may have died between a write and the FLUSH after it. Then the written data can be read,
+/// although a power cut would still destroy it.
 ///
 /// # Errors
 /// The device could not flush.
-pub fn open<B: Blocks>(blocks: &B) -> Result<(), RegionError> {
+pub fn make_content_durable<B: Blocks>(blocks: &B) -> Result<(), RegionError> {
     if !blocks.is_volatile() || probe::planted(Plant::T7UseUnfenced) {
         return Ok(());
     }
@@ -86,21 +114,22 @@ pub struct BlockPart<B: Blocks> {
     blocks: B,
     /// The content of the part's blocks, with changes that no fence has written yet.
     mirror: B::Mirror,
-    /// Offset of the mirror on the device, in bytes.
-    base: usize,
+    /// The device offset of the mirror's first byte.
+    mirror_start: usize,
     /// The part's range in the mirror, in bytes.
-    part: Range<usize>,
+    part_in_mirror: Range<usize>,
     dirty: Dirty,
-    /// The blocks that the next fence writes; kept for its allocation.
+    /// The ranges of the mirror that a fence writes. The vector stays, so that a fence allocates no
+    /// memory.
     runs: Vec<Range<usize>>,
-    /// The first failure. Writes since the fence before it may or may not be durable, so no fence
-    /// may succeed any more (P6).
+    /// The failure of a fence. The stores since the last good fence may or may not be durable, so no
+    /// later fence may succeed (P6).
     failed: Option<RegionError>,
 }
 
 impl<B: Blocks> BlockPart<B> {
-    /// A part with the bytes in `part` of a device, read from there. No other part may lie in the
-    /// same blocks: each would write the other's unfinished changes.
+    /// Reads the part of a log that has the bytes `part` of a device. No other part may lie in the
+    /// same blocks. Otherwise a fence of one part would write blocks with old bytes of the other.
     ///
     /// # Errors
     /// The device could not read the blocks.
@@ -110,9 +139,9 @@ impl<B: Blocks> BlockPart<B> {
         Ok(Self {
             mirror: blocks.read(start..end)?,
             blocks,
-            dirty: Dirty::none_of((end - start) / BLOCK_BYTES),
-            base: start,
-            part: part.start - start..part.end - start,
+            dirty: Dirty::clean((end - start) / BLOCK_BYTES),
+            mirror_start: start,
+            part_in_mirror: part.start - start..part.end - start,
             runs: Vec::new(),
             failed: None,
         })
@@ -120,52 +149,59 @@ impl<B: Blocks> BlockPart<B> {
 
     /// The range in the mirror of `len` bytes at the part's byte `offset`.
     #[inline]
-    fn at(&self, offset: usize, len: usize) -> Range<usize> {
-        let fits = offset.checked_add(len).is_some_and(|end| end <= self.part.len());
+    fn in_mirror(&self, offset: usize, len: usize) -> Range<usize> {
+        let fits = offset.checked_add(len).is_some_and(|end| end <= self.part_in_mirror.len());
         assert!(
             fits && offset.is_multiple_of(8) && len.is_multiple_of(8),
             "{len} bytes at {offset} are not aligned words of a part of {} bytes",
-            self.part.len()
+            self.part_in_mirror.len()
         );
-        self.part.start + offset..self.part.start + offset + len
+        self.part_in_mirror.start + offset..self.part_in_mirror.start + offset + len
     }
 
     /// Writes the dirty blocks, and waits until they are durable.
     fn write_runs(&self) -> Result<(), RegionError> {
         if !self.blocks.is_volatile() {
-            return self.write_and_wait(false);
+            return self.write_and_wait(Durability::AfterFlush);
         }
-        self.blocks.exclusively(|failure| {
-            if let Some(error) = &failure.0 {
+        self.blocks.with_flush_lock(|failure| {
+            if let Some(error) = &failure.first {
                 return Err(error.clone());
             }
-            // A single write can be durable by itself, which saves a FLUSH.
-            let alone = self.runs.len() == 1;
-            let written = self.write_and_wait(alone);
-            let durable = if alone { written } else { written.and_then(|()| self.blocks.flush()) };
-            durable.inspect_err(|error| failure.0 = Some(error.clone()))
+            // One write with `OnCompletion` costs less than a write and a FLUSH. For several writes,
+            // one FLUSH costs less.
+            let result = if self.runs.len() == 1 {
+                self.write_and_wait(Durability::OnCompletion)
+            } else {
+                self.write_and_wait(Durability::AfterFlush).and_then(|()| self.blocks.flush())
+            };
+            result.inspect_err(|error| failure.first = Some(error.clone()))
         })
     }
 
-    fn write_and_wait(&self, durable: bool) -> Result<(), RegionError> {
+    /// Writes `runs` to the device, and waits until all of these writes have completed.
+    fn write_and_wait(&self, durability: Durability) -> Result<(), RegionError> {
         let mirror = self.mirror.as_ref();
         let begun = self.runs.iter().try_for_each(|run| {
-            self.blocks.begin_write(self.base + run.start, &mirror[run.clone()], durable)
+            let offset = self.mirror_start + run.start;
+            self.blocks.begin_write(offset, &mirror[run.clone()], durability)
         });
         if probe::planted(Plant::M4LogBlockInFlight) {
             return begun;
         }
-        begun.and(self.blocks.complete())
+        // Wait also after a failure: the writes that have begun still read the mirror's memory.
+        let completed = self.blocks.complete();
+        begun.and(completed)
     }
 }
 
 impl<B: Blocks> Region for BlockPart<B> {
     fn len(&self) -> usize {
-        self.part.len()
+        self.part_in_mirror.len()
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self.mirror.as_ref()[self.at(offset, into.len())]);
+        into.copy_from_slice(&self.mirror.as_ref()[self.in_mirror(offset, into.len())]);
     }
 
     #[inline]
@@ -173,8 +209,8 @@ impl<B: Blocks> Region for BlockPart<B> {
         if bytes.is_empty() {
             return;
         }
-        let at = self.at(offset, bytes.len());
-        self.dirty.note(at.start / BLOCK_BYTES, (at.end - 1) / BLOCK_BYTES);
+        let at = self.in_mirror(offset, bytes.len());
+        self.dirty.mark(at.start / BLOCK_BYTES, (at.end - 1) / BLOCK_BYTES);
         self.mirror.as_mut()[at].copy_from_slice(bytes);
     }
 
@@ -206,12 +242,13 @@ struct Dirty {
 }
 
 impl Dirty {
-    fn none_of(blocks: usize) -> Self {
+    fn clean(blocks: usize) -> Self {
         Self { bits: vec![0; blocks.div_ceil(64)], first: usize::MAX, last: 0 }
     }
 
     #[inline]
-    fn note(&mut self, first: usize, last: usize) {
+    /// Marks the blocks `first` to `last`, both included, as dirty.
+    fn mark(&mut self, first: usize, last: usize) {
         for block in first..=last {
             self.bits[block / 64] |= 1 << (block % 64);
         }

@@ -8,8 +8,8 @@ use riopipe_order::region::{Region, RegionError};
 /// How stores to a mapping are made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
-    /// Nothing is done: a store is as durable as this mapping can make it. Stores outlive the
-    /// process, in their order.
+    /// Nothing is done, because no call makes a store to this mapping survive a power cut. Stores
+    /// survive the process, in their order.
     Stores,
     /// Cache lines are written back, which is durable on persistent memory (M5).
     Lines,
@@ -71,13 +71,13 @@ pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(word)
 }
 
-/// Makes the content of persistent memory durable, before anything in it is used. The last
-/// process may have died between a store and its fence: those lines can be read, and a power cut
-/// would still take them.
+/// Makes the content of persistent memory durable. Must be called before any of the content is used:
+/// the last process may have died between a store and the fence after it. Then the stored words can
+/// be read, although a power cut would still destroy them.
 ///
 /// # Errors
 /// The medium could not make it durable.
-pub fn open<M: Memory>(memory: &mut M) -> Result<(), RegionError> {
+pub fn make_content_durable<M: Memory>(memory: &mut M) -> Result<(), RegionError> {
     if probe::planted(Plant::T7UseUnfenced) {
         return Ok(());
     }
@@ -161,7 +161,8 @@ impl<M: Memory> Region for MappedPart<M> {
         Ok(())
     }
 
-    /// Writes back the whole file: hardly anything else of it is dirty when this is called.
+    /// Writes back the whole file. That costs little more than the part alone, because nearly nothing
+    /// else of the file is dirty when this is called.
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()?;
         self.memory.sync()
@@ -272,11 +273,11 @@ mod tests {
             let mut memory = Fake::new(persist);
             // An earlier process has stored the word, and died before its fence.
             memory.words[5] = 1;
-            open(&mut memory).unwrap();
+            make_content_durable(&mut memory).unwrap();
             assert_eq!(memory.durable[5] == 1, persist != Persist::Stores, "{persist:?}");
         }
         let mut memory = Fake { sync_fails: true, ..Fake::new(Persist::Sync) };
-        assert!(open(&mut memory).is_err());
+        assert!(make_content_durable(&mut memory).is_err());
     }
 
     #[test]

@@ -234,9 +234,9 @@ impl<P: Pages> Model<P> {
     }
 
     /// Makes all completed writes durable, without taking time.
-    pub fn settle(&mut self) {
+    pub fn make_all_durable(&mut self) {
         let all = self.store.position();
-        self.store.settle(all);
+        self.store.make_durable(all);
     }
 
     /// Turns the power on. The contents that the cut left are durable.
@@ -304,7 +304,7 @@ impl<P: Pages> Model<P> {
             }
             Command::Read { lba, blocks } => Some(self.store.pages().read(lba, blocks)),
             Command::Flush => {
-                self.store.settle(op.covers);
+                self.store.make_durable(op.covers);
                 None
             }
         };

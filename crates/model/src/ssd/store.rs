@@ -39,8 +39,9 @@ pub(super) struct Store<P: Pages> {
     pages: P,
     /// Completed writes that a power cut may lose, oldest first: the block, and its content before.
     losable: VecDeque<(u64, P::Page)>,
-    /// Number of writes ever removed from the front of `losable`.
-    settled: u64,
+    /// How many writes were removed from the front of `losable` since the beginning.
+    durable_count: u64,
+    /// The most writes in `losable`. When there are more, the oldest becomes durable.
     losable_max: usize,
 }
 
@@ -52,7 +53,7 @@ impl<P: Pages> Store<P> {
     /// At most `losable_max` completed writes may be lost; 0 with power-loss protection.
     pub(super) const fn new(pages: P, losable_max: u64) -> Self {
         let losable_max = losable_max as usize;
-        Self { pages, losable: VecDeque::new(), settled: 0, losable_max }
+        Self { pages, losable: VecDeque::new(), durable_count: 0, losable_max }
     }
 
     pub(super) const fn pages(&self) -> &P {
@@ -83,11 +84,11 @@ impl<P: Pages> Store<P> {
                 break P::ZEROES;
             }
             // The oldest writes become durable, as in a drive that must make space.
-            self.settle(Position(self.settled + 1));
+            self.make_durable(Position(self.durable_count + 1));
         };
         self.losable.push_back((lba, old));
         if self.losable.len() > self.losable_max {
-            self.settle(Position(self.settled + 1));
+            self.make_durable(Position(self.durable_count + 1));
         }
     }
 
@@ -100,19 +101,19 @@ impl<P: Pages> Store<P> {
 
     /// The position that a flush submitted now must cover: all writes completed so far (M2).
     pub(super) fn position(&self) -> Position {
-        Position(self.settled + self.losable.len() as u64)
+        Position(self.durable_count + self.losable.len() as u64)
     }
 
     /// Makes all writes before `upto` durable.
-    pub(super) fn settle(&mut self, upto: Position) {
-        while self.settled < upto.0 {
+    pub(super) fn make_durable(&mut self, upto: Position) {
+        while self.durable_count < upto.0 {
             // `upto` came from `position`, so there were that many writes; a power cut in between
             // has made all of them durable.
             let Some((_, old)) = self.losable.pop_front() else {
                 break;
             };
             self.pages.release(old);
-            self.settled += 1;
+            self.durable_count += 1;
         }
     }
 
@@ -126,7 +127,7 @@ impl<P: Pages> Store<P> {
         let mut contents: BTreeMap<u64, Vec<Content<P::Page>>> = BTreeMap::new();
         for (lba, old) in self.losable.drain(..) {
             contents.entry(lba).or_default().push(Content::Page(old));
-            self.settled += 1;
+            self.durable_count += 1;
         }
         for list in contents.values_mut() {
             list.push(Content::Now);
@@ -171,9 +172,14 @@ enum Content<Page> {
 /// The overall severity of a power cut. The extremes are chosen often, since they find the most
 /// errors.
 enum Severity {
+    /// Every block loses all that is not durable.
     AllDurableOnly,
+    /// Every block keeps its newest completed content.
     AllNow,
+    /// Every block has the content of its last write in flight.
     AllLatest,
+    /// Each block keeps its newest completed content with this many quarters of probability, else
+    /// it gets any of its contents.
     Each { keep_quarters: u64 },
 }
 

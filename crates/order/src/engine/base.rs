@@ -45,7 +45,7 @@ pub struct Base<P> {
     /// The free places in `requests`.
     free: Vec<RequestId>,
     /// The number of requests that are not complete.
-    live: u32,
+    incomplete: u32,
 }
 
 /// Most groups that may be in flight, or kept for replay, at once. A group without payload must be
@@ -71,7 +71,7 @@ impl<P: Payload> Base<P> {
             any_volatile,
             requests: Vec::new(),
             free: Vec::new(),
-            live: 0,
+            incomplete: 0,
         }
     }
 
@@ -86,8 +86,8 @@ impl<P: Payload> Base<P> {
     }
 
     #[inline]
-    pub(super) fn live(&self) -> u32 {
-        self.live
+    pub(super) fn incomplete(&self) -> u32 {
+        self.incomplete
     }
 
     /// Checks a group as every engine must, and returns its payload bytes.
@@ -95,7 +95,7 @@ impl<P: Payload> Base<P> {
     /// # Errors
     /// The stream has failed, the group is empty, or it can never fit (T14).
     #[inline]
-    pub(super) fn vet(&self, writes: &[Write<P>], durable: bool) -> Result<u64, Refusal> {
+    pub(super) fn check_group(&self, writes: &[Write<P>], durable: bool) -> Result<u64, Refusal> {
         if let Some(failure) = self.failure {
             return Err(Refusal::Poisoned(failure));
         }
@@ -236,7 +236,7 @@ impl<P: Payload> Base<P> {
             return;
         }
         let server = self.topology.member(extent.member).server;
-        let (id, request) = self.allot();
+        let (id, request) = self.allocate();
         // Field by field, in its place. If the request were put together elsewhere and moved here,
         // the processor would wait for its own stores.
         request.seq = seq;
@@ -254,7 +254,7 @@ impl<P: Payload> Base<P> {
     /// Adds a flush entry for `member` to the group being shaped (T3).
     pub(super) fn add_flush(&mut self, member: Member, seq: Seq, tag: u64) {
         let server = self.topology.member(member).server;
-        let (id, request) = self.allot();
+        let (id, request) = self.allocate();
         request.seq = seq;
         request.member = member;
         request.server = server;
@@ -316,16 +316,16 @@ impl<P: Payload> Base<P> {
     /// Only memory bounds such a group.
     ///
     /// # Errors
-    /// Those of [`vet`](Self::vet), [`shape`](Self::shape) and [`number`](Self::number), and
+    /// Those of [`check_group`](Self::check_group), [`shape`](Self::shape) and [`number`](Self::number), and
     /// [`Refusal::Full`] when there is no memory for the group now (T14).
     #[inline(always)]
-    pub(super) fn take_in(
+    pub(super) fn shape_and_number(
         &mut self,
         writes: &mut [Write<P>],
         tag: u64,
         durable: bool,
     ) -> Result<(Seq, u64), Refusal> {
-        let bytes = self.vet(writes, durable)?;
+        let bytes = self.check_group(writes, durable)?;
         if !self.has_space(bytes) {
             return Err(Refusal::Full(Bound::Memory));
         }
@@ -338,7 +338,7 @@ impl<P: Payload> Base<P> {
     /// Takes the group being shaped apart, because it is refused.
     pub(super) fn unshape(&mut self) {
         while let Some(id) = self.shaped.pop() {
-            self.retire(id);
+            self.end_and_free(id);
         }
     }
 
@@ -377,7 +377,7 @@ impl<P: Payload> Base<P> {
         // The list is empty now. It goes back to its place, so that its memory is used again.
         self.request_mut(id).pieces = pieces;
         self.shaped.clear();
-        self.retire(id);
+        self.end_and_free(id);
         true
     }
 
@@ -448,7 +448,7 @@ impl<P: Payload> Base<P> {
         }
         for server in 0..self.queues.len() {
             while let Some(id) = self.queues[server].pop_front() {
-                self.retire(id);
+                self.end_and_free(id);
             }
         }
     }
@@ -468,32 +468,32 @@ impl<P: Payload> Base<P> {
 
     /// Whether an incomplete write touches these volume blocks (P9).
     pub(super) fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        if self.live == 0 {
+        if self.incomplete == 0 {
             return false;
         }
         let mut pending = false;
         self.topology.map(lba, blocks, |extent| {
-            pending |= self.requests.iter().any(|r| r.live && r.touches(&extent));
+            pending |= self.requests.iter().any(|r| r.is_incomplete && r.touches(&extent));
         });
         pending
     }
 
-    /// A free place in the request table, live: of one group, without payload, not numbered. The
-    /// other fields are those of its last user.
+    /// Takes a free place in the request table. The request there is of one group, incomplete, not
+    /// numbered and without payload. Its other fields are still those of the last request.
     #[inline]
-    fn allot(&mut self) -> (RequestId, &mut Request<P>) {
-        self.live += 1;
+    fn allocate(&mut self) -> (RequestId, &mut Request<P>) {
+        self.incomplete += 1;
         let id = match self.free.pop() {
             Some(id) => id,
             None => self.grow(),
         };
         let request = &mut self.requests[id.0 as usize];
-        debug_assert!(!request.live && request.pieces.is_empty(), "the place is free");
+        debug_assert!(!request.is_incomplete && request.pieces.is_empty(), "the place is free");
         request.span = 1;
         request.num = 0;
         request.index = 0;
-        request.live = true;
-        request.again = false;
+        request.is_incomplete = true;
+        request.is_replayed = false;
         (id, request)
     }
 
@@ -513,17 +513,17 @@ impl<P: Payload> Base<P> {
             blocks: 0,
             tag: 0,
             pieces: Vec::new(),
-            live: false,
-            again: false,
+            is_incomplete: false,
+            is_replayed: false,
         });
         RequestId(self.requests.len() as u32 - 1)
     }
 
-    /// Frees a request that is over and of which nothing is needed any more.
+    /// Ends a request that will not be replayed, and frees its place.
     #[inline]
-    pub(super) fn retire(&mut self, id: RequestId) {
-        let was_live = self.end(id);
-        debug_assert!(was_live, "a request is retired once");
+    pub(super) fn end_and_free(&mut self, id: RequestId) {
+        let was_incomplete = self.end(id);
+        debug_assert!(was_incomplete, "a request is retired once");
         self.free(id);
     }
 
@@ -531,16 +531,19 @@ impl<P: Payload> Base<P> {
     /// Returns whether this is its first completion.
     #[inline]
     pub(super) fn end(&mut self, id: RequestId) -> bool {
-        let was_live = core::mem::replace(&mut self.request_mut(id).live, false);
-        self.live -= u32::from(was_live);
-        was_live
+        let was_incomplete = core::mem::replace(&mut self.request_mut(id).is_incomplete, false);
+        self.incomplete -= u32::from(was_incomplete);
+        was_incomplete
     }
 
     /// Forgets a request that has ended.
     #[inline]
     pub(super) fn free(&mut self, id: RequestId) {
         let request = self.request_mut(id);
-        debug_assert!(!request.live && !request.again, "what may still end is not forgotten");
+        debug_assert!(
+            !request.is_incomplete && !request.is_replayed,
+            "what may still end is not forgotten"
+        );
         request.pieces.clear();
         self.free.push(id);
     }

@@ -2,13 +2,14 @@
 
 use alloc::vec::Vec;
 
-use super::Bound;
+use super::{Bound, Refusal};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
 /// The part of one server's log that belongs to this stream.
 #[derive(Debug)]
 struct Partition {
+    /// All slots of the partition.
     slots: u32,
     /// Slots that only a forced flush may take: as many as the server has volatile members.
     reserve: u32,
@@ -38,33 +39,36 @@ impl Credits {
         Self { partitions }
     }
 
-    /// Whether `wanted[server]` more entries fit beside the `used` ones, without the reserve.
+    /// Checks whether `wanted[server]` more entries fit beside the `used` ones, without the reserve.
+    ///
+    /// # Errors
+    /// [`Refusal::TooLarge`] if they would not even fit into an empty log, else [`Refusal::Full`].
     pub(super) fn check(
         &self,
         wanted: &[u32],
         used: impl Fn(usize) -> usize,
-    ) -> Result<(), (Bound, bool)> {
+    ) -> Result<(), Refusal> {
         for (i, (partition, wanted)) in self.partitions.iter().zip(wanted).enumerate() {
             let bound = Bound::Log { server: i as u16 };
             let reserve = if probe::planted(Plant::T13NoReserve) { 0 } else { partition.reserve };
             let usable = partition.slots.saturating_sub(reserve);
             if *wanted > usable {
-                return Err((bound, true));
+                return Err(Refusal::TooLarge(bound));
             }
             let full = *wanted > 0 && used(i) as u32 + wanted > usable;
             if full && !probe::planted(Plant::T13NoCredits) {
                 probe::hit(Rare::LogFull);
-                return Err((bound, false));
+                return Err(Refusal::Full(bound));
             }
         }
         Ok(())
     }
 
-    /// Whether so many entries, forced flushes included, are within every partition.
-    pub(super) fn cover(&self, used: impl Fn(usize) -> usize) -> bool {
-        let planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
+    /// Whether the `used` entries, those of forced flushes included, fit into every partition.
+    pub(super) fn are_kept(&self, used: impl Fn(usize) -> usize) -> bool {
+        let is_planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
         let within = |(i, partition): (usize, &Partition)| used(i) <= partition.slots as usize;
-        planted || self.partitions.iter().enumerate().all(within)
+        is_planted || self.partitions.iter().enumerate().all(within)
     }
 
     /// Whether some server's log is half full or more. Then it is time to free space before it is

@@ -145,10 +145,10 @@ pub struct Request<P> {
     pub tag: u64,
     /// Its payload, in order of the blocks.
     pub pieces: Vec<P>,
-    /// Whether it is neither complete nor free.
-    live: bool,
+    /// Whether it is in use and not complete.
+    is_incomplete: bool,
     /// Whether it is to be sent again, or was sent again and has not ended.
-    again: bool,
+    is_replayed: bool,
 }
 
 impl<P> Request<P> {
@@ -373,7 +373,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// flight.
     fn is_idle(&self) -> bool {
         // A group that waits, or is flushed, has a request that has not ended.
-        self.base().live() == 0
+        self.base().incomplete() == 0
     }
 }
 

@@ -106,11 +106,11 @@ impl<P> HasBase<P> for NoOrder<P> {
 impl<P: Payload> Engine<P> for NoOrder<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
-        let (seq, bytes) = base.take_in(writes, tag, durable)?;
+        let (seq, bytes) = base.shape_and_number(writes, tag, durable)?;
         base.note_dirty(seq);
         let requests = base.shaped.len() as u32;
         let durable_at_once = !base.any_volatile || probe::planted(Plant::NoneNoFlush);
-        base.window.open(requests, durable_at_once, bytes);
+        base.window.add_group(requests, durable_at_once, bytes);
         if !base.merge_into_tail() {
             base.enqueue();
         }
@@ -137,7 +137,7 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
                 self.flush.start(&mut self.base);
             }
         }
-        self.base.retire(id);
+        self.base.end_and_free(id);
     }
 
     fn poll(&mut self) -> Marks {

@@ -55,12 +55,13 @@ pub struct Rio<P> {
     sent: Vec<SentRequests>,
     /// The last group with a joint FLUSH.
     flushed: Seq,
-    /// A flush that the engine itself put in, until it is released. Only this flush may use the
-    /// slots reserved for flushes, so there is one at a time (T13).
+    /// A flush that the engine itself has added (a *forced* flush), until it is released. Only this
+    /// flush may use the slots reserved for flushes, so there is one at a time (T13).
     forced: Option<Seq>,
     /// The last group that the caller wants durable.
     wanted: Seq,
-    /// The last tag seen: a forced flush repeats it, so that recovery never loses it.
+    /// The tag of the last group. A forced flush has the same tag, so that recovery reports that tag
+    /// also if the flush is the last group of the prefix.
     tag: u64,
     /// How many flushes were forced. For reports.
     forced_count: u64,
@@ -131,20 +132,21 @@ impl<P: Payload> Rio<P> {
         let covers = base.dirty.iter().all(Option::is_none);
         let opened = match flush {
             // No caller waits for this flush, so it holds up no completion.
-            Flush::Forced => base.window.open_internal(requests),
-            Flush::No | Flush::Asked => base.window.open(requests, covers, bytes),
+            Flush::Forced => base.window.add_internal_group(requests),
+            Flush::No | Flush::Asked => base.window.add_group(requests, covers, bytes),
         };
         debug_assert_eq!(opened, seq);
         if !base.merge_into_tail() {
             base.enqueue();
         }
-        debug_assert!(self.credits.cover(|i| self.used(i)), "T13: within the partitions");
+        debug_assert!(self.credits.are_kept(|i| self.used(i)), "T13: within the partitions");
         seq
     }
 
-    /// Puts in a flush. Without PLP nothing is released until it is flushed. If the caller never
-    /// flushes, the engine does it before the log or the replay memory fills, overlapped with the
-    /// writing (T1, T14).
+    /// Adds a flush of the engine itself, if drives have unflushed writes and no such flush is in
+    /// flight. On drives without PLP, no group is released before it is flushed. So if the caller
+    /// never flushes, the engine does it before the log or the replay memory is full. Writes continue
+    /// meanwhile (T1, T14).
     fn force_flush(&mut self) {
         if self.forced.is_some() || self.base.failure.is_some() || !self.any_dirty() {
             return;
@@ -160,8 +162,8 @@ impl<P: Payload> Rio<P> {
         }
     }
 
-    /// Frees what released groups have used: requests, log slots, replay memory, and the reserve
-    /// for the forced flush.
+    /// Frees everything that released groups have used: requests, log slots, replay memory, and the
+    /// slots reserved for a forced flush.
     fn reclaim(&mut self) {
         let released = self.base.window.released();
         for sent in &mut self.sent {
@@ -172,14 +174,14 @@ impl<P: Payload> Rio<P> {
             self.forced = None;
         }
         if self.wanted > self.flushed {
-            // The caller asked for this flush while another forced flush used the reserve.
+            // The caller has asked for a flush while an earlier forced flush used the reserved slots.
             self.force_flush();
         }
     }
 
     /// Reports to the window how far the replays are.
     fn note_replays(&mut self) {
-        let oldest = self.sent.iter().filter_map(SentRequests::replaying);
+        let oldest = self.sent.iter().filter_map(SentRequests::oldest_replay);
         let oldest = oldest.map(|id| self.base.request(id).seq).min();
         self.base.window.replay_from(oldest);
     }
@@ -187,7 +189,7 @@ impl<P: Payload> Rio<P> {
     /// Stops the stream after a failure: nothing is sent again either (P6).
     fn stop(&mut self) {
         for sent in &mut self.sent {
-            sent.stop(&mut self.base);
+            sent.stop_replay(&mut self.base);
         }
         self.note_replays();
     }
@@ -217,13 +219,9 @@ impl<P: Payload> Rio<P> {
         for id in &self.base.shaped {
             self.entries[usize::from(self.base.request(*id).server)] += 1;
         }
-        if let Err((bound, can_never_fit)) = self.credits.check(&self.entries, |i| self.used(i)) {
+        if let Err(refusal) = self.credits.check(&self.entries, |i| self.used(i)) {
             self.base.unshape();
-            return Err(if can_never_fit {
-                Refusal::TooLarge(bound)
-            } else {
-                Refusal::Full(bound)
-            });
+            return Err(refusal);
         }
         Ok(())
     }
@@ -243,7 +241,7 @@ impl<P> HasBase<P> for Rio<P> {
 
 impl<P: Payload> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
-        let bytes = self.base.vet(writes, durable)?;
+        let bytes = self.base.check_group(writes, durable)?;
         if self.is_half_used() {
             self.force_flush();
         }
@@ -272,10 +270,10 @@ impl<P: Payload> Engine<P> for Rio<P> {
         let request = self.base.request_mut(id);
         let (first, last) = (request.seq, request.seq_end());
         let server = usize::from(request.server);
-        let is_replay = core::mem::replace(&mut request.again, false);
+        let is_replay = core::mem::replace(&mut request.is_replayed, false);
         let first_time = self.base.end(id);
         if first_time {
-            self.sent[server].finished();
+            self.sent[server].count_complete();
         }
         if let Err(cause) = result {
             self.base.fail(id, cause);
@@ -333,7 +331,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn replaying(&self, server: u16) -> bool {
-        self.sent[usize::from(server)].replaying().is_some()
+        self.sent[usize::from(server)].oldest_replay().is_some()
     }
 
     fn poll(&mut self) -> Marks {
@@ -363,7 +361,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
 
     fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
         let Self { base, sent, .. } = self;
-        if base.live() == 0 {
+        if base.incomplete() == 0 {
             return false;
         }
         let mut pending = false;
@@ -376,6 +374,6 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn is_idle(&self) -> bool {
-        self.base.live() == 0 && self.sent.iter().all(|sent| sent.replaying().is_none())
+        self.base.incomplete() == 0 && self.sent.iter().all(|sent| sent.oldest_replay().is_none())
     }
 }

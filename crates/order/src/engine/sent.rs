@@ -11,18 +11,18 @@ use crate::topology::Extent;
 
 /// The requests of one stream that were given out for one server.
 ///
-/// In steady state a request costs a push and a pop here. Replay follows the list. The list has the
-/// order in which everything was sent, and that is the order of (seq, index).
+/// In steady state a request costs a push and a pop here. The list has the order in which the requests
+/// were sent, which is the order of (seq, index). Replay sends them again in this order.
 #[derive(Debug)]
 pub(super) struct SentRequests {
     /// Given out and not released, oldest first (T14).
     sent: VecDeque<RequestId>,
-    /// How many of the given requests are not complete.
+    /// How many requests in `sent` are not complete.
     unfinished: usize,
     /// The requests to be sent again, oldest first. Those in front that have ended are taken off.
     replays: VecDeque<RequestId>,
-    /// How many of the replays have been given out.
-    given: usize,
+    /// How many requests at the start of `replays` have been given out.
+    replays_given_out: usize,
     /// The last ordinal given (T5: dense per binding).
     ordinal: u32,
     /// The connection is lost: nothing is given out.
@@ -36,7 +36,7 @@ impl SentRequests {
             sent: VecDeque::with_capacity(slots.min(1 << 16) as usize),
             unfinished: 0,
             replays: VecDeque::new(),
-            given: 0,
+            replays_given_out: 0,
             ordinal: 0,
             suspended: false,
         }
@@ -48,8 +48,8 @@ impl SentRequests {
         if self.suspended {
             return None;
         }
-        let id = if let Some(id) = self.replays.get(self.given) {
-            self.given += 1;
+        let id = if let Some(id) = self.replays.get(self.replays_given_out) {
+            self.replays_given_out += 1;
             *id
         } else {
             let id = fresh.pop_front()?;
@@ -63,7 +63,7 @@ impl SentRequests {
 
     /// Notes that a request that was given out here is complete for the first time.
     #[inline]
-    pub(super) fn finished(&mut self) {
+    pub(super) fn count_complete(&mut self) {
         self.unfinished -= 1;
     }
 
@@ -101,21 +101,21 @@ impl SentRequests {
         self.suspended = false;
         self.ordinal = 0;
         self.replays.clear();
-        self.given = 0;
+        self.replays_given_out = 0;
         for id in &self.sent {
             let request = base.request_mut(*id);
-            request.again = !durable(request.seq, request.index);
-            if !request.live && probe::planted(Plant::T4ReplayIncompleteOnly) {
-                request.again = false;
+            request.is_replayed = !durable(request.seq, request.index);
+            if !request.is_incomplete && probe::planted(Plant::T4ReplayIncompleteOnly) {
+                request.is_replayed = false;
             }
-            let (live, again) = (request.live, request.again);
-            if again {
+            let (is_incomplete, is_replayed) = (request.is_incomplete, request.is_replayed);
+            if is_replayed {
                 probe::hit(Rare::Replay);
-                if !live {
+                if !is_incomplete {
                     probe::hit(Rare::ReplayComplete);
                 }
                 self.replays.push_back(*id);
-            } else if live {
+            } else if is_incomplete {
                 probe::hit(Rare::CompletionFromList);
                 self.unfinished -= 1;
                 complete(base, *id);
@@ -125,9 +125,9 @@ impl SentRequests {
 
     /// Notes that a replay has ended, and takes ended replays off the front.
     pub(super) fn replay_ended<P: super::Payload>(&mut self, base: &Base<P>) {
-        while self.replays.front().is_some_and(|id| !base.request(*id).again) {
+        while self.replays.front().is_some_and(|id| !base.request(*id).is_replayed) {
             self.replays.pop_front();
-            self.given -= 1;
+            self.replays_given_out -= 1;
         }
     }
 
@@ -137,18 +137,18 @@ impl SentRequests {
     }
 
     /// The oldest replay that is queued or in flight.
-    pub(super) fn replaying(&self) -> Option<RequestId> {
+    pub(super) fn oldest_replay(&self) -> Option<RequestId> {
         self.replays.front().copied()
     }
 
     /// Ends the replay: nothing more is sent again. A request in flight still ends, if its
     /// connection is there.
-    pub(super) fn stop<P: super::Payload>(&mut self, base: &mut Base<P>) {
+    pub(super) fn stop_replay<P: super::Payload>(&mut self, base: &mut Base<P>) {
         if self.suspended {
-            self.given = 0;
+            self.replays_given_out = 0;
         }
-        for id in self.replays.drain(self.given..) {
-            base.request_mut(id).again = false;
+        for id in self.replays.drain(self.replays_given_out..) {
+            base.request_mut(id).is_replayed = false;
         }
     }
 
@@ -156,7 +156,7 @@ impl SentRequests {
     pub(super) fn release<P: super::Payload>(&mut self, base: &mut Base<P>, released: Seq) {
         while let Some(&id) = self.sent.front() {
             let request = base.request(id);
-            if request.seq_end() > released || request.live || request.again {
+            if request.seq_end() > released || request.is_incomplete || request.is_replayed {
                 break;
             }
             self.sent.pop_front();
@@ -176,6 +176,6 @@ impl SentRequests {
     pub(super) fn touches<P: super::Payload>(&self, base: &Base<P>, extent: &Extent) -> bool {
         // Most of the unfinished requests are the newest.
         let newest = self.sent.iter().rev().map(|id| base.request(*id));
-        newest.filter(|r| r.live).take(self.unfinished).any(|r| r.touches(extent))
+        newest.filter(|r| r.is_incomplete).take(self.unfinished).any(|r| r.touches(extent))
     }
 }

@@ -28,8 +28,11 @@ pub struct Sync<P> {
     waiting: VecDeque<(Seq, alloc::vec::Vec<RequestId>)>,
     /// Requests of the current group, or of its FLUSH, that have not ended.
     outstanding: u32,
+    /// The group that is in flight, or whose FLUSH is.
     current: Option<Seq>,
+    /// The requests in flight are the FLUSHes of the current group.
     flushing: bool,
+    /// Empty lists for `waiting`, so that their memory is used again.
     spare: alloc::vec::Vec<alloc::vec::Vec<RequestId>>,
 }
 
@@ -62,14 +65,14 @@ impl<P: Payload> Sync<P> {
             self.base.enqueue();
             if self.outstanding == 0 {
                 self.base.window.end_empty_group();
-                self.transferred(seq);
+                self.flush_or_finish(seq);
             }
         }
     }
 
-    /// The transfer of the group is complete: FLUSHes the drives that it dirtied, or goes on with
-    /// the next group.
-    fn transferred(&mut self, seq: Seq) {
+    /// Continues a group whose transfer is complete: FLUSHes the drives that it has dirtied, or
+    /// finishes the group if there are none.
+    fn flush_or_finish(&mut self, seq: Seq) {
         for index in 0..self.base.dirty.len() {
             if self.base.dirty[index].take().is_some() && !probe::planted(Plant::SyncNoFlush) {
                 self.base.add_flush(Member(index as u8), seq, 0);
@@ -79,11 +82,12 @@ impl<P: Payload> Sync<P> {
         self.flushing = self.outstanding > 0;
         self.base.enqueue();
         if !self.flushing {
-            self.finished(seq);
+            self.finish_group(seq);
         }
     }
 
-    fn finished(&mut self, seq: Seq) {
+    /// Notes that the current group is durable.
+    fn finish_group(&mut self, seq: Seq) {
         self.base.window.set_durable(seq);
         self.current = None;
     }
@@ -104,8 +108,8 @@ impl<P> HasBase<P> for Sync<P> {
 impl<P: Payload> Engine<P> for Sync<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let base = &mut self.base;
-        let (seq, bytes) = base.take_in(writes, tag, durable)?;
-        base.window.open(base.shaped.len() as u32, false, bytes);
+        let (seq, bytes) = base.shape_and_number(writes, tag, durable)?;
+        base.window.add_group(base.shaped.len() as u32, false, bytes);
         let mut ids = self.spare.pop().unwrap_or_default();
         ids.append(&mut base.shaped);
         self.waiting.push_back((seq, ids));
@@ -119,15 +123,15 @@ impl<P: Payload> Engine<P> for Sync<P> {
         let flush = request.kind == Kind::Flush;
         if let Err(cause) = result {
             self.base.fail(id, cause);
-            self.base.retire(id);
+            self.base.end_and_free(id);
             for (_, ids) in self.waiting.drain(..) {
                 for id in ids {
-                    self.base.retire(id);
+                    self.base.end_and_free(id);
                 }
             }
             return;
         }
-        self.base.retire(id);
+        self.base.end_and_free(id);
         if self.base.failure.is_some() {
             return;
         }
@@ -137,9 +141,9 @@ impl<P: Payload> Engine<P> for Sync<P> {
         self.outstanding -= 1;
         if self.outstanding == 0 {
             if flush {
-                self.finished(first);
+                self.finish_group(first);
             } else {
-                self.transferred(first);
+                self.flush_or_finish(first);
             }
             self.start_next();
         }
@@ -161,7 +165,7 @@ impl<P: Payload> Engine<P> for Sync<P> {
         self.base.poison(failure);
         for (_, ids) in self.waiting.drain(..) {
             for id in ids {
-                self.base.retire(id);
+                self.base.end_and_free(id);
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::probe::{self, Plant};
 struct GroupState {
     /// How many of its requests have not ended.
     remaining: u32,
-    /// The group covers all before it: once complete in order, everything up to it is durable.
+    /// The group covers all before it: when all groups up to this one are complete, they are durable.
     covers: bool,
     /// The group is the engine's own flush. No caller waits for it, so the complete mark that the
     /// caller sees passes it; the durable mark does not.
@@ -22,7 +22,7 @@ struct GroupState {
 /// The groups of a stream that are not yet forgotten.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Everything up to this is forgotten; `groups[0]` is the next.
+    /// All groups up to this one are forgotten. `groups[0]` is the next one.
     forgotten: Seq,
     groups: VecDeque<GroupState>,
     /// All groups up to this one are complete. The engine's own flush does not hold it up.
@@ -107,14 +107,14 @@ impl Window {
     /// Adds a group with this many requests, and returns its seq. `covers`: once everything up to
     /// it is complete, everything up to it is durable.
     #[inline]
-    pub(super) fn open(&mut self, requests: u32, covers: bool, bytes: u64) -> Seq {
+    pub(super) fn add_group(&mut self, requests: u32, covers: bool, bytes: u64) -> Seq {
         self.groups.push_back(GroupState { remaining: requests, covers, internal: false, bytes });
         self.kept_bytes += bytes;
         self.last()
     }
 
     /// Opens a group that holds up no completion: the engine's own flush.
-    pub(super) fn open_internal(&mut self, requests: u32) -> Seq {
+    pub(super) fn add_internal_group(&mut self, requests: u32) -> Seq {
         self.groups.push_back(GroupState {
             remaining: requests,
             covers: false,
@@ -130,16 +130,16 @@ impl Window {
     /// Notes that a request has succeeded that covers the groups `first` to `last`, both included.
     #[inline]
     pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
-        self.one_done(first);
+        self.count_ended(first);
         for seq in first.0 + 1..last.0 + 1 {
-            self.one_done(Seq(seq));
+            self.count_ended(Seq(seq));
         }
         self.advance();
     }
 
-    /// Counts a request of a group as ended.
+    /// Counts one request of a group as ended.
     #[inline(always)]
-    fn one_done(&mut self, seq: Seq) {
+    fn count_ended(&mut self, seq: Seq) {
         let at = seq.0.wrapping_sub(self.forgotten.0 + 1);
         let group = self.groups.get_mut(at as usize);
         let Some(group) = group.filter(|group| group.remaining > 0) else {
@@ -191,12 +191,12 @@ impl Window {
         if self.covered < self.durable_before {
             self.durable = self.durable.max(self.covered);
         }
-        self.release();
+        self.move_released();
     }
 
     /// Moves the released mark.
     #[inline]
-    fn release(&mut self) {
+    fn move_released(&mut self) {
         let mut mark = self.delivered.min(self.durable);
         if probe::planted(Plant::T1ReleaseUndurable) {
             mark = self.internal.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
@@ -210,7 +210,7 @@ impl Window {
     pub(super) fn set_durable(&mut self, seq: Seq) {
         debug_assert!(seq <= self.complete);
         self.durable = self.durable.max(seq);
-        self.release();
+        self.move_released();
     }
 
     /// Notes the oldest group with a request that is being replayed, if there is one.
@@ -234,7 +234,7 @@ impl Window {
     #[inline]
     pub(super) fn deliver(&mut self) -> Marks {
         self.delivered = self.complete;
-        self.release();
+        self.move_released();
         let mut complete = self.complete;
         if probe::planted(Plant::P3AnyOrder) {
             let newest = self.groups.iter().rposition(|group| group.remaining == 0);

@@ -21,12 +21,14 @@ pub trait Table {
 /// the entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Node {
-    /// The first block, and the one after the last.
+    /// The first block.
     pub(super) lba: u64,
+    /// The block after the last.
     pub(super) end: u64,
     pub(super) ordinal: u32,
-    /// The entries before and after it on the drive's list.
+    /// The entry before it on the drive's list, or [`NONE`].
     pub(super) before: u32,
+    /// The entry after it on the drive's list, or [`NONE`].
     pub(super) after: u32,
     /// How many earlier entries that are not completed overlap this one.
     pub(super) blockers: u32,
@@ -62,11 +64,13 @@ impl Node {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
+    /// The ticket is free.
     Free,
     /// Arrived before its predecessors.
     Early,
     /// Admitted, but its write would overlap one in flight.
     Waiting,
+    /// The step to write was given, and the write has not come back.
     Writing,
     /// Written (or with nothing to write). Its FLUSH is to come or in flight.
     Unflushed,

@@ -8,12 +8,16 @@ use alloc::vec::Vec;
 /// the answer is always "check the list".
 const SMALL_BLOCKS: u64 = 32;
 
-/// Counts, per hash of (drive, block), the entries that touch it.
+/// A counting filter: a block of a drive belongs to a cell, by its hash, and each cell counts the
+/// entries that touch one of its blocks.
 #[derive(Debug)]
 pub(crate) struct Filter {
     cells: Vec<u32>,
+    /// A hash of 64 bits, shifted right by this, is the index of a cell.
     shift: u32,
+    /// How many entries of up to [`SMALL_BLOCKS`] blocks are counted.
     small: u32,
+    /// How many larger entries there are.
     large: u32,
 }
 

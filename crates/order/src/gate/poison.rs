@@ -6,10 +6,12 @@ use super::{Cause, Gate, NONE, Node, State, Step, Table, Ticket, is_after};
 use crate::attribute::Member;
 use crate::probe::{self, Plant, Rare};
 
+/// The failure that has stopped a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Poison {
+    /// The first cause.
     pub(super) cause: Cause,
-    /// Entries from this ordinal on may not complete; `None`: no entry at the gate may.
+    /// The first ordinal that must not complete; `None`: no entry at the gate may complete.
     from: Option<u32>,
 }
 
@@ -29,10 +31,12 @@ impl Gate {
         member: Member,
         steps: &mut Vec<Step>,
     ) -> bool {
-        let own = self.drives.iter().any(|d| d.cache.member == member && d.flushing.is_some());
-        let affected = self.has_unflushed(member) && !(own && probe::planted(Plant::T22OwnFlush));
+        let is_own =
+            self.drives.iter().any(|d| d.cache.member == member && d.flush_in_flight.is_some());
+        let affected =
+            self.has_unflushed(member) && !(is_own && probe::planted(Plant::T22OwnFlush));
         if affected {
-            if !own {
+            if !is_own {
                 probe::hit(Rare::FlushFailedElsewhere);
             }
             self.poison_from(table, Cause::FlushFailed { member }, None, steps);
@@ -58,14 +62,14 @@ impl Gate {
             panic!("step {at} is {:?}, not an append", steps[at]);
         };
         let ordinal = table.node(ticket).ordinal;
-        self.retract(table, at, cause, Some(ordinal), steps);
+        self.take_back(table, at, cause, Some(ordinal), steps);
     }
 
     /// Notes that the log's fence failed. Takes all of `steps` back, and stops the stream. Of these
     /// steps only `Append`s may have been carried out, and the persist words of `Complete`s may
     /// have been set.
     pub fn fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
-        self.retract(table, 0, Cause::LogFailed, None, steps);
+        self.take_back(table, 0, Cause::LogFailed, None, steps);
     }
 
     /// Stops the stream from ordinal `from` on; `None`: every entry at the gate. A later failure
@@ -104,7 +108,7 @@ impl Gate {
             let must_fail = self.must_fail(table.node(Ticket(ticket)));
             if must_fail {
                 let node = *table.node(Ticket(ticket));
-                self.leave_drive(table, &node);
+                self.remove_from_drive(table, &node);
                 table.node_mut(Ticket(ticket)).state = State::Unflushed;
                 if !table.node(Ticket(ticket)).flush {
                     self.refuse(table, ticket, steps);
@@ -115,8 +119,9 @@ impl Gate {
         self.waiting = waiting;
         for drive in 0..self.drives.len() {
             // The entries that a FLUSH in flight covers come back with it.
-            let covered = self.drives[drive].flushing.map(|last| table.node(Ticket(last)).ordinal);
-            let mut pending = core::mem::take(&mut self.drives[drive].pending);
+            let covered =
+                self.drives[drive].flush_in_flight.map(|last| table.node(Ticket(last)).ordinal);
+            let mut pending = core::mem::take(&mut self.drives[drive].pending_flushes);
             pending.retain(|&ticket| {
                 let node = table.node(Ticket(ticket));
                 let (ordinal, state) = (node.ordinal, node.state);
@@ -129,13 +134,13 @@ impl Gate {
                 }
                 !must_go
             });
-            self.drives[drive].pending = pending;
+            self.drives[drive].pending_flushes = pending;
         }
     }
 
     /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops
     /// the stream there; `None`: all entries.
-    fn retract(
+    fn take_back(
         &mut self,
         table: &mut impl Table,
         at: usize,
@@ -164,7 +169,7 @@ impl Gate {
                     table.node_mut(Ticket(ticket)).state = State::Waiting;
                     self.waiting.push(ticket);
                 }
-                Step::Flush(_) => self.drives[usize::from(node.drive)].flushing = None,
+                Step::Flush(_) => self.drives[usize::from(node.drive)].flush_in_flight = None,
                 Step::Complete { ticket, .. } => steps.push(Step::Refuse { ticket, why: cause }),
                 Step::Refuse { .. } => steps.push(step),
             }
@@ -179,17 +184,17 @@ impl Gate {
     #[inline]
     pub(super) fn must_fail(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
-        let is_spared = probe::planted(Plant::T4CoverAfterFailure)
+        let is_spared_by_plant = probe::planted(Plant::T4CoverAfterFailure)
             && node.flush
             && node.blockers == 0
             && from.is_some_and(|from| from != node.ordinal);
-        from.is_none_or(|from| !is_after(from, node.ordinal)) && !is_spared
+        from.is_none_or(|from| !is_after(from, node.ordinal)) && !is_spared_by_plant
     }
 
     /// Refuses an entry, and for a FLUSH all entries that it was to cover, as if the failure
     /// affected nothing else. Only for the plants of T22.
     #[cold]
-    pub(super) fn fail_alone(
+    pub(super) fn refuse_without_poison(
         &mut self,
         table: &mut impl Table,
         ticket: u32,
@@ -198,7 +203,7 @@ impl Gate {
     ) {
         let node = *table.node(Ticket(ticket));
         let mut gone = Vec::new();
-        let pending = &mut self.drives[usize::from(node.drive)].pending;
+        let pending = &mut self.drives[usize::from(node.drive)].pending_flushes;
         pending.retain(|&other| {
             let covered = node.state == State::Unflushed
                 && !is_after(table.node(Ticket(other)).ordinal, node.ordinal);
@@ -216,7 +221,7 @@ impl Gate {
             self.inside -= 1;
             steps.push(Step::Refuse { ticket: Ticket(ticket), why });
         }
-        self.wake(table, &node, steps);
+        self.release_blocked(table, &node, steps);
         self.flush_if_due(table, node.drive, steps);
     }
 

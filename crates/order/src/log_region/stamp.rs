@@ -59,13 +59,13 @@ impl<R: Region> LogRegion<R> {
     /// before it returns.
     pub(super) fn begin(&mut self, header: RegionHeader) -> Result<(), RegionError> {
         if header.kind.survives_power_cut() || probe::planted(Plant::T24StampKept) {
-            return self.change(header);
+            return self.write_header(header);
         }
         self.change_for_good(RegionHeader { synced: false, ..header })
     }
 
     /// A change that survives a power cut on every kind of medium, one copy after the other.
     fn change_for_good(&mut self, header: RegionHeader) -> Result<(), RegionError> {
-        self.put(header, R::write_back)
+        self.write_both_copies(header, R::write_back)
     }
 }

@@ -1,4 +1,4 @@
-//! The mark: the 128 bytes that define which part of a partition is alive (`docs/log-format.md`,
+//! The mark: the 128 bytes that define which entries of a partition are live (`docs/log-format.md`,
 //! "Mark").
 //!
 //! Two copies are written alternately, so that a crash in the middle of one leaves the other.
@@ -19,7 +19,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"RIOm");
 /// The content of the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// How often a mark was written; the copy is `number % 2`.
+    /// How many times a mark was written before. The mark is written to copy `number % 2`.
     pub(crate) number: u64,
     /// The last group that is released (T1).
     pub(crate) released: Seq,
@@ -37,12 +37,16 @@ pub(crate) struct Mark {
     pub(crate) settled: bool,
 }
 
-/// The content of one copy's bytes.
+/// The content of one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkCopy {
+    /// Only zeroes.
     Blank,
+    /// Bytes that are no whole mark.
     Torn,
+    /// A mark that a later version of this program has written.
     Newer { version: u16 },
+    /// A whole mark.
     Whole(Mark),
 }
 

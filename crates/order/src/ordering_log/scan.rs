@@ -61,7 +61,7 @@ impl Scan {
     }
 }
 
-/// Reads both copies of the mark and takes the newer. Returns, too, whether the other copy is torn.
+/// Reads both copies of the mark. Returns the newer one, and whether the other one is torn.
 pub(crate) fn read_mark<R: Region>(
     region: &R,
     id: PartitionId,
@@ -113,18 +113,18 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// The end of no entry: never released.
+    /// Stands for a slot without an entry. It is never released.
     pub(crate) const HOLE: Self = Self { seq: Seq(u64::MAX), tag: 0 };
 
     pub(crate) const fn of(attribute: &Attribute) -> Self {
         Self { seq: attribute.seq_end(), tag: attribute.tag }
     }
 
-    /// Moves `tag` on to this group if it is released, and newer.
+    /// Sets `newest`, a group and its tag, to this group if this group is newer and released.
     #[inline]
-    pub(crate) fn note(self, released: Seq, tag: &mut (Seq, u64)) {
-        if self.seq <= released && self.seq > tag.0 {
-            *tag = (self.seq, self.tag);
+    pub(crate) fn update_newest(self, released: Seq, newest: &mut (Seq, u64)) {
+        if self.seq <= released && self.seq > newest.0 {
+            *newest = (self.seq, self.tag);
         }
     }
 }
@@ -143,8 +143,9 @@ pub(crate) struct Slots {
 
 /// Reads all slots and distinguishes live, stale, torn and damaged ones.
 ///
-/// Slot by slot, exactly one position from `head` to `head + slots` may live there, because a
-/// slot was reused only after the mark that freed it had become durable (T1).
+/// Each slot belongs to exactly one position from `head` to `head + slots`. Only the entry of that
+/// position is live there, because a slot is used again only after the mark that frees it has become
+/// durable (T1).
 pub(crate) fn scan<R: Region>(
     region: &R,
     mark: &Mark,
@@ -161,8 +162,8 @@ pub(crate) fn scan<R: Region>(
     };
     let mut ends = Vec::new();
     let mut torn = Vec::new();
-    // Everything before this position was durable at some time. So a hole before it is damage, not
-    // an append that the crash has torn.
+    // An entry found so far proves that every append before this position was durable. So a hole
+    // before it is damage, and not an append that the crash has torn.
     let mut proven = Position(mark.head);
     let mut invalid = Vec::new();
     for position in (mark.head..mark.head + slots).map(Position) {
@@ -189,13 +190,13 @@ pub(crate) fn scan<R: Region>(
                 continue;
             }
         };
-        // An older lap, or an older owner.
+        // The entry is of an older lap or of an older owner.
         if entry.position < position || entry.origin.generation < mark.origin.generation {
             probe::hit(Rare::StaleEntry);
             found.stale += 1;
             continue;
         }
-        // The entry was appended after a newer mark than the one found.
+        // The entry was appended after a newer mark had become durable, and that mark is not there.
         if entry.position > position
             || entry.origin.generation > mark.origin.generation
             || entry.origin.incarnation > mark.origin.incarnation
@@ -214,7 +215,7 @@ pub(crate) fn scan<R: Region>(
         let end = End::of(&entry.attribute);
         ends.resize((position.0 - mark.head) as usize, End::HOLE);
         ends.push(end);
-        end.note(mark.released, &mut found.tag);
+        end.update_newest(mark.released, &mut found.tag);
         if end.seq > mark.released {
             found.entries.push(LoggedEntry {
                 position,

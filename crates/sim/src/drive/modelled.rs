@@ -170,7 +170,7 @@ impl Modelled {
 
     /// Makes all complete writes durable.
     pub(super) fn sync(&mut self) {
-        self.model.settle();
+        self.model.make_all_durable();
     }
 }
 

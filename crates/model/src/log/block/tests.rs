@@ -56,10 +56,15 @@ impl Blocks for Arc<Fake> {
         Ok(self.state().bytes[range].to_vec())
     }
 
-    fn begin_write(&self, at: usize, bytes: &[u8], durable: bool) -> Result<(), RegionError> {
+    fn begin_write(
+        &self,
+        at: usize,
+        bytes: &[u8],
+        durability: Durability,
+    ) -> Result<(), RegionError> {
         let mut state = self.state();
         assert!(at.is_multiple_of(BLOCK_BYTES) && bytes.len().is_multiple_of(BLOCK_BYTES));
-        assert!(!bytes.is_empty() && (state.is_volatile || !durable));
+        assert!(!bytes.is_empty() && (state.is_volatile || durability == Durability::AfterFlush));
         let twice = |(other, there): &(usize, Vec<u8>)| {
             *other < at + bytes.len() && at < other + there.len()
         };
@@ -97,7 +102,7 @@ impl Blocks for Arc<Fake> {
         if state.flush_fails { Err(RegionError::new("the cache is gone")) } else { Ok(()) }
     }
 
-    fn exclusively<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
+    fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
         let mut failure = core::mem::take(&mut self.state().failure);
         let done = f(&mut failure);
         self.state().failure = failure;
@@ -321,7 +326,12 @@ fn two_runs(ops: [&[Op]; 2], first: u64, second: u64, seed: u64) -> [u64; 2] {
         }
         writes[index] = fake.state().writes;
         let Watched { part, allowed } = log.into_region();
-        judge(&fake, &allowed.lock().unwrap(), &part.mirror[part.part.clone()], &mut expected);
+        judge(
+            &fake,
+            &allowed.lock().unwrap(),
+            &part.mirror[part.part_in_mirror.clone()],
+            &mut expected,
+        );
     }
     writes
 }
@@ -363,22 +373,22 @@ fn a_cut_loses_any_subset_of_the_blocks_in_flight() {
 
 #[test]
 fn adjacent_blocks_are_written_together() {
-    let mut dirty = Dirty::none_of(200);
+    let mut dirty = Dirty::clean(200);
     let mut runs = Vec::new();
     dirty.take_runs(&mut runs);
     assert!(runs.is_empty());
-    dirty.note(70, 70);
-    dirty.note(63, 64);
-    dirty.note(199, 199);
-    dirty.note(0, 0);
-    dirty.note(70, 70);
+    dirty.mark(70, 70);
+    dirty.mark(63, 64);
+    dirty.mark(199, 199);
+    dirty.mark(0, 0);
+    dirty.mark(70, 70);
     dirty.take_runs(&mut runs);
     let blocks = |first: usize, end: usize| first * BLOCK_BYTES..end * BLOCK_BYTES;
     assert_eq!(runs, [blocks(0, 1), blocks(63, 65), blocks(70, 71), blocks(199, 200)]);
     dirty.take_runs(&mut runs);
     assert!(runs.is_empty(), "each is written once");
-    dirty.note(10, 10);
-    dirty.note(10 + GAP_BLOCKS_MAX + 1, 10 + GAP_BLOCKS_MAX + 1);
+    dirty.mark(10, 10);
+    dirty.mark(10 + GAP_BLOCKS_MAX + 1, 10 + GAP_BLOCKS_MAX + 1);
     dirty.take_runs(&mut runs);
     assert_eq!(runs, [blocks(10, 12 + GAP_BLOCKS_MAX)], "a small gap does not split a write");
 }
@@ -421,10 +431,10 @@ fn a_failed_fence_stops_the_log_for_good() {
 #[test]
 fn a_volatile_cache_is_flushed_with_each_fence_and_on_opening() {
     let fake = Fake::new(DEVICE);
-    open(&fake).unwrap();
+    make_content_durable(&fake).unwrap();
     assert_eq!(fake.state().flushes, 0, "with power-loss protection there is nothing to flush");
     fake.state().is_volatile = true;
-    open(&fake).unwrap();
+    make_content_durable(&fake).unwrap();
     assert_eq!(fake.state().flushes, 1);
     let mut part = BlockPart::read(Arc::clone(&fake), PART).unwrap();
     part.write(0, &[1; 8]);
@@ -436,7 +446,7 @@ fn a_volatile_cache_is_flushed_with_each_fence_and_on_opening() {
     assert_eq!(fake.state().writes, 2);
     assert_eq!(fake.state().flushes, 2);
     fake.state().flush_fails = true;
-    assert!(open(&fake).is_err());
+    assert!(make_content_durable(&fake).is_err());
 }
 
 #[test]
