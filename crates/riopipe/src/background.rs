@@ -216,13 +216,13 @@ impl Thread<'_> {
             // Without a waiter the owner must not wake this thread at the end of each of its calls.
             let awaited = handle.watched.is_awaited();
             match if awaited { shell.take_or_ask() } else { shell.try_take() } {
-                None => self.driver.in_call(id, awaited, now),
+                None => self.driver.on_owner_in_call(id, awaited, now),
                 Some(mut shell) => {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
                     if self.driver.check(id, turn, awaited, attention, now) == Finding::Drive {
                         let next = shell.background_turn(self.driver.config().flush_ns);
-                        self.driver.driven(id, next);
+                        self.driver.on_driven(id, next);
                     }
                     let due = shell.take_due();
                     drop(shell);
@@ -245,7 +245,7 @@ impl Thread<'_> {
         } else if !*watched {
             *watched = poller.add(handle.poller(), u64::from(id.0), Interest::Read).is_ok();
             if !*watched {
-                self.driver.unwatched(id, now);
+                self.driver.on_unwatchable(id, now);
             }
         }
     }

@@ -119,7 +119,7 @@ impl From<AssociationError> for CallError {
         match error {
             AssociationError::Session(error) => Self::Session(error),
             AssociationError::Attach(error) => Self::BringUp(error),
-            AssociationError::Closed | AssociationError::HungUp => Self::Closed,
+            AssociationError::Closed | AssociationError::ClosedHere => Self::Closed,
             AssociationError::Dropped(loss) => Self::Lost(loss),
             AssociationError::TimedOut(ns) => Self::TimedOut(Duration::from_nanos(ns)),
             AssociationError::Connect(failure) => Self::Connect(failure),

@@ -125,7 +125,7 @@ fn create_error(
             let have = targets.nsids(targets.places[member].target);
             CreateError::NoNamespace { member: text(member), have }
         }
-        VolumeCreateError::Twice { member } => CreateError::Twice(text(member)),
+        VolumeCreateError::DuplicateMember { member } => CreateError::Twice(text(member)),
         VolumeCreateError::SameNguid { member } => CreateError::SameNguid(text(member)),
         VolumeCreateError::BlockSize { member, size } => {
             CreateError::BlockSize { member: text(member), size }
@@ -146,8 +146,8 @@ fn create_error(
         VolumeCreateError::LogTooSmall { target, need, free } => {
             CreateError::LogTooSmall { target: targets.name(target), need, free }
         }
-        VolumeCreateError::TooFewSlots { target, have, need } => {
-            CreateError::TooFewSlots { target: targets.name(target), have, need }
+        VolumeCreateError::TooFewSlots { target, slots, needed } => {
+            CreateError::TooFewSlots { target: targets.name(target), have: slots, need: needed }
         }
         VolumeCreateError::LogDirectoryFull { target, volumes } => {
             CreateError::LogDirectoryFull { target: targets.name(target), volumes }

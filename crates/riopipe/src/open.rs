@@ -67,7 +67,7 @@ pub(crate) fn open(
     request: &mut OpenRequest<'_>,
 ) -> Result<(Arc<Inner>, Arc<Background>, Recovery), OpenError> {
     let background = Background::new().map_err(|_| Exhausted::Descriptors)?;
-    let (targets, opened, saved) = run(Some(name), members, Purpose::Take, request)?;
+    let (targets, opened, saved) = run(Some(name), members, Purpose::Claim, request)?;
     let recovery = recovery(&opened, &targets, saved);
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
@@ -170,7 +170,7 @@ fn run(
         }
         if let Some(step) = opening.save_step() {
             let done = keeping.step(step);
-            opening.saved(done, now_ns(), &mut &targets);
+            opening.save_step_done(done, now_ns(), &mut &targets);
             continue;
         }
         let now = now_ns();
@@ -347,8 +347,8 @@ fn inner(
     let mut state = VolumeState::new(members.head.streams, granted, logged, FIRST_ATTEMPT);
     let mut ownership = BlockOwnershipChecker::default();
     for found in streams_of(&opened.outcome, &opened.topology) {
-        state.recovered(found.stream, found.last, found.pending());
-        ownership.restarted(found.stream, found.last);
+        state.on_stream_recovered(found.stream, found.last, found.pending());
+        ownership.on_recovered(found.stream, found.last);
     }
     let checks = (request.check_ownership || cfg!(debug_assertions)) && logged;
     let servers = (0..targets.len()).map(|index| {

@@ -70,9 +70,9 @@ struct Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.shell.hang_up();
+        self.shell.close_connections();
         self.volume.forget_stream(self.id, &self.handle);
-        lock(&self.volume.state).reader_closed(self.id);
+        lock(&self.volume.state).on_reader_closed(self.id);
     }
 }
 
@@ -100,7 +100,7 @@ impl Session {
             }
         });
         let (shell, handle) = started.map_err(|error| {
-            lock(&volume.state).reader_closed(id);
+            lock(&volume.state).on_reader_closed(id);
             StartError::Other(error)
         })?;
         let spin_ns = nanos(volume.connect.spin);
@@ -174,7 +174,7 @@ impl Reader {
         let has_failed = matches!(result, Err(ReadError::Failed(_)));
         // A session with reads in flight is dropped: in the pool, no thread would receive their
         // data, and streams could not replay until then (P9).
-        let is_usable = !has_failed && !session.shell.driver.owes_reads();
+        let is_usable = !has_failed && !session.shell.driver.has_unanswered_reads();
         self.0.put_back(is_usable.then_some(session));
         result.map_err(own_error)
     }

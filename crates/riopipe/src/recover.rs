@@ -58,7 +58,7 @@ impl Inner {
             Err(RecoverError::Opening { error: OpeningError::NotPending { .. }, .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        lock(&self.state).acknowledged(stream);
+        lock(&self.state).on_updates_acknowledged(stream);
         Ok(())
     }
 
@@ -87,7 +87,7 @@ impl Inner {
             self.signal.wait(seen, sleep.map_or(SLEEP_MAX, Duration::from_nanos).min(SLEEP_MAX));
         };
         for server in &self.servers {
-            server.target.with_manager(&mut |manager| StreamsRecovery::leave(manager));
+            server.target.with_manager(&mut |manager| StreamsRecovery::close_drives_queue(manager));
         }
         ended.map_err(|error| self.recover_error(error))?;
         let (outcome, steps) = recovery.finish();
@@ -139,7 +139,7 @@ impl Inner {
             }
             let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
             if left.is_zero() {
-                let server = release.owed().unwrap_or(0);
+                let server = release.first_unanswered().unwrap_or(0);
                 let absence = self.servers[server].target.absence();
                 let timed_out = CallError::TimedOut(timeout);
                 let source =

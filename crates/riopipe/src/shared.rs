@@ -101,12 +101,12 @@ impl Inner {
 
     /// The stream has been closed cleanly.
     pub(crate) fn stream_closed(&self, stream: StreamId, released: Seq) {
-        lock(&self.state).closed(stream, released);
+        lock(&self.state).on_stream_closed(stream, released);
     }
 
     /// The stream has ended, and its requests may still be in flight.
     pub(crate) fn stream_dropped(&self, stream: StreamId) {
-        let was_open = lock(&self.state).dropped(stream);
+        let was_open = lock(&self.state).on_stream_ended(stream);
         // Otherwise this could end a stream that another thread has opened meanwhile.
         debug_assert!(was_open, "an opened stream ends once");
     }
@@ -118,9 +118,9 @@ impl Inner {
 
     /// The stream has been recovered, and continues after the prefix.
     pub(crate) fn stream_recovered(&self, found: &StreamRecovery) {
-        lock(&self.state).recovered(found.stream, found.last, found.pending());
+        lock(&self.state).on_stream_recovered(found.stream, found.last, found.pending());
         if let Some(ownership) = &self.ownership {
-            lock(ownership).restarted(found.stream, found.last);
+            lock(ownership).on_recovered(found.stream, found.last);
         }
     }
 

@@ -125,7 +125,7 @@ fn start_with(
                     }
                 }
             }
-            StartStep::Rest(until) => {
+            StartStep::Pause(until) => {
                 connections.close_all();
                 std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
             }

@@ -265,7 +265,7 @@ impl Stream {
                 // The owner may sleep here without limit: so this call does the work that the
                 // background thread does while the owner is not calling (T1).
                 let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
-                shell.driver.take_care(worked, flush_ns, now);
+                shell.driver.finish_background_rounds(worked, flush_ns, now);
             }
             shell.rest(waiter, worked, deadline);
         };
@@ -392,7 +392,7 @@ impl Stream {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on no request of the old incarnation reaches a target.
-        shell.hang_up();
+        shell.close_connections();
         // The waiters have their result now, and this call may take long.
         wake_all(shell.take_due());
         // With an engine without a log no later group is known to be there after a crash (P2).
@@ -428,7 +428,7 @@ impl Drop for Stream {
         self.volume.forget_stream(self.id, &self.handle);
         let last = self.last();
         // The background thread may hold the stream for a moment longer; the connections end here.
-        self.shell.take().hang_up();
+        self.shell.take().close_connections();
         let over = if self.closed { Over::Closed } else { Over::Dropped };
         if !self.closed {
             tracing::warn!(

@@ -83,7 +83,7 @@ impl StreamShell {
     }
 
     /// Closes all connections. The stream can't be used afterwards.
-    pub(crate) fn hang_up(&mut self) {
+    pub(crate) fn close_connections(&mut self) {
         self.connections.close_all();
     }
 
@@ -128,7 +128,7 @@ impl StreamShell {
         if !worked {
             self.driver.timeout(self.now);
         }
-        self.driver.settle(self.now);
+        self.driver.check_connections(self.now);
         while let Some(event) = self.driver.next_event() {
             self.handle_event(event);
         }
@@ -153,7 +153,7 @@ impl StreamShell {
     #[cold]
     fn handle_event(&mut self, event: StreamEvent) {
         match event {
-            StreamEvent::Over { server } => self.connections.close(usize::from(server)),
+            StreamEvent::ConnectionEnded { server } => self.connections.close(usize::from(server)),
             StreamEvent::Connect(request) => {
                 let target = &self.volume.servers[usize::from(request.server)].target;
                 if target.absence().is_some_and(|absence| absence.for_good) {
@@ -288,7 +288,7 @@ impl StreamShell {
             let released = self.driver.released();
             if released > self.released {
                 self.released = released;
-                lock(ownership).released(self.driver.id(), released);
+                lock(ownership).on_released(self.driver.id(), released);
             }
         }
         Ok(marks)
@@ -307,7 +307,7 @@ impl StreamShell {
             self.handle().signal_news();
         }
         marks.ok()?;
-        self.driver.take_care(worked, flush_ns, now_ns())
+        self.driver.finish_background_rounds(worked, flush_ns, now_ns())
     }
 
     /// The stream has failed: returns its error, the same one at each call (P6).

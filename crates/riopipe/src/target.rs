@@ -315,7 +315,7 @@ impl Target {
         self.change(|control, now| {
             control.over = true;
             match &mut control.phase {
-                Phase::Single(association) => association.hang_up(),
+                Phase::Single(association) => association.close(),
                 Phase::Managed(managed) => managed.manager.stop(now),
             }
         });

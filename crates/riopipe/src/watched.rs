@@ -5,7 +5,7 @@ use std::task::Waker;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Marks;
 use riopipe_session::initiator::stream_driver::{
-    Entry, Mark, Place, Standing, StreamIncarnation, Waitlist,
+    Entry, Mark, MarksSnapshot, Place, StreamIncarnation, Waitlist,
 };
 
 use super::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, fence, lock};
@@ -35,7 +35,7 @@ pub(crate) struct Watched<F> {
 #[derive(Debug)]
 struct Waiters<F> {
     list: Waitlist<Waker>,
-    over: Option<Over<F>>,
+    end: Option<Over<F>>,
     /// Why the incarnation before this one ended.
     lost: Option<Over<F>>,
 }
@@ -75,7 +75,7 @@ impl<F: Clone> Watched<F> {
             wanted: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
             was_read: AtomicBool::new(false),
-            waiters: Mutex::new(Waiters { list: Waitlist::new(), over: None, lost: None }),
+            waiters: Mutex::new(Waiters { list: Waitlist::new(), end: None, lost: None }),
         }
     }
 
@@ -135,7 +135,7 @@ impl<F: Clone> Watched<F> {
         if matches!(over, Over::Failed(_)) {
             self.failed.store(true, Ordering::Release);
         }
-        waiters.over.get_or_insert(over);
+        waiters.end.get_or_insert(over);
         let all = waiters.list.take_all();
         self.note_waiting(&waiters);
         all
@@ -154,7 +154,7 @@ impl<F: Clone> Watched<F> {
         self.released.store(start.0, Ordering::Release);
         self.asked.store(start.0, Ordering::Release);
         self.failed.store(false, Ordering::Release);
-        waiters.lost = waiters.over.take();
+        waiters.lost = waiters.end.take();
     }
 
     /// The present incarnation of the stream. Waits that begin now belong to it.
@@ -228,28 +228,28 @@ impl<F: Clone> Watched<F> {
                 Err(back) => waker = back,
             }
         }
-        let over = waiters.over.is_some();
+        let ended = waiters.end.is_some();
         // Another waiter for the same group has woken the driver.
         let awaited = waiters.list.wanted_up_to(seq) == Some(seq);
         let read = || {
             self.waiting.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            Standing { marks: self.marks(), over }
+            MarksSnapshot { marks: self.marks(), ended }
         };
         let wait = match waiters.list.enter(mark, seq, incarnation, waker, read) {
             Entry::Reached => Wait::Reached(self.marks()),
-            Entry::Over => match waiters.over.clone() {
+            Entry::Ended => match waiters.end.clone() {
                 Some(over) => Wait::Over(over),
-                None => unreachable!("`over` was set under the same lock"),
+                None => unreachable!("`end` was set under the same lock"),
             },
             Entry::Lost => match waiters.lost.clone() {
                 Some(over) => Wait::Over(over),
                 None => unreachable!("a stream that is reopened has failed before"),
             },
-            Entry::Waits { place, first } => {
+            Entry::Waits { place, is_first } => {
                 let driver =
                     mark == Mark::Durable && !awaited && self.asked.load(Ordering::Acquire) < seq.0;
-                Wait::Waits { place, background: first, driver }
+                Wait::Waits { place, background: is_first, driver }
             }
         };
         self.note_waiting(&waiters);

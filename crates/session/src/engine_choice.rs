@@ -23,7 +23,7 @@ pub enum Lack {
 pub struct Lacking {
     /// The target, counted from 0, in the order given.
     pub target: usize,
-    /// The property that it lacks.
+    /// The property that the target lacks.
     pub what: Lack,
 }
 
@@ -38,12 +38,11 @@ pub enum Hindrance {
 
 /// The engine that will run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice<W> {
+pub struct Choice<Reason> {
     /// The engine.
     pub engine: EngineKind,
-    /// Why the engine is `sync` instead of `rio`, if so: the user of the volume must get this
-    /// reason.
-    pub fallback: Option<W>,
+    /// The reason, if the engine is `sync` instead of `rio`. The user of the volume must get it.
+    pub fallback: Option<Reason>,
 }
 
 /// Chooses the engine for a new volume. `wanted` is the engine that the caller
@@ -55,7 +54,7 @@ pub fn choose_for_new(
     wanted: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Lacking>, Lacking> {
-    fit(EngineKind::PREFERRED, wanted, || lacking(extensions))
+    choose_or_fall_back(EngineKind::PREFERRED, wanted, || first_lacking(extensions))
 }
 
 /// Chooses the engine for a volume that was `made_for` one; see [`choose_for_new`].
@@ -67,12 +66,15 @@ pub fn choose(
     wanted: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Hindrance>, Hindrance> {
-    let unfit = (!made_for.capabilities().keeps_log).then_some(Hindrance::MadeFor(made_for));
-    fit(made_for, wanted, || lacking(extensions).map(Hindrance::Target).or(unfit))
+    let no_partitions =
+        (!made_for.capabilities().keeps_log).then_some(Hindrance::MadeFor(made_for));
+    choose_or_fall_back(made_for, wanted, || {
+        first_lacking(extensions).map(Hindrance::Target).or(no_partitions)
+    })
 }
 
 /// The first target on which engine `rio` can't run.
-fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
+fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
     extensions.into_iter().enumerate().find_map(|(target, extension)| match extension {
         None => Some(Lacking { target, what: Lack::Extension }),
         Some(extension) if extension.log_kind.is_none() => {
@@ -82,13 +84,13 @@ fn lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<La
     })
 }
 
-/// The engine that the caller insists on, or for which the volume was made, unless that is `rio`
-/// and can't run.
-fn fit<W>(
+/// The engine that the caller insists on, or for which the volume was made. If that is `rio` and a
+/// reason prevents it, the engine is `sync`, or, if the caller insists, the reason is the error.
+fn choose_or_fall_back<Reason>(
     made_for: EngineKind,
     wanted: Option<EngineKind>,
-    hindrance: impl FnOnce() -> Option<W>,
-) -> Result<Choice<W>, W> {
+    hindrance: impl FnOnce() -> Option<Reason>,
+) -> Result<Choice<Reason>, Reason> {
     let engine = wanted.unwrap_or(made_for);
     if !engine.capabilities().keeps_log || probe::planted(Plant::T17NoFallback) {
         return Ok(Choice { engine, fallback: None });
@@ -116,14 +118,14 @@ mod tests {
 
     const RIO: EngineKind = EngineKind::Rio;
 
-    fn speaks(log_kind: Option<LogKind>) -> Option<Extension> {
+    fn extension(log_kind: Option<LogKind>) -> Option<Extension> {
         let (version, region, boot) = (EXTENSION_VERSION, [1; 16], [2; 16]);
         Some(Extension { version, log_kind, incarnation: 1, region, boot })
     }
 
     #[test]
     fn t17_one_foreign_target_makes_the_volume_fall_back_to_sync() {
-        let (log, none) = (speaks(Some(LogKind::Dax)), speaks(None));
+        let (log, none) = (extension(Some(LogKind::Dax)), extension(None));
         let whole = Choice { engine: RIO, fallback: None };
         assert_eq!(choose(RIO, None, [log, log]), Ok(whole));
         let cases = [
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn t17_an_engine_without_a_log_runs_anywhere() {
-        let log = speaks(Some(LogKind::Block));
+        let log = extension(Some(LogKind::Block));
         for engine in [EngineKind::Sync, EngineKind::None] {
             let whole = Ok(Choice { engine, fallback: None });
             assert_eq!(choose(engine, None, [None]), whole);

@@ -1,9 +1,9 @@
-//! Reading a volume's labels, and writing the next owner's (T19, T20, T24): the order of the steps,
-//! and the checks of the labels.
+//! Reading a volume's labels, and writing the labels of the next owner (T19, T20, T24): the order of
+//! the steps, and the checks of the labels.
 //!
-//! An opening or creation reads the labels of all members over associations that it has set up
-//! before, and [checks](judge) them. Once it has claimed the volume on all targets it
-//! [rewrites](Relabel) them, and only then relies on anything.
+//! An opening reads the labels of all members over its associations, and [checks](check_labels)
+//! them. After it has claimed the volume on all targets, it [rewrites](Relabel) the labels. Only then
+//! it recovers the volume.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
 
-/// A step for a member's first blocks. Members are counted as the volume does.
+/// A step of reading or writing a member's label. Members are counted in the order of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelIo {
     /// Read both copies, blocks 0 and 1.
@@ -38,19 +38,21 @@ pub enum LabelIo {
     },
 }
 
-/// Both copies of a member's label, as they were read.
+/// The label of a member, and the drive that has it: `copies` are the bytes of both copies of the
+/// label, as they were read.
 #[must_use]
 pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: Crc32c) -> Found {
     let (a, b) = copies.split_at(copies.len().min(LABEL_LEN));
     Found { nguid, region, label: Label::newest([a, b], crc32c) }
 }
 
-/// Checks, by their labels alone, that these drives are a volume that may be opened. `name` is the
-/// requested volume, and `accept_lost_log` allows another log than the one that is due.
+/// Checks by their labels that these drives form a volume that may be opened, and returns the label
+/// of member 0. `name` is the volume that the caller requests. With `accept_lost_log`, a target may
+/// have another log than the one that the labels name.
 ///
 /// # Errors
 /// The first error found.
-pub fn judge(
+pub fn check_labels(
     name: Option<&str>,
     found: &[Found],
     accept_lost_log: bool,
@@ -64,42 +66,54 @@ pub fn judge(
 
 /// The largest generation on any label: no log may have a lower one (T24).
 #[must_use]
-pub fn generation(labels: &[Label]) -> u32 {
+pub fn max_generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
-/// The number of steps for each member: the copy that stays is written and flushed, then the other
-/// one.
-const STEPS: usize = 4;
+/// The number of write steps for each member: the newer copy is written and flushed, then the new
+/// label is written over the older copy and flushed.
+const STEPS_PER_MEMBER: usize = 4;
 
-/// Rewrites a volume's labels for the owner that has just claimed it. All labels are read once
-/// more, since another initiator may have written them before the claim. Then each is written over
-/// its older copy.
+/// Rewrites a volume's labels for the owner that has just claimed the volume.
 ///
-/// The copy that stays is made durable first. It may have been read from a volatile cache, and the
-/// drive would then fall back to the copy that is overwritten. For that, the copy is written once
-/// more, with the same bytes, so that a torn write leaves it as it was. It may come from a write
-/// that failed, and a FLUSH covers only completed writes (M2).
+/// ```text
+/// read all labels again → check them → for each member:
+///   write the newer copy again → FLUSH → write the new label over the older copy → FLUSH
+/// ```
+///
+/// All labels are read again, because another initiator may have written them before the claim.
+///
+/// The newer copy must be durable before the older one is overwritten. It may have been read from a
+/// volatile cache: a power cut could then destroy both copies. A FLUSH alone is not enough, because
+/// it covers only completed writes, and the newer copy may come from a write that failed (M2). So
+/// the newer copy is written again. Its bytes are the same, so a torn write does not change it.
 #[derive(Debug)]
 pub struct Relabel {
+    /// The name and the id that the labels must have.
     name: String,
     volume: VolumeId,
+    /// The identity of each member's drive.
     nguids: Vec<[u8; 16]>,
+    /// The generation of the new owner.
     generation: u32,
+    /// For each member, the log region that the new labels name; `None`: the same as before.
     regions: Option<Vec<[u8; 16]>>,
     crc32c: Crc32c,
+    /// The labels that have been read again, until they are checked.
     found: Vec<Found>,
     /// Both copies of each member's label, as they were read.
     copies: Vec<Vec<u8>>,
-    labels: Vec<Label>,
-    /// Steps done: of reading, one for each member; of writing, [`STEPS`].
-    done: usize,
+    /// The labels to be written, once the old ones have been checked.
+    new_labels: Vec<Label>,
+    /// The number of steps that are done: first one read for each member, then
+    /// [`STEPS_PER_MEMBER`] for each.
+    steps_done: usize,
 }
 
 impl Relabel {
-    /// Begins: `head` is the label before the claim, `nguids` are the members', and `generation` is
-    /// the new owner's. With a log given up, `regions` are the log regions of the members' targets:
-    /// those are due from now on.
+    /// `head` is the label of member 0 before the claim, `nguids` are the identities of the members'
+    /// drives, and `generation` is the new owner's. If logs may be given up, `regions` are the log
+    /// regions that the members' targets have now, and the new labels name them.
     #[must_use]
     pub fn new(
         head: &Label,
@@ -109,49 +123,62 @@ impl Relabel {
         crc32c: Crc32c,
     ) -> Self {
         let (name, volume) = (head.name.clone(), head.volume);
-        let (found, copies, labels) = (Vec::new(), Vec::new(), Vec::new());
-        Self { name, volume, nguids, generation, regions, crc32c, found, copies, labels, done: 0 }
+        let (found, copies, new_labels) = (Vec::new(), Vec::new(), Vec::new());
+        Self {
+            name,
+            volume,
+            nguids,
+            generation,
+            regions,
+            crc32c,
+            found,
+            copies,
+            new_labels,
+            steps_done: 0,
+        }
     }
 
     /// The next step; `None` once all are done.
     #[must_use]
-    pub fn next(&self) -> Option<LabelIo> {
-        let Some(step) = self.done.checked_sub(self.nguids.len()) else {
-            return Some(LabelIo::Read { member: self.done });
+    pub fn next_step(&self) -> Option<LabelIo> {
+        let Some(write_step) = self.steps_done.checked_sub(self.nguids.len()) else {
+            return Some(LabelIo::Read { member: self.steps_done });
         };
-        let (member, part) = (step / STEPS, step % STEPS);
-        let label = self.labels.get(member)?;
+        let (member, step_of_member) =
+            (write_step / STEPS_PER_MEMBER, write_step % STEPS_PER_MEMBER);
+        let label = self.new_labels.get(member)?;
         let lba = Label::block_of(label.sequence);
-        Some(match part {
-            0 => LabelIo::Write { member, lba: 1 - lba, block: self.copy(member, 1 - lba) },
+        Some(match step_of_member {
+            0 => LabelIo::Write { member, lba: 1 - lba, block: self.copy_as_read(member, 1 - lba) },
             2 => LabelIo::Write { member, lba, block: label.encode(self.crc32c) },
             _ => LabelIo::Flush { member },
         })
     }
 
-    /// One of the blocks of a member's label, as it was read.
-    fn copy(&self, member: usize, lba: u64) -> Vec<u8> {
+    /// One of the two copies of a member's label, as it was read: the one in block `lba`.
+    fn copy_as_read(&self, member: usize, lba: u64) -> Vec<u8> {
         self.copies[member].chunks(LABEL_LEN).nth(lba as usize).unwrap_or_default().to_vec()
     }
 
-    /// The step has been done; `read` has the bytes that it read.
+    /// Records that the step is done; `read` are the bytes that it has read, if it was a read.
     ///
     /// # Errors
     /// The labels are not those of the volume that was claimed.
-    pub fn done(&mut self, read: &[u8]) -> Result<(), AssembleError> {
+    pub fn on_step_done(&mut self, read: &[u8]) -> Result<(), AssembleError> {
         let members = self.nguids.len();
-        if self.done < members {
-            self.found.push(found(self.nguids[self.done], None, read, self.crc32c));
+        if self.steps_done < members {
+            self.found.push(found(self.nguids[self.steps_done], None, read, self.crc32c));
             self.copies.push(read.to_vec());
         }
-        self.done += 1;
-        if self.done == members {
-            self.take()?;
+        self.steps_done += 1;
+        if self.steps_done == members {
+            self.check_and_renew()?;
         }
         Ok(())
     }
 
-    fn take(&mut self) -> Result<(), AssembleError> {
+    /// Checks the labels that have been read again, and makes the new ones.
+    fn check_and_renew(&mut self) -> Result<(), AssembleError> {
         let head = assemble(Some(&self.name), &self.found)?;
         if head.volume != self.volume {
             let (name, volume) = (head.name, head.volume);
@@ -159,17 +186,17 @@ impl Relabel {
         }
         let labels = core::mem::take(&mut self.found).into_iter().filter_map(|f| f.label.ok());
         let region = |at: usize| self.regions.as_ref().map(|regions| regions[at]);
-        self.labels = labels
+        self.new_labels = labels
             .enumerate()
             .map(|(at, label)| label.for_owner(self.generation, region(at)))
             .collect();
         Ok(())
     }
 
-    /// The labels as they are now, in the members' order; empty before they were read.
+    /// The new labels, in the members' order; empty before the old ones were read.
     #[must_use]
     pub fn into_labels(self) -> Vec<Label> {
-        self.labels
+        self.new_labels
     }
 }
 
@@ -203,8 +230,8 @@ mod tests {
     fn t24_labels_are_read_again_and_the_copy_that_stays_is_durable_first() {
         let mut work = relabel(None);
         for member in 0..2 {
-            assert_eq!(work.next(), Some(LabelIo::Read { member }));
-            work.done(&copies(member as u16, 4 + member as u32)).unwrap();
+            assert_eq!(work.next_step(), Some(LabelIo::Read { member }));
+            work.on_step_done(&copies(member as u16, 4 + member as u32)).unwrap();
         }
         for member in 0..2 {
             let next = label(member as u16, 4 + member as u32).for_owner(7, None);
@@ -216,14 +243,14 @@ mod tests {
                 LabelIo::Write { member, lba, block },
                 LabelIo::Flush { member },
             ] {
-                assert_eq!(work.next(), Some(io));
-                work.done(&[]).unwrap();
+                assert_eq!(work.next_step(), Some(io));
+                work.on_step_done(&[]).unwrap();
             }
         }
-        assert_eq!(work.next(), None);
+        assert_eq!(work.next_step(), None);
         let labels = work.into_labels();
         assert_eq!(labels.iter().map(|l| l.sequence).collect::<Vec<_>>(), [5, 6]);
-        assert_eq!(generation(&labels), 7);
+        assert_eq!(max_generation(&labels), 7);
     }
 
     #[test]
@@ -237,12 +264,12 @@ mod tests {
     #[test]
     fn t20_an_owner_from_before_the_claim_is_noticed() {
         let mut work = relabel(None);
-        work.done(&copies(0, 4)).unwrap();
+        work.on_step_done(&copies(0, 4)).unwrap();
         let mut other = label(1, 4);
         other.volume = VolumeId([8; 16]);
         let mut bytes = other.encode(crc);
         bytes.resize(2 * LABEL_LEN, 0);
-        assert!(matches!(work.done(&bytes), Err(AssembleError::Foreign { .. })));
+        assert!(matches!(work.on_step_done(&bytes), Err(AssembleError::Foreign { .. })));
     }
 
     #[test]
@@ -251,12 +278,12 @@ mod tests {
             let found = |i: u16| found([i as u8; 16], Some([region; 16]), &copies(i, 4), crc);
             [found(0), found(1)]
         };
-        let error = judge(Some("logs"), &there(100), false).unwrap_err();
+        let error = check_labels(Some("logs"), &there(100), false).unwrap_err();
         assert!(matches!(error, AssembleError::LogDue { given: 1, .. }), "{error}");
-        assert!(judge(Some("logs"), &there(100), true).is_ok());
+        assert!(check_labels(Some("logs"), &there(100), true).is_ok());
         let mut work = relabel(Some(vec![[100; 16], [55; 16]]));
         for member in 0..2 {
-            work.done(&copies(member, 4)).unwrap();
+            work.on_step_done(&copies(member, 4)).unwrap();
         }
         assert_eq!(work.into_labels()[1].members[1].region, [55; 16]);
     }

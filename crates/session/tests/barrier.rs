@@ -23,22 +23,22 @@ use riopipe_order::attribute::Member;
 fn t22_a_failed_flush_reaches_every_stream_once() {
     loom::model(|| {
         let failures = FlushFailures::new(2);
-        let mut seen = failures.seen();
+        let mut seen = failures.all_handled();
         let others: Vec<_> = (0..2)
             .map(|member| {
                 let failures = Arc::clone(&failures);
-                thread::spawn(move || failures.fail(Member(member)))
+                thread::spawn(move || failures.record(Member(member)))
             })
             .collect();
         let mut reported = Vec::new();
-        failures.new_failures(&mut seen, |member| reported.push(member.0));
+        failures.for_each_new(&mut seen, |member| reported.push(member.0));
         for other in others {
             other.join().unwrap();
         }
-        failures.new_failures(&mut seen, |member| reported.push(member.0));
+        failures.for_each_new(&mut seen, |member| reported.push(member.0));
         reported.sort_unstable();
         assert_eq!(reported, [0, 1]);
-        failures.new_failures(&mut seen, |member| panic!("reported again: {member:?}"));
+        failures.for_each_new(&mut seen, |member| panic!("reported again: {member:?}"));
     });
 }
 

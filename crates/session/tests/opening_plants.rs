@@ -195,12 +195,12 @@ fn t23_late_answers() {
     let attempt =
         |number| Opening::new(world.config(), Mode::Open(world.intent()), number).unwrap();
     let mut first = attempt(1);
-    let (late, call) = first.next(0).unwrap();
+    let (late, call) = first.next_command(0).unwrap();
     let reported = world.clone().handle(1, 0, &call).unwrap();
     let accepted = |second: &mut Opening| {
-        let (own, _) = second.next(0).unwrap();
+        let (own, _) = second.next_command(0).unwrap();
         assert_eq!((own.number, own.attempt), (late.number, 2));
-        second.done(late, Ok(&reported)).unwrap();
+        second.on_answer(late, Ok(&reported)).unwrap();
         second.in_flight(0) == 0
     };
     {

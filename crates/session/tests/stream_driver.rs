@@ -111,7 +111,7 @@ impl Rig {
 
     fn events(&mut self) -> Vec<StreamEvent> {
         self.driver.pump(self.now);
-        self.driver.settle(self.now);
+        self.driver.check_connections(self.now);
         std::iter::from_fn(|| self.driver.next_event()).collect()
     }
 
@@ -148,7 +148,7 @@ impl Rig {
     fn background_due(&mut self) -> Option<u64> {
         self.carry();
         self.driver.marks().unwrap();
-        self.driver.take_care(false, FLUSH_NS, self.now)
+        self.driver.finish_background_rounds(false, FLUSH_NS, self.now)
     }
 }
 
@@ -170,7 +170,7 @@ fn t8_a_start_waits_until_the_last_connection_has_come_to_its_end() {
     assert!(start.driver().is_some());
     start.failed(1, refused(Status::CONNECT_BUSY), 7);
     assert!(start.driver().is_none());
-    assert_eq!(start.step(8), StartStep::Rest(7 + 5 * MS));
+    assert_eq!(start.step(8), StartStep::Pause(7 + 5 * MS));
     assert_eq!(start.deadline(8), 7 + 5 * MS);
     connect_from(1, &mut start, &shape, 7 + 5 * MS);
     assert_eq!(start.step(7 + 5 * MS), StartStep::Drive, "on new connections");
@@ -194,11 +194,11 @@ fn a_start_over_an_association_that_has_ended_is_tried_again() {
     let StartStep::Connect(second) = start.step(0) else { panic!("nothing has begun there") };
     assert_eq!(second.server, 1);
     start.association_ended(0, 3);
-    assert_eq!(start.step(3), StartStep::Rest(3 + 5 * MS));
+    assert_eq!(start.step(3), StartStep::Pause(3 + 5 * MS));
     connect(&mut start, &shape, 3 + 5 * MS);
     assert_eq!(start.step(3 + 5 * MS), StartStep::Drive);
     start.association_ended(1, 9 * MS);
-    assert_eq!(start.step(9 * MS), StartStep::Rest(14 * MS));
+    assert_eq!(start.step(9 * MS), StartStep::Pause(14 * MS));
     connect_from(1, &mut start, &shape, 14 * MS);
     start.association_ended(1, START_NS);
     let ended = StartError::Ended { server: 1, error: None };
@@ -230,11 +230,11 @@ fn a_start_waits_for_an_unreachable_target_and_begins_with_it() {
     start.failed(2, None, 1);
     assert_eq!(start.deadline(1), 1, "the connections are to be closed at once");
     // However late the step is asked for, that comes first.
-    assert_eq!(start.step(9 * MS), StartStep::Rest(1 + 5 * MS));
+    assert_eq!(start.step(9 * MS), StartStep::Pause(1 + 5 * MS));
     let StartStep::Connect(request) = start.step(9 * MS) else { panic!("it is time") };
     assert_eq!(request.server, 2);
     start.put_off(2, 9 * MS);
-    assert_eq!(start.step(9 * MS), StartStep::Rest(14 * MS));
+    assert_eq!(start.step(9 * MS), StartStep::Pause(14 * MS));
     connect_from(2, &mut start, &shape, 14 * MS);
     assert_eq!(start.step(14 * MS), StartStep::Drive);
     start.failed(2, None, START_NS);
@@ -250,7 +250,7 @@ fn t27_an_error_on_an_association_that_has_ended_means_nothing_for_the_next() {
     // The controller that it names is not there any more.
     start.failed(1, refused(Status::CONNECT_INVALID_HOST), 1);
     start.association_ended(1, 2);
-    assert_eq!(start.step(2), StartStep::Rest(2 + 5 * MS));
+    assert_eq!(start.step(2), StartStep::Pause(2 + 5 * MS));
     connect_from(1, &mut start, &shape, 2 + 5 * MS);
     start.failed(1, refused(Status::CONNECT_INVALID_HOST), 6 * MS);
     start.association_ended(0, 6 * MS);
@@ -271,7 +271,7 @@ fn t27_a_stream_is_not_handed_out_over_an_association_that_has_ended() {
     carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
     // The target's next incarnation binds it.
     start.association_ended(0, 7);
-    assert_eq!(start.step(7), StartStep::Rest(7 + 5 * MS));
+    assert_eq!(start.step(7), StartStep::Pause(7 + 5 * MS));
     assert!(start.into_driver().is_none());
 }
 
@@ -325,7 +325,7 @@ fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     let sent = rig.write(0);
     rig.driver.closed(0, rig.now);
     assert!(!rig.driver.is_open(0) && rig.driver.is_open(1));
-    let over = StreamEvent::Over { server: 0 };
+    let over = StreamEvent::ConnectionEnded { server: 0 };
     assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 0))]);
     assert_eq!(rig.events(), [], "once");
     rig.now += 3 * MS;
@@ -373,10 +373,10 @@ fn p6_a_server_that_is_given_up_fails_the_stream_and_the_failure_stays_the_same(
     let failure = rig.driver.marks().unwrap_err();
     assert_eq!((failure.seq, failure.cause), (Seq(2), Cause::Disconnected));
     rig.driver.give_up(0, Cause::Changed);
-    assert_eq!(rig.events(), [StreamEvent::Over { server: 0 }]);
+    assert_eq!(rig.events(), [StreamEvent::ConnectionEnded { server: 0 }]);
     assert_eq!(rig.driver.marks(), Err(failure));
     assert_eq!(rig.driver.delivered().complete, Seq(1));
-    assert_eq!(rig.driver.take_care(true, FLUSH_NS, rig.now), None);
+    assert_eq!(rig.driver.finish_background_rounds(true, FLUSH_NS, rig.now), None);
     assert_eq!(rig.driver.deadline(rig.now), None);
 }
 
@@ -453,7 +453,7 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
     assert_eq!(rig.driver.read_step(now + 5 * MS - 1), None);
     assert!(rig.driver.sleeps_until(now) <= now + 5 * MS);
     assert_eq!(rig.driver.read_step(now + 5 * MS), Some(Err(ReadFailure::Deadline)));
-    assert!(rig.driver.owes_reads(), "no stream replays to the target meanwhile");
+    assert!(rig.driver.has_unanswered_reads(), "no stream replays to the target meanwhile");
     // The next read has another number.
     rig.driver.begin_read(&[extent], Some(now + 9 * MS), now);
     assert_eq!(rig.driver.read_step(now), None);
@@ -466,7 +466,7 @@ fn a_read_is_given_up_at_its_deadline_and_what_comes_late_is_dropped() {
     rig.carry();
     // Data that has come in time is no failure, however late it is read.
     assert_eq!(rig.driver.read_step(now + 99 * MS), Some(Ok(())));
-    assert_eq!((rig.read.clone(), rig.driver.owes_reads()), (block(8), false));
+    assert_eq!((rig.read.clone(), rig.driver.has_unanswered_reads()), (block(8), false));
 }
 
 #[test]
@@ -499,15 +499,15 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         // As often as it may be, within the loss time-out each.
         now += LOSS - 1;
         driver.closed(0, now);
-        driver.settle(now);
-        assert_eq!(driver.next_event(), Some(StreamEvent::Over { server: 0 }));
+        driver.check_connections(now);
+        assert_eq!(driver.next_event(), Some(StreamEvent::ConnectionEnded { server: 0 }));
         assert!(matches!(driver.next_event(), Some(StreamEvent::Connect(_))));
         assert_eq!(driver.read_step(now), None);
         assert!(driver.marks().is_ok());
         assert!(driver.connected(0, new_queue(&shape), now));
         scripts[0] = Script::default();
         carry(&mut driver, &mut scripts, &mut read, now);
-        driver.settle(now);
+        driver.check_connections(now);
         while driver.next_event().is_some() {}
         carry(&mut driver, &mut scripts, &mut read, now);
     }
@@ -605,7 +605,7 @@ fn t1_a_flush_that_the_engine_puts_in_is_sent_at_once() {
     assert!(!rig.driver.wants_pump());
     rig.driver.marks().unwrap();
     assert!(rig.driver.wants_pump());
-    assert_eq!(rig.driver.take_care(false, FLUSH_NS, rig.now), Some(rig.now));
+    assert_eq!(rig.driver.finish_background_rounds(false, FLUSH_NS, rig.now), Some(rig.now));
     let second = rig.take_one(0, FLUSH);
     rig.answer(0, &second);
     assert!(rig.driver.marks().unwrap().durable >= last);
@@ -633,7 +633,7 @@ fn a_stream_without_a_log_or_with_nothing_undurable_is_not_flushed() {
     scripts[0].answer(&sent, 0, 0);
     carry(&mut driver, &mut scripts, &mut vec![], 0);
     assert_eq!(driver.marks().unwrap().complete, Seq(1));
-    assert_eq!(driver.take_care(false, FLUSH_NS, 0), None);
+    assert_eq!(driver.finish_background_rounds(false, FLUSH_NS, 0), None);
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Stream {
                 }
             }
         };
-        shell.hang_up();
+        shell.close_connections();
         drop(shell);
         self.closed = true;
         self.volume.stream_closed(self.id, closed.released);

@@ -53,18 +53,18 @@ impl KeepAlive {
 
     /// When the next command is due, ns; `None`: never.
     #[must_use]
-    pub fn next(&self) -> Option<u64> {
+    pub fn next_due(&self) -> Option<u64> {
         self.every_ns.map(|every| self.last_sent.saturating_add(every))
     }
 
     /// Whether a command is due.
     #[must_use]
     pub fn is_due(&self, now: u64) -> bool {
-        self.next().is_some_and(|next| now >= next)
+        self.next_due().is_some_and(|next| now >= next)
     }
 
     /// Records that a command is sent at `now`, ns.
-    pub fn sent(&mut self, now: u64) {
+    pub fn record_sent(&mut self, now: u64) {
         let silence = now.saturating_sub(self.last_sent);
         if silence >= self.silence_until(now) {
             (self.silence, self.silence_end) = (silence, now);
@@ -74,7 +74,7 @@ impl KeepAlive {
 
     /// The target has dropped the association, which was noticed at `now`.
     #[must_use]
-    pub fn lost(&self, now: u64) -> Loss {
+    pub fn loss_at(&self, now: u64) -> Loss {
         Loss {
             after: now.saturating_sub(self.since),
             silence: self.silence_until(now),
@@ -130,31 +130,31 @@ mod tests {
     #[test]
     fn keep_alive_is_sent_three_times_as_often_as_required() {
         let mut keep = KeepAlive::new(15_000, 100 * S);
-        assert_eq!(keep.next(), Some(105 * S));
+        assert_eq!(keep.next_due(), Some(105 * S));
         assert!(!keep.is_due(105 * S - 1) && keep.is_due(105 * S));
-        keep.sent(106 * S);
-        assert_eq!(keep.next(), Some(111 * S));
-        assert!(!keep.lost(120 * S).ran_out());
-        assert!(keep.lost(121 * S).ran_out());
+        keep.record_sent(106 * S);
+        assert_eq!(keep.next_due(), Some(111 * S));
+        assert!(!keep.loss_at(120 * S).ran_out());
+        assert!(keep.loss_at(121 * S).ran_out());
     }
 
     #[test]
     fn without_a_timeout_no_keep_alive_is_sent() {
         let keep = KeepAlive::new(0, 0);
-        assert_eq!(keep.next(), None);
-        assert!(!keep.is_due(u64::MAX) && !keep.lost(u64::MAX).ran_out());
-        assert_eq!(keep.every(5).next(), Some(5));
+        assert_eq!(keep.next_due(), None);
+        assert!(!keep.is_due(u64::MAX) && !keep.loss_at(u64::MAX).ran_out());
+        assert_eq!(keep.every(5).next_due(), Some(5));
     }
 
     #[test]
     fn a_loss_reports_whether_the_keep_alive_ran_out() {
         let mut keep = KeepAlive::new(15_000, 0);
-        keep.sent(5 * S);
-        let text = keep.lost(7 * S).to_string();
+        keep.record_sent(5 * S);
+        let text = keep.loss_at(7 * S).to_string();
         assert!(text.contains("after 7 s") && !text.contains("keep-alive"), "{text}");
         // A program that was stopped continues to send commands, and notices the loss only then.
-        keep.sent(22 * S);
-        let text = keep.lost(23 * S).to_string();
+        keep.record_sent(22 * S);
+        let text = keep.loss_at(23 * S).to_string();
         for words in ["after 23 s", "keep-alive ran out", "nothing for 17 s", "waits for 15 s"] {
             assert!(text.contains(words), "{text}");
         }
@@ -163,10 +163,10 @@ mod tests {
     #[test]
     fn a_silence_that_the_association_survived_is_no_cause() {
         let mut keep = KeepAlive::new(15_000, 0);
-        keep.sent(16 * S);
+        keep.record_sent(16 * S);
         for at in 4..720 {
-            keep.sent(5 * at * S);
+            keep.record_sent(5 * at * S);
         }
-        assert!(!keep.lost(3601 * S).ran_out());
+        assert!(!keep.loss_at(3601 * S).ran_out());
     }
 }

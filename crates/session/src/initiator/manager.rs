@@ -1,9 +1,9 @@
-//! One target of an open volume: its association is kept alive, and set up again when it is lost
-//! (P7).
+//! The association manager of one target of an open volume: keeps the association alive, and sets it
+//! up again when it is lost (P7).
 //!
 //! ```text
-//! Standing → Unreachable: rest → attach → open drives → read labels → claim → Standing
-//!                          ↑________________ a failure that may pass ____|
+//! Standing → Unreachable: pause → attach → open drives queue → read labels → claim → Standing
+//!                          ↑_______________ a failure that may pass ___________|
 //!                         → Refused: its properties have changed, the volume has another owner,
 //!                                    or the target had released the volume before the loss
 //! ```
@@ -45,25 +45,25 @@ use crate::wire::{self, Claim};
 pub struct ManagerConfig {
     /// The properties that must be found again when the target comes back.
     pub known: KnownTarget,
-    /// How the same owner claims the volume again there; `None` where the target does not speak the
-    /// extension.
+    /// The claim by which the same owner claims the volume again on the target; `None` if the target
+    /// does not have the extension.
     pub claim: Option<Claim>,
-    /// The time for which the streams wait for a lost target, ns. The manager tries to reach it
-    /// after that, too. 0: it does not try at all.
+    /// The time for which the streams wait for a lost target, ns. The manager continues its attempts
+    /// after that. 0: it makes no attempt.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
-    /// Makes the waits of different initiators differ: any number that does.
+    /// The seed of the pseudo-random numbers, by which the pauses of different initiators differ.
     pub seed: u64,
 }
 
 /// An event of the association with one target.
 #[derive(Debug)]
 pub enum ManagerEvent {
-    /// The association is lost, and with it all that belongs to it, also a connection that is being
-    /// made. Every stream must get this event before any later event is handled. A target counts
-    /// its controllers anew in each incarnation, so a late Connect may get into the next
-    /// association before anything has been checked again there (T27).
+    /// The association is lost, and with it all its connections, also one that is being made. Every
+    /// stream must get this event before any later event is handled. In each incarnation a target
+    /// numbers its controllers from the beginning. So a late Connect could join the next association
+    /// before the target has been checked again (T27).
     Lost {
         /// The cause.
         why: UnreachableCause,
@@ -81,16 +81,16 @@ pub enum ManagerEvent {
         /// The time for which it has been unreachable, ns.
         unreachable_ns: u64,
     },
-    /// The target is lost to this owner, and the manager does not try to reach it again: every
-    /// stream must give it up.
+    /// This owner cannot use the target any more, and the manager makes no further attempt. Every
+    /// stream must give the target up.
     Refused {
         /// The cause.
         why: UnreachableCause,
-        /// The same, as a cause for the streams.
+        /// The cause in the form that streams report.
         cause: Cause,
     },
-    /// A stream's connection exists: the stream gets the connection that was reported last, and
-    /// this queue to open on it.
+    /// The connection that a stream has requested exists: it is the one that the program reported
+    /// last. The stream opens this queue on it.
     StreamConnection {
         /// The stream.
         stream: StreamId,
@@ -106,7 +106,7 @@ pub struct Absence {
     pub since: u64,
     /// The cause of the last failure.
     pub why: UnreachableCause,
-    /// The manager does not try to reach it any more.
+    /// Whether the manager makes no further attempt.
     pub for_good: bool,
 }
 
@@ -114,30 +114,36 @@ pub struct Absence {
 enum State {
     /// The association stands, and the volume is claimed.
     Standing,
-    Unreachable(Absence, Return),
+    /// The association is lost, and the manager sets up another one.
+    Unreachable(Absence, Reattachment),
+    /// This owner cannot use the target any more.
     Refused(Absence),
     /// The volume is closed.
-    Over,
+    Stopped,
 }
 
 /// The progress of setting up the association again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Return {
+struct Reattachment {
     /// The attempt that runs, or that is due after a pause.
     attempt: u32,
     step: Step,
-    /// The streams have got the event that they need not wait any longer.
-    given_up: bool,
+    /// Whether the [`GivenUp`](ManagerEvent::GivenUp) event of this loss has been sent.
+    reported_given_up: bool,
 }
 
+/// A step of setting up the association again, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Nothing is done before this time.
-    Rest(u64),
+    /// Nothing is done before this time, ns.
+    Pause(u64),
+    /// The new association is being set up.
     Attach,
+    /// The drives queue is being opened.
     OpenDrives,
     /// The label of the volume's drive with this number on this target is being read.
     Label(usize),
+    /// The volume is being claimed.
     Claim,
 }
 
@@ -161,11 +167,11 @@ pub struct AssociationManager<P> {
     /// The connections that streams have requested.
     requests: ReconnectQueue,
     /// The request for which a connection is being made.
-    serving: Option<ConnectRequest>,
+    current_request: Option<ConnectRequest>,
     events: VecDeque<ManagerEvent>,
     /// The state of the pseudo-random numbers, which vary the pauses between attempts.
-    chance: u64,
-    /// The target has released the volume: it is not claimed again there.
+    random_state: u64,
+    /// Whether the target has released the volume. It is then not claimed again there.
     released: bool,
 }
 
@@ -178,9 +184,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             number: 1,
             state: State::Standing,
             requests: ReconnectQueue::new(config.back_off),
-            serving: None,
+            current_request: None,
             events: VecDeque::new(),
-            chance: config.seed,
+            random_state: config.seed,
             released: false,
             config,
         };
@@ -189,7 +195,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         manager
     }
 
-    /// Without replay, giving up a target that hangs has no advantage.
+    /// Extends the limit for an answer, if streams cannot replay. They would fail for good after the
+    /// loss of the association, and a target that hangs may recover.
     fn set_answer_limit(&mut self) {
         if self.config.loss_ns == 0 {
             self.association.extend_answer_limit();
@@ -197,13 +204,14 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// The next pseudo-random number.
-    fn chance(&mut self) -> u64 {
-        // Numerical Recipes' linear congruential generator; its upper half is good enough here.
-        self.chance = self
-            .chance
+    fn next_random(&mut self) -> u64 {
+        // A linear congruential generator with Knuth's constants (MMIX). Its upper half is random
+        // enough for pauses.
+        self.random_state = self
+            .random_state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        self.chance >> 32
+        self.random_state >> 32
     }
 
     /// The association, while it stands: for questions, and for the queue to the drives. The caller
@@ -236,7 +244,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     pub const fn absence(&self) -> Option<&Absence> {
         match &self.state {
             State::Unreachable(absence, _) | State::Refused(absence) => Some(absence),
-            State::Standing | State::Over => None,
+            State::Standing | State::Stopped => None,
         }
     }
 
@@ -248,11 +256,12 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// A stream requests a connection. It is made when the association stands, and after a pause if
     /// earlier connections failed. An earlier request of the stream is dropped.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
-        if matches!(self.state, State::Refused(_) | State::Over) {
+        if matches!(self.state, State::Refused(_) | State::Stopped) {
             return;
         }
-        self.serving = self.serving.filter(|serving| serving.stream != request.stream);
-        let chance = self.chance();
+        self.current_request =
+            self.current_request.filter(|current_request| current_request.stream != request.stream);
+        let chance = self.next_random();
         self.requests.request(request, chance, now);
     }
 
@@ -268,8 +277,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.released
     }
 
-    /// The volume is closed. The target gets a release at once, so that it keeps no lease (T25).
-    /// The contents of the admin queue's outbox must be sent before the connection is closed.
+    /// Ends the association because the volume is closed. Sends a release before, so that the target
+    /// keeps no lease (T25). The contents of the admin queue's outbox must be sent before the
+    /// connection is closed.
     pub fn stop(&mut self, now: u64) {
         let owns = self.is_standing() && !self.released;
         if let Some(claim) = self.config.claim.as_ref().filter(|_| owns) {
@@ -277,48 +287,51 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             // If the release cannot be sent, the end of the connection has nearly the same effect.
             let _ = self.association.ask(ControlQueue::Admin, 0, release, Data::None, now);
         }
-        self.association.hang_up();
-        self.state = State::Over;
-        self.serving = None;
+        self.association.close();
+        self.state = State::Stopped;
+        self.current_request = None;
     }
 
-    /// Continues as far as the association's state allows: notices a loss, or takes the next step
-    /// of setting the association up again.
-    fn go_on(&mut self, now: u64) {
+    /// Handles a loss of the association, or runs the present step of setting it up again.
+    fn run_step(&mut self, now: u64) {
         let step = match &self.state {
             State::Standing => {
                 if let AssociationState::Lost(error) = self.association.state() {
                     let why = error.clone().into();
-                    self.lost(why, now);
+                    self.on_loss(why, now);
                 }
                 return;
             }
-            State::Unreachable(_, Return { step: Step::Rest(_), .. })
+            State::Unreachable(_, Reattachment { step: Step::Pause(_), .. })
             | State::Refused(_)
-            | State::Over => return,
-            State::Unreachable(_, back) => back.step,
+            | State::Stopped => return,
+            State::Unreachable(_, reattachment) => reattachment.step,
         };
         match self.next_step(step, now) {
             Ok(Some(next)) => self.set_step(next),
-            Ok(None) => self.stands_again(now),
-            Err(Failure::Passing(why)) => self.failed(why, now),
+            Ok(None) => self.finish_reattachment(now),
+            Err(Failure::Passing(why)) => self.on_failed_attempt(why, now),
             Err(Failure::Final(why, cause)) => self.refuse(why, cause),
         }
     }
 
     /// Records the step of setting up the association again.
     fn set_step(&mut self, next: Step) {
-        if let State::Unreachable(_, back) = &mut self.state {
-            back.step = next;
+        if let State::Unreachable(_, reattachment) = &mut self.state {
+            reattachment.step = next;
         }
     }
 
-    /// The association is lost.
-    fn lost(&mut self, why: UnreachableCause, now: u64) {
+    /// Reports the loss of the association, and begins the pause before the first attempt. Makes no
+    /// attempt if the volume was released or streams cannot replay.
+    fn on_loss(&mut self, why: UnreachableCause, now: u64) {
         self.events.push_back(ManagerEvent::Lost { why: why.clone() });
         let absence = Absence { since: now, why: why.clone(), for_good: false };
-        let step = Step::Rest(self.rest(1, now));
-        self.state = State::Unreachable(absence, Return { attempt: 1, step, given_up: false });
+        let step = Step::Pause(self.end_of_pause(1, now));
+        self.state = State::Unreachable(
+            absence,
+            Reattachment { attempt: 1, step, reported_given_up: false },
+        );
         if self.released && !probe::planted(Plant::T25ClaimedAgain) {
             self.refuse(UnreachableCause::Released, Cause::Disconnected);
         } else if self.config.loss_ns == 0 {
@@ -326,44 +339,46 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// An attempt has failed, and there will be another.
-    fn failed(&mut self, why: UnreachableCause, now: u64) {
-        self.association.hang_up();
-        let State::Unreachable(absence, back) = &mut self.state else { return };
+    /// Ends a failed attempt, and begins the pause before the next one.
+    fn on_failed_attempt(&mut self, why: UnreachableCause, now: u64) {
+        self.association.close();
+        let State::Unreachable(absence, reattachment) = &mut self.state else { return };
         absence.why = why;
-        back.attempt = back.attempt.saturating_add(1);
-        let attempt = back.attempt;
-        let until = self.rest(attempt, now);
-        self.set_step(Step::Rest(until));
+        reattachment.attempt = reattachment.attempt.saturating_add(1);
+        let attempt = reattachment.attempt;
+        let until = self.end_of_pause(attempt, now);
+        self.set_step(Step::Pause(until));
     }
 
     /// The end of the pause before an attempt, ns.
-    fn rest(&mut self, attempt: u32, now: u64) -> u64 {
+    fn end_of_pause(&mut self, attempt: u32, now: u64) -> u64 {
         if probe::planted(Plant::P8NeverAgain) && attempt > 1 {
             return u64::MAX;
         }
-        let chance = self.chance();
+        let chance = self.next_random();
         now.saturating_add(self.config.back_off.after(attempt, chance))
     }
 
-    /// The target is lost to this owner.
+    /// Gives the target up: drops all requests, and reports that this owner cannot use the target any
+    /// more.
     fn refuse(&mut self, why: UnreachableCause, cause: Cause) {
-        self.association.hang_up();
+        self.association.close();
         let State::Unreachable(absence, _) = &self.state else { return };
         let absence = Absence { why: why.clone(), for_good: true, ..absence.clone() };
         self.state = State::Refused(absence);
         self.requests = ReconnectQueue::new(self.config.back_off);
-        self.serving = None;
+        self.current_request = None;
         self.events.push_back(ManagerEvent::Refused { why, cause });
     }
 
-    /// The new association stands.
-    fn stands_again(&mut self, now: u64) {
+    /// Reports that the new association stands and the volume is claimed.
+    fn finish_reattachment(&mut self, now: u64) {
         self.association.close_drives();
         self.set_answer_limit();
-        let State::Unreachable(absence, back) = &self.state else { return };
+        let State::Unreachable(absence, reattachment) = &self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
-        self.events.push_back(ManagerEvent::Back { unreachable_ns, attempts: back.attempt });
+        self.events
+            .push_back(ManagerEvent::Back { unreachable_ns, attempts: reattachment.attempt });
         self.number = self.number.wrapping_add(1);
         self.state = State::Standing;
     }
@@ -374,25 +389,25 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
 
     fn wants_connection(&self) -> Option<ConnectionId> {
         self.association.wants_connection().or_else(|| {
-            let serving = self.serving.filter(|_| self.is_standing())?;
-            Some(ConnectionId::Stream(serving.stream))
+            let current_request = self.current_request.filter(|_| self.is_standing())?;
+            Some(ConnectionId::Stream(current_request.stream))
         })
     }
 
-    /// A stream's connection belongs to the [`ManagerEvent::StreamConnection`] that follows; if
-    /// none does, it is of no use any more.
+    /// A connection for a stream belongs to the [`ManagerEvent::StreamConnection`] that follows. If no
+    /// such event follows, the connection is not needed any more.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         match connection {
             ConnectionId::Control(_) => {
                 self.association.connected(connection, is_local, now);
-                self.go_on(now);
+                self.run_step(now);
             }
             ConnectionId::Stream(stream) => {
                 if self.wants_connection() == Some(connection)
-                    && let Some(request) = self.serving
+                    && let Some(request) = self.current_request
                     && let Some(queue) = self.association.io_queue(request.qid, request.depth)
                 {
-                    self.serving = None;
+                    self.current_request = None;
                     self.events.push_back(ManagerEvent::StreamConnection { stream, queue });
                 }
             }
@@ -403,12 +418,14 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         match connection {
             ConnectionId::Control(_) => {
                 self.association.connect_failed(connection, failure, now);
-                self.go_on(now);
+                self.run_step(now);
             }
             ConnectionId::Stream(stream) => {
-                if let Some(request) = self.serving.filter(|serving| serving.stream == stream) {
-                    self.serving = None;
-                    let chance = self.chance();
+                if let Some(request) =
+                    self.current_request.filter(|current_request| current_request.stream == stream)
+                {
+                    self.current_request = None;
+                    let chance = self.next_random();
                     self.requests.failed(request, chance, now);
                 }
             }
@@ -429,42 +446,47 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
 
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
         let used = self.association.received(queue, bytes, now);
-        self.go_on(now);
+        self.run_step(now);
         used
     }
 
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
         self.association.closed(queue, end, now);
-        self.go_on(now);
+        self.run_step(now);
     }
 
     fn timeout(&mut self, now: u64) {
         self.association.timeout(now);
-        self.go_on(now);
-        if self.is_standing() && self.serving.is_none() {
-            self.serving = self.requests.next(now);
+        self.run_step(now);
+        if self.is_standing() && self.current_request.is_none() {
+            self.current_request = self.requests.next(now);
         }
-        let State::Unreachable(absence, back) = &mut self.state else { return };
+        let State::Unreachable(absence, reattachment) = &mut self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
-        if unreachable_ns >= self.config.loss_ns && !core::mem::replace(&mut back.given_up, true) {
+        if unreachable_ns >= self.config.loss_ns
+            && !core::mem::replace(&mut reattachment.reported_given_up, true)
+        {
             self.events.push_back(ManagerEvent::GivenUp { unreachable_ns });
         }
-        if matches!(back.step, Step::Rest(until) if until <= now) {
-            back.step = Step::Attach;
+        if matches!(reattachment.step, Step::Pause(until) if until <= now) {
+            reattachment.step = Step::Attach;
             self.association = Association::new(self.association.config().clone());
         }
     }
 
     fn deadline(&self) -> Option<u64> {
         let own_deadline = match &self.state {
-            State::Standing if self.serving.is_none() => self.requests.deadline(),
-            State::Unreachable(absence, back) => {
-                let given_up = absence.since.saturating_add(self.config.loss_ns);
-                let next_attempt = match back.step {
-                    Step::Rest(until) => Some(until),
+            State::Standing if self.current_request.is_none() => self.requests.deadline(),
+            State::Unreachable(absence, reattachment) => {
+                let give_up_at = absence.since.saturating_add(self.config.loss_ns);
+                let next_attempt = match reattachment.step {
+                    Step::Pause(until) => Some(until),
                     _ => None,
                 };
-                next_attempt.into_iter().chain((!back.given_up).then_some(given_up)).min()
+                next_attempt
+                    .into_iter()
+                    .chain((!reattachment.reported_given_up).then_some(give_up_at))
+                    .min()
             }
             _ => None,
         };

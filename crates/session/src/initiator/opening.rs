@@ -1,8 +1,7 @@
-//! Recovery of a volume after any crash: it claims the volume and finds its prefix again, by
-//! asking, claiming, listing, undoing and settling on all targets together (Rio paper §4.4; T1,
-//! T8–T11, T19, T20).
+//! Recovery of a volume after any crash: claims the volume, finds the prefix of each stream, and
+//! undoes everything beyond the prefixes (Rio paper §4.4; T1, T8–T11, T19, T20).
 //!
-//! [`Opening`] is one pure machine for four purposes ([`Mode`]):
+//! [`Opening`] is one state machine for four purposes ([`Mode`]):
 //!
 //! | mode | steps |
 //! |---|---|
@@ -11,14 +10,16 @@
 //! | dry run | Ask → List → Over |
 //! | acknowledge in-place lists | List → Settle → Over |
 //!
-//! The steps are barriers across all targets: the undo is done and flushed *everywhere* before any
-//! log is shortened, and nothing restarts before all are (T9). In the pauses, which are set in
-//! italics, the driver does its own part and calls [`Opening::go_on`].
+//! A [phase](Phase) begins only when all targets have ended the phase before. So the undo is done
+//! and flushed on *all* targets before any log is shortened, and no stream starts before all logs
+//! are shortened. A crash in between leaves logs from which the next recovery finds the same
+//! prefixes (T9). The phases in italics are pauses: the driver does its own part and then calls
+//! [`Opening::end_pause`].
 //!
-//! The driver asks [`Opening::next`] for each target's commands, sends them in any order, several
-//! at once, and reports each with [`Opening::done`]. If a connection is lost, or a target takes too
-//! long, the driver drops the machine and begins a new one: from any point the same prefix is
-//! found.
+//! The driver takes each target's commands from [`Opening::next_command`], sends them in any order,
+//! several at once, and passes each answer to [`Opening::on_answer`]. If a connection is lost, or a
+//! target takes too long, the driver drops the machine and begins a new one, which finds the same
+//! prefixes.
 
 mod error;
 mod outcome;
@@ -46,35 +47,35 @@ use steps::Job;
 pub const ADMIN_COMMANDS_MAX: usize = 8;
 /// Limit of commands in flight on an I/O queue.
 pub const IO_COMMANDS_MAX: usize = 64;
-/// Largest number of blocks of one Write Zeroes command: 8 MiB, so that none occupies a drive for
-/// long.
+/// Largest number of blocks of one Write Zeroes command: 8 MiB, so that no command occupies a drive
+/// for long.
 pub const UNDO_BLOCKS_MAX: u32 = 2048;
 
 /// A drive of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpeningMember {
-    /// Its number in the volume, and its namespace on its target.
+    /// The member's number in the volume, and its namespace on its target.
     pub place: MemberNamespace,
-    /// The first block of its data area; the labels lie before it.
+    /// The first block of the data area. The labels lie before it.
     pub start: u64,
-    /// The number of blocks of its data area.
+    /// The number of blocks of the data area.
     pub blocks: u64,
-    /// Whether it has a volatile write cache.
+    /// Whether the drive has a volatile write cache.
     pub volatile: bool,
 }
 
 /// A target of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpeningServer {
-    /// Whether it is reachable at all (T20).
+    /// Whether the target is reachable (T20).
     pub present: bool,
-    /// Whether it has Rio's extension; a target without it takes no part (T17).
-    pub speaks: bool,
-    /// Whether a log is due there, by the labels.
+    /// Whether the target has Rio's extension. A target without it takes no part (T17).
+    pub has_extension: bool,
+    /// Whether the labels name a log on the target.
     pub logged: bool,
-    /// Whether it serves an ordering log at all.
+    /// Whether the target has an ordering log.
     pub has_log: bool,
-    /// The most bytes of data of one of its commands (MDTS).
+    /// Limit of the data of one command, bytes (MDTS).
     pub transfer_bytes_max: usize,
     /// The volume's drives there.
     pub members: Vec<OpeningMember>,
@@ -85,11 +86,11 @@ pub struct OpeningServer {
 pub struct OpeningConfig {
     /// The volume.
     pub volume: VolumeId,
-    /// Its targets, *all* of them (T20), in the order in which the topology counts them.
+    /// *All* targets of the volume (T20), in the order in which the topology counts them.
     pub servers: Vec<OpeningServer>,
 }
 
-/// The purpose.
+/// The purpose of an opening.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Claim the volume, and recover every stream that needs it.
@@ -104,8 +105,8 @@ pub enum Mode {
         /// The streams.
         streams: Vec<StreamId>,
     },
-    /// Drop the in-place lists of some streams of a volume that is owned with this generation:
-    /// the caller has seen them.
+    /// Drop the in-place lists of some streams of a volume that is owned with this generation. The
+    /// caller has acknowledged them.
     Acknowledge {
         /// The owner's generation.
         generation: u32,
@@ -123,11 +124,11 @@ pub enum Phase {
     Claim,
     /// Asking again, now that no other initiator writes.
     AskAgain,
-    /// A pause: the volume is claimed, and its labels can be read again.
+    /// A pause: the volume is claimed, and the driver rewrites its labels.
     Claimed,
     /// Reading all logs.
     List,
-    /// A pause: the prefix of every stream is known, nothing has been undone.
+    /// A pause: the recovered seq of every stream is known, and nothing has been undone.
     Decided,
     /// Zeroing fresh blocks beyond the prefix.
     Undo,
@@ -135,12 +136,12 @@ pub enum Phase {
     Flush,
     /// Recording the prefix in all logs, and shortening them.
     Settle,
-    /// Done: the streams may start.
+    /// All is done, and the streams may start.
     Over,
 }
 
 impl Phase {
-    /// Whether the machine waits for [`Opening::go_on`].
+    /// Whether the machine waits for [`Opening::end_pause`].
     #[must_use]
     pub const fn is_pause(self) -> bool {
         matches!(self, Self::Claimed | Self::Decided)
@@ -148,7 +149,7 @@ impl Phase {
 
     /// The action of this phase, for error messages.
     #[must_use]
-    pub const fn doing(self) -> &'static str {
+    pub const fn action_name(self) -> &'static str {
         match self {
             Self::Ask | Self::AskAgain => "asking for the volume's state",
             Self::Claim | Self::Claimed => "claiming the volume",
@@ -159,7 +160,7 @@ impl Phase {
         }
     }
 
-    /// Its name in reports.
+    /// The name of the phase in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -188,27 +189,28 @@ pub struct Progress {
     pub total: usize,
 }
 
-/// The identity of a command that was returned by [`Opening::next`]: its number and its attempt.
+/// The identity of a command that [`Opening::next_command`] has returned.
 ///
-/// An abandoned opening may leave commands in flight on connections that stay open, and their
-/// answers come during a later opening. Numbers begin anew with each opening. The attempt separates
-/// its own answers from the earlier ones (T23).
+/// The answers to commands of an abandoned opening may arrive during a later opening, over the same
+/// connections. Each opening numbers its commands from 0. By the number of the attempt an opening
+/// distinguishes its own answers from earlier ones (T23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket {
     /// The attempt that was given to [`Opening::new`].
     pub attempt: u32,
-    /// The command's number in it.
+    /// The number of the command in the attempt.
     pub number: u32,
 }
 
 impl Ticket {
-    /// The ticket as one number, for the caller to use as the name of the command on a connection.
+    /// The ticket as one number, by which the caller identifies the command on a connection: the
+    /// attempt in the upper 32 bits, the number in the lower 32 bits.
     #[must_use]
     pub const fn to_bits(self) -> u64 {
         (self.attempt as u64) << 32 | self.number as u64
     }
 
-    /// The ticket that [`to_bits`](Self::to_bits) was made of.
+    /// The ticket of which [`to_bits`](Self::to_bits) has made these bits.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self { attempt: (bits >> 32) as u32, number: bits as u32 }
@@ -237,13 +239,13 @@ pub enum Call {
 /// A command that a target has put off, and that is to be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
-    /// The status that it answered.
+    /// The status of the target's last answer to it.
     pub status: Status,
-    /// The number of such answers.
+    /// The number of times that the command has been put off.
     pub attempts: u32,
 }
 
-/// A command, and the number of times that it has been put off.
+/// A command that has not been answered, and the number of times that it has been put off.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     job: Job,
@@ -253,11 +255,11 @@ struct Pending {
 /// The commands for one target.
 #[derive(Debug, Default)]
 struct ServerQueue {
-    /// Those that have not been sent, or have been put off.
+    /// The commands that have not been sent, or have been put off.
     waiting: VecDeque<Pending>,
-    /// The number of those in flight.
+    /// The number of commands in flight.
     in_flight: usize,
-    /// The command that the target has put off, if its last answer was that.
+    /// The command that the target has put off with its last answer, if it has done so.
     put_off: Option<PutOff>,
 }
 
@@ -267,35 +269,38 @@ pub struct Opening {
     config: OpeningConfig,
     mode: Mode,
     phase: Phase,
-    /// An error was returned. No further command is sent.
+    /// Whether an error was returned. No command is sent after that.
     failed: bool,
+    /// The generation of the claim; 0 before it is known, and in a dry run.
     generation: u32,
+    /// The number of the attempt.
     attempt: u32,
     /// The commands for each target.
     queues: Vec<ServerQueue>,
-    /// Commands in flight, by number.
+    /// Commands in flight, by number, with their targets.
     in_flight: BTreeMap<u32, (usize, Pending)>,
+    /// The number of the next command.
     next_number: u32,
     /// The [progress](Progress) of the phase.
-    done: usize,
-    total: usize,
+    commands_done: usize,
+    commands_total: usize,
     /// The statuses of the volume that the targets have reported, by target.
     statuses: Vec<(usize, VolumeStatus)>,
     /// The lists of the logs, as far as they have been read.
     lists: Lists,
-    /// Why a log can't be read, if one can't.
-    unreadable: Option<OpeningError>,
-    /// The logs are not valid: the caller gives them up (T26).
+    /// Why a log can't be read. [`decide`](Self::decide) reports it, when no command is in flight.
+    log_error: Option<OpeningError>,
+    /// Whether the logs are not valid, and are given up with the claim (T26).
     logs_invalid: bool,
-    /// The streams whose partitions are to be settled, once recovery is decided.
-    settle: Vec<SettleStream>,
+    /// The streams whose partitions are to be settled, from [`Phase::Decided`] on.
+    streams_to_settle: Vec<SettleStream>,
     outcome: Outcome,
 }
 
 impl Opening {
-    /// Begins. `attempt` must differ from that of every earlier opening of which an answer may
-    /// still come over the same connections. The owner of the connections counts the attempts
-    /// (T23).
+    /// An opening whose first commands are ready. `attempt` must differ from the number of every
+    /// earlier opening of which an answer may still arrive over the same connections. The owner of
+    /// the connections counts the attempts (T23).
     ///
     /// # Errors
     /// A target of the volume is missing (T20).
@@ -321,32 +326,32 @@ impl Opening {
             queues,
             in_flight: BTreeMap::new(),
             next_number: 0,
-            done: 0,
-            total: 0,
+            commands_done: 0,
+            commands_total: 0,
             statuses: Vec::new(),
             lists: Lists::default(),
-            unreadable: None,
+            log_error: None,
             logs_invalid: false,
-            settle: Vec::new(),
+            streams_to_settle: Vec::new(),
             outcome: Outcome::default(),
         };
-        opening.begin()?;
+        opening.begin_first_phase()?;
         Ok(opening)
     }
 
     /// The next command for a target, if one may be sent now.
-    pub fn next(&mut self, server: usize) -> Option<(Ticket, Call)> {
+    pub fn next_command(&mut self, server: usize) -> Option<(Ticket, Call)> {
         if self.failed || self.phase.is_pause() {
             return None;
         }
         let queue = self.queues.get_mut(server)?;
-        let most = match queue.waiting.front()?.job {
+        let limit = match queue.waiting.front()?.job {
             Job::Undo(_) | Job::Flush(_) => IO_COMMANDS_MAX,
-            // A target remembers its position in one long list, not in several.
+            // A target remembers its position in one long list only.
             Job::List { from, .. } if from > Position(0) => 1,
             _ => ADMIN_COMMANDS_MAX,
         };
-        if queue.in_flight >= most {
+        if queue.in_flight >= limit {
             return None;
         }
         let pending = queue.waiting.pop_front()?;
@@ -354,19 +359,19 @@ impl Opening {
         let number = self.next_number;
         self.next_number = number.wrapping_add(1);
         self.in_flight.insert(number, (server, pending));
-        let call = self.call(server, &pending.job);
+        let call = self.command_for(server, &pending.job);
         Some((Ticket { attempt: self.attempt, number }, call))
     }
 
-    /// A command has ended; `answer` has the data that came back. The answer to a command of an
-    /// earlier, abandoned attempt is dropped: its content may be out of date (T23).
+    /// Takes the answer to a command: its data, or the status of its failure. The answer to a command
+    /// of an earlier, abandoned attempt is dropped, because its content may be out of date (T23).
     ///
-    /// After an error no further command is returned. Before [`Phase::Undo`] the targets are as
-    /// they were; after it, everything can be run again.
+    /// After an error no further command is returned. Before [`Phase::Undo`] the lists on the targets
+    /// are unchanged; after it, a new opening repeats what is not done.
     ///
     /// # Errors
     /// The reason why the volume or stream can't be claimed or recovered.
-    pub fn done(
+    pub fn on_answer(
         &mut self,
         ticket: Ticket,
         answer: Result<&[u8], Status>,
@@ -378,7 +383,7 @@ impl Opening {
             }
         }
         let Some((server, mut pending)) = self.in_flight.remove(&ticket.number) else {
-            debug_assert!(ticket.attempt != self.attempt, "{ticket:?} is not out");
+            debug_assert!(ticket.attempt != self.attempt, "{ticket:?} is not in flight");
             return Ok(());
         };
         let queue = &mut self.queues[server];
@@ -396,22 +401,23 @@ impl Opening {
             return Ok(());
         }
         queue.put_off = None;
-        let taken = self.take(server, pending.job, answer).and_then(|()| self.advance());
-        self.failed = taken.is_err();
-        taken
+        let result =
+            self.on_job_answer(server, pending.job, answer).and_then(|()| self.end_phase_if_done());
+        self.failed = result.is_err();
+        result
     }
 
-    /// Continues after a pause; does nothing outside of one.
+    /// Ends a pause, and begins the next phase. Outside of a pause it does nothing.
     ///
     /// # Errors
-    /// As [`done`](Self::done).
-    pub fn go_on(&mut self) -> Result<(), OpeningError> {
+    /// As [`on_answer`](Self::on_answer).
+    pub fn end_pause(&mut self) -> Result<(), OpeningError> {
         if self.failed || !self.phase.is_pause() {
             return Ok(());
         }
-        let gone = self.leave();
-        self.failed = gone.is_err();
-        gone
+        let result = self.end_phase();
+        self.failed = result.is_err();
+        result
     }
 
     /// The phase.
@@ -423,7 +429,7 @@ impl Opening {
     /// The progress of the phase.
     #[must_use]
     pub fn progress(&self) -> Progress {
-        Progress { phase: self.phase, done: self.done, total: self.total }
+        Progress { phase: self.phase, done: self.commands_done, total: self.commands_total }
     }
 
     /// The number of the volume's targets.
@@ -438,8 +444,8 @@ impl Opening {
         self.queues.get(server).map_or(0, |queue| queue.in_flight)
     }
 
-    /// The command that a target has last put off, if it is still to be sent again: the driver
-    /// waits a moment before it calls [`next`](Self::next) for the target.
+    /// The command that a target has put off with its last answer. The driver waits a moment before
+    /// it calls [`next_command`](Self::next_command) for the target.
     #[must_use]
     pub fn put_off(&self, server: usize) -> Option<PutOff> {
         self.queues.get(server).and_then(|queue| queue.put_off)
@@ -451,8 +457,8 @@ impl Opening {
         self.generation
     }
 
-    /// The last status of the volume on the targets that have the extension, by target; empty where
-    /// nothing was asked.
+    /// The last status of the volume on each target that has the extension, by target; empty if no
+    /// target was asked.
     #[must_use]
     pub fn statuses(&self) -> &[(usize, VolumeStatus)] {
         &self.statuses

@@ -1,8 +1,14 @@
 //! An ordered stream: one engine over one queue pair for each of the volume's targets.
 //!
-//! The owner admits groups, calls [`pump`](StreamSession::pump) to turn requests that may be sent
-//! into commands, sends the contents of the outboxes, passes arriving bytes to
-//! [`receive`](StreamSession::receive), and reads the marks. No reply is ever waited for here.
+//! In each round the owner does this, in order:
+//!
+//! 1. admits groups with [`admit`](StreamSession::admit);
+//! 2. calls [`pump`](StreamSession::pump), which turns requests that may be sent into commands;
+//! 3. sends the contents of the [outboxes](StreamSession::outbox);
+//! 4. passes bytes that have arrived to [`receive`](StreamSession::receive);
+//! 5. reads the marks with [`poll`](StreamSession::poll).
+//!
+//! No function waits for an answer.
 
 mod barrier;
 mod connection;
@@ -26,12 +32,13 @@ use riopipe_order::topology::Topology;
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
-use barrier::Seen;
+use barrier::HandledFailures;
 pub use barrier::{FlushFailures, ReadBarrier};
 pub use connection::ConnectionState;
 use connection::{Connection, State};
+pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
-use rejoin::{SetUpEvent, breaks};
+use rejoin::{SetUpEvent, ends_connection};
 use tracer::Tracer;
 
 /// The configuration of a stream.
@@ -53,18 +60,17 @@ pub struct StreamConfig {
     pub queue_depth: usize,
     /// The time for which a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
-    /// The time for which a server may be unreachable before the stream gives it up, ns. The stream
-    /// continues when the server comes back within that time (P7). 0: a lost connection poisons the
-    /// stream at once, as with engines that cannot replay.
+    /// The time for which a server may be unreachable before the stream gives the server up, ns. If
+    /// the server comes back within that time, the stream continues (P7). 0: a lost connection poisons
+    /// the stream at once, as with engines that cannot replay.
     pub loss_ns: u64,
 }
 
-/// The shortest time between two marks that an idle stream sends, ns: the mark is not sent for each
-/// write.
+/// The shortest time between two marks that an idle stream sends, ns. So a stream with single writes
+/// does not send a mark for each write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// The number of commands beside the queue depth for which a queue must have space: reads, marks,
-/// bind.
+/// The number of commands for which a queue must have space beside the requests: reads, marks, bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
@@ -91,12 +97,12 @@ pub enum Tag {
     List,
 }
 
-/// Why a stream could not be started.
+/// A target's refusal to bind the stream, or to record its mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BindRefused {
+pub struct TargetRefusal {
     /// The server.
     pub server: u16,
-    /// The status that it answered.
+    /// The status of the target's answer.
     pub status: Status,
 }
 
@@ -119,33 +125,34 @@ pub struct StreamSession<P> {
     reading: Reading,
     /// The marks as of the last poll.
     marks: Marks,
-    /// The stream is being closed: every target must get the last mark.
+    /// Whether the stream is being closed. Then every target must get the last mark.
     closing: bool,
-    /// The first bind of the stream at a server was refused.
-    bind_refused: Option<BindRefused>,
-    /// Some connection is neither up nor given up.
-    unsettled: bool,
-    /// The session has handled the failure of the stream.
-    over: bool,
-    /// The stream only reads: it is bound nowhere, and the loss of a connection does not poison it.
+    /// The refusal of the stream's first bind at a server.
+    bind_refused: Option<TargetRefusal>,
+    /// Whether some connection is down, is being set up, or replays.
+    connecting: bool,
+    /// Whether [`on_failure`](Self::on_failure) has handled the failure of the stream.
+    failure_handled: bool,
+    /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does not
+    /// poison it.
     reads_only: bool,
     /// The failed FLUSHes of all streams of the volume (T22).
-    shared: Arc<FlushFailures>,
-    /// Those of them that this stream has handled.
-    seen: Seen,
+    flush_failures: Arc<FlushFailures>,
+    /// The failures among them that this stream has handled.
+    handled_failures: HandledFailures,
     tracer: Tracer,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// A stream over `queues`, one for each server of the topology, none of them started. All
-    /// streams of a volume in this process share `shared` and `barrier`.
+    /// streams of a volume in this process share `flush_failures` and `barrier`.
     #[must_use]
     pub fn new(
         config: StreamConfig,
         engine: Box<dyn Engine<P>>,
         topology: Topology,
         queues: Vec<StreamQueue<P>>,
-        shared: Arc<FlushFailures>,
+        flush_failures: Arc<FlushFailures>,
         barrier: &Arc<ReadBarrier>,
     ) -> Self {
         debug_assert_eq!(queues.len(), topology.servers().len());
@@ -157,7 +164,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 Connection::new(queue, barrier.participant(server), config.start)
             })
             .collect();
-        let seen = shared.seen();
+        let handled_failures = flush_failures.all_handled();
         Self {
             tracer: Tracer::new(config.stream.0.into()),
             marks: Marks { complete: config.start, durable: config.start },
@@ -168,11 +175,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             reading: Reading::default(),
             closing: false,
             bind_refused: None,
-            unsettled: true,
-            over: false,
+            connecting: true,
+            failure_handled: false,
             reads_only: false,
-            shared,
-            seen,
+            flush_failures,
+            handled_failures,
         }
     }
 
@@ -195,14 +202,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     ///
     /// # Errors
     /// When a target has refused to bind the stream.
-    pub fn is_ready(&self) -> Result<bool, BindRefused> {
+    pub fn is_ready(&self) -> Result<bool, TargetRefusal> {
         match self.bind_refused {
             Some(refused) => Err(refused),
-            None => Ok(self.connections.iter().all(Connection::carries)),
+            None => Ok(self.connections.iter().all(Connection::sends_requests)),
         }
     }
 
-    /// Admits a group, whole or not at all, and takes the payloads out of `writes`.
+    /// Admits a group. If it is admitted, takes the payloads out of `writes`.
     ///
     /// # Errors
     /// See [`Engine::admit`].
@@ -218,12 +225,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Turns requests that may be sent now into commands in the outboxes, and drives connections
     /// that are being set up.
     pub fn pump(&mut self, now: u64) {
-        if self.unsettled {
+        if self.connecting {
             self.continue_set_up(now);
         }
         let Self { connections, engine, config, reading, closing, tracer, .. } = self;
         for (server, connection) in connections.iter_mut().enumerate() {
-            if !connection.carries() {
+            if !connection.sends_requests() {
                 continue;
             }
             if connection.queue.in_flight() == 0 {
@@ -256,13 +263,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 debug_assert!(sent.is_ok(), "the queue has space for its depth");
             }
             if reading.unsent > 0 {
-                reading.send(server as u16, connection);
+                reading.send_parts(server as u16, connection);
             }
             // An idle stream sends the released mark in a command of its own (T1). So a crash of an
             // idle initiator leaves a log that needs no recovery.
             if let Some(released) = idle_mark(&**engine, config.engine)
-                && released > connection.reported.0
-                && (*closing || now.saturating_sub(connection.reported.1) >= IDLE_MARK_NS)
+                && released > connection.last_mark.seq
+                && (*closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS)
                 && connection.send_mark(released, now)
             {
                 probe::hit(Rare::IdleMark);
@@ -293,7 +300,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         for (connection, server) in self.connections.iter().zip(0..) {
             if connection.state == State::Dead {
-                self.reading.give_up(server);
+                self.reading.give_up_server(server);
             }
         }
     }
@@ -303,13 +310,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.begin();
     }
 
-    /// Whether a read command is in flight: then no stream can replay on its server (P9).
+    /// Whether a read command has no answer yet. Until then no stream can replay on its server (P9).
     #[must_use]
-    pub fn owes_reads(&self) -> bool {
-        self.connections.iter().any(|connection| connection.reads_out > 0)
+    pub fn has_unanswered_reads(&self) -> bool {
+        self.connections.iter().any(|connection| connection.reads_in_flight > 0)
     }
 
-    /// Whether an own write to these blocks is not complete: a read must wait for it (P9).
+    /// Whether a read of these blocks must wait, because a write of this stream to them is not complete
+    /// (P9).
     #[must_use]
     pub fn read_must_wait(&self, lba: u64, blocks: u32) -> bool {
         self.engine.writes_pending(lba, blocks) && !probe::planted(Plant::P9OwnReads)
@@ -324,8 +332,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// The result of the last read.
     ///
     /// # Errors
-    /// The first part that failed: its offset in bytes from the start of the read, and the status.
-    pub fn read_result(&self) -> Result<(), (usize, Status)> {
+    /// The first part that failed.
+    pub fn read_result(&self) -> Result<(), ReadPartFailure> {
         self.reading.failed.map_or(Ok(()), Err)
     }
 
@@ -342,7 +350,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self { connections, engine, config, reading, shared, seen, tracer, .. } = self;
+        let Self {
+            connections,
+            engine,
+            config,
+            reading,
+            flush_failures,
+            handled_failures,
+            tracer,
+            ..
+        } = self;
         let connection = &mut connections[usize::from(server)];
         let mut set_up = None;
         let mut events = 0u32;
@@ -358,7 +375,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                             connection.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
                         }
                         Tag::Read { number, part } => {
-                            if let Some(index) = reading.part(number, part, server) {
+                            if let Some(index) = reading.find_part(number, part, server) {
                                 sink(reading.parts[index].offset + at, bytes);
                             }
                         }
@@ -371,50 +388,51 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                         Tag::Request(id) => {
                             tracer.answered(id);
                             if status.is_ok() {
-                                // The drive may have dropped this stream's data when another stream's
-                                // FLUSH failed: then this one covers nothing (T22).
+                                // When another stream's FLUSH failed, the drive may have dropped data
+                                // of this stream. Then this successful FLUSH covers nothing (T22).
                                 if engine.request(id).kind == Kind::Flush {
-                                    shared.new_failures(seen, |member| {
+                                    flush_failures.for_each_new(handled_failures, |member| {
                                         engine.flush_failed_elsewhere(member)
                                     });
                                 }
                                 engine.done(id, Ok(()));
                                 return;
                             }
-                            // The target handles failed ordered FLUSHes: it knows whether the drive
-                            // failed, and reports that to every stream there (T22). Without that,
-                            // the other streams must learn of it, also if this one is lost.
+                            // With an engine that binds its streams, the target reports a failed
+                            // FLUSH to every stream there (T22). With other engines, this session
+                            // must report it to the other streams, also if its own connection ends.
                             let request = engine.request(id);
                             if !config.engine.capabilities().needs_binding
                                 && request.kind == Kind::Flush
                                 && is_drive_failure(status)
                             {
-                                shared.fail(request.member);
+                                flush_failures.record(request.member);
                             }
                             if config.loss_ns > 0
-                                && (breaks(status) || matches!(set_up, Some(SetUpEvent::Broken(_))))
+                                && (ends_connection(status)
+                                    || matches!(set_up, Some(SetUpEvent::Broken(_))))
                             {
-                                // The engine gets no result of the request, nor of the requests
-                                // that the target refuses because of it: it will replay them.
+                                // The engine gets no result of this request and of those that the
+                                // target refuses after it, so that it replays them all.
                                 set_up.get_or_insert(SetUpEvent::Broken(status));
                             } else {
                                 engine.done(id, Err(Cause::Status(status.code())));
                             }
                         }
                         Tag::Read { number, part } => {
-                            connection.reads_out -= 1;
-                            if connection.reads_out == 0 {
+                            connection.reads_in_flight -= 1;
+                            if connection.reads_in_flight == 0 {
                                 connection.participant.end_read();
                             }
-                            if let Some(index) = reading.part(number, part, server) {
-                                reading.end(index, status);
+                            if let Some(index) = reading.find_part(number, part, server) {
+                                reading.end_part(index, status);
                             }
                         }
-                        Tag::Bind => set_up = Some(SetUpEvent::Bound(cqe)),
-                        Tag::List => set_up = Some(SetUpEvent::Listed(cqe)),
+                        Tag::Bind => set_up = Some(SetUpEvent::BindAnswered(cqe)),
+                        Tag::List => set_up = Some(SetUpEvent::ListAnswered(cqe)),
                         Tag::Mark => {
-                            connection.marks_out -= 1;
-                            if breaks(status) && config.loss_ns > 0 {
+                            connection.marks_in_flight -= 1;
+                            if ends_connection(status) && config.loss_ns > 0 {
                                 set_up.get_or_insert(SetUpEvent::Broken(status));
                             } else if !status.is_ok() {
                                 connection.mark_refused = Some(status);
@@ -438,13 +456,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// The failure that poisoned the stream (P6).
     pub fn poll(&mut self) -> Result<Marks, Failure> {
-        let Self { shared, seen, engine, .. } = self;
-        shared.new_failures(seen, |member| engine.flush_failed_elsewhere(member));
+        let Self { flush_failures, handled_failures, engine, .. } = self;
+        flush_failures
+            .for_each_new(handled_failures, |member| engine.flush_failed_elsewhere(member));
         self.marks = self.engine.poll();
         match self.engine.failure() {
             None => Ok(self.marks),
             Some(failure) => {
-                self.failed();
+                self.on_failure();
                 Err(failure)
             }
         }
@@ -463,7 +482,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.connections
             .iter()
             .position(|connection| {
-                connection.waits()
+                connection.awaits_answer()
                     && now.saturating_sub(connection.progress) >= self.config.timeout_ns
             })
             .map(|server| server as u16)
@@ -476,12 +495,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.closing = true;
         for connection in &mut self.connections {
             if connection.mark_refused.take().is_some() {
-                connection.reported.0 = self.config.start;
+                connection.last_mark.seq = self.config.start;
             }
         }
     }
 
-    /// The close is given up: the marks are sent when the stream is idle, as before.
+    /// Gives the close up. Marks are again sent only when the stream is idle.
     pub fn give_up_marks(&mut self) {
         self.closing = false;
     }
@@ -490,23 +509,23 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     ///
     /// # Errors
     /// A target could not record its mark.
-    pub fn marks_confirmed(&self) -> Result<bool, BindRefused> {
+    pub fn marks_confirmed(&self) -> Result<bool, TargetRefusal> {
         for (connection, server) in self.connections.iter().zip(0..) {
             if let Some(status) = connection.mark_refused {
-                return Err(BindRefused { server, status });
+                return Err(TargetRefusal { server, status });
             }
         }
         let released = self.engine.released();
         let logged = self.config.engine.capabilities().keeps_log
             && !probe::planted(Plant::T1CloseWithoutMark);
         let reported = |connection: &Connection<P>| {
-            connection.marks_out == 0 && connection.reported.0 >= released
+            connection.marks_in_flight == 0 && connection.last_mark.seq >= released
         };
         Ok(!logged
             || self
                 .connections
                 .iter()
-                .all(|connection| connection.carries() && reported(connection)))
+                .all(|connection| connection.sends_requests() && reported(connection)))
     }
 
     /// The length of the PDU at the start of `buf`, in bytes.
@@ -524,20 +543,20 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[must_use]
     pub fn in_flight(&self, server: u16) -> usize {
         let connection = &self.connections[usize::from(server)];
-        if connection.connected() { connection.queue.in_flight() } else { 0 }
+        if connection.has_connection() { connection.queue.in_flight() } else { 0 }
     }
 
     /// Whether a server has no connection: then no bytes are received from it or sent to it.
     #[must_use]
     pub fn is_lost(&self, server: u16) -> bool {
-        !self.connections[usize::from(server)].connected()
+        !self.connections[usize::from(server)].has_connection()
     }
 
-    /// Whether some connection is neither up nor given up, as of the last check.
+    /// Whether some connection is down, is being set up, or replays, as of the last check.
     #[inline]
     #[must_use]
-    pub(super) const fn is_unsettled(&self) -> bool {
-        self.unsettled
+    pub(super) const fn is_connecting(&self) -> bool {
+        self.connecting
     }
 
     /// Requests that all groups up to `seq` become durable.
@@ -564,7 +583,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// The mark that an idle stream must send, if all its groups are released.
+/// The mark that a stream must send because it is idle and all its groups are released.
 fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;

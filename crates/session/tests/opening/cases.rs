@@ -109,14 +109,14 @@ fn in_a_pause_nothing_is_sent_and_nothing_has_changed() {
     for phase in [Phase::Claimed, Phase::Decided] {
         driver.go_to(&mut world, phase);
         assert!(phase.is_pause());
-        assert_eq!((driver.opening.next(0), driver.opening.next(1)), (None, None));
+        assert_eq!((driver.opening.next_command(0), driver.opening.next_command(1)), (None, None));
         for (now, then) in world.targets.iter().zip(&before.targets) {
             assert_eq!((&now.drives, &now.partitions), (&then.drives, &then.partitions));
         }
-        driver.opening.go_on().unwrap();
+        driver.opening.end_pause().unwrap();
         assert_ne!(driver.opening.phase(), phase);
         let now = driver.opening.phase();
-        driver.opening.go_on().unwrap();
+        driver.opening.end_pause().unwrap();
         assert_eq!(driver.opening.phase(), now, "only a pause is ended by that");
     }
     assert_eq!(driver.opening.outcome().streams[0].plan.undone_blocks(), 3);
@@ -262,7 +262,7 @@ fn t17_a_target_without_the_extension_takes_no_part() {
     for logged in [false, true] {
         let mut world = played(World::new(2, 1, |_| false), &[(0, 2, 0, 5, 1, true)]);
         let mut config = world.config();
-        config.servers[1].speaks = false;
+        config.servers[1].has_extension = false;
         config.servers[1].logged = logged;
         let mut driver = Driver::with(config, 1, Mode::Open(world.intent())).unwrap();
         driver.go(&mut world).unwrap();
@@ -291,7 +291,7 @@ fn a_volume_without_logs_is_taken_and_that_is_all() {
     assert_eq!(marks, [Seq(0), Seq(0)]);
     assert!(!outcome.needed);
     // No target has the extension: none is asked, and the generation is the label's next.
-    config.servers.iter_mut().for_each(|server| server.speaks = false);
+    config.servers.iter_mut().for_each(|server| server.has_extension = false);
     let mut driver = Driver::with(config, 1, Mode::Open(intent)).unwrap();
     assert_eq!((driver.opening.phase(), driver.opening.generation()), (Phase::Claimed, 3));
     driver.go(&mut world).unwrap();

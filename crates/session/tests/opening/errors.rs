@@ -71,9 +71,13 @@ fn a_refusal_in_any_step_ends_it_and_it_can_be_run_again() {
             _ => assert!(matches!(error, OpeningError::Refused { .. }), "{error:?}"),
         }
         assert_eq!(error.stream().is_some(), opcode == wire::ADMIN_LIST);
-        assert_eq!((driver.opening.next(0), driver.opening.next(1)), (None, None), "it is over");
-        driver.opening.go_on().unwrap();
-        assert_eq!(driver.opening.next(0), None);
+        assert_eq!(
+            (driver.opening.next_command(0), driver.opening.next_command(1)),
+            (None, None),
+            "it is over"
+        );
+        driver.opening.end_pause().unwrap();
+        assert_eq!(driver.opening.next_command(0), None);
         driver.lose(&mut world);
         if matches!(opcode, wire::ADMIN_STATUS | wire::ADMIN_CLAIM | wire::ADMIN_LIST) {
             assert_eq!(parts(&world), before, "nothing was changed");
@@ -98,11 +102,11 @@ fn after_an_error_nothing_more_is_sent() {
     world.play(&history, &mut Random(1));
     let mut driver = driver(&world, 1);
     driver.go_to(&mut world, Phase::Undo);
-    let (ticket, _) = driver.opening.next(0).unwrap();
-    let (other, _) = driver.opening.next(0).unwrap();
-    driver.opening.done(ticket, Err(Status::WRITE_FAULT)).unwrap_err();
-    assert_eq!(driver.opening.next(0), None);
-    driver.opening.done(other, Ok(&[])).unwrap();
+    let (ticket, _) = driver.opening.next_command(0).unwrap();
+    let (other, _) = driver.opening.next_command(0).unwrap();
+    driver.opening.on_answer(ticket, Err(Status::WRITE_FAULT)).unwrap_err();
+    assert_eq!(driver.opening.next_command(0), None);
+    driver.opening.on_answer(other, Ok(&[])).unwrap();
     assert_eq!(driver.opening.phase(), Phase::Undo);
     assert_eq!(driver.opening.outcome().counts.undos, 0);
 }

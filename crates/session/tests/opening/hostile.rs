@@ -37,10 +37,10 @@ fn answered(pages: &[Page]) -> Result<Phase, OpeningError> {
     let mut driver = Driver::new(&world, 1, Mode::Open(world.intent()));
     driver.go_to(&mut world, Phase::List);
     for page in pages {
-        let (ticket, call) = driver.opening.next(0).expect("one page after the other");
+        let (ticket, call) = driver.opening.next_command(0).expect("one page after the other");
         assert!(matches!(call, Call::Admin { .. }));
-        assert_eq!(driver.opening.next(0), None);
-        driver.opening.done(ticket, Ok(&page.encode(64 * (page.entries.len() + 1))))?;
+        assert_eq!(driver.opening.next_command(0), None);
+        driver.opening.on_answer(ticket, Ok(&page.encode(64 * (page.entries.len() + 1))))?;
     }
     Ok(driver.opening.phase())
 }
@@ -136,16 +136,16 @@ fn t18_answers_that_cannot_be_read_are_refused() {
     let open = |world: &World| Driver::new(world, 1, Mode::Open(world.intent())).opening;
     for answer in [vec![], vec![0; 4096], vec![0; riopipe_session::wire::STATUS_LEN]] {
         let mut opening = open(&world);
-        let (ticket, _) = opening.next(0).unwrap();
-        let error = opening.done(ticket, Ok(&answer)).unwrap_err();
+        let (ticket, _) = opening.next_command(0).unwrap();
+        let error = opening.on_answer(ticket, Ok(&answer)).unwrap_err();
         assert!(matches!(error, OpeningError::Nonsense { server: 0, stream: None, .. }));
-        assert_eq!(opening.next(0), None);
+        assert_eq!(opening.next_command(0), None);
     }
     for answer in [vec![], vec![0xff; 64], vec![0; 63]] {
         let mut driver = Driver::new(&world, 1, Mode::Open(world.intent()));
         driver.go_to(&mut world, Phase::List);
-        let (ticket, _) = driver.opening.next(0).unwrap();
-        let error = driver.opening.done(ticket, Ok(&answer)).unwrap_err();
+        let (ticket, _) = driver.opening.next_command(0).unwrap();
+        let error = driver.opening.on_answer(ticket, Ok(&answer)).unwrap_err();
         assert!(matches!(error, OpeningError::Nonsense { server: 0, stream: Some(_), .. }));
         world.initiators_die();
         world.targets[0].owner = None;

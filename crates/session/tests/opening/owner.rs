@@ -183,7 +183,7 @@ fn t9_a_blank_in_place_list_on_one_server_only_is_cleared() {
     let mode = || Mode::Acknowledge { generation: GENERATION, streams: streams(&[0]) };
     let mut driver = Driver::new(&world, 1, mode());
     driver.go_to(&mut world, Phase::Settle);
-    let (_, call) = driver.opening.next(1).unwrap();
+    let (_, call) = driver.opening.next_command(1).unwrap();
     world.handle(1, 1, &call).unwrap();
     assert_eq!(kept(&world, 0), [true, false]);
     world.initiators_die();
@@ -200,7 +200,7 @@ fn t9_an_interrupted_settlement_keeps_the_list_everywhere_in_the_end() {
     world.play(&[live], &mut Random(1));
     let mut driver = Driver::new(&world, 1, Mode::Open(world.intent()));
     driver.go_to(&mut world, Phase::Settle);
-    let (_, call) = driver.opening.next(0).unwrap();
+    let (_, call) = driver.opening.next_command(0).unwrap();
     world.handle(1, 0, &call).unwrap();
     driver.lose(&mut world);
     world.initiators_die();
@@ -250,7 +250,7 @@ fn t23_the_answer_to_an_abandoned_attempt_is_never_accepted() {
     let mut first = Driver::with_attempt(config.clone(), 1, reopen(), 1).unwrap();
     first.go_to(&mut world, Phase::List);
     let mut first = first.opening;
-    let (late, call) = first.next(1).unwrap();
+    let (late, call) = first.next_command(1).unwrap();
     let reported = world.handle(1, 1, &call).unwrap();
     drop(first);
     // The stream has run since, and group 4 is durable there and confirmed.
@@ -261,14 +261,14 @@ fn t23_the_answer_to_an_abandoned_attempt_is_never_accepted() {
 
     let mut driver = Driver::with_attempt(config, 1, reopen(), 2).unwrap();
     driver.go_to(&mut world, Phase::List);
-    let (ticket, call) = driver.opening.next(1).unwrap();
+    let (ticket, call) = driver.opening.next_command(1).unwrap();
     assert_eq!((ticket.number, sqe_of(&call).opcode()), (late.number, wire::ADMIN_LIST));
-    driver.opening.done(late, Ok(&reported)).unwrap();
+    driver.opening.on_answer(late, Ok(&reported)).unwrap();
     assert_eq!(driver.opening.in_flight(1), 1, "its own answer is still waited for");
     let own = world.handle(1, 1, &call).unwrap();
-    driver.opening.done(ticket, Ok(&own)).unwrap();
+    driver.opening.on_answer(ticket, Ok(&own)).unwrap();
     // An answer that comes when no command is in flight is not accepted either.
-    driver.opening.done(late, Err(wire::status::LOG_LOST)).unwrap();
+    driver.opening.on_answer(late, Err(wire::status::LOG_LOST)).unwrap();
     driver.go(&mut world).unwrap();
     let plan = &driver.opening.outcome().streams[0].plan;
     assert_eq!((plan.k, plan.undone_blocks()), (Seq(3), 0));

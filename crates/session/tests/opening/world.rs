@@ -389,7 +389,7 @@ impl World {
     pub(crate) fn config(&self) -> OpeningConfig {
         let server = |(at, target): (usize, &Target)| OpeningServer {
             present: true,
-            speaks: true,
+            has_extension: true,
             logged: true,
             has_log: true,
             transfer_bytes_max: self.transfer,
@@ -493,7 +493,7 @@ impl Driver {
 
     fn send(&mut self) {
         for server in 0..64 {
-            while let Some((ticket, call)) = self.opening.next(server) {
+            while let Some((ticket, call)) = self.opening.next_command(server) {
                 self.sent.push((server, ticket, call));
             }
             let out = self.sent.iter().filter(|(at, ..)| *at == server).count();
@@ -510,7 +510,7 @@ impl Driver {
             if self.opening.phase() == Phase::Over {
                 return Ok(false);
             }
-            self.opening.go_on()?;
+            self.opening.end_pause()?;
             return Ok(true);
         }
         let at = self.random.below(self.sent.len());
@@ -519,7 +519,7 @@ impl Driver {
         self.calls += 1;
         self.log.push((server, call));
         if !cut {
-            self.opening.done(ticket, answer.as_ref().map(Vec::as_slice).map_err(|s| *s))?;
+            self.opening.on_answer(ticket, answer.as_ref().map(Vec::as_slice).map_err(|s| *s))?;
         }
         Ok(true)
     }

@@ -177,7 +177,7 @@ pub(crate) fn opening(targets: usize) -> VolumeOpeningConfig {
         name: Some("logs".into()),
         places: places(targets),
         targets,
-        purpose: Purpose::Take,
+        purpose: Purpose::Claim,
         engine: None,
         take_over: false,
         accept_lost_log: false,
@@ -323,7 +323,7 @@ impl Cluster {
             while let Some(step) = opening.save_step() {
                 let fails = matches!(step, SaveStep::Blocks(_)) && !good;
                 saved.push(step);
-                opening.saved(!fails, self.now, &mut associations);
+                opening.save_step_done(!fails, self.now, &mut associations);
                 moved = true;
             }
             if let Some(result) = opening.take_result() {

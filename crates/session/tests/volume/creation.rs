@@ -59,7 +59,7 @@ fn drives_that_cannot_be_distinguished_or_are_too_small_are_refused() {
     let place = |target, nsid| MemberPlace { target, nsid };
     let with = |places| VolumeCreationConfig { places, ..creating(2) };
     let twice = cluster.create(with(vec![place(0, 1), place(0, 1)])).unwrap_err();
-    assert_eq!(twice, VolumeCreateError::Twice { member: 1 });
+    assert_eq!(twice, VolumeCreateError::DuplicateMember { member: 1 });
     let same = cluster.create(with(vec![place(0, 1), place(1, 1)])).unwrap_err();
     assert_eq!(same, VolumeCreateError::SameNguid { member: 1 });
     let none = cluster.create(with(vec![place(0, 1), place(1, 7)])).unwrap_err();
@@ -182,7 +182,7 @@ fn slots_that_make_no_volume_cost_the_old_one_nothing() {
     crash_with_a_gap(&mut cluster);
     let most = STREAM_SLOTS_MAX;
     let shared = (LOG_SLOTS_MAX / 1024) as u32;
-    let few = VolumeCreateError::TooFewSlots { target: 0, have: 3, need: 4 };
+    let few = VolumeCreateError::TooFewSlots { target: 0, slots: 3, needed: 4 };
     let many = |slots, most| VolumeCreateError::TooManySlots { target: 0, slots, most };
     for (streams, slots, expected) in [
         (2, 3, few),

@@ -309,7 +309,7 @@ fn t19_a_lost_log_is_given_up_once_the_target_has_a_new_one() {
     assert_eq!(error, VolumeOpenError::Members(due.into()));
     assert!(error.to_string().contains("start it with a new log and then open"), "{error}");
     // Giving up alone is not enough, and no target is claimed for it.
-    for purpose in [Purpose::DryRun, Purpose::Take] {
+    for purpose in [Purpose::DryRun, Purpose::Claim] {
         let run = cluster.open(VolumeOpeningConfig { purpose, ..accepting() });
         assert!(!phases(&run.events).contains(&Phase::Claim));
         let error = run.error();

@@ -83,7 +83,7 @@ impl Owner {
             let (now, managers) = (self.cluster.now, &mut self.managers);
             recovery.advance(now, |server, work| work(&mut managers[server]))?;
             if recovery.is_over() {
-                self.managers.iter_mut().for_each(StreamsRecovery::leave);
+                self.managers.iter_mut().for_each(StreamsRecovery::close_drives_queue);
                 self.carry();
                 return Ok(recovery.finish().0);
             }
@@ -238,7 +238,7 @@ fn t25_a_target_that_has_released_the_volume_is_not_claimed_again() {
     let mut release = VolumeRelease::new(VOLUME, vec![true, true]);
     owner.cluster.down[1] = true;
     cut(&mut owner);
-    let first_has_released = |release: &VolumeRelease| release.owed() == Some(1);
+    let first_has_released = |release: &VolumeRelease| release.first_unanswered() == Some(1);
     assert_eq!(release_until(&mut owner, &mut release, first_has_released), Ok(false));
     cut(&mut owner);
     let absence = owner.managers[0].absence().expect("its association is lost");

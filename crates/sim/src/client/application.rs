@@ -111,7 +111,7 @@ impl Stream {
         if self.opened_before {
             let (stream, last) = (self.id, self.start);
             probe::hit(Rare::Reopened);
-            process.ownership_checker.restarted(StreamId(stream), last);
+            process.ownership_checker.on_recovered(StreamId(stream), last);
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, process.drives);
         }
@@ -453,7 +453,8 @@ impl Stream {
             return None;
         }
         let now = core.now;
-        self.driver()
-            .and_then(|driver: &mut StreamDriver<Payload>| driver.take_care(worked, flush_ns, now))
+        self.driver().and_then(|driver: &mut StreamDriver<Payload>| {
+            driver.finish_background_rounds(worked, flush_ns, now)
+        })
     }
 }

@@ -76,7 +76,7 @@ impl Client {
             name: Some(core.name.into()),
             places: volume.members.iter().map(place).collect(),
             targets: self.servers.len(),
-            purpose: if dry_run { Purpose::DryRun } else { Purpose::Take },
+            purpose: if dry_run { Purpose::DryRun } else { Purpose::Claim },
             engine: None,
             take_over: self.take_over,
             accept_lost_log: self.accept_lost,
@@ -113,7 +113,7 @@ impl Client {
             self.handle_events(core);
             let Some(opening) = &mut self.opening else { return };
             if opening.save_step().is_some() {
-                opening.saved(true, core.now, &mut Targets(&mut self.servers));
+                opening.save_step_done(true, core.now, &mut Targets(&mut self.servers));
                 continue;
             }
             match opening.take_result() {
@@ -300,8 +300,8 @@ fn settle_streams(
 ) {
     for found in &outcome.streams {
         let (stream, last): (StreamId, _) = (found.plan.stream, found.plan.k);
-        state.recovered(stream, last, to_acknowledge(topology, found));
-        ownership_checker.restarted(stream, last);
+        state.on_stream_recovered(stream, last, to_acknowledge(topology, found));
+        ownership_checker.on_recovered(stream, last);
     }
 }
 

@@ -62,7 +62,10 @@ impl Client {
             }
             let (over, due) = (machine.is_over(), machine.deadline(core.now));
             if advanced.is_err() || over {
-                servers.iter_mut().filter_map(Server::manager).for_each(StreamsRecovery::leave);
+                servers
+                    .iter_mut()
+                    .filter_map(Server::manager)
+                    .for_each(StreamsRecovery::close_drives_queue);
             }
             servers.iter_mut().for_each(|server| server.carry(end, core));
             if let Err(error) = advanced {
@@ -111,14 +114,18 @@ impl Client {
                     core.oracle.reopened((volume.era, asked_at), recovered, drives);
                     let (id, last) = (found.plan.stream, found.plan.k);
                     self.recovered.insert(id.0, (last, found.plan.tag));
-                    volume.ownership_checker.restarted(id, last);
-                    volume.state.recovered(id, last, to_acknowledge(&volume.topology, found));
+                    volume.ownership_checker.on_recovered(id, last);
+                    volume.state.on_stream_recovered(
+                        id,
+                        last,
+                        to_acknowledge(&volume.topology, found),
+                    );
                 }
                 self.streams[usize::from(stream)] = None;
                 self.background.remove(StreamId(stream));
             }
             RecoveryGoal::Acknowledge(streams) => {
-                streams.into_iter().for_each(|stream| volume.state.acknowledged(stream));
+                streams.into_iter().for_each(|stream| volume.state.on_updates_acknowledged(stream));
             }
         }
         self.run(drives, core);
@@ -142,7 +149,7 @@ impl Client {
                 work(manager);
             }
         });
-        for server in release.take_given() {
+        for server in release.take_released() {
             core.oracle.released(*index, server);
         }
         servers.iter_mut().for_each(|server| server.carry(end, core));

@@ -42,7 +42,7 @@ impl Stream {
         let (marks, released) = (driver.delivered(), driver.released());
         self.watchers.publish(marks);
         core.oracle.marks(era, id, marks.complete, marks.durable, drives);
-        ownership_checker.released(StreamId(id), released);
+        ownership_checker.on_released(StreamId(id), released);
         self.check_memory(core);
         match polled {
             Ok(_) => {

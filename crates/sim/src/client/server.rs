@@ -341,7 +341,7 @@ impl Server {
     pub(super) fn leave(&mut self, end: ClientEnd, core: &mut Core) {
         match &mut self.attachment {
             Attachment::None => {}
-            Attachment::Single(association) => association.hang_up(),
+            Attachment::Single(association) => association.close(),
             Attachment::Managed(manager) => manager.stop(core.now),
         }
         self.carry(end, core);
@@ -359,7 +359,7 @@ impl Server {
 
     /// The answer to a command that was sent with `send_command`.
     pub(super) fn answer(&mut self) -> Option<Status> {
-        self.association()?.answer().map(|answer| answer.cqe.status())
+        self.association()?.next_answer().map(|answer| answer.cqe.status())
     }
 }
 

@@ -259,7 +259,7 @@ impl Stream {
     /// to a read that was given up, and no thread receives that answer.
     pub(super) fn is_to_be_replaced(&self) -> bool {
         let owes = match &self.body {
-            Body::Open(driver) => !self.is_in_call() && driver.owes_reads(),
+            Body::Open(driver) => !self.is_in_call() && driver.has_unanswered_reads(),
             Body::Starting(_) => false,
             Body::Over => true,
         };
@@ -388,7 +388,7 @@ impl Stream {
                         return None;
                     }
                 }
-                StartStep::Rest(_) => {
+                StartStep::Pause(_) => {
                     self.drop_connections(core);
                     self.falls_asleep(core.now);
                     return None;
@@ -508,7 +508,7 @@ impl Stream {
             if !worked {
                 driver.timeout(core.now);
             }
-            driver.settle(core.now);
+            driver.check_connections(core.now);
             while let Some(event) = self.driver().and_then(StreamDriver::next_event) {
                 self.handle_event(event, core);
             }
@@ -535,7 +535,7 @@ impl Stream {
     fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
         let id = self.id;
         match event {
-            StreamEvent::Over { server } => self.close_connection(server, core),
+            StreamEvent::ConnectionEnded { server } => self.close_connection(server, core),
             StreamEvent::Connect(request) => {
                 let request = self.on_another_queue(request);
                 self.requests.push(request);

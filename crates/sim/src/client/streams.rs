@@ -109,7 +109,7 @@ impl Client {
             let Some(Some(stream)) = self.streams.get_mut(usize::from(id.0)) else { continue };
             let awaited = !stream.watchers.is_empty();
             if stream.is_in_call() {
-                self.background.in_call(id, awaited, core.now);
+                self.background.on_owner_in_call(id, awaited, core.now);
                 stream.wakes_background |= awaited;
                 continue;
             }
@@ -120,7 +120,7 @@ impl Client {
             if self.background.check(id, turn, awaited, attention, core.now) == Finding::Drive {
                 let next =
                     stream.run_background(flush_ns, &mut volume.ownership_checker, drives, core);
-                self.background.driven(id, next);
+                self.background.on_driven(id, next);
             }
         }
     }

@@ -27,7 +27,7 @@ impl Client {
         // With an engine without a log, only the durable groups are known to be there (P2).
         let last = stream.durable();
         if let Some(volume) = &mut self.volume {
-            volume.state.recovered(StreamId(id), last, None);
+            volume.state.on_stream_recovered(StreamId(id), last, None);
         }
         if stream.has_begun() || stream.opened_before {
             self.opened_before.insert(id);

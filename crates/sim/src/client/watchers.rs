@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Marks;
-use riopipe_session::initiator::stream_driver::{Entry, Mark, Standing, Waitlist};
+use riopipe_session::initiator::stream_driver::{Entry, Mark, MarksSnapshot, Waitlist};
 
 use super::stream::Stream;
 use super::{Client, State};
@@ -48,17 +48,17 @@ impl Watchers {
     }
 
     /// Adds a waiter. Returns whether it is the first one; `None` if it need not wait.
-    fn add(&mut self, mark: Mark, seq: Seq, standing: Standing) -> Option<bool> {
+    fn add(&mut self, mark: Mark, seq: Seq, snapshot: MarksSnapshot) -> Option<bool> {
         self.begun += 1;
         let id = self.begun;
         // A stream that is opened or reopened gets new watchers. So their list has only one
         // incarnation.
-        match self.list.enter(mark, seq, self.list.incarnation(), id, || standing) {
-            Entry::Waits { first, .. } => {
+        match self.list.enter(mark, seq, self.list.incarnation(), id, || snapshot) {
+            Entry::Waits { is_first, .. } => {
                 self.asleep.insert(id, (mark, seq));
-                Some(first)
+                Some(is_first)
             }
-            Entry::Reached | Entry::Over | Entry::Lost => None,
+            Entry::Reached | Entry::Ended | Entry::Lost => None,
         }
     }
 
@@ -120,9 +120,9 @@ impl Client {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
         let Some((mark, seq)) = stream.watcher_begins(core) else { return };
         let (complete, durable, _) = core.oracle.progress(stream.era, id);
-        let standing = Standing { marks: Marks { complete, durable }, over: false };
+        let snapshot = MarksSnapshot { marks: Marks { complete, durable }, ended: false };
         let wanted = stream.watchers.wanted(seq);
-        let Some(first) = stream.watchers.add(mark, seq, standing) else { return };
+        let Some(first) = stream.watchers.add(mark, seq, snapshot) else { return };
         let raised = stream.watchers.wanted(seq) > wanted;
         core.trace(|| format!("stream {id}: a thread waits for {mark:?} up to group {seq}"));
         if raised {

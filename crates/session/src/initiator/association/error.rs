@@ -33,7 +33,7 @@ pub enum AssociationError {
     /// The target dropped the association.
     #[error("{0}")]
     Dropped(Loss),
-    /// An answer was owed for this time, ns.
+    /// No answer has arrived for this time, ns.
     #[error(
         "no answer within {:?}: the target stalls, or is no NVMe/TCP target",
         Duration::from_nanos(*.0)
@@ -44,12 +44,12 @@ pub enum AssociationError {
     WhichSubsystem(Vec<String>),
     /// The initiator ended the association.
     #[error("the connection was closed by this side")]
-    HungUp,
+    ClosedHere,
 }
 
 impl AssociationError {
-    /// Whether the refusal passes by itself: the target has not seen the end of the queue's last
-    /// connection yet.
+    /// Whether a later attempt may succeed, because the target has not seen the end of the queue's
+    /// last connection yet.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Session(error) if error.is_passing())
@@ -78,10 +78,12 @@ impl fmt::Display for List<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
     /// The queue has no free command: the target owes an answer to each one.
-    #[error("the target stalls: it owes {owed} answers, and gets no command before it sends them")]
+    #[error(
+        "the target stalls: it owes {unanswered} answers, and gets no command before it sends them"
+    )]
     Full {
         /// The number of commands without an answer.
-        owed: usize,
+        unanswered: usize,
     },
     /// The queue is not connected: the association is being set up or has ended, or the queue to
     /// the drives is not open.

@@ -5,10 +5,9 @@
 //! (Discovering →) Attaching → Attached → Lost
 //! ```
 //!
-//! An [`Association`] is one attempt: once lost it stays lost, and the next attempt is a new one,
-//! so no answer of an earlier attempt is ever taken for its own (T23). It decides which connections
-//! it needs, which commands it sends on them and in which order, when it sends Keep Alive, and when
-//! an answer has been missing for too long. The program around it has the sockets and the clock,
+//! An [`Association`] is one attempt. Once it is lost, it stays lost, and a new attempt needs a new
+//! `Association`. So an answer that belongs to an earlier attempt is never used (T23). An association decides which connections it needs, which commands it sends on them and in which order, when it
+//! sends Keep Alive, and when an answer has been missing for too long. The program around it has the sockets and the clock,
 //! and does this, in order:
 //!
 //! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
@@ -23,8 +22,8 @@
 //!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
 //!    reports.
 //!
-//! The caller sends questions with [`ask`](Association::ask) under a name of its choice, and
-//! [`answer`](Association::answer) returns that name. All times are nanoseconds of one monotonic
+//! The caller sends commands with [`ask`](Association::ask). These are its *questions*. The caller
+//! gives each question a number, and [`next_answer`](Association::next_answer) returns that number. All times are nanoseconds of one monotonic
 //! clock.
 
 mod commands;
@@ -113,23 +112,24 @@ pub enum DrivesState<'a> {
 pub struct Answer {
     /// The queue on which it was asked.
     pub queue: ControlQueue,
-    /// The caller's name for the question.
-    pub name: u64,
-    /// Its completion, whatever its status.
+    /// The number that the caller has given to the question.
+    pub question: u64,
+    /// The completion, with any status.
     pub cqe: Cqe,
     /// The data of a read, as long as requested; else empty.
     pub page: Vec<u8>,
 }
 
+/// The step of setting up the association, or its end. The numbers are deadlines, ns.
 #[derive(Debug)]
 enum State<P> {
     /// Discovery needs its connection.
     Undiscovered,
-    /// Discovery is running; its deadline, ns.
+    /// Discovery is running.
     Discovering(Box<Discover<P>>, u64),
     /// The admin queue needs its connection.
     Unattached,
-    /// The bring-up is running; its deadline, ns.
+    /// The bring-up is running.
     Attaching(Box<Attach<P>>, u64),
     Attached(Box<Commands<P>>, KeepAlive),
     Lost(AssociationError),
@@ -145,14 +145,19 @@ pub struct Association<P> {
     state: State<P>,
     /// The outbox of each [`ControlQueue`].
     outboxes: [Outbox<P>; 3],
+    /// The subsystem, once it is known.
     subnqn: Option<String>,
+    /// Whether the association ends when discovery has ended.
     only_discovers: bool,
+    /// The subsystems that discovery has listed.
     discovered: Option<Vec<Entry>>,
     controller: Option<Controller>,
+    /// The drives queue.
     drives: Drives<P>,
+    /// Answers that the caller has not taken.
     answers: VecDeque<Answer>,
     /// The number of commands sent so far, on all queues.
-    asked: u64,
+    commands_sent: u64,
     /// The limit for an answer on the admin queue, in multiples of
     /// [`AssociationConfig::answer_ns`].
     answer_factor: u64,
@@ -177,14 +182,14 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             controller: None,
             drives: Drives::Closed,
             answers: VecDeque::new(),
-            asked: 0,
+            commands_sent: 0,
             answer_factor: 1,
             config,
         }
     }
 
-    /// Only reads the discovery log, which [`discovered`](Self::discovered) returns. It attaches to
-    /// no controller.
+    /// An association that only reads the discovery log, which [`discovered`](Self::discovered)
+    /// returns. It attaches to no controller.
     #[must_use]
     pub fn discover(config: AssociationConfig) -> Self {
         let config = AssociationConfig { subnqn: None, ..config };
@@ -214,7 +219,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Whether the association stands.
+    /// Whether questions may be asked.
     #[must_use]
     pub const fn is_attached(&self) -> bool {
         matches!(self.state, State::Attached(..))
@@ -246,7 +251,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 
     /// The queue for which a connection must be made now.
-    fn wanted(&self) -> Option<ControlQueue> {
+    fn wanted_queue(&self) -> Option<ControlQueue> {
         match &self.state {
             State::Undiscovered => Some(ControlQueue::Discovery),
             State::Unattached => Some(ControlQueue::Admin),
@@ -257,13 +262,13 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// The queue that needs such a connection.
+    /// The queue for which `connection` must be made now.
     fn queue_of(&self, connection: ConnectionId) -> Option<ControlQueue> {
-        self.wanted().filter(|queue| connection == ConnectionId::Control(*queue))
+        self.wanted_queue().filter(|queue| connection == ConnectionId::Control(*queue))
     }
 
     /// The limit for an answer on the admin queue, ns.
-    const fn admin_ns(&self) -> u64 {
+    const fn admin_answer_ns(&self) -> u64 {
         self.config.answer_ns.saturating_mul(self.answer_factor)
     }
 
@@ -273,7 +278,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// `answer_ns` at most.
     pub fn open_drives(&mut self, now: u64) {
         if self.is_attached() && matches!(self.drives, Drives::Closed | Drives::Failed(_)) {
-            self.drives = Drives::wanted(now.saturating_add(self.config.answer_ns), self.asked);
+            self.drives =
+                Drives::wanted(now.saturating_add(self.config.answer_ns), self.commands_sent);
         }
     }
 
@@ -284,15 +290,15 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
-    /// Sends a command on a queue, under a name of the caller's choice. Many may be in flight at a
-    /// time.
+    /// Sends a command on a queue. `question` is a number of the caller's choice. Many commands may be
+    /// in flight at a time.
     ///
     /// # Errors
     /// [`AskError`]: no part of it was sent.
     pub fn ask(
         &mut self,
         queue: ControlQueue,
-        name: u64,
+        question: u64,
         sqe: Sqe,
         data: Data<'_, P>,
         now: u64,
@@ -302,21 +308,28 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             (ControlQueue::Drives, State::Attached(..), Drives::Ready(drives)) => drives,
             _ => return Err(AskError::NotReady),
         };
-        self.asked += 1;
-        commands.ask(self.asked, name, sqe, data, now, &mut self.outboxes[queue as usize])
+        self.commands_sent += 1;
+        commands.ask(
+            self.commands_sent,
+            question,
+            sqe,
+            data,
+            now,
+            &mut self.outboxes[queue as usize],
+        )
     }
 
     /// The next answer, in order of arrival.
-    pub fn answer(&mut self) -> Option<Answer> {
+    pub fn next_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()
     }
 
     /// The number of questions on a queue that have no answer yet.
     #[must_use]
-    pub fn owed(&self, queue: ControlQueue) -> usize {
+    pub fn unanswered(&self, queue: ControlQueue) -> usize {
         match (queue, &self.state, &self.drives) {
-            (ControlQueue::Admin, State::Attached(admin, _), _) => admin.owed(),
-            (ControlQueue::Drives, _, Drives::Ready(drives)) => drives.owed(),
+            (ControlQueue::Admin, State::Attached(admin, _), _) => admin.unanswered(),
+            (ControlQueue::Drives, _, Drives::Ready(drives)) => drives.unanswered(),
             _ => 0,
         }
     }
@@ -334,9 +347,9 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
 
     /// Ends the association: the contents of the outboxes may still be sent, then all its
     /// connections are closed, by which the target notices the end.
-    pub fn hang_up(&mut self) {
+    pub fn close(&mut self) {
         if !matches!(self.state, State::Lost(_)) {
-            self.lose(AssociationError::HungUp);
+            self.end_with_error(AssociationError::ClosedHere);
         }
     }
 }
@@ -345,40 +358,42 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
     type Piece = P;
 
     fn wants_connection(&self) -> Option<ConnectionId> {
-        self.wanted().map(ConnectionId::Control)
+        self.wanted_queue().map(ConnectionId::Control)
     }
 
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         let Some(queue) = self.queue_of(connection) else { return };
         let out = &mut self.outboxes[queue as usize];
         out.clear();
-        let by = now.saturating_add(self.config.answer_ns);
+        let deadline = now.saturating_add(self.config.answer_ns);
         match queue {
             ControlQueue::Discovery => {
-                let config = self.config.queue(DISCOVERY_NQN.into(), is_local);
+                let config = self.config.admin_queue_config(DISCOVERY_NQN.into(), is_local);
                 let mut discover = Box::new(Discover::new(QpConfig { kato_ms: 0, ..config }));
                 discover.start(out);
-                self.state = State::Discovering(discover, by);
+                self.state = State::Discovering(discover, deadline);
             }
             ControlQueue::Admin => {
-                let config = self.config.queue(self.subnqn().into(), is_local);
+                let config = self.config.admin_queue_config(self.subnqn().into(), is_local);
                 let mut attach = Box::new(Attach::new(config.clone(), self.config.io_queues));
                 attach.start(&mut self.outboxes[queue as usize]);
                 self.queues = Some(config);
-                self.state = State::Attaching(attach, by);
+                self.state = State::Attaching(attach, deadline);
             }
             ControlQueue::Drives => {
-                let Some(of) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else { return };
-                let pair = QueuePair::open(of);
-                self.drives.start(pair, by, &mut self.outboxes[queue as usize]);
+                let Some(queue_config) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else {
+                    return;
+                };
+                let pair = QueuePair::open(queue_config);
+                self.drives.start(pair, deadline, &mut self.outboxes[queue as usize]);
             }
         }
     }
 
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, _: u64) {
         match self.queue_of(connection) {
-            Some(ControlQueue::Drives) => self.drives_failed(failure.into()),
-            Some(_) => self.lose(failure.into()),
+            Some(ControlQueue::Drives) => self.fail_drives_queue(failure.into()),
+            Some(_) => self.end_with_error(failure.into()),
             None => {}
         }
     }
@@ -408,18 +423,18 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
 
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
         let taken = match queue {
-            ControlQueue::Discovery => self.on_discovery(bytes, now),
-            ControlQueue::Admin => self.on_admin(bytes, now),
-            ControlQueue::Drives => self.on_drives(bytes, now),
+            ControlQueue::Discovery => self.receive_discovery(bytes, now),
+            ControlQueue::Admin => self.receive_admin(bytes, now),
+            ControlQueue::Drives => self.receive_drives(bytes, now),
         };
         match (taken, queue) {
             (Ok(used), _) => used,
             (Err(error), ControlQueue::Drives) => {
-                self.drives_refused(error, now);
+                self.on_drives_queue_error(error, now);
                 bytes.len()
             }
             (Err(error), _) => {
-                self.lose(error);
+                self.end_with_error(error);
                 bytes.len()
             }
         }
@@ -430,82 +445,86 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             return;
         }
         self.outboxes[queue as usize].clear();
-        let plain = |end| match end {
+        let error_of = |end| match end {
             ConnectionEnd::Closed => AssociationError::Closed,
             ConnectionEnd::Broken(why) => AssociationError::Broken(why),
         };
         match (queue, &self.state) {
-            (ControlQueue::Drives, _) => self.drives_failed(plain(end)),
+            (ControlQueue::Drives, _) => self.fail_drives_queue(error_of(end)),
             (_, State::Attached(_, keep)) => {
-                let loss = keep.lost(now);
+                let loss = keep.loss_at(now);
                 let explained = end == ConnectionEnd::Closed || loss.ran_out();
-                self.lose(if explained { AssociationError::Dropped(loss) } else { plain(end) });
+                self.end_with_error(if explained {
+                    AssociationError::Dropped(loss)
+                } else {
+                    error_of(end)
+                });
             }
-            _ => self.lose(plain(end)),
+            _ => self.end_with_error(error_of(end)),
         }
     }
 
     fn timeout(&mut self, now: u64) {
         let answer_ns = self.config.answer_ns;
-        let admin_ns = self.admin_ns();
-        let after = match &mut self.state {
-            State::Discovering(discover, by) => {
+        let admin_answer_ns = self.admin_answer_ns();
+        let overdue_ns = match &mut self.state {
+            State::Discovering(discover, deadline) => {
                 discover.tick(now, &mut self.outboxes[ControlQueue::Discovery as usize]);
-                (now >= *by).then_some(answer_ns)
+                (now >= *deadline).then_some(answer_ns)
             }
-            State::Attaching(attach, by) => {
+            State::Attaching(attach, deadline) => {
                 attach.tick(now, &mut self.outboxes[ControlQueue::Admin as usize]);
-                (now >= *by).then_some(answer_ns)
+                (now >= *deadline).then_some(answer_ns)
             }
             State::Attached(admin, keep) => {
                 if keep.is_due(now) {
-                    keep.sent(now);
-                    self.asked += 1;
+                    keep.record_sent(now);
+                    self.commands_sent += 1;
                     let out = &mut self.outboxes[ControlQueue::Admin as usize];
-                    admin.keep_alive(self.asked, now, out);
+                    admin.keep_alive(self.commands_sent, now, out);
                 }
                 if probe::planted(Plant::P8KeepAliveUnanswered) {
                     admin.accept_keep_alives();
                 }
-                is_overdue(admin, admin_ns, now).then_some(admin_ns)
+                is_overdue(admin, admin_answer_ns, now).then_some(admin_answer_ns)
             }
             _ => None,
         };
-        if let Some(after) = after {
-            return self.lose(AssociationError::TimedOut(after));
+        if let Some(limit_ns) = overdue_ns {
+            return self.end_with_error(AssociationError::TimedOut(limit_ns));
         }
-        if self.drives.timeout(answer_ns, now) {
-            self.drives_failed(AssociationError::TimedOut(answer_ns));
+        if self.drives.check_time(answer_ns, now) {
+            self.fail_drives_queue(AssociationError::TimedOut(answer_ns));
         }
     }
 
     fn deadline(&self) -> Option<u64> {
-        let own = match &self.state {
-            State::Discovering(discover, by) => {
-                Some(discover.next_deadline().map_or(*by, |at| at.min(*by)))
+        let own_deadline = match &self.state {
+            State::Discovering(discover, deadline) => {
+                Some(discover.next_deadline().map_or(*deadline, |at| at.min(*deadline)))
             }
-            State::Attaching(attach, by) => {
-                Some(attach.next_deadline().map_or(*by, |at| at.min(*by)))
+            State::Attaching(attach, deadline) => {
+                Some(attach.next_deadline().map_or(*deadline, |at| at.min(*deadline)))
             }
             State::Attached(admin, keep) => {
-                let owed = admin.owed_since();
-                let owed = owed.map(|since| since.saturating_add(self.admin_ns()));
-                [keep.next(), owed].into_iter().flatten().min()
+                let stalled = admin.stalled_since();
+                let answer_due = stalled.map(|since| since.saturating_add(self.admin_answer_ns()));
+                [keep.next_due(), answer_due].into_iter().flatten().min()
             }
             _ => None,
         };
-        let drives = self.drives.deadline(self.config.answer_ns);
-        [own, drives].into_iter().flatten().min()
+        let drives_deadline = self.drives.deadline(self.config.answer_ns);
+        [own_deadline, drives_deadline].into_iter().flatten().min()
     }
 }
 
 fn is_overdue<P: AsRef<[u8]> + Clone>(commands: &Commands<P>, answer_ns: u64, now: u64) -> bool {
-    commands.owed_since().is_some_and(|since| now.saturating_sub(since) >= answer_ns)
+    commands.stalled_since().is_some_and(|since| now.saturating_sub(since) >= answer_ns)
 }
 
 impl AssociationConfig {
     /// An admin queue to a subsystem.
-    fn queue(&self, subnqn: String, is_local: bool) -> QpConfig {
+    fn admin_queue_config(&self, subnqn: String, is_local: bool) -> QpConfig {
         let config = QpConfig::admin(self.host_nqn.clone(), self.host_id, subnqn, self.crc);
         QpConfig {
             kato_ms: self.keep_alive_ms,

@@ -16,36 +16,37 @@ use crate::outbox::Outbox;
 
 /// The I/O queue of labels and recovery; streams have the others.
 pub const DRIVES_QUEUE: u16 = 1;
-/// The number of commands for which it has space: those of a recovery, and one more.
+/// The number of commands for which the drives queue has space: those of a recovery, and one more.
 pub const DRIVES_COMMANDS: usize = IO_COMMANDS_MAX + 1;
-/// The pause before a queue that the target refused is requested again, ns.
-const REST_NS: u64 = 2_000_000;
+/// The delay before the drives queue is requested again after the target has refused it, ns.
+const RETRY_DELAY_NS: u64 = 2_000_000;
 
-/// The queue to the drives.
+/// The state of the drives queue.
+///
+/// ```text
+/// Closed → Wanted → Starting → Ready
+///             ↑ Refused ↵  (until the time `until`)
+/// ```
 #[derive(Debug)]
 pub(super) enum Drives<P> {
+    /// It has not been requested, or it has been closed.
     Closed,
-    /// The target has refused it for now. It is requested again at `at`, ns, until the time `by`,
-    /// ns.
-    Resting {
-        qid: u16,
-        at: u64,
-        by: u64,
-    },
-    /// It needs its connection. `by` is as above.
-    Wanted {
-        qid: u16,
-        by: u64,
-    },
-    /// Handshake and Connect are in flight. `by` is as above.
+    /// The target has refused it for now. It is requested again at `retry_at`, ns, and given up at
+    /// `until`, ns.
+    Refused { qid: u16, retry_at: u64, until: u64 },
+    /// It needs its connection.
+    Wanted { qid: u16, until: u64 },
+    /// Handshake and Connect are in flight.
     Starting {
         commands: Box<Commands<P>>,
         qid: u16,
-        by: u64,
+        until: u64,
         /// The time at which the target must have answered both, ns.
         deadline: u64,
     },
+    /// Commands may be sent.
     Ready(Box<Commands<P>>),
+    /// It could not be opened, or it has ended.
     Failed(AssociationError),
 }
 
@@ -53,7 +54,7 @@ impl<P> Drives<P> {
     pub(super) const fn state(&self) -> DrivesState<'_> {
         match self {
             Self::Closed => DrivesState::Closed,
-            Self::Resting { .. } | Self::Wanted { .. } | Self::Starting { .. } => {
+            Self::Refused { .. } | Self::Wanted { .. } | Self::Starting { .. } => {
                 DrivesState::Opening
             }
             Self::Ready(_) => DrivesState::Ready,
@@ -67,12 +68,12 @@ impl<P> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
-    /// The queue is wanted from now on, and requested until the time `by`. `asked` differs from one
-    /// request to the next. Only a plant uses it.
-    pub(super) fn wanted(by: u64, asked: u64) -> Self {
+    /// The state from which the queue is requested, until the time `until`, ns. `commands_sent`
+    /// differs from one request to the next. Only a plant uses it.
+    pub(super) fn wanted(until: u64, commands_sent: u64) -> Self {
         let takes_another = probe::planted(Plant::T8UndoNoWait);
-        let qid = if takes_another { 26 + (asked % 6) as u16 } else { DRIVES_QUEUE };
-        Self::Wanted { qid, by }
+        let qid = if takes_another { 26 + (commands_sent % 6) as u16 } else { DRIVES_QUEUE };
+        Self::Wanted { qid, until }
     }
 
     pub(super) const fn qid(&self) -> u16 {
@@ -82,12 +83,12 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Its connection is made.
+    /// Begins the handshake on a new connection. The target must answer before `deadline`, ns.
     pub(super) fn start(&mut self, pair: QueuePair<P>, deadline: u64, out: &mut Outbox<P>) {
-        let Self::Wanted { qid, by } = *self else { return };
+        let Self::Wanted { qid, until } = *self else { return };
         let mut commands = Box::new(Commands::new(pair));
         commands.start(out);
-        *self = Self::Starting { commands, qid, by, deadline };
+        *self = Self::Starting { commands, qid, until, deadline };
     }
 
     pub(super) fn need(&self, buf: &[u8]) -> usize {
@@ -97,11 +98,11 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Time has passed. Returns whether an answer has been missing for too long.
-    pub(super) fn timeout(&mut self, answer_ns: u64, now: u64) -> bool {
+    /// Does what is due at `now`. Returns whether an answer has been missing for too long.
+    pub(super) fn check_time(&mut self, answer_ns: u64, now: u64) -> bool {
         match self {
-            Self::Resting { qid, at, by } if *at <= now => {
-                *self = Self::Wanted { qid: *qid, by: *by };
+            Self::Refused { qid, retry_at, until } if *retry_at <= now => {
+                *self = Self::Wanted { qid: *qid, until: *until };
                 false
             }
             Self::Starting { deadline, .. } => now >= *deadline,
@@ -113,10 +114,10 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
     /// When the queue must be checked again, ns: for another request, or for a missing answer.
     pub(super) fn deadline(&self, answer_ns: u64) -> Option<u64> {
         match self {
-            Self::Resting { at, .. } => Some(*at),
+            Self::Refused { retry_at, .. } => Some(*retry_at),
             Self::Starting { deadline, .. } => Some(*deadline),
             Self::Ready(commands) => {
-                commands.owed_since().map(|since| since.saturating_add(answer_ns))
+                commands.stalled_since().map(|since| since.saturating_add(answer_ns))
             }
             Self::Closed | Self::Wanted { .. } | Self::Failed(_) => None,
         }
@@ -126,7 +127,7 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
 impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// Takes in bytes of the discovery connection. The subsystem is known when the log has been
     /// read.
-    pub(super) fn on_discovery(
+    pub(super) fn receive_discovery(
         &mut self,
         bytes: &[u8],
         now: u64,
@@ -136,33 +137,37 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         let used = discover.receive(now, bytes, out)?;
         if let Some(entries) = discover.entries() {
             let entries = entries.to_vec();
-            let only = only_subsystem(&entries);
+            let subsystem = only_subsystem(&entries);
             self.discovered = Some(entries);
             if self.only_discovers {
-                return Err(AssociationError::HungUp);
+                return Err(AssociationError::ClosedHere);
             }
-            self.subnqn = Some(only?);
+            self.subnqn = Some(subsystem?);
             self.state = State::Unattached;
         }
         Ok(used)
     }
 
     /// Takes in bytes of the admin queue: for the bring-up, or answers to questions after it.
-    pub(super) fn on_admin(&mut self, bytes: &[u8], now: u64) -> Result<usize, AssociationError> {
+    pub(super) fn receive_admin(
+        &mut self,
+        bytes: &[u8],
+        now: u64,
+    ) -> Result<usize, AssociationError> {
         let Self { state, answers, .. } = self;
         let out = &mut self.outboxes[ControlQueue::Admin as usize];
         match state {
             State::Attaching(attach, _) => {
                 let used = attach.receive(now, bytes, out)?;
                 if attach.is_attached() {
-                    self.attached(now);
+                    self.on_brought_up(now);
                 }
                 Ok(used)
             }
             State::Attached(admin, _) => {
                 let queue = ControlQueue::Admin;
-                let used = admin.receive(bytes, now, out, |name, cqe, page| {
-                    answers.push_back(Answer { queue, name, cqe, page });
+                let used = admin.receive(bytes, now, out, |question, cqe, page| {
+                    answers.push_back(Answer { queue, question, cqe, page });
                 })?;
                 Ok(used)
             }
@@ -170,11 +175,12 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// The controller has been brought up: the association stands, and Keep Alive begins.
-    fn attached(&mut self, now: u64) {
-        // The state in between lasts no longer than this function.
-        let before = core::mem::replace(&mut self.state, State::Unattached);
-        if let State::Attaching(attach, _) = before
+    /// Turns the bring-up that has ended into an association that may send commands, and begins Keep
+    /// Alive.
+    fn on_brought_up(&mut self, now: u64) {
+        // `Unattached` is only a placeholder: it is replaced below.
+        let last_state = core::mem::replace(&mut self.state, State::Unattached);
+        if let State::Attaching(attach, _) = last_state
             && let Some((pair, controller)) = attach.finish()
         {
             self.controller = Some(controller);
@@ -185,7 +191,11 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 
     /// Takes in bytes of the queue to the drives.
-    pub(super) fn on_drives(&mut self, bytes: &[u8], now: u64) -> Result<usize, AssociationError> {
+    pub(super) fn receive_drives(
+        &mut self,
+        bytes: &[u8],
+        now: u64,
+    ) -> Result<usize, AssociationError> {
         let Self { drives, answers, .. } = self;
         let out = &mut self.outboxes[ControlQueue::Drives as usize];
         let commands = match drives {
@@ -193,33 +203,33 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             _ => return Ok(bytes.len()),
         };
         let queue = ControlQueue::Drives;
-        let used = commands.receive(bytes, now, out, |name, cqe, page| {
-            answers.push_back(Answer { queue, name, cqe, page });
+        let used = commands.receive(bytes, now, out, |question, cqe, page| {
+            answers.push_back(Answer { queue, question, cqe, page });
         })?;
         if commands.is_ready() && matches!(drives, Drives::Starting { .. }) {
-            let before = core::mem::replace(drives, Drives::Closed);
-            if let Drives::Starting { commands, .. } = before {
+            let last_state = core::mem::replace(drives, Drives::Closed);
+            if let Drives::Starting { commands, .. } = last_state {
                 *drives = Drives::Ready(commands);
             }
         }
         Ok(used)
     }
 
-    /// The queue to the drives has met an error. If the refusal passes by itself, the queue is
-    /// requested again later.
-    pub(super) fn drives_refused(&mut self, error: AssociationError, now: u64) {
+    /// Handles an error of the drives queue. If a later attempt may succeed, the queue is requested
+    /// again after a delay; else it has failed.
+    pub(super) fn on_drives_queue_error(&mut self, error: AssociationError, now: u64) {
         match self.drives {
-            Drives::Starting { qid, by, .. } if error.is_passing() && now < by => {
-                let at = now.saturating_add(REST_NS);
-                self.drives = Drives::Resting { qid, at, by };
+            Drives::Starting { qid, until, .. } if error.is_passing() && now < until => {
+                let retry_at = now.saturating_add(RETRY_DELAY_NS);
+                self.drives = Drives::Refused { qid, retry_at, until };
             }
-            _ => self.drives_failed(error),
+            _ => self.fail_drives_queue(error),
         }
     }
 
-    /// The queue to the drives has failed. The answers on it that were not taken are dropped.
-    pub(super) fn drives_failed(&mut self, error: AssociationError) {
-        // After an error of the protocol it holds the last PDU to the target.
+    /// Records that the drives queue has failed, and drops its answers that the caller has not taken.
+    pub(super) fn fail_drives_queue(&mut self, error: AssociationError) {
+        // After an error of the protocol the outbox holds the last PDU to the target.
         if !matches!(error, AssociationError::Session(_)) {
             self.outboxes[ControlQueue::Drives as usize].clear();
         }
@@ -227,8 +237,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
-    /// The association is lost.
-    pub(super) fn lose(&mut self, error: AssociationError) {
+    /// Records that the association is lost, and drops all answers that the caller has not taken.
+    pub(super) fn end_with_error(&mut self, error: AssociationError) {
         self.state = State::Lost(error);
         self.outboxes[ControlQueue::Drives as usize].clear();
         self.drives = Drives::Closed;
@@ -238,8 +248,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
 
 /// The NQN of the only subsystem with namespaces that a discovery log lists.
 fn only_subsystem(entries: &[Entry]) -> Result<String, AssociationError> {
-    let of_storage = entries.iter().filter(|entry| entry.subtype == SUBTYPE_NVM);
-    let mut found: Vec<String> = of_storage.map(|entry| entry.subnqn.clone()).collect();
+    let with_namespaces = entries.iter().filter(|entry| entry.subtype == SUBTYPE_NVM);
+    let mut found: Vec<String> = with_namespaces.map(|entry| entry.subnqn.clone()).collect();
     found.sort();
     found.dedup();
     match found.len() {

@@ -39,7 +39,7 @@ fn lost(association: &Association<Payload>) -> AssociationError {
 }
 
 fn names(association: &mut Association<Payload>) -> Vec<u64> {
-    core::iter::from_fn(|| association.answer()).map(|answer| answer.name).collect()
+    core::iter::from_fn(|| association.next_answer()).map(|answer| answer.question).collect()
 }
 
 #[test]
@@ -105,18 +105,18 @@ fn t23_a_late_answer_is_that_of_its_own_question() {
     ask(&mut association, Admin, 7, 0xc1);
     ask(&mut association, Admin, 7, 0xc2);
     carry(&mut association, &mut target, 0);
-    assert_eq!(association.owed(Admin), 2);
+    assert_eq!(association.unanswered(Admin), 2);
     target.mute = None;
     ask(&mut association, Admin, 8, 0xc3);
     carry(&mut association, &mut target, 0);
-    let answer = association.answer().expect("the third is answered");
-    assert_eq!((answer.name, answer.cqe.result()), (8, 0xc3));
+    let answer = association.next_answer().expect("the third is answered");
+    assert_eq!((answer.question, answer.cqe.result()), (8, 0xc3));
     // The completion carries the command's identifier, independent of the caller's name for it.
     let late = target.late();
     association.received(Admin, &late, 0);
-    let answer = association.answer().expect("the first is answered");
-    assert_eq!((answer.name, answer.cqe.result()), (7, 0xc1));
-    assert_eq!(association.owed(Admin), 1);
+    let answer = association.next_answer().expect("the first is answered");
+    assert_eq!((answer.question, answer.cqe.result()), (7, 0xc1));
+    assert_eq!(association.unanswered(Admin), 1);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn keep_alive_is_sent_and_its_answers_are_not_reported() {
     pass(&mut association, &mut target, &mut now, 1000 * MS);
     assert_eq!(target.kept_alive, 10, "each 100 ms");
     assert_eq!(names(&mut association), []);
-    assert_eq!(association.owed(Admin), 0);
+    assert_eq!(association.unanswered(Admin), 0);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn an_extended_answer_limit_leaves_space_for_questions() {
     }
     let full = (0..20)
         .find_map(|name| association.ask(Admin, name, Sqe::new(0xc1, 0), Data::None, now).err());
-    assert_eq!(full, Some(AskError::Full { owed: 31 }));
+    assert_eq!(full, Some(AskError::Full { unanswered: 31 }));
     // A machine whose power was cut never answers.
     pass(&mut association, &mut target, &mut now, over);
     assert_eq!(lost(&association), AssociationError::TimedOut(EXTENDED_FACTOR * 1000 * MS));
@@ -310,8 +310,8 @@ fn a_last_pdu_is_left_to_be_sent() {
     let mut association = with_drives(&mut target);
     ask(&mut association, Admin, 1, 0xc4);
     ask(&mut association, DrivesQueue, 1, 0x08);
-    association.hang_up();
-    assert_eq!(lost(&association), AssociationError::HungUp);
+    association.close();
+    assert_eq!(lost(&association), AssociationError::ClosedHere);
     for queue in ControlQueue::ALL {
         assert!(!association.is_open(queue));
     }
@@ -337,7 +337,7 @@ fn streams_get_queues_as_large_as_the_controller_takes() {
     assert_eq!((config.qid, config.sqsize, config.cntlid), (2, 9, 0x0203));
     let queue = association.io_queue(3, 5000).expect("it stands");
     assert_eq!(queue.config.sqsize, 101);
-    association.hang_up();
+    association.close();
     assert!(association.io_queue(2, 8).is_none(), "nor after its end");
     assert!(association.controller().is_some(), "its properties are still known");
 }
@@ -348,12 +348,12 @@ fn failures_of_commands_are_answers() {
     let mut association = with_drives(&mut target);
     association.ask(DrivesQueue, 4, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("space");
     carry(&mut association, &mut target, 0);
-    let answer = association.answer().expect("an answer");
-    assert_eq!((answer.name, answer.cqe.status()), (4, Status(0x281)));
+    let answer = association.next_answer().expect("an answer");
+    assert_eq!((answer.question, answer.cqe.status()), (4, Status(0x281)));
     target.label_status = 0;
     association.ask(DrivesQueue, 5, Sqe::read(1, 0, 2), Data::Read(8192), 0).expect("space");
     carry(&mut association, &mut target, 0);
-    let answer = association.answer().expect("an answer");
-    assert_eq!((answer.queue, answer.name, answer.page.len()), (DrivesQueue, 5, 8192));
+    let answer = association.next_answer().expect("an answer");
+    assert_eq!((answer.queue, answer.question, answer.page.len()), (DrivesQueue, 5, 8192));
     assert_eq!(answer.page[8], crate::label::LABEL_VERSION as u8);
 }

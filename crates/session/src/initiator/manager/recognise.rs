@@ -13,7 +13,8 @@ use crate::label::{LABEL_LEN, Label};
 use crate::wire::{self, retry, status};
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// The step that follows; `None` after the last.
+    /// Continues with `step`, and returns the step to be done next: the same one while the target has
+    /// not answered; `None` after the last one.
     pub(super) fn next_step(&mut self, step: Step, now: u64) -> Result<Option<Step>, Failure> {
         let controller = match self.association.state() {
             AssociationState::Attaching => return Ok(Some(step)),
@@ -21,8 +22,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             AssociationState::Attached => self.association.controller(),
         };
         match step {
-            // A rest ends with the time, not with an event.
-            Step::Rest(_) => Ok(Some(step)),
+            // Only the clock ends a pause.
+            Step::Pause(_) => Ok(Some(step)),
             Step::Attach => {
                 if let Some(controller) = controller {
                     self.config.known.check(controller)?;
@@ -35,23 +36,26 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
                 DrivesState::Failed(error) => Err(Failure::passing(error)),
                 DrivesState::Closed | DrivesState::Opening => Ok(Some(step)),
             },
-            Step::Label(index) => self.on_label(index, now),
-            Step::Claim => self.on_claim(),
+            Step::Label(index) => self.check_label_answer(index, now),
+            Step::Claim => self.check_claim_answer(),
         }
     }
 
-    /// Reads the label of the volume's drive number `index` here; after the last, claims the
-    /// volume.
+    /// Requests the label of drive number `index` of the volume on this target; after the last drive,
+    /// claims the volume.
     fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
-        let Some(nsid) = self.config.known.namespaces().nth(index) else { return self.claim(now) };
+        let Some(nsid) = self.config.known.namespaces().nth(index) else {
+            return self.send_claim(now);
+        };
         let read = Sqe::read(nsid, 0, 2);
         let data = Data::Read(2 * LABEL_LEN as u32);
         self.association.ask(ControlQueue::Drives, index as u64, read, data, now)?;
         Ok(Some(Step::Label(index)))
     }
 
-    fn on_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
-        let Some(answer) = self.association.answer() else {
+    /// Checks the label of drive number `index`, if it has arrived, and requests the next one.
+    fn check_label_answer(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
+        let Some(answer) = self.association.next_answer() else {
             return match self.association.drives() {
                 DrivesState::Failed(error) => Err(Failure::passing(error)),
                 _ => Ok(Some(Step::Label(index))),
@@ -70,15 +74,17 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.read_label(index + 1, now)
     }
 
-    fn claim(&mut self, now: u64) -> Result<Option<Step>, Failure> {
+    /// Claims the volume. A target without the extension needs no claim.
+    fn send_claim(&mut self, now: u64) -> Result<Option<Step>, Failure> {
         let Some(claim) = &self.config.claim else { return Ok(None) };
         let (command, data) = (wire::claim_command(), claim.encode());
         self.association.ask(ControlQueue::Admin, 0, command, Data::Bytes(&data), now)?;
         Ok(Some(Step::Claim))
     }
 
-    fn on_claim(&mut self) -> Result<Option<Step>, Failure> {
-        let Some(answer) = self.association.answer() else { return Ok(Some(Step::Claim)) };
+    /// Checks the answer to the claim, if it has arrived.
+    fn check_claim_answer(&mut self) -> Result<Option<Step>, Failure> {
+        let Some(answer) = self.association.next_answer() else { return Ok(Some(Step::Claim)) };
         let status = answer.cqe.status();
         if status.is_ok() {
             return Ok(None);

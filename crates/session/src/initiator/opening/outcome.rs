@@ -9,7 +9,7 @@ use riopipe_order::recovery::StreamPlan;
 pub struct StreamOutcome {
     /// The prefix, the undone blocks and the lists.
     pub plan: StreamPlan,
-    /// Whether its in-place list waits to be acknowledged: until then the stream can't start
+    /// Whether its list of in-place updates waits to be acknowledged. Until then the stream can't start
     /// (T9).
     pub pending: bool,
 }
@@ -19,7 +19,7 @@ pub struct StreamOutcome {
 pub struct Counts {
     /// The number of live entries read from all logs.
     pub entries: u64,
-    /// The number of slots that a crash has torn: their bytes are no whole entry.
+    /// The number of torn slots.
     pub torn: u64,
     /// The number of pages read.
     pub pages: u64,

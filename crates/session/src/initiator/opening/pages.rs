@@ -1,4 +1,4 @@
-//! Putting the pages of every partition together.
+//! The lists of all partitions, put together from their pages.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,22 +15,27 @@ const FIRST_PAGE_BYTES: usize = 32 << 10;
 
 /// The part of one partition that has been read.
 #[derive(Debug)]
-struct Partial {
+struct PartialList {
     list: StreamList,
+    /// The number of torn slots.
     torn: u32,
+    /// The number of live entries that the target has announced for the whole partition.
     live: u32,
 }
 
 /// The pages that have been read of all partitions.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    partials: BTreeMap<(StreamId, u16), Partial>,
+    partials: BTreeMap<(StreamId, u16), PartialList>,
 }
 
 impl Lists {
-    /// Takes a page of `stream` on `server` that was requested from `from` on. Returns where the
-    /// next page starts, if there is more.
-    pub(super) fn take(
+    /// Adds the page of `stream` on `server` that starts at `from`. Returns the start of the next page
+    /// if there is one.
+    ///
+    /// # Errors
+    /// The page is not one that a target sends by the protocol; the text describes why.
+    pub(super) fn add_page(
         &mut self,
         server: u16,
         stream: StreamId,
@@ -49,7 +54,7 @@ impl Lists {
             return Err("a page of the log's list that was not requested");
         }
         let Page { released, tag, settled, in_doubt, torn, live, .. } = page;
-        let partial = self.partials.entry((stream, server)).or_insert_with(|| Partial {
+        let partial = self.partials.entry((stream, server)).or_insert_with(|| PartialList {
             list: StreamList { server, released, tag, settled, in_doubt, entries: Vec::new() },
             torn,
             live,
@@ -62,16 +67,16 @@ impl Lists {
         }
         let read = list.entries.len() + page.entries.len();
         // A log has a largest length, but a hostile target could send pages without end (T18).
-        let all = live as usize;
-        if live > SLOTS_MAX || read > all || page.more != (read < all) {
+        let announced = live as usize;
+        if live > SLOTS_MAX || read > announced || page.more != (read < announced) {
             return Err("a list of the log whose length is not the stated one, or is not possible");
         }
         list.entries.extend(page.entries);
         Ok(page.more.then_some(page.next))
     }
 
-    /// The length of the next page to request, in bytes: that of the missing entries if their
-    /// number is known, else that of `expected` entries.
+    /// The length of the next page to request, in bytes: space for the missing entries if their number
+    /// is known, else for `expected` entries; `most` is the limit.
     pub(super) fn page_bytes(
         &self,
         server: u16,
@@ -87,13 +92,13 @@ impl Lists {
         (1 + entries.min(most)) * RECORD_BYTES
     }
 
-    /// The entries of a stream on every server of `servers`.
-    pub(super) fn of(&self, stream: StreamId, servers: &[u16]) -> Vec<StreamList> {
-        let of = |server: &u16| Some(self.partials.get(&(stream, *server))?.list.clone());
-        servers.iter().filter_map(of).collect()
+    /// The lists of a stream on `servers`.
+    pub(super) fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Vec<StreamList> {
+        let list_on = |server: &u16| Some(self.partials.get(&(stream, *server))?.list.clone());
+        servers.iter().filter_map(list_on).collect()
     }
 
-    /// Whether a partition has entries that no recovery has settled.
+    /// Whether a partition has entries or torn slots that no recovery has settled.
     pub(super) fn is_unsettled(&self, stream: StreamId, server: u16) -> bool {
         let partial = self.partials.get(&(stream, server));
         partial.is_some_and(|p| !p.list.settled && (!p.list.entries.is_empty() || p.torn > 0))
@@ -147,7 +152,7 @@ mod tests {
 
     #[test]
     fn t18_a_list_is_as_long_as_a_log_can_be_and_no_longer() {
-        let take = |live| Lists::default().take(0, StreamId(0), Position(0), first(live));
+        let take = |live| Lists::default().add_page(0, StreamId(0), Position(0), first(live));
         assert_eq!(take(SLOTS_MAX), Ok(Some(Position(1))));
         assert!(take(SLOTS_MAX + 1).is_err());
         assert!(take(1).is_err(), "there can't be more");

@@ -1,5 +1,10 @@
-//! The steps of an opening: the commands of each, the handling of the answers, the step that
-//! follows.
+//! The phases of an opening: the commands of each phase, the handling of their answers, and the
+//! choice of the next phase.
+//!
+//! ```text
+//! begin_phase: queues the commands → on_job_answer, for each answer → end_phase: checks the answers
+//!      ↑___________________________________________________________________|
+//! ```
 
 use alloc::vec::Vec;
 
@@ -18,14 +23,14 @@ use crate::claim::{ClaimError, Intent, Plan, is_behind, plan};
 use crate::wire::list::{Page, SETTLE_STREAMS_MAX, Settle, SettleStream};
 use crate::wire::{self, Claim, STATUS_LEN, VolumeStatus};
 
-/// A command to be sent.
+/// The purpose of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     /// Ask for the status of the volume.
     Ask,
     /// Claim the volume.
     Claim,
-    /// List the entries in this stream's log from here on.
+    /// List the entries in the partition of `stream`, from this position on.
     List { stream: StreamId, from: Position },
     /// Zero these blocks.
     Undo(DriveExtent),
@@ -36,93 +41,94 @@ pub(super) enum Job {
 }
 
 impl Opening {
-    /// Enters the first phase of this mode.
-    pub(super) fn begin(&mut self) -> Result<(), OpeningError> {
+    /// Begins the first phase of the mode.
+    pub(super) fn begin_first_phase(&mut self) -> Result<(), OpeningError> {
         match self.mode {
-            Mode::Open(_) | Mode::DryRun(_) | Mode::Reopen { .. } => self.enter(Phase::Ask),
-            Mode::Acknowledge { .. } => self.enter(Phase::List),
+            Mode::Open(_) | Mode::DryRun(_) | Mode::Reopen { .. } => self.begin_phase(Phase::Ask),
+            Mode::Acknowledge { .. } => self.begin_phase(Phase::List),
         }
     }
 
-    /// Continues with the next phase when nothing is left to do in this one.
-    pub(super) fn advance(&mut self) -> Result<(), OpeningError> {
+    /// Ends the present phase if all its commands are done, and begins the next one. A pause is ended
+    /// only by [`end_pause`](Self::end_pause).
+    pub(super) fn end_phase_if_done(&mut self) -> Result<(), OpeningError> {
         let busy = self.queues.iter().any(|queue| queue.in_flight > 0 || !queue.waiting.is_empty());
         if busy || self.phase.is_pause() || self.phase == Phase::Over {
             return Ok(());
         }
-        self.leave()
+        self.end_phase()
     }
 
     /// Begins a phase: queues its commands. A phase without commands ends at once.
-    fn enter(&mut self, phase: Phase) -> Result<(), OpeningError> {
+    fn begin_phase(&mut self, phase: Phase) -> Result<(), OpeningError> {
         self.phase = phase;
-        self.done = 0;
+        self.commands_done = 0;
         match phase {
             Phase::Ask | Phase::AskAgain => {
                 self.statuses.clear();
-                for server in self.speaking() {
-                    self.add(server, Job::Ask);
+                for server in self.servers_with_extension() {
+                    self.queue_job(server, Job::Ask);
                 }
             }
             Phase::Claim => {
-                if let Some(first) = self.speaking().first() {
-                    self.add(*first, Job::Claim);
+                if let Some(first) = self.servers_with_extension().first() {
+                    self.queue_job(*first, Job::Claim);
                 }
             }
             Phase::List => {
                 for stream in self.streams() {
-                    for server in self.listed() {
-                        self.add(server, Job::List { stream, from: Position(0) });
+                    for server in self.servers_to_list() {
+                        self.queue_job(server, Job::List { stream, from: Position(0) });
                     }
                 }
             }
             Phase::Undo => {
-                for extent in self.undo() {
-                    if let Some((server, _)) = self.place(extent.member) {
-                        self.add(server, Job::Undo(extent));
+                for extent in self.extents_to_undo() {
+                    if let Some((server, _)) = self.find_member(extent.member) {
+                        self.queue_job(server, Job::Undo(extent));
                     }
                 }
             }
             Phase::Flush => {
-                for (server, member) in self.to_flush() {
-                    self.add(server, Job::Flush(member));
+                for (server, member) in self.drives_to_flush() {
+                    self.queue_job(server, Job::Flush(member));
                 }
             }
             Phase::Settle => {
-                let batches = self.settle.len().div_ceil(SETTLE_STREAMS_MAX);
-                let mut servers = self.logged();
+                let batches = self.streams_to_settle.len().div_ceil(SETTLE_STREAMS_MAX);
+                let mut servers = self.logged_servers();
                 if probe::planted(Plant::T9RestartEarly) {
                     servers.truncate(1);
                 }
                 for server in servers {
                     for batch in 0..batches {
-                        self.add(server, Job::Settle { batch });
+                        self.queue_job(server, Job::Settle { batch });
                     }
                 }
             }
             Phase::Claimed | Phase::Decided | Phase::Over => {}
         }
-        self.total = match phase {
-            Phase::Claim => self.speaking().len(),
+        self.commands_total = match phase {
+            Phase::Claim => self.servers_with_extension().len(),
             _ => self.queues.iter().map(|queue| queue.waiting.len()).sum(),
         };
-        self.advance()
+        self.end_phase_if_done()
     }
 
     /// Queues a command for a target.
-    fn add(&mut self, server: usize, job: Job) {
+    fn queue_job(&mut self, server: usize, job: Job) {
         self.queues[server].waiting.push_back(Pending { job, attempts: 0 });
     }
 
-    /// Ends a phase: checks the answers that it has brought, and begins the next phase.
-    pub(super) fn leave(&mut self) -> Result<(), OpeningError> {
+    /// Ends the present phase: checks the answers of its commands, and begins the next phase.
+    pub(super) fn end_phase(&mut self) -> Result<(), OpeningError> {
         let next = match self.phase {
             Phase::Ask if matches!(self.mode, Mode::Reopen { .. }) => {
-                self.check_owner()?;
+                self.check_ownership()?;
                 Phase::List
             }
             Phase::Ask => {
-                let Plan { generation, .. } = self.plan()?;
+                let Plan { generation, .. } = self.plan_claim()?;
                 if matches!(self.mode, Mode::DryRun(_)) {
                     Phase::List
                 } else {
@@ -136,7 +142,7 @@ impl Opening {
                 if let Some((server, status)) = other {
                     return Err(taken_over(*server, status));
                 }
-                self.plan()?;
+                self.plan_claim()?;
                 Phase::Claimed
             }
             Phase::Claimed => Phase::List,
@@ -157,29 +163,30 @@ impl Opening {
                     Mode::Open(_) | Mode::Reopen { .. } => Phase::Decided,
                 }
             }
-            Phase::Decided if self.settle.is_empty() => Phase::Over,
+            Phase::Decided if self.streams_to_settle.is_empty() => Phase::Over,
             Phase::Decided if probe::planted(Plant::T9SettleEarly) => Phase::Settle,
             Phase::Decided => Phase::Undo,
             Phase::Undo => Phase::Flush,
             Phase::Flush if probe::planted(Plant::T9SettleEarly) => Phase::Over,
             Phase::Flush => Phase::Settle,
-            Phase::Settle if probe::planted(Plant::T9SettleEarly) && !self.acknowledges() => {
+            Phase::Settle if probe::planted(Plant::T9SettleEarly) && !self.is_acknowledgement() => {
                 Phase::Undo
             }
             Phase::Settle | Phase::Over => Phase::Over,
         };
-        self.enter(next)
+        self.begin_phase(next)
     }
 
-    /// The volume is still this owner's. A later owner that is unreachable at the moment does not
-    /// prevent reading the lists, and their content is not this owner's any more (T8).
-    fn check_owner(&mut self) -> Result<(), OpeningError> {
+    /// Checks that no target knows a later owner. Without this check, a target would let a fenced
+    /// owner read the lists while the later owner is unreachable, and the lists no longer show the
+    /// fenced owner's state (T8).
+    fn check_ownership(&mut self) -> Result<(), OpeningError> {
         let later = |(_, status): &&(usize, VolumeStatus)| status.generation > self.generation;
         if let Some((server, status)) = self.statuses.iter().find(later) {
             return Err(taken_over(*server, status));
         }
-        // The statuses report all streams, also running ones, and must not decide over a stream
-        // that is recovered.
+        // The statuses concern all streams, also those that run now. So they must not affect the
+        // decision over the streams that are recovered.
         self.statuses.clear();
         Ok(())
     }
@@ -195,13 +202,13 @@ impl Opening {
         accepts && is_about_logs && !self.logs_invalid
     }
 
-    /// Each log must have durably recorded that it is given up before anything relies on it: the
-    /// volume is claimed once more, and all is read again (T26).
+    /// Claims the volume once more with a higher generation, and reads all lists again. By this claim
+    /// each log durably records that it is given up, before recovery uses its content (T26).
     fn claim_again(&mut self) -> Result<(), OpeningError> {
         self.generation = self.generation.checked_add(1).ok_or(ClaimError::Generations)?;
         self.lists = Lists::default();
         self.outcome = Outcome::default();
-        self.enter(Phase::Claim)
+        self.begin_phase(Phase::Claim)
     }
 
     /// Whether the content of a target's log is given up with the claim.
@@ -215,11 +222,11 @@ impl Opening {
         };
         accepts
             && self.config.servers[server].logged
-            && (self.logs_invalid || self.status(server).is_some_and(is_invalid))
+            && (self.logs_invalid || self.status_of(server).is_some_and(is_invalid))
     }
 
-    /// Whether this only drops lists that the caller has acknowledged (T9).
-    fn acknowledges(&self) -> bool {
+    /// Whether the mode only drops lists that the caller has acknowledged (T9).
+    fn is_acknowledgement(&self) -> bool {
         matches!(self.mode, Mode::Acknowledge { .. })
     }
 
@@ -231,25 +238,25 @@ impl Opening {
         }
     }
 
-    /// The targets that take part.
-    fn speaking(&self) -> Vec<usize> {
+    /// The reachable targets that have the extension.
+    fn servers_with_extension(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
-        servers.filter(|(_, s)| s.present && s.speaks).map(|(i, _)| i).collect()
+        servers.filter(|(_, s)| s.present && s.has_extension).map(|(i, _)| i).collect()
     }
 
-    /// The targets with a log of the volume.
-    fn logged(&self) -> Vec<usize> {
+    /// The targets on which the labels name a log.
+    fn logged_servers(&self) -> Vec<usize> {
         let servers = self.config.servers.iter().enumerate();
-        servers.filter(|(_, s)| s.present && s.speaks && s.logged).map(|(i, _)| i).collect()
+        servers.filter(|(_, s)| s.present && s.has_extension && s.logged).map(|(i, _)| i).collect()
     }
 
     /// The targets whose logs are read: all that have one (T20).
-    fn listed(&self) -> Vec<usize> {
-        let mut servers = self.logged();
+    fn servers_to_list(&self) -> Vec<usize> {
+        let mut servers = self.logged_servers();
         if matches!(self.mode, Mode::DryRun(_)) {
-            // A lost log that is given up stays blank until the volume is claimed.
+            // A lost log that is given up is made anew only by the claim, so a dry run can't list it.
             servers.retain(|server| {
-                self.status(*server)
+                self.status_of(*server)
                     .is_some_and(|status| status.known && !status.unlogged && !status.log_lost)
             });
         }
@@ -260,7 +267,7 @@ impl Opening {
     }
 
     /// The status of the volume that a target has reported.
-    fn status(&self, server: usize) -> Option<&VolumeStatus> {
+    fn status_of(&self, server: usize) -> Option<&VolumeStatus> {
         self.statuses.iter().find(|(at, _)| *at == server).map(|(_, status)| status)
     }
 
@@ -274,12 +281,13 @@ impl Opening {
         }
     }
 
-    /// Checks by the statuses whether the volume may be claimed, and finds the new generation.
-    fn plan(&self) -> Result<Plan, ClaimError> {
+    /// Checks by the statuses whether the volume may be claimed, and chooses the new generation.
+    fn plan_claim(&self) -> Result<Plan, ClaimError> {
         let Some(intent) = self.intent() else {
+            // The mode claims nothing.
             return Ok(Plan::default());
         };
-        // A dry run fences no owner, and writes of an active owner can't be judged.
+        // A dry run fences no owner. While an owner is active, its writes change the result.
         let is_dry = matches!(self.mode, Mode::DryRun(_));
         let is_active = |status: &VolumeStatus| status.owned && status.lease_left_ms == 0;
         let take_over =
@@ -287,7 +295,7 @@ impl Opening {
         // To give up a log is to make a new one in its place. A target without a log region has no
         // place for it. So the volume is refused before any target is claimed.
         let lacks = |server: &usize| !self.config.servers[*server].has_log;
-        if let Some(target) = self.logged().into_iter().find(lacks) {
+        if let Some(target) = self.logged_servers().into_iter().find(lacks) {
             probe::hit(Rare::LogRefused);
             return Err(ClaimError::NoLog { target });
         }
@@ -296,31 +304,32 @@ impl Opening {
     }
 
     /// The target of a member, and the member there.
-    fn place(&self, member: Member) -> Option<(usize, &OpeningMember)> {
+    fn find_member(&self, member: Member) -> Option<(usize, &OpeningMember)> {
         self.config.servers.iter().enumerate().find_map(|(i, server)| {
             Some((i, server.members.iter().find(|m| m.place.member == member)?))
         })
     }
 
+    /// The namespace of a member on its target.
     fn nsid(&self, member: Member) -> u32 {
-        self.place(member).map_or(0, |(_, m)| m.place.nsid)
+        self.find_member(member).map_or(0, |(_, m)| m.place.nsid)
     }
 
     /// The command for a job.
-    pub(super) fn call(&self, server: usize, job: &Job) -> Call {
+    pub(super) fn command_for(&self, server: usize, job: &Job) -> Call {
         let volume = self.config.volume;
         let admin = |sqe: Sqe, send: Vec<u8>, receive| Call::Admin { sqe, send, receive };
         match *job {
             Job::Ask => admin(wire::status_command(volume), Vec::new(), STATUS_LEN),
-            Job::Claim => admin(wire::claim_command(), self.claim(server).encode(), 0),
+            Job::Claim => admin(wire::claim_command(), self.claim_on(server).encode(), 0),
             Job::List { stream, from } => {
-                let expected = self.status(server).map(|s| s.live_entries.min(s.slots) as usize);
+                let expected = self.status_of(server).map(|s| s.live_entries.min(s.slots) as usize);
                 let most = self.config.servers[server].transfer_bytes_max;
                 let len = self.lists.page_bytes(server as u16, stream, expected, most);
                 admin(wire::list_command(volume, stream, from, len), Vec::new(), len)
             }
             Job::Settle { batch } => {
-                let batches = self.settle.chunks(SETTLE_STREAMS_MAX);
+                let batches = self.streams_to_settle.chunks(SETTLE_STREAMS_MAX);
                 let streams = batches.skip(batch).take(1).flatten().copied().collect();
                 let settle = Settle { volume, generation: self.generation, streams };
                 admin(wire::settle_command(), settle.encode(), 0)
@@ -339,7 +348,7 @@ impl Opening {
     }
 
     /// The claim of the volume on a target.
-    fn claim(&self, at: usize) -> Claim {
+    fn claim_on(&self, at: usize) -> Claim {
         let server = &self.config.servers[at];
         let intent = self.intent();
         let given_up =
@@ -347,10 +356,10 @@ impl Opening {
         Claim {
             volume: self.config.volume,
             generation: self.generation,
-            // A log that was given up is begun anew.
+            // A log that is given up is made anew.
             create: given_up
                 && server.logged
-                && self.status(at).is_some_and(|s| !s.known || s.unlogged),
+                && self.status_of(at).is_some_and(|s| !s.known || s.unlogged),
             give_up: self.gives_up(at),
             take_over: intent.is_some_and(|i| i.take_over),
             unlogged: !server.logged,
@@ -362,8 +371,8 @@ impl Opening {
         }
     }
 
-    /// Takes in the answer to a job.
-    pub(super) fn take(
+    /// Handles the answer to the command of a job.
+    pub(super) fn on_job_answer(
         &mut self,
         server: usize,
         job: Job,
@@ -402,24 +411,27 @@ impl Opening {
                     }
                     return Err(refused("claiming the volume", None)(status));
                 }
-                // One after the other, in the members' order, which is the same for every
-                // initiator: of two that claim the volume, one gets all of it.
-                if let Some(next) = self.speaking().into_iter().find(|at| *at > server) {
-                    self.add(next, Job::Claim);
+                // The targets are claimed one after the other, in the members' order, which is the
+                // same for every initiator. So if two initiators claim the volume at the same time,
+                // one of them gets all targets.
+                if let Some(next) =
+                    self.servers_with_extension().into_iter().find(|at| *at > server)
+                {
+                    self.queue_job(next, Job::Claim);
                 }
             }
             Job::List { stream, from } => {
                 let answer = answer.map_err(refused("reading a stream's log", Some(stream)));
                 let data = match answer {
                     Err(error) if self.may_give_up(&error) => {
-                        // `decide` handles it, once no command is in flight any more.
-                        self.unreadable = Some(error);
-                        self.done += 1;
+                        // `decide` handles the error, once no command is in flight any more.
+                        self.log_error = Some(error);
+                        self.commands_done += 1;
                         return Ok(());
                     }
                     answer => answer?,
                 };
-                if !self.take_page(server, stream, from, data)? {
+                if !self.add_page(server, stream, from, data)? {
                     return Ok(());
                 }
             }
@@ -443,12 +455,13 @@ impl Opening {
                 self.outcome.counts.settles += 1;
             }
         }
-        self.done += 1;
+        self.commands_done += 1;
         Ok(())
     }
 
-    /// Takes a page of a partition. Returns whether it was the last.
-    fn take_page(
+    /// Adds a page to the list of a partition. Requests the next page if there is one. Returns whether
+    /// this was the last.
+    fn add_page(
         &mut self,
         server: usize,
         stream: StreamId,
@@ -460,7 +473,7 @@ impl Opening {
             .filter(|page| page.volume == self.config.volume)
             .ok_or(nonsense("a page of the log's list is not valid"))?;
         self.outcome.counts.pages += 1;
-        match self.lists.take(server as u16, stream, from, page).map_err(nonsense)? {
+        match self.lists.add_page(server as u16, stream, from, page).map_err(nonsense)? {
             Some(from) => {
                 let job = Job::List { stream, from };
                 self.queues[server].waiting.push_front(Pending { job, attempts: 0 });
@@ -470,22 +483,26 @@ impl Opening {
         }
     }
 
-    /// Whether an entry's blocks lie in its drive's data area. Deciding reports a member that is on
-    /// another target or missing.
+    /// Whether an entry's blocks lie in its drive's data area. A member that does not exist counts as
+    /// inside: [`plan_stream`](Self::plan_stream) reports it.
     fn is_inside(&self, a: &Attribute) -> bool {
         let inside = |m: &OpeningMember| {
             a.lba >= m.start && a.lba + u64::from(a.blocks) <= m.start + m.blocks
         };
-        a.kind == Kind::Flush || self.place(a.member).is_none_or(|(_, m)| inside(m))
+        a.kind == Kind::Flush || self.find_member(a.member).is_none_or(|(_, m)| inside(m))
     }
 
-    /// The lists of a stream, of which none has an entry outside of the data area: labels lie
-    /// there, and undo must never reach them (T19).
+    /// The lists of a stream from all targets.
+    ///
+    /// # Errors
+    /// An entry's blocks lie outside of the data area. The labels lie there, and undo must never zero
+    /// them (T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
-        let mut lists = self.lists.of(stream, servers);
-        // A dry run gives no log up, and reports the result that giving it up would have.
+        let mut lists = self.lists.lists_of(stream, servers);
+        // A dry run gives no log up. To report the result of that, it treats such a log as in doubt.
         if matches!(self.mode, Mode::DryRun(_)) {
-            for server in self.logged().into_iter().filter(|server| self.gives_up(*server)) {
+            for server in self.logged_servers().into_iter().filter(|server| self.gives_up(*server))
+            {
                 let server = server as u16;
                 match lists.iter_mut().find(|list| list.server == server) {
                     Some(list) => list.in_doubt = true,
@@ -520,27 +537,27 @@ impl Opening {
         Ok(lists)
     }
 
-    /// Finds every stream's prefix, and the partitions that have to be settled.
+    /// Finds the recovered seq of every stream, and the partitions that have to be settled.
     fn decide(&mut self) -> Result<(), OpeningError> {
-        if let Some(error) = self.unreadable.take() {
+        if let Some(error) = self.log_error.take() {
             return Err(error);
         }
-        let listed = self.listed();
+        let listed = self.servers_to_list();
         let servers: Vec<u16> = listed.iter().map(|server| *server as u16).collect();
         let (entries, torn) = self.lists.counts();
         (self.outcome.counts.entries, self.outcome.counts.torn) = (entries, torn);
-        // If a target is unrecovered, and its lists show nothing to settle, it is cleared as a
-        // whole.
+        // A target may report that it is unrecovered although its lists show nothing to settle. Then
+        // all its partitions are settled.
         let clears_all = listed.iter().any(|server| {
-            self.status(*server).is_some_and(|status| status.unrecovered)
+            self.status_of(*server).is_some_and(|status| status.unrecovered)
                 && !self.streams().iter().any(|s| self.lists.is_unsettled(*s, *server as u16))
         });
         let mut streams = Vec::new();
         let mut settle = Vec::new();
         for stream in self.streams() {
             let lists = self.lists_of(stream, &servers)?;
-            let plan = self.decide_one(stream, &lists)?;
-            let acknowledges = self.acknowledges();
+            let plan = self.plan_stream(stream, &lists)?;
+            let acknowledges = self.is_acknowledgement();
             let settled_everywhere = usize::from(plan.settled) == servers.len();
             if acknowledges && plan.settled == 0 {
                 return Err(OpeningError::NotPending { stream });
@@ -551,8 +568,8 @@ impl Opening {
             let has_findings = !plan.in_place.is_empty() || !plan.in_doubt.is_empty();
             let pending = has_findings && !acknowledges;
             let unsettled = servers.iter().any(|server| self.lists.is_unsettled(stream, *server));
-            let kept = lists.iter().any(|list| list.settled && !list.entries.is_empty());
-            if clears_all || unsettled || kept && !(pending && settled_everywhere) {
+            let has_kept_list = lists.iter().any(|list| list.settled && !list.entries.is_empty());
+            if clears_all || unsettled || has_kept_list && !(pending && settled_everywhere) {
                 let keep = pending && !probe::planted(Plant::T9ForgetInPlace);
                 settle.push(SettleStream { stream, keep, k: plan.k, tag: plan.tag });
             }
@@ -560,23 +577,23 @@ impl Opening {
         }
         self.outcome.needed = !settle.is_empty();
         self.outcome.streams = streams;
-        self.settle = settle;
+        self.streams_to_settle = settle;
         Ok(())
     }
 
-    /// Finds the prefix of one stream, and the blocks to undo.
-    fn decide_one(
+    /// Finds the recovered seq of one stream, and the blocks to undo.
+    fn plan_stream(
         &self,
         stream: StreamId,
         lists: &[StreamList],
     ) -> Result<StreamPlan, OpeningError> {
-        let server_of = |member| self.place(member).map(|(server, _)| server as u16);
+        let server_of = |member| self.find_member(member).map(|(server, _)| server as u16);
         Ok(recovery::decide(stream, lists, server_of)?)
     }
 
     /// The extents to be zeroed, of all streams together: adjacent ones joined, then cut to the
     /// limit of one command.
-    fn undo(&self) -> Vec<DriveExtent> {
+    fn extents_to_undo(&self) -> Vec<DriveExtent> {
         let plans = self.outcome.streams.iter().map(|stream| &stream.plan);
         let all = plans.flat_map(|plan| plan.undo.iter().copied()).collect();
         let mut cut = Vec::new();
@@ -591,14 +608,14 @@ impl Opening {
         cut
     }
 
-    /// Every volatile drive of the targets that keep logs. Also a drive without anything to undo
-    /// may hold an in-place update of a dropped group in its cache, and the content that the caller
-    /// reads when acknowledging it must not change again.
-    fn to_flush(&self) -> Vec<(usize, Member)> {
+    /// The drives to be flushed: every volatile drive of the targets that have logs. A drive without
+    /// anything to undo is flushed, too. Its cache may hold an in-place update of a dropped group, and
+    /// the content that the caller reads before it acknowledges the update must not change again.
+    fn drives_to_flush(&self) -> Vec<(usize, Member)> {
         if probe::planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
         }
-        let members = self.logged().into_iter().flat_map(|server| {
+        let members = self.logged_servers().into_iter().flat_map(|server| {
             let members = &self.config.servers[server].members;
             members.iter().filter(|m| m.volatile).map(move |m| (server, m.place.member))
         });
@@ -606,13 +623,14 @@ impl Opening {
     }
 }
 
-/// The volume has another owner; `status` names it.
+/// The error that the volume has another owner, which `status` names.
 fn taken_over(server: usize, status: &VolumeStatus) -> OpeningError {
     let by = (status.owned && !status.own).then(|| status.owner.clone());
     OpeningError::TakenOver { server, by }
 }
 
-/// Refusals of a volume's owner that mean that it is the owner no more (T8, T21).
+/// Whether a target has refused a command with this status because another initiator is the owner
+/// now (T8, T21).
 fn is_of_another_owner(status: Status) -> bool {
     use wire::status::{GUARDED, NOT_OWNER, STALE_GENERATION};
     [NOT_OWNER, STALE_GENERATION, GUARDED].iter().any(|one| one.is(status))

@@ -11,13 +11,16 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 /// Failed FLUSHes of a volume's drives, shared by its streams (T22).
 #[derive(Debug)]
 pub struct FlushFailures {
+    /// The number of all failures.
     epoch: AtomicU64,
+    /// The number of failures of each drive.
     members: Vec<AtomicU64>,
 }
 
 /// The failed FLUSHes that one stream has handled.
+/// The numbers are those of [`FlushFailures`] when the stream handled them.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct HandledFailures {
     epoch: u64,
     members: Vec<u64>,
 }
@@ -30,44 +33,57 @@ impl FlushFailures {
         Arc::new(Self { epoch: AtomicU64::new(0), members })
     }
 
-    pub(super) fn fail(&self, member: Member) {
+    /// Records that a FLUSH of a drive has failed.
+    pub(super) fn record(&self, member: Member) {
         self.members[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// The failures until now, which the caller need not handle.
-    pub(super) fn seen(&self) -> Seen {
-        // The epoch first: a failure in between is then reported once more, not missed.
+    /// A record by which all failures so far count as handled.
+    pub(super) fn all_handled(&self) -> HandledFailures {
+        // The epoch is read first. A failure between the two reads is then reported again, and not
+        // missed.
         let epoch = self.epoch.load(Ordering::Acquire);
         let members = self.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
-        Seen { epoch, members }
+        HandledFailures { epoch, members }
     }
 
-    /// The drives of which a FLUSH has failed since the last call. It costs one load as long as
-    /// there is no failure.
+    /// Calls `on_failure` for each drive of which a FLUSH has failed since the last call, and counts
+    /// these failures as handled. Without a new failure it costs one load.
     #[inline]
-    pub(super) fn new_failures(&self, seen: &mut Seen, mut each: impl FnMut(Member)) {
+    pub(super) fn for_each_new(
+        &self,
+        handled: &mut HandledFailures,
+        mut on_failure: impl FnMut(Member),
+    ) {
         let epoch = self.epoch.load(Ordering::Acquire);
-        if epoch == seen.epoch {
+        if epoch == handled.epoch {
             return;
         }
-        seen.epoch = epoch;
-        for ((member, seen), number) in self.members.iter().zip(&mut seen.members).zip(0..) {
+        handled.epoch = epoch;
+        for ((member, handled), number) in self.members.iter().zip(&mut handled.members).zip(0..) {
             let now = member.load(Ordering::Relaxed);
-            if core::mem::replace(seen, now) != now {
-                each(Member(number));
+            if core::mem::replace(handled, now) != now {
+                on_failure(Member(number));
             }
         }
     }
 }
 
-/// The read barrier: which servers of a volume may be read. Its streams share it (P9).
+/// The read barrier: decides which servers of a volume may be read. All streams of the volume share
+/// it (P9).
 ///
-/// After a target's restart, data that a stream has delivered may not be there. While a stream
-/// replays, its older writes cover its newer ones for a moment. So a server is read only while
-/// every stream that writes there is *up to date*: bound in the newest incarnation of the target
-/// that any stream knows of, with nothing left to replay. A replay starts only when no stream has a
-/// read in flight there.
+/// After a restart, a target may not have all data that a stream has delivered. While a stream
+/// replays, the content of an older write may be on the drive for a moment. So a server may be read
+/// only while every stream that writes there is *up to date*: bound in the newest incarnation of the
+/// target that any stream knows, with nothing left to replay. A replay may start only when no stream
+/// has a read in flight there.
+///
+/// ```text
+/// stream that reads:   begin_read: counts itself, then checks the state → read → end_read
+/// stream that replays: set_behind and bound: change the state
+///                      → has_no_reads: checks the count → replay → up_to_date
+/// ```
 #[derive(Debug)]
 pub struct ReadBarrier {
     servers: Vec<ServerBarrier>,
@@ -75,34 +91,39 @@ pub struct ReadBarrier {
 
 #[derive(Debug, Default)]
 struct ServerBarrier {
-    /// The bits of a [`Word`].
-    word: AtomicU64,
-    /// The number of streams that have reads in flight.
-    reads: AtomicU32,
+    /// The bits of a [`ServerState`].
+    state: AtomicU64,
+    /// The number of streams that have reads in flight on the server.
+    reading_streams: AtomicU32,
 }
 
-/// The state of a server, which changes as a whole.
+/// The state of a server. It changes as a whole, because it fits one atomic word:
+///
+/// ```text
+/// bits  63        32 31     16 15         0
+///      | incarnation | streams | up_to_date |
+/// ```
 #[derive(Clone, Copy)]
-struct Word {
+struct ServerState {
     /// The newest incarnation that a stream knows of.
     incarnation: u32,
     /// The number of streams that write there.
     streams: u16,
     /// The number of them that are up to date.
-    current: u16,
+    up_to_date: u16,
 }
 
-impl Word {
-    const fn of(word: u64) -> Self {
+impl ServerState {
+    const fn from_bits(state: u64) -> Self {
         Self {
-            incarnation: (word >> 32) as u32,
-            streams: (word >> 16) as u16,
-            current: word as u16,
+            incarnation: (state >> 32) as u32,
+            streams: (state >> 16) as u16,
+            up_to_date: state as u16,
         }
     }
 
-    const fn bits(self) -> u64 {
-        (self.incarnation as u64) << 32 | (self.streams as u64) << 16 | self.current as u64
+    const fn to_bits(self) -> u64 {
+        (self.incarnation as u64) << 32 | (self.streams as u64) << 16 | self.up_to_date as u64
     }
 }
 
@@ -116,17 +137,19 @@ impl ReadBarrier {
     /// Whether a server may be read now.
     #[must_use]
     pub fn readable(&self, server: u16) -> bool {
-        let word = Word::of(self.servers[usize::from(server)].word.load(Ordering::SeqCst));
-        word.streams == word.current || probe::planted(Plant::P9ReadsRaceReplay)
+        let state =
+            ServerState::from_bits(self.servers[usize::from(server)].state.load(Ordering::SeqCst));
+        state.streams == state.up_to_date || probe::planted(Plant::P9ReadsRaceReplay)
     }
 
+    /// The part of a stream that has not been bound on `server` yet.
     pub(super) fn participant(self: &Arc<Self>, server: u16) -> Participant {
         Participant {
             barrier: Arc::clone(self),
             server,
             incarnation: None,
-            current: false,
-            reading: false,
+            is_up_to_date: false,
+            counts_as_reading: false,
         }
     }
 }
@@ -138,18 +161,19 @@ pub(super) struct Participant {
     server: u16,
     /// The incarnation in which the stream was last bound, if it ever was.
     incarnation: Option<u32>,
-    /// The stream counts as up to date in `incarnation`.
-    current: bool,
-    /// The stream counts as one with reads in flight.
-    reading: bool,
+    /// Whether the stream counts as up to date in `incarnation`.
+    is_up_to_date: bool,
+    /// Whether the stream counts as one with reads in flight.
+    counts_as_reading: bool,
 }
 
 impl Participant {
-    fn change(&self, change: impl Fn(Word) -> Word) {
-        let change = |word| Some(change(Word::of(word)).bits());
-        let word = &self.barrier.servers[usize::from(self.server)].word;
+    /// Changes the state of the server atomically.
+    fn change(&self, change: impl Fn(ServerState) -> ServerState) {
+        let change = |state| Some(change(ServerState::from_bits(state)).to_bits());
+        let state = &self.barrier.servers[usize::from(self.server)].state;
         // The closure always returns a value to store.
-        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
+        let _ = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
     }
 
     /// Records that the stream is bound in this incarnation, but not up to date. If the incarnation
@@ -158,12 +182,12 @@ impl Participant {
         self.set_behind();
         let first = self.incarnation.is_none();
         self.incarnation = Some(incarnation);
-        self.change(|word| {
-            let newer = incarnation > word.incarnation;
-            Word {
-                incarnation: word.incarnation.max(incarnation),
-                streams: word.streams + u16::from(first),
-                current: if newer { 0 } else { word.current },
+        self.change(|state| {
+            let newer = incarnation > state.incarnation;
+            ServerState {
+                incarnation: state.incarnation.max(incarnation),
+                streams: state.streams + u16::from(first),
+                up_to_date: if newer { 0 } else { state.up_to_date },
             }
         });
     }
@@ -171,72 +195,82 @@ impl Participant {
     /// Records the target's incarnation, as reported by a stream that is not bound there. If it is
     /// newer than the known one, no stream is up to date.
     pub(super) fn note_incarnation(&self, incarnation: u32) {
-        self.change(|word| match incarnation > word.incarnation {
-            true => Word { incarnation, current: 0, ..word },
-            false => word,
+        self.change(|state| match incarnation > state.incarnation {
+            true => ServerState { incarnation, up_to_date: 0, ..state },
+            false => state,
         });
     }
 
     /// Records that the stream has nothing left to replay.
     pub(super) fn up_to_date(&mut self) {
-        let Some(mine) = self.incarnation.filter(|_| !self.current) else { return };
-        self.current = true;
-        self.change(|word| {
-            let counts = word.incarnation == mine;
-            Word { current: word.current + u16::from(counts), ..word }
+        let Some(own_incarnation) = self.incarnation.filter(|_| !self.is_up_to_date) else {
+            return;
+        };
+        self.is_up_to_date = true;
+        self.change(|state| {
+            let counts = state.incarnation == own_incarnation;
+            ServerState { up_to_date: state.up_to_date + u16::from(counts), ..state }
         });
     }
 
     /// Records that the stream is not up to date: it has lost its connection.
     pub(super) fn set_behind(&mut self) {
-        let Some(mine) = self.incarnation.filter(|_| self.current) else { return };
-        self.current = false;
-        self.change(|word| {
-            let counted = word.incarnation == mine;
-            Word { current: word.current - u16::from(counted), ..word }
+        let Some(own_incarnation) = self.incarnation.filter(|_| self.is_up_to_date) else { return };
+        self.is_up_to_date = false;
+        self.change(|state| {
+            let counted = state.incarnation == own_incarnation;
+            ServerState { up_to_date: state.up_to_date - u16::from(counted), ..state }
         });
     }
 
     /// Whether a read may be sent now. If so, the stream counts as reading until
     /// [`end_read`](Self::end_read).
     pub(super) fn begin_read(&mut self) -> bool {
-        let counted = self.reading;
-        if !counted {
-            // This stream counts itself, then reads the state. A stream that starts a replay
-            // changes the state, then reads the count. So at least one of the two sees the other.
-            self.barrier.servers[usize::from(self.server)].reads.fetch_add(1, Ordering::SeqCst);
-            self.reading = true;
+        let counted_before = self.counts_as_reading;
+        if !counted_before {
+            // This stream counts itself, and then reads the state. A stream that starts a replay
+            // changes the state, and then reads the count. So at least one of the two sees that the
+            // other one is there.
+            self.barrier.servers[usize::from(self.server)]
+                .reading_streams
+                .fetch_add(1, Ordering::SeqCst);
+            self.counts_as_reading = true;
         }
-        let may = self.barrier.readable(self.server);
-        if !may && !counted {
+        let is_readable = self.barrier.readable(self.server);
+        if !is_readable && !counted_before {
             self.end_read();
         }
-        may
+        is_readable
     }
 
     /// Records that the stream has no read in flight any more.
     pub(super) fn end_read(&mut self) {
-        if core::mem::take(&mut self.reading) {
-            self.barrier.servers[usize::from(self.server)].reads.fetch_sub(1, Ordering::SeqCst);
+        if core::mem::take(&mut self.counts_as_reading) {
+            self.barrier.servers[usize::from(self.server)]
+                .reading_streams
+                .fetch_sub(1, Ordering::SeqCst);
         }
     }
 
     /// Whether no stream reads the server. A replay may then start.
     pub(super) fn has_no_reads(&self) -> bool {
-        debug_assert!(!self.current, "reads may begin again");
+        debug_assert!(!self.is_up_to_date, "reads may begin again");
         if probe::planted(Plant::P9ReplayRacesReads) {
             return true;
         }
         // A plain load could return an earlier value. After this read-modify-write, a stream that
         // counts itself later also reads the state that was stored before.
-        self.barrier.servers[usize::from(self.server)].reads.fetch_add(0, Ordering::SeqCst) == 0
+        self.barrier.servers[usize::from(self.server)]
+            .reading_streams
+            .fetch_add(0, Ordering::SeqCst)
+            == 0
     }
 
     /// Removes the stream from the writers of the server.
     pub(super) fn leave(&mut self) {
         self.set_behind();
         if self.incarnation.take().is_some() {
-            self.change(|word| Word { streams: word.streams - 1, ..word });
+            self.change(|state| ServerState { streams: state.streams - 1, ..state });
         }
     }
 }

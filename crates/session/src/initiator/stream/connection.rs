@@ -14,8 +14,8 @@ use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
 
-/// The first pause before a bind that found the target busy is sent again, ns; each later pause is
-/// twice as long.
+/// The first pause before the bind is sent again after the answer STREAM_BUSY, ns. Each later pause
+/// is twice as long.
 pub(super) const BUSY_PAUSE_MIN_NS: u64 = 2_000_000;
 
 /// The state of a stream at one of its servers.
@@ -35,24 +35,27 @@ pub enum ConnectionState {
     Dead,
 }
 
-/// The step of setting up a connection.
+/// The step of setting up a connection, in order. The last two belong to a stream that was bound
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// ICReq and Connect.
     Connect,
     /// Bind has been sent.
     Bind,
-    /// The target still has operations of the old connection in flight (T8): bind again later.
+    /// The target has answered STREAM_BUSY, because operations of the old connection are still in
+    /// flight (T8). Bind is sent again later.
     Busy {
         /// The time of the next bind, ns.
         at: u64,
     },
     /// A page of the target's list has been requested.
     List,
-    /// The list is complete; reads by other streams must end before anything is replayed (P9).
+    /// The list is complete. The replay waits until no stream reads the server (P9).
     Reads,
 }
 
+/// As [`ConnectionState`], with the step of setting up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Joining(Step),
@@ -76,13 +79,22 @@ pub(super) struct Listing {
 /// A connection that was lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loss {
-    /// When the connection was lost, ns; of several losses without any answer between them, the
-    /// first.
+    /// When the connection was lost, ns. If later connections were lost before one was up, this is
+    /// the time of the first loss.
     pub(super) since: u64,
     /// The cause of the last failure.
     pub(super) cause: Cause,
 }
 
+/// A released mark that was sent durably to a target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentMark {
+    pub(super) seq: Seq,
+    /// When it was sent, ns.
+    pub(super) at: u64,
+}
+
+/// The stream's connection to one server.
 #[derive(Debug)]
 pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
@@ -90,17 +102,19 @@ pub(super) struct Connection<P> {
     pub(super) state: State,
     /// When the target last answered, or first got a command, ns.
     pub(super) progress: u64,
-    /// The last mark that was sent durably to the target, and when, ns.
-    pub(super) reported: (Seq, u64),
+    /// The last mark that was sent durably to the target.
+    pub(super) last_mark: SentMark,
     /// The number of durable marks without an answer.
-    pub(super) marks_out: u32,
-    /// The refusal of a durable mark that was not sent again since.
+    pub(super) marks_in_flight: u32,
+    /// The target's refusal of the last durable mark.
     pub(super) mark_refused: Option<Status>,
     /// The number of read commands without an answer.
-    pub(super) reads_out: u32,
+    pub(super) reads_in_flight: u32,
+    /// The stream's part in the read barrier of the server.
     pub(super) participant: Participant,
-    /// Whether the stream has ever been bound here: then the log may have entries of it.
-    pub(super) bound: bool,
+    /// Whether the stream has ever been bound here. Then the target's log may have entries of it.
+    pub(super) was_bound: bool,
+    /// The loss of the last connection, until the stream is up again.
     pub(super) loss: Option<Loss>,
     /// The pause before the next bind if the target is busy, ns.
     pub(super) busy_pause: u64,
@@ -114,12 +128,12 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
             out: Outbox::new(),
             state: State::Joining(Step::Connect),
             progress: 0,
-            reported: (start, 0),
-            marks_out: 0,
+            last_mark: SentMark { seq: start, at: 0 },
+            marks_in_flight: 0,
             mark_refused: None,
-            reads_out: 0,
+            reads_in_flight: 0,
             participant,
-            bound: false,
+            was_bound: false,
             loss: None,
             busy_pause: BUSY_PAUSE_MIN_NS,
             listing: Listing::default(),
@@ -128,36 +142,37 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
 
     /// Whether requests are sent.
     #[inline]
-    pub(super) const fn carries(&self) -> bool {
+    pub(super) const fn sends_requests(&self) -> bool {
         matches!(self.state, State::Up | State::Replaying)
     }
 
-    /// The largest number of commands in flight with which another request is sent: `queue_depth`,
-    /// or what the queue has space for beside reads, marks and bind. A target may take fewer
-    /// commands than before when it comes back (T18).
+    /// Limit of the commands in flight beyond which no request is sent: `queue_depth`, or less if the
+    /// queue has no space for that beside reads, marks and bind. A target that comes back may grant
+    /// a smaller queue than before (T18).
     #[inline]
     pub(super) fn depth(&self, queue_depth: usize) -> usize {
         queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))
     }
 
-    /// Whether there is a connection from which bytes may come.
-    pub(super) const fn connected(&self) -> bool {
+    /// Whether there is a connection, over which bytes may arrive.
+    pub(super) const fn has_connection(&self) -> bool {
         !matches!(self.state, State::Down | State::Dead)
     }
 
-    /// Sends the target the released mark, to be recorded durably.
+    /// Sends the target the released mark, to be recorded durably. Returns false if the queue has no
+    /// space.
     pub(super) fn send_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
         let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
         if sent {
-            self.reported = (released, now);
-            self.marks_out += 1;
+            self.last_mark = SentMark { seq: released, at: now };
+            self.marks_in_flight += 1;
         }
         sent
     }
 
-    /// Whether a command is in flight.
-    pub(super) fn waits(&self) -> bool {
+    /// Whether the target must send an answer.
+    pub(super) fn awaits_answer(&self) -> bool {
         match self.state {
             State::Joining(Step::Connect | Step::Bind | Step::List) => true,
             State::Up | State::Replaying => self.queue.in_flight() > 0,
@@ -165,12 +180,13 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         }
     }
 
-    /// The connection is lost: no command on it is answered, and no waiting PDU has to be sent.
-    pub(super) fn cut(&mut self) {
+    /// Drops the state of a connection that is lost or given up. Its commands will not be answered,
+    /// and the contents of its outbox are not sent.
+    pub(super) fn drop_connection(&mut self) {
         self.queue.close();
         self.out.clear();
-        self.marks_out = 0;
-        self.reads_out = 0;
+        self.marks_in_flight = 0;
+        self.reads_in_flight = 0;
         self.participant.end_read();
         self.participant.set_behind();
         self.listing = Listing::default();

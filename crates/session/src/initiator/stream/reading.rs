@@ -11,6 +11,7 @@ use super::connection::Connection;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
 
+/// A part of a read: adjacent blocks of one drive.
 #[derive(Debug)]
 pub(super) struct ReadPart {
     pub(super) server: u16,
@@ -19,8 +20,19 @@ pub(super) struct ReadPart {
     pub(super) blocks: u32,
     /// Its offset in the whole read, bytes.
     pub(super) offset: usize,
+    /// Whether its command has been sent on the present connection.
     pub(super) sent: bool,
+    /// Whether it is answered or given up.
     pub(super) ended: bool,
+}
+
+/// A part of a read that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPartFailure {
+    /// The place of the part: bytes from the start of the read.
+    pub offset: usize,
+    /// The status that the target sent.
+    pub status: Status,
 }
 
 /// The read of a stream that is in flight, as commands for the drives on which its blocks lie.
@@ -35,17 +47,18 @@ pub(super) struct Reading {
     pub(super) unsent: usize,
     /// The number of parts that have not ended.
     pub(super) outstanding: usize,
-    /// The first part that failed: its offset in the read, bytes, and the status.
-    pub(super) failed: Option<(usize, Status)>,
+    /// The first part that failed.
+    pub(super) failed: Option<ReadPartFailure>,
 }
 
 impl Reading {
-    /// The index of the part whose command `server` has answered; `None` if it is of another read.
-    pub(super) fn part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
+    /// The index of the part that `server` has answered; `None` if the answer belongs to an earlier
+    /// read, or the part has ended.
+    pub(super) fn find_part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
         let index = part as usize;
         let part = self.parts.get(index)?;
-        let own = self.number == number && part.server == server;
-        (own && !part.ended).then_some(index)
+        let belongs = self.number == number && part.server == server;
+        (belongs && !part.ended).then_some(index)
     }
 
     /// Begins a new read, without parts. An earlier one that has not ended is given up.
@@ -64,7 +77,8 @@ impl Reading {
         self.outstanding += 1;
     }
 
-    pub(super) fn end(&mut self, index: usize, status: Status) {
+    /// Ends a part with the status of its command.
+    pub(super) fn end_part(&mut self, index: usize, status: Status) {
         let part = &mut self.parts[index];
         if core::mem::replace(&mut part.ended, true) {
             return;
@@ -74,21 +88,22 @@ impl Reading {
         }
         self.outstanding -= 1;
         if !status.is_ok() && self.failed.is_none() {
-            self.failed = Some((part.offset, status));
+            self.failed = Some(ReadPartFailure { offset: part.offset, status });
         }
     }
 
-    /// No answer will come from `server` any more.
-    pub(super) fn give_up(&mut self, server: u16) {
+    /// Ends all parts of `server`, from which no answer will arrive any more.
+    pub(super) fn give_up_server(&mut self, server: u16) {
         for index in 0..self.parts.len() {
             if self.parts[index].server == server {
-                self.end(index, Status::ABORTED_BY_HOST);
+                self.end_part(index, Status::ABORTED_BY_HOST);
             }
         }
     }
 
-    /// The connection to `server` is lost: its reads are sent again on the next one.
-    pub(super) fn ask_again(&mut self, server: u16) {
+    /// Marks the parts of `server` that have not ended to be sent again, after the connection was
+    /// lost.
+    pub(super) fn send_again(&mut self, server: u16) {
         for part in &mut self.parts {
             if part.server == server && !part.ended && core::mem::take(&mut part.sent) {
                 self.unsent += 1;
@@ -97,7 +112,7 @@ impl Reading {
     }
 
     /// Sends the parts for `server`, if it may be read now (P9).
-    pub(super) fn send<P: AsRef<[u8]> + Clone>(
+    pub(super) fn send_parts<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: u16,
         connection: &mut Connection<P>,
@@ -113,12 +128,12 @@ impl Reading {
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
             let tag = Tag::Read { number: self.number, part: index as u32 };
             if connection.queue.submit(sqe, tag, data, &mut connection.out).is_err() {
-                if connection.reads_out == 0 {
+                if connection.reads_in_flight == 0 {
                     connection.participant.end_read();
                 }
                 return;
             }
-            connection.reads_out += 1;
+            connection.reads_in_flight += 1;
             part.sent = true;
             self.unsent -= 1;
         }

@@ -1,13 +1,14 @@
 //! The loss of a connection, and its replacement (P7).
 //!
 //! ```text
-//! lost → Down → rejoin: handshake → bind (resume) → the target's list → replay → Up
-//!                          ↑____________| STREAM_BUSY: operations of the old connection (T8)
+//! lost → Down → rejoin: handshake → bind (resume) → the target's list → wait for reads → replay → Up
+//!                                    ↑______| STREAM_BUSY: the target still has operations of the
+//!                                             old connection in flight (T8)
 //! ```
 //!
-//! The engine holds the requests that may have to be sent again. The list shows which of them need
-//! not be sent again, and must not be: a durable write sent again would put old content over a
-//! newer write, and a crash a moment later could leave that old content durable, too. The replay
+//! The engine holds the requests that may have to be sent again. The list shows which of them are
+//! durable. Those must not be sent again: a durable write that is sent again would overwrite the
+//! content of a newer write, and a crash just after that could leave the old content. The replay
 //! itself is the ordinary sending of requests.
 
 use alloc::vec::Vec;
@@ -19,55 +20,55 @@ use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::ListedEntry;
 
-use super::connection::{BUSY_PAUSE_MIN_NS, Loss, State, Step};
+use super::connection::{BUSY_PAUSE_MIN_NS, Loss, SentMark, State, Step};
 use super::{
-    BindRefused, ConnectionState, IDLE_MARK_NS, StreamQueue, StreamSession, Tag, idle_mark,
+    ConnectionState, IDLE_MARK_NS, StreamQueue, StreamSession, Tag, TargetRefusal, idle_mark,
 };
 use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
 use crate::wire::{self, status};
 
-/// The longest pause before a bind that found the target busy is sent again, ns.
+/// The longest pause before the bind is sent again after the answer STREAM_BUSY, ns.
 const BUSY_PAUSE_MAX_NS: u64 = 100_000_000;
 /// The time between two checks whether this stream may read or replay (P9), ns.
 const CHECK_NS: u64 = 2_000_000;
 
-/// The result of setting up a connection.
+/// An event of setting up a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SetUpEvent {
     /// The queue exists.
     Connected,
     /// The bind has been answered.
-    Bound(Cqe),
+    BindAnswered(Cqe),
     /// A page of the list has been answered.
-    Listed(Cqe),
+    ListAnswered(Cqe),
     /// The target reports that this connection does not carry the stream any more.
     Broken(Status),
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// The connection to a server is lost, or the server has sent nothing for too long. The stream
-    /// continues without that server until it has [`rejoin`](Self::rejoin)ed it (P7). If the engine
-    /// cannot replay, or no time is given for it, the stream is poisoned (P6).
+    /// Handles the loss of the connection to a server, also of one that has sent nothing for too long.
+    /// The stream waits until [`rejoin`](Self::rejoin) gives it another connection (P7). If the engine
+    /// cannot replay, or [`loss_ns`](StreamConfig::loss_ns) is 0, the stream is poisoned (P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
-        if !connection.connected() {
+        if !connection.has_connection() {
             return;
         }
         let survives = self.config.loss_ns > 0
             && !probe::planted(Plant::P7GiveUpAtOnce)
             && (self.config.engine.capabilities().can_replay || self.reads_only)
             && self.engine.failure().is_none()
-            && (!connection.bound || self.engine.suspend(server));
+            && (!connection.was_bound || self.engine.suspend(server));
         if !survives {
             return self.give_up(server, cause);
         }
-        connection.cut();
+        connection.drop_connection();
         connection.state = State::Down;
         let since = connection.loss.map_or(now, |loss| loss.since);
         connection.loss = Some(Loss { since, cause });
-        self.reading.ask_again(server);
-        self.unsettled = true;
+        self.reading.send_again(server);
+        self.connecting = true;
     }
 
     /// The servers to which the stream needs a new connection.
@@ -93,16 +94,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.queue.start(&mut connection.out);
     }
 
-    /// The server will not come back: the stream is poisoned (P6).
+    /// Gives up a server that will not come back. The stream is poisoned (P6).
     pub fn give_up(&mut self, server: u16, cause: Cause) {
         let connection = &mut self.connections[usize::from(server)];
         if connection.state == State::Dead {
             return;
         }
-        connection.cut();
+        connection.drop_connection();
         connection.state = State::Dead;
-        self.unsettled = true;
-        self.reading.give_up(server);
+        self.connecting = true;
+        self.reading.give_up_server(server);
         probe::hit(Rare::GivenUp);
         self.marks = self.engine.poll();
         let member = self.topology.members().iter().position(|m| m.server == server).unwrap_or(0);
@@ -112,27 +113,29 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             flush: false,
             cause,
         });
-        self.failed();
+        self.on_failure();
     }
 
-    /// The stream has failed: nothing is replayed any more, and others need not wait for it.
+    /// Handles the failure of the stream, once: leaves the read barrier, so that no other stream waits
+    /// for this one, and drops all connections that are not up, because nothing is replayed any more.
     #[cold]
-    pub(super) fn failed(&mut self) {
-        if core::mem::replace(&mut self.over, true) {
+    pub(super) fn on_failure(&mut self) {
+        if core::mem::replace(&mut self.failure_handled, true) {
+            // The failure was handled by an earlier call.
             return;
         }
         for (connection, server) in self.connections.iter_mut().zip(0..) {
             connection.participant.leave();
-            if !connection.carries() {
-                connection.cut();
+            if !connection.sends_requests() {
+                connection.drop_connection();
                 connection.state = State::Dead;
-                self.reading.give_up(server);
+                self.reading.give_up_server(server);
             }
         }
     }
 
-    /// A session that only reads begins a read. It may not have been driven since the last one, so
-    /// the time that a server was unreachable meanwhile does not count.
+    /// Prepares a session that only reads for its next read. The session may not have been driven
+    /// since the last read, so the time for which a server was unreachable counts from now on.
     pub fn begin_read(&mut self, now: u64) {
         if self.reads_only {
             let losses = self.connections.iter_mut().filter_map(|c| c.loss.as_mut());
@@ -140,13 +143,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Time has passed: a server that has been unreachable for too long is given up.
-    /// [`pump`](Self::pump) does this, too.
-    pub fn tick(&mut self, now: u64) {
+    /// Gives up every server that has been unreachable for longer than
+    /// [`loss_ns`](StreamConfig::loss_ns). [`pump`](Self::pump) does this, too.
+    pub fn give_up_overdue_servers(&mut self, now: u64) {
         for server in 0..self.connections.len() {
             let connection = &self.connections[server];
             if let Some(loss) = connection.loss
-                && !connection.carries()
+                && !connection.sends_requests()
                 && connection.state != State::Dead
                 && now.saturating_sub(loss.since) >= self.config.loss_ns
             {
@@ -167,24 +170,25 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
         let idle_mark = idle_mark(&*self.engine, self.config.engine);
         for connection in &self.connections {
-            if let (Some(loss), false) = (connection.loss, connection.carries()) {
+            if let (Some(loss), false) = (connection.loss, connection.sends_requests()) {
                 at(loss.since.saturating_add(self.config.loss_ns));
             }
             match connection.state {
                 State::Joining(Step::Busy { at: time }) => at(time),
                 State::Joining(Step::Reads) => at(now.saturating_add(CHECK_NS)),
-                _ if connection.waits() => {
+                _ if connection.awaits_answer() => {
                     at(connection.progress.saturating_add(self.config.timeout_ns))
                 }
-                State::Up if idle_mark.is_some_and(|mark| mark > connection.reported.0) => {
-                    at(connection.reported.1.saturating_add(IDLE_MARK_NS));
+                State::Up if idle_mark.is_some_and(|mark| mark > connection.last_mark.seq) => {
+                    at(connection.last_mark.at.saturating_add(IDLE_MARK_NS));
                 }
                 _ => {}
             }
         }
         // A read that waits for the read barrier is tried again (P9).
-        let has_no_reads =
-            |connection: &super::Connection<P>| connection.carries() && connection.reads_out == 0;
+        let has_no_reads = |connection: &super::Connection<P>| {
+            connection.sends_requests() && connection.reads_in_flight == 0
+        };
         if self.reading.unsent > 0 && self.connections.iter().any(has_no_reads) {
             at(now.saturating_add(CHECK_NS));
         }
@@ -212,23 +216,23 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 State::Joining(Step::Busy { at })
                     if now >= at && !probe::planted(Plant::P8BusyForEver) =>
                 {
-                    self.bind(server as u16, now);
+                    self.send_bind(server as u16, now);
                 }
                 State::Joining(Step::Reads) if connection.participant.has_no_reads() => {
-                    self.replay(server as u16, now);
+                    self.begin_replay(server as u16, now);
                 }
                 _ => {}
             }
-            // Also where a replay has just begun: if there is nothing to replay, no answer will
-            // come, and no deadline would call the session again for this server (P8).
+            // This is checked also for a replay that has just begun. If it has nothing to send, no
+            // answer will arrive, and no deadline would call the session again for this server (P8).
             let connection = &mut self.connections[server];
             if connection.state == State::Replaying && !self.engine.replaying(server as u16) {
                 connection.state = State::Up;
                 connection.participant.up_to_date();
             }
         }
-        self.tick(now);
-        self.unsettled = self
+        self.give_up_overdue_servers(now);
+        self.connecting = self
             .connections
             .iter()
             .any(|connection| !matches!(connection.state, State::Up | State::Dead));
@@ -239,30 +243,30 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub(super) fn handle_set_up(&mut self, server: u16, event: SetUpEvent, now: u64) {
         match event {
             SetUpEvent::Connected if self.config.engine.capabilities().needs_binding => {
-                self.bind(server, now);
+                self.send_bind(server, now);
             }
             SetUpEvent::Connected => {
                 let connection = &mut self.connections[usize::from(server)];
-                // A target that has lost its cache does not yet have the data that streams have
-                // delivered, until those streams are bound there again (P9).
+                // In a new incarnation, the target may not have all data that streams have
+                // delivered. No stream reads there until those streams are bound again (P9).
                 if let Some(incarnation) = connection.queue.config().incarnation {
                     connection.participant.note_incarnation(incarnation);
                 }
                 connection.loss = None;
                 connection.state = State::Up;
             }
-            SetUpEvent::Bound(cqe) => self.bound(server, &cqe, now),
-            SetUpEvent::Listed(cqe) => self.listed(server, &cqe, now),
+            SetUpEvent::BindAnswered(cqe) => self.on_bind_answer(server, &cqe, now),
+            SetUpEvent::ListAnswered(cqe) => self.on_list_page(server, &cqe, now),
             SetUpEvent::Broken(status) => self.lost(server, Cause::Status(status.code()), now),
         }
     }
 
-    /// Sends the bind command: for the first binding at this server, or to resume it after a loss.
-    fn bind(&mut self, server: u16, now: u64) {
+    /// Sends the bind command: the first one at this server, or one that resumes after a loss.
+    fn send_bind(&mut self, server: u16, now: u64) {
         let Self { connections, engine, config, .. } = self;
         let connection = &mut connections[usize::from(server)];
         let (volume, stream, generation) = (config.volume, config.stream, config.generation);
-        let bind = if connection.bound {
+        let bind = if connection.was_bound {
             wire::resume_command(volume, stream, generation, engine.released())
         } else {
             wire::bind_command(volume, stream, generation, config.start)
@@ -273,17 +277,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.state = State::Joining(Step::Bind);
     }
 
-    /// Handles the answer to a bind. If the stream was bound there before, the list of the target's
-    /// log is next.
-    fn bound(&mut self, server: u16, cqe: &Cqe, now: u64) {
+    /// Handles the answer to a bind. If the stream was bound at this server before, requests the list
+    /// of the target's log. Otherwise the connection is up.
+    fn on_bind_answer(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         let answer = cqe.status();
         if answer.is_ok() {
             connection.participant.bound((cqe.result() >> 32) as u32);
-            if connection.bound {
-                return self.list(server, Position::default());
+            if connection.was_bound {
+                return self.request_list_page(server, Position::default());
             }
-            connection.bound = true;
+            connection.was_bound = true;
             connection.loss = None;
             connection.state = State::Up;
             connection.participant.up_to_date();
@@ -293,23 +297,23 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             connection.state =
                 State::Joining(Step::Busy { at: now.saturating_add(connection.busy_pause) });
             connection.busy_pause = (connection.busy_pause * 2).min(BUSY_PAUSE_MAX_NS);
-            self.unsettled = true;
+            self.connecting = true;
             if let Some(loss) = &mut connection.loss {
                 loss.cause = Cause::Status(answer.code());
             }
-        } else if !connection.bound {
-            self.bind_refused = Some(BindRefused { server, status: answer });
+        } else if !connection.was_bound {
+            self.bind_refused = Some(TargetRefusal { server, status: answer });
         } else if answer.is(status::NOT_OWNER) {
-            // The association of the connection is not the owner's any more, but the generation is:
-            // the same owner has set up another association, or will do so.
+            // The generation is still the owner's, but the association of this connection is not.
+            // The same owner has set up another association, or will do so.
             self.lost(server, Cause::Status(answer.code()), now);
         } else {
-            self.refused(server, answer);
+            self.on_bind_refused(server, answer);
         }
     }
 
-    /// The target refuses to bind the stream again.
-    fn refused(&mut self, server: u16, answer: Status) {
+    /// Gives up a server whose target refuses to bind the stream again.
+    fn on_bind_refused(&mut self, server: u16, answer: Status) {
         if answer.is(status::STALE_GENERATION) {
             probe::hit(Rare::FencedOwner);
         }
@@ -317,8 +321,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Requests the page of the target's list that starts at `from`.
-    fn list(&mut self, server: u16, from: Position) {
-        let slots = self.slots(server);
+    fn request_list_page(&mut self, server: u16, from: Position) {
+        let slots = self.log_slots(server);
         let connection = &mut self.connections[usize::from(server)];
         let limit = (connection.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
         let wanted = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
@@ -338,22 +342,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// The number of entries that the stream's log on a server can hold.
-    fn slots(&self, server: u16) -> usize {
+    fn log_slots(&self, server: u16) -> usize {
         self.topology.servers()[usize::from(server)].slots as usize
     }
 
     /// Handles a page of the target's list. After the last one, a replay waits until no stream
     /// reads the server (P9).
-    fn listed(&mut self, server: u16, cqe: &Cqe, now: u64) {
+    fn on_list_page(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let answer = cqe.status();
         if !answer.is_ok() {
-            return match breaks(answer) {
-                // The next bind gives the definite answer.
+            return match ends_connection(answer) {
+                // The next bind shows whether the volume has another owner.
                 true => self.lost(server, Cause::Status(answer.code()), now),
-                false => self.refused(server, answer),
+                false => self.on_bind_refused(server, answer),
             };
         }
-        let slots = self.slots(server);
+        let slots = self.log_slots(server);
         let Self { connections, engine, config, .. } = self;
         let connection = &mut connections[usize::from(server)];
         let listing = &mut connection.listing;
@@ -372,71 +376,74 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         };
         listing.entries.extend(page.entries);
         if page.more {
-            return self.list(server, page.next);
+            return self.request_list_page(server, page.next);
         }
         listing.page = Vec::new();
         connection.state = State::Joining(Step::Reads);
-        self.unsettled = true;
+        self.connecting = true;
         self.continue_set_up(now);
     }
 
-    /// Lets the engine send again the requests that the target's log does not hold as durable.
-    fn replay(&mut self, server: u16, now: u64) {
+    /// Begins the replay: the engine sends again all requests that are not durable by the target's
+    /// log.
+    fn begin_replay(&mut self, server: u16, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
-        let known = Known::new(core::mem::take(&mut connection.listing.entries));
-        let ours = known.is_of(&*self.engine, server);
-        if !ours && !probe::planted(Plant::T14ForgetEarly) {
+        let log_entries = LogEntries::new(core::mem::take(&mut connection.listing.entries));
+        let match_ours = log_entries.match_sent_requests(&*self.engine, server);
+        if !match_ours && !probe::planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
         let replays_durable = probe::planted(Plant::P7ReplayDurable);
-        self.engine.resume(server, &mut |seq, index| !replays_durable && known.durable(seq, index));
+        self.engine.resume(server, &mut |seq, index| {
+            !replays_durable && log_entries.is_durable(seq, index)
+        });
         connection.loss = None;
         connection.progress = now;
         connection.mark_refused = None;
         // The mark that was sent last may have been lost, or not be durable.
-        connection.reported = (self.config.start, 0);
+        connection.last_mark = SentMark { seq: self.config.start, at: 0 };
         connection.state = State::Replaying;
     }
 }
 
-/// Whether a status means that the connection is of no use any more, and does not concern the
-/// stream. Either another owner has the volume, or this owner has it over another association; the
-/// next bind reports which. Or data was corrupted in transit.
-pub(super) fn breaks(answer: Status) -> bool {
+/// Whether a status ends the connection, although the stream may continue on another one. Either
+/// data was corrupted in transit. Or another owner has the volume, or this owner has it over another
+/// association; the answer to the next bind shows which.
+pub(super) fn ends_connection(answer: Status) -> bool {
     answer.is(status::STALE_GENERATION)
         || answer.is(status::NOT_BOUND)
         || answer.is(Status::TRANSIENT_TRANSPORT)
 }
 
-/// The entries in the target's log, by request.
-struct Known(Vec<ListedEntry>);
+/// The entries in the target's log, sorted by request.
+struct LogEntries(Vec<ListedEntry>);
 
-impl Known {
+impl LogEntries {
     fn new(mut entries: Vec<ListedEntry>) -> Self {
         entries.sort_by_key(|entry| key(&entry.attribute));
         Self(entries)
     }
 
-    /// The entries of a request. Several entries count as one (T6).
-    fn of(&self, key_of: (Seq, u16)) -> &[ListedEntry] {
-        let first = self.0.partition_point(|entry| key(&entry.attribute) < key_of);
+    /// The entries of a request. There may be several, which count as one (T6).
+    fn entries_of(&self, request: (Seq, u16)) -> &[ListedEntry] {
+        let first = self.0.partition_point(|entry| key(&entry.attribute) < request);
         let rest = &self.0[first..];
-        &rest[..rest.partition_point(|entry| key(&entry.attribute) == key_of)]
+        &rest[..rest.partition_point(|entry| key(&entry.attribute) == request)]
     }
 
     /// Whether the log shows that the data of a request is durable.
-    fn durable(&self, seq: Seq, index: u16) -> bool {
-        self.of((seq, index)).iter().any(|entry| entry.durable)
+    fn is_durable(&self, seq: Seq, index: u16) -> bool {
+        self.entries_of((seq, index)).iter().any(|entry| entry.durable)
     }
 
-    /// Whether all entries that are not released are requests of the stream, in the shape in which
-    /// they were sent (T19).
-    fn is_of<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
+    /// Whether every entry that is not released belongs to a request that the stream has sent, with the
+    /// same attributes (T19).
+    fn match_sent_requests<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
         let released = engine.released();
         let mut unmatched = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();
         let mut has_same_shape = true;
         engine.visit_sent(server, &mut |sent| {
-            for ListedEntry { attribute: a, .. } in self.of(key(sent)) {
+            for ListedEntry { attribute: a, .. } in self.entries_of(key(sent)) {
                 has_same_shape &= Attribute { ordinal: sent.ordinal, ..*a } == *sent;
                 unmatched -= usize::from(a.seq_end() > released).min(unmatched);
             }

@@ -1,5 +1,5 @@
-//! The calls of a stream's owner, and the interrupts of its waits. The record is kept with the
-//! stream, behind its ownership flag.
+//! The record of the owner's calls and of the interrupts of its waits. Only the thread that holds the
+//! stream's ownership flag uses it.
 
 /// The record that the owner and the background driver keep for each other.
 #[derive(Debug, Default)]
@@ -7,9 +7,9 @@ pub struct Attention {
     /// The number of calls of the owner.
     calls: u64,
     /// Whether the background driver has taken the stream over and sleeps until the stream has an
-    /// event: then the owner's next call must wake it.
+    /// event. The owner's next call must then wake it.
     taken_over: bool,
-    /// Another thread has interrupted the owner, and the owner has not yet noticed it.
+    /// Whether another thread has interrupted the owner, and no wait of the owner has ended for that.
     woken: bool,
 }
 
@@ -22,7 +22,7 @@ impl Attention {
         core::mem::take(&mut self.taken_over)
     }
 
-    /// Another thread interrupts the owner: its present wait ends, or else its next one.
+    /// Interrupts the owner: ends its present wait, or its next one if it does not wait now.
     pub fn wake(&mut self) {
         self.woken = true;
     }
@@ -32,13 +32,14 @@ impl Attention {
         self.woken
     }
 
-    /// The owner notices an interrupt. Returns whether there was one.
+    /// Clears the interrupt. Returns whether there was one.
     pub(super) fn take_woken(&mut self) -> bool {
         core::mem::take(&mut self.woken)
     }
 
-    /// The background driver checks for calls of the owner; `seen` is the result of the last check.
-    /// Returns the number of calls if the owner has called since: then it drives the stream itself.
+    /// Checks for calls of the owner since the background driver's last check. `seen` is the number of
+    /// calls by then. Returns the new number if the owner has called since. The owner then drives the
+    /// stream itself.
     pub fn check(&mut self, seen: u64) -> Option<u64> {
         (self.calls != seen).then(|| {
             self.taken_over = false;
@@ -46,7 +47,7 @@ impl Attention {
         })
     }
 
-    /// The background driver drives the stream from now on.
+    /// Records that the background driver drives the stream from now on.
     pub fn take_over(&mut self) {
         self.taken_over = true;
     }

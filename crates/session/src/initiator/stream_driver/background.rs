@@ -1,4 +1,4 @@
-//! The background driver drives the streams that their owners do not call.
+//! The background driver: drives the streams whose owners are not calling.
 //!
 //! A stream belongs to its owner, which drives it in its own calls. The background driver takes
 //! over a stream that its owner has not called for
@@ -22,10 +22,10 @@ use super::Attention;
 /// The times of the background driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackgroundConfig {
-    /// An owner that has not called for this time counts as not calling, ns.
+    /// The time without a call after which an owner counts as not calling, ns.
     pub unreachable_ns: u64,
-    /// A stream that has been taken over is flushed when it has been idle for this time, ns. So an
-    /// owner that writes now and then is not slowed down by flushes that it did not request.
+    /// The idle time after which a stream that has been taken over is flushed, ns. It is long, so that
+    /// such flushes do not slow down an owner that writes from time to time.
     pub flush_ns: u64,
 }
 
@@ -35,19 +35,20 @@ impl Default for BackgroundConfig {
     }
 }
 
-/// The shell drives a stream for this number of rounds at a time: its owner may call again and wait
-/// for the ownership flag.
+/// The largest number of rounds for which the shell drives a stream at a time. The owner may call
+/// meanwhile, and then waits for the ownership flag.
 pub const ROUNDS_MAX: u32 = 4;
 
 /// The result of a check of a stream: the next action of the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Its owner drives it: release it.
+    /// The owner drives the stream. The shell releases it.
     Owner,
-    /// Its owner is not calling, and it has no event: release it, and watch it for events.
+    /// The owner is not calling, and there is no event. The shell releases the stream, and watches it
+    /// for events.
     Watch,
-    /// Its owner is not calling: drive it for at most [`ROUNDS_MAX`] rounds, then call
-    /// [`driven`](BackgroundDriver::driven), and watch it for events.
+    /// The owner is not calling. The shell drives the stream for at most [`ROUNDS_MAX`] rounds, then
+    /// calls [`on_driven`](BackgroundDriver::on_driven), and watches the stream for events.
     Drive,
 }
 
@@ -55,13 +56,13 @@ pub enum Finding {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     /// The number of the owner's calls at the last check.
-    seen: u64,
+    calls_seen: u64,
     /// When to check again, ns; `None`: at the next event.
     due: Option<u64>,
     /// Whether the stream has been taken over.
     taken_over: bool,
-    /// Its owner was in a call at the last check, and the stream was awaited: the end of that call
-    /// wakes the driver.
+    /// Whether, at the last check, the owner was in a call and the stream was awaited. The end of that
+    /// call wakes the driver.
     in_call: bool,
 }
 
@@ -88,8 +89,10 @@ impl BackgroundDriver {
 
     /// Adds a stream that is open from now on. It replaces an earlier stream with the same id.
     pub fn add(&mut self, stream: StreamId) {
-        self.streams
-            .insert(stream, Stream { seen: 0, due: Some(0), taken_over: false, in_call: false });
+        self.streams.insert(
+            stream,
+            Stream { calls_seen: 0, due: Some(0), taken_over: false, in_call: false },
+        );
     }
 
     /// Removes a stream.
@@ -103,40 +106,39 @@ impl BackgroundDriver {
         self.streams.values().filter_map(|stream| stream.due).min()
     }
 
-    /// Whether a stream has been taken over: then the shell watches it for events.
+    /// Whether a stream has been taken over. The shell watches such a stream for events.
     #[must_use]
     pub fn has_taken_over(&self, stream: StreamId) -> bool {
         self.streams.get(&stream).is_some_and(|stream| stream.taken_over)
     }
 
-    /// The streams to check now, and for each whether it is its turn. It is a stream's turn if it
-    /// is due, if an event has `happened` to it, if its owner was in a call, or if it is `awaited`
-    /// and was not taken over. For the others, the driver only checks whether the owner calls
-    /// again.
+    /// The streams to check now, and for each whether it must be driven. A stream must be driven if it
+    /// is due, if it has an event, if its owner was in a call, or if it is awaited and was not taken
+    /// over. For the other streams, the driver only checks whether the owner calls again.
     pub fn due(
         &self,
         now: u64,
-        happened: impl Fn(StreamId) -> bool,
-        awaited: impl Fn(StreamId) -> bool,
+        has_event: impl Fn(StreamId) -> bool,
+        is_awaited: impl Fn(StreamId) -> bool,
     ) -> Vec<(StreamId, bool)> {
         let mut checks = Vec::new();
         for (id, stream) in &self.streams {
-            let is_its_turn = happened(*id)
+            let must_drive = has_event(*id)
                 || stream.in_call
                 || stream.due.is_some_and(|due| due <= now)
-                || !stream.taken_over && awaited(*id);
-            if is_its_turn || stream.taken_over {
-                checks.push((*id, is_its_turn));
+                || !stream.taken_over && is_awaited(*id);
+            if must_drive || stream.taken_over {
+                checks.push((*id, must_drive));
             }
         }
         checks
     }
 
-    /// A stream could not be taken: its owner is in a call. If it is `awaited`, the shell has left
-    /// a request, so that the end of the call makes it the stream's [turn](Self::due). Otherwise
-    /// the stream is checked again later: an owner that makes one call after the other does not
-    /// wake the driver at the end of each call.
-    pub fn in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
+    /// Handles a stream that could not be checked, because its owner is in a call. If the stream is
+    /// `awaited`, the end of the call wakes the driver, and the stream is then [due](Self::due).
+    /// Otherwise the stream is checked again after a while. So an owner that makes many calls does
+    /// not wake the driver at the end of each call.
+    pub fn on_owner_in_call(&mut self, stream: StreamId, awaited: bool, now: u64) {
         let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = (!awaited).then_some(due);
@@ -147,12 +149,12 @@ impl BackgroundDriver {
 
     /// Checks a stream that the shell has taken, and decides whether the shell drives it now, only
     /// watches it, or leaves it to its owner. The stream is left to an owner that has called since
-    /// the last check, unless another thread waits for the marks (`is_awaited`). `is_its_turn` is
+    /// the last check, unless another thread waits for the marks (`is_awaited`). `must_drive` is
     /// from [`due`](Self::due).
     pub fn check(
         &mut self,
         stream: StreamId,
-        is_its_turn: bool,
+        must_drive: bool,
         is_awaited: bool,
         attention: &mut Attention,
         now: u64,
@@ -161,9 +163,9 @@ impl BackgroundDriver {
         let is_awaited = is_awaited && !probe::planted(Plant::P8AwaitedLeft);
         let Some(stream) = self.streams.get_mut(&stream) else { return Finding::Owner };
         stream.in_call = false;
-        let mut must_drive = is_its_turn;
-        if let Some(calls) = attention.check(stream.seen) {
-            stream.seen = calls;
+        let mut must_drive = must_drive;
+        if let Some(calls) = attention.check(stream.calls_seen) {
+            stream.calls_seen = calls;
             if !is_awaited {
                 stream.due = Some(now.saturating_add(unreachable_ns));
                 stream.taken_over = false;
@@ -180,16 +182,16 @@ impl BackgroundDriver {
         if must_drive { Finding::Drive } else { Finding::Watch }
     }
 
-    /// A stream has been driven; `next` is the result of
-    /// [`take_care`](super::StreamDriver::take_care).
-    pub fn driven(&mut self, stream: StreamId, next: Option<u64>) {
+    /// Records that a stream has been driven. `next` is the result of
+    /// [`finish_background_rounds`](super::StreamDriver::finish_background_rounds).
+    pub fn on_driven(&mut self, stream: StreamId, next: Option<u64>) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = next;
         }
     }
 
-    /// The shell cannot watch a stream: the driver checks it at intervals instead.
-    pub fn unwatched(&mut self, stream: StreamId, now: u64) {
+    /// Handles a stream that the shell cannot watch: the driver checks it at intervals.
+    pub fn on_unwatchable(&mut self, stream: StreamId, now: u64) {
         let due = now.saturating_add(self.config.unreachable_ns);
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.due = Some(due);
@@ -235,9 +237,9 @@ mod tests {
             Finding::Drive
         );
         assert!(background.has_taken_over(ID));
-        background.driven(ID, Some(900));
+        background.on_driven(ID, Some(900));
         assert_eq!(background.deadline(), Some(900));
-        background.driven(ID, None);
+        background.on_driven(ID, None);
         assert_eq!(background.deadline(), None, "until there is an event");
     }
 
@@ -246,7 +248,7 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.driven(ID, Some(5 * UNREACHABLE_NS));
+        background.on_driven(ID, Some(5 * UNREACHABLE_NS));
         assert_eq!(
             background.due(1, nothing, nothing),
             [(ID, false)],
@@ -266,7 +268,7 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.in_call(ID, false, 1);
+        background.on_owner_in_call(ID, false, 1);
         assert!(!background.has_taken_over(ID));
         assert_eq!(
             background.deadline(),
@@ -274,7 +276,7 @@ mod tests {
             "the ends of its calls do not wake the driver"
         );
         assert_eq!(background.due(9, nothing, nothing), []);
-        background.in_call(ID, true, 2);
+        background.on_owner_in_call(ID, true, 2);
         assert!(!background.has_taken_over(ID));
         assert_eq!(background.deadline(), None, "the end of the call wakes the driver");
         assert_eq!(background.due(9, nothing, nothing), [(ID, true)]);
@@ -294,7 +296,7 @@ mod tests {
         let awaited = |id| id == ID;
         assert_eq!(background.due(1, nothing, awaited), [(ID, true)]);
         assert_eq!(background.check(ID, true, true, &mut owner, 1), Finding::Drive);
-        background.driven(ID, None);
+        background.on_driven(ID, None);
         assert_eq!(background.due(2, nothing, awaited), [(ID, false)], "it is taken over");
         assert_eq!(background.check(ID, false, true, &mut owner, 2), Finding::Watch);
         assert!(owner.called(), "the end of the call wakes the driver");
@@ -313,8 +315,8 @@ mod tests {
         let mut background = driver();
         let mut owner = Attention::default();
         assert_eq!(background.check(ID, true, false, &mut owner, 0), Finding::Drive);
-        background.driven(ID, None);
-        background.unwatched(ID, 4);
+        background.on_driven(ID, None);
+        background.on_unwatchable(ID, 4);
         assert_eq!(background.deadline(), Some(4 + UNREACHABLE_NS));
         background.remove(ID);
         assert_eq!(background.deadline(), None);

@@ -6,25 +6,25 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Payload;
 
-use super::StreamDriver;
-use crate::initiator::stream::{BindRefused, ReadExtent};
+use super::{ReportedMarks, StreamDriver};
+use crate::initiator::stream::{ReadExtent, ReadPartFailure, TargetRefusal};
 
 /// The condition that ends a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// The group and all before it are complete on all targets.
+    /// The group and all earlier groups are complete on all targets.
     Complete(Seq),
-    /// The group and all before it are durable. The drives are flushed, unless a group submitted
-    /// since has requested that.
+    /// The group and all earlier groups are durable. The drives are flushed for that, unless a later
+    /// group has requested a flush.
     Durable(Seq),
     /// There is space for groups again.
     Space,
     /// Nothing is in flight.
     Idle,
-    /// A mark has moved since the marks were last reported to the owner: complete, durable or
-    /// released.
+    /// The complete, durable or released mark has moved since the marks were last reported to the
+    /// owner.
     Moved,
-    /// Another thread has interrupted the owner: nothing else ends the wait.
+    /// Another thread has interrupted the owner.
     Woken,
 }
 
@@ -39,7 +39,7 @@ pub enum WaitEnd {
     Deadline,
 }
 
-/// A wait is for a group that was never submitted.
+/// The error that a wait is for a group that was never submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("group {seq} has not been submitted; the last one is {last}")]
 pub struct NotSubmitted {
@@ -49,12 +49,12 @@ pub struct NotSubmitted {
     pub last: Seq,
 }
 
-/// Why a read has ended without all that was to be read.
+/// Why a read has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
-    /// A target has answered with an error, or answers no more.
+    /// A target has answered with an error, or was given up.
     Status {
-        /// The place of the failed read: bytes behind the first byte of the first extent.
+        /// The place of the first part that failed: bytes from the start of the read.
         offset: usize,
         /// The status that the target sent.
         status: Status,
@@ -66,13 +66,16 @@ pub enum ReadFailure {
 /// The read of an owner's call.
 #[derive(Debug, Default)]
 pub(super) struct ReadCall {
-    /// The extents to read as soon as no own write to them is incomplete.
+    /// The extents that wait until all writes of this stream to them are complete; empty once the
+    /// read has been started.
     waiting: Vec<ReadExtent>,
+    /// Whether the read has begun and not ended.
     in_flight: bool,
+    /// When the read is given up, ns.
     deadline: Option<u64>,
 }
 
-/// The marks of a stream that was closed, with all its groups durable.
+/// The marks of a stream that was closed. All its groups are durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The last group, which is durable.
@@ -81,7 +84,7 @@ pub struct Closed {
     pub released: Seq,
 }
 
-/// The steps of closing a stream.
+/// The steps of closing a stream, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Closing {
     /// Waits until all submitted groups are durable.
@@ -120,17 +123,16 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
-            Until::Space => engine.kept_after() > self.forgotten || engine.is_idle(),
+            Until::Space => engine.kept_after() > self.freed || engine.is_idle(),
             Until::Idle => engine.is_idle(),
-            Until::Moved => (marks, engine.released()) != self.reported,
+            Until::Moved => ReportedMarks { marks, released: engine.released() } != self.reported,
             Until::Woken => self.attention.is_woken(),
         }
     }
 
-    /// Continues a wait, as of the last [`marks`](Self::marks). Returns how it ended, if it has:
-    /// the condition comes before an interrupt, and the interrupt before the deadline. An interrupt
-    /// that does not end the wait is kept for the next one. `now` is called only if there is a
-    /// deadline.
+    /// Checks whether a wait has ended, as of the last [`marks`](Self::marks). The condition is checked
+    /// first, then an interrupt, then the deadline. An interrupt that does not end this wait ends the
+    /// next one. `now` is called only if there is a deadline.
     pub fn wait_step(
         &mut self,
         until: Until,
@@ -149,8 +151,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// As [`wait_step`](Self::wait_step), but interrupts do not end the wait: they are kept for the
-    /// next one.
+    /// As [`wait_step`](Self::wait_step), but an interrupt does not end the wait. It ends the next
+    /// one.
     pub fn wait_step_unwoken(
         &self,
         until: Until,
@@ -163,20 +165,25 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
     }
 
-    /// Another thread interrupts the owner: its present wait ends, or else its next one.
+    /// Interrupts the owner: ends its present wait, or its next one if it does not wait now.
     pub fn wake(&mut self) {
         self.attention.wake();
     }
 
-    /// The marks, with the released mark, have been reported to the owner: see [`Until::Moved`].
+    /// The marks now, as of the last [`marks`](Self::marks).
+    fn present_marks(&self) -> ReportedMarks {
+        ReportedMarks { marks: self.session.marks(), released: self.session.engine().released() }
+    }
+
+    /// Records that the marks have been reported to the owner; see [`Until::Moved`].
     #[inline]
     pub fn marks_reported(&mut self) {
-        self.reported = (self.session.marks(), self.session.engine().released());
+        self.reported = self.present_marks();
     }
 
     /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
-    /// the volume. The read is given up at `deadline`, and so is an earlier read that has not
-    /// ended. The caller then drives the stream and calls [`read_step`](Self::read_step).
+    /// the volume. The read is given up at `deadline`. An earlier read that has not ended is given
+    /// up now. The caller then drives the stream and calls [`read_step`](Self::read_step).
     pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>, now: u64) {
         self.give_up_read();
         self.session.begin_read(now);
@@ -194,14 +201,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Whether the answer to a given-up read is still missing. Then a stream that only reads must
-    /// still be driven: others cannot replay before that answer has come (P9).
+    /// Whether a read command has no answer yet, also one of a read that was given up. A stream that
+    /// only reads must be driven until then, because no stream can replay before the answer (P9).
     #[must_use]
-    pub fn owes_reads(&self) -> bool {
-        self.session.owes_reads()
+    pub fn has_unanswered_reads(&self) -> bool {
+        self.session.has_unanswered_reads()
     }
 
-    /// Whether a read waits for own writes.
+    /// Whether the read must wait for writes of this stream.
     fn read_must_wait(&self) -> bool {
         let must_wait =
             |extent: &ReadExtent| self.session.read_must_wait(extent.lba, extent.blocks);
@@ -215,8 +222,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Continues the read. The caller calls this once after [`begin_read`](Self::begin_read) and
     /// after each round. Returns how the read ended, if it has.
     ///
-    /// The stream's own writes come first (P9): the read starts only when no incomplete one touches
-    /// its blocks.
+    /// The read starts only when all writes of this stream to its blocks are complete (P9).
     pub fn read_step(&mut self, now: u64) -> Option<Result<(), ReadFailure>> {
         if !self.read.waiting.is_empty() && !self.read_must_wait() {
             let extents = core::mem::take(&mut self.read.waiting);
@@ -226,8 +232,11 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if self.read.waiting.is_empty() && !self.session.is_reading() {
             self.read.in_flight = false;
             self.read.deadline = None;
-            let failed = |(offset, status)| ReadFailure::Status { offset, status };
-            return Some(self.session.read_result().map_err(failed));
+            let read_failure = |part: ReadPartFailure| ReadFailure::Status {
+                offset: part.offset,
+                status: part.status,
+            };
+            return Some(self.session.read_result().map_err(read_failure));
         }
         if self.read.deadline.is_some_and(|deadline| now >= deadline) {
             self.give_up_read();
@@ -245,8 +254,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// Begins to close the stream: all submitted groups become durable, and the targets durably
-    /// record the released mark, so that their logs may drop them. The caller then drives the
+    /// Begins to close the stream. All submitted groups become durable. Then the targets durably record
+    /// the released mark, so that their logs may drop the groups. The caller then drives the
     /// stream and calls [`close_step`](Self::close_step).
     pub fn begin_close(&mut self) {
         let last = self.session.engine().last();
@@ -255,25 +264,25 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.closing = Some(Closing::Durable(last));
     }
 
-    /// Gives the close up: the stream continues.
+    /// Gives the close up. The stream continues.
     pub fn give_up_close(&mut self) {
         self.closing = None;
         self.session.give_up_marks();
     }
 
-    /// Continues the close, after [`marks`](Self::marks). Returns `Some` when the stream is closed:
-    /// then the shell closes its connections.
+    /// Continues the close, after [`marks`](Self::marks). Returns `Some` when the stream is closed. The
+    /// shell then closes the connections.
     ///
     /// # Errors
     /// A target could not record the mark.
-    pub fn close_step(&mut self) -> Result<Option<Closed>, BindRefused> {
+    pub fn close_step(&mut self) -> Result<Option<Closed>, TargetRefusal> {
         loop {
             match self.closing {
                 Some(Closing::Durable(seq)) if self.reached(Until::Durable(seq)) => {
                     self.closing = Some(Closing::Idle);
                 }
-                // A flush that the engine inserted itself counts, too: the last group may have
-                // moved.
+                // The engine may have inserted a flush of its own, as a group after the last one. So
+                // the last group is read again.
                 Some(Closing::Idle) if self.reached(Until::Idle) => {
                     let last = self.session.marks().durable;
                     self.session.send_marks();

@@ -10,22 +10,32 @@ use crate::initiator::stream::{ConnectionState, StreamQueue};
 /// The driver's state of a stream's connection to one server. The session has the rest.
 #[derive(Debug)]
 pub(super) struct ServerConnection {
+    /// The id of its queue.
     pub(super) qid: u16,
     /// The number of commands for which its queue has space.
     pub(super) depth: usize,
-    /// The shell has a connection.
+    /// Whether the shell has a connection that it has not been asked to close.
     open: bool,
-    /// A connection has been requested.
-    asked: bool,
-    /// The number of connections that have failed.
+    /// Whether a connection has been requested and not been made yet.
+    requested: bool,
+    /// The number of connections that were made since the stream was last up here.
     attempts: u32,
-    /// When the connection was found to be lost, ns, and the number of requests replayed by then.
-    lost: Option<(u64, u64)>,
+    /// The loss of the connection, until the stream is up again.
+    loss: Option<ConnectionLoss>,
+}
+
+/// The loss of a connection.
+#[derive(Clone, Copy, Debug)]
+struct ConnectionLoss {
+    /// When the driver noticed the loss, ns.
+    since: u64,
+    /// The number of requests that the stream had replayed before the loss.
+    replayed_before: u64,
 }
 
 impl ServerConnection {
     pub(super) const fn new(qid: u16, depth: usize) -> Self {
-        Self { qid, depth, open: true, asked: false, attempts: 0, lost: None }
+        Self { qid, depth, open: true, requested: false, attempts: 0, loss: None }
     }
 }
 
@@ -38,92 +48,96 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         !self.session.is_lost(server)
     }
 
-    /// The connection to a server has ended, or the target broke the protocol.
+    /// Handles the end of the connection to a server. The shell also calls this after the target has
+    /// broken the protocol.
     #[cold]
     pub fn closed(&mut self, server: u16, now: u64) {
         self.session.lost(server, Cause::Disconnected, now);
-        self.unsettled = true;
+        self.connections_changed = true;
     }
 
-    /// A [requested](StreamEvent::Connect) connection is made, with a queue that has not been
-    /// started. Returns false if the stream does not need it any more: then the shell closes it.
+    /// Takes a [requested](StreamEvent::Connect) connection, with a queue that has not been started.
+    /// Returns false if the stream does not need the connection any more. The shell then closes it.
     #[cold]
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
         let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
-        let asked = core::mem::take(&mut connection.asked);
-        if !asked || self.session.connection(server) != ConnectionState::Down {
+        let was_requested = core::mem::take(&mut connection.requested);
+        if !was_requested || self.session.connection(server) != ConnectionState::Down {
             return false;
         }
         connection.attempts += 1;
         connection.open = true;
         self.session.rejoin(server, queue, now);
-        self.unsettled = true;
+        self.connections_changed = true;
         self.unsent = true;
         true
     }
 
-    /// The association of a server's connections has ended. A connection that is still open is of
-    /// no use any more: the target may have lost its power while nothing was in flight. A
-    /// connection that is being made may get into the next association (T27). Reads of other
+    /// Handles the end of a server's association: its connection counts as lost, also if it is open.
+    /// The target may have lost its power while nothing was in flight. A connection that is being made
+    /// could join the next association before the target is checked again (T27). Reads of other
     /// streams wait until this stream is bound again (P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
-        let is_late = self.session.connection(server) == ConnectionState::Joining;
-        if self.is_open(server) && !(is_late && probe::planted(Plant::T27LateConnect)) {
+        let is_being_set_up = self.session.connection(server) == ConnectionState::Joining;
+        if self.is_open(server) && !(is_being_set_up && probe::planted(Plant::T27LateConnect)) {
             self.closed(server, now);
         }
     }
 
-    /// A server will not come back: the stream fails (P6).
+    /// Gives up a server that will not come back. The stream fails (P6).
     #[cold]
     pub fn give_up(&mut self, server: u16, cause: Cause) {
         self.session.give_up(server, cause);
-        self.unsettled = true;
+        self.connections_changed = true;
     }
 
-    /// Handles the connections that are not up: has the lost ones closed, requests new ones, and
-    /// reports those that are back. The shell calls it at the end of each round.
+    /// Checks the connections if some are not up, and adds the events that follow: to close lost
+    /// connections, to make new ones, and to report servers that are back. The shell calls it at the
+    /// end of each round.
     #[inline]
-    pub fn settle(&mut self, now: u64) {
-        if self.unsettled {
-            self.settle_all(now);
+    pub fn check_connections(&mut self, now: u64) {
+        if self.connections_changed {
+            self.check_each_connection(now);
         }
     }
 
     #[cold]
-    fn settle_all(&mut self, now: u64) {
-        self.unsettled = false;
+    fn check_each_connection(&mut self, now: u64) {
+        self.connections_changed = false;
         let has_failed = self.session.engine().failure().is_some();
         let replayed = self.session.engine().replayed();
         for (server, connection) in (0..).zip(&mut self.servers) {
             let state = self.session.connection(server);
             match state {
                 ConnectionState::Down | ConnectionState::Dead => {
-                    connection.lost.get_or_insert((now, replayed));
+                    connection
+                        .loss
+                        .get_or_insert(ConnectionLoss { since: now, replayed_before: replayed });
                     if core::mem::take(&mut connection.open) {
-                        self.events.push_back(StreamEvent::Over { server });
+                        self.events.push_back(StreamEvent::ConnectionEnded { server });
                     }
                 }
                 ConnectionState::Joining | ConnectionState::Replaying => {}
                 ConnectionState::Up => {
                     connection.attempts = 0;
-                    if let Some((since, before)) = connection.lost.take() {
+                    if let Some(loss) = connection.loss.take() {
                         self.events.push_back(StreamEvent::Back {
                             server,
-                            unreachable_ns: now.saturating_sub(since),
-                            replayed: replayed - before,
+                            unreachable_ns: now.saturating_sub(loss.since),
+                            replayed: replayed - loss.replayed_before,
                         });
                     }
                 }
             }
-            // A stream that has failed repairs nothing.
-            self.unsettled |=
+            // A stream that has failed makes no new connections.
+            self.connections_changed |=
                 !matches!(state, ConnectionState::Up | ConnectionState::Dead) && !has_failed;
         }
         let Self { session, servers, events, .. } = self;
         for server in session.wants_rejoin() {
             let connection = &mut servers[usize::from(server)];
-            if core::mem::replace(&mut connection.asked, true) {
+            if core::mem::replace(&mut connection.requested, true) {
                 continue;
             }
             events.push_back(StreamEvent::Connect(ConnectRequest {

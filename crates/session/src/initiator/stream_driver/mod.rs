@@ -1,22 +1,22 @@
-//! The driver of an open stream: it decides everything between the calls of the owner, the bytes of
-//! the connections and the clock.
+//! The stream driver: makes all decisions about an open stream. Its inputs are the calls of the
+//! owner, the bytes of the connections, and the clock.
 //!
 //! The shell has the sockets, threads and buffers. One thread at a time drives the stream: the
-//! owner's, in a call, or that of the [`BackgroundDriver`] while the owner is not calling. It does
-//! rounds:
+//! owner's thread during a call, and the thread of the [`BackgroundDriver`] while the owner is not
+//! calling. The thread runs rounds. A round has these steps, in order:
 //!
 //! ```text
-//! bytes of each server, the end of its connection → received, closed
-//! the ends of associations and new connections    → association_ended, give_up, connected
-//! pump(now), then each outbox is sent
-//! nothing came, or deadline(now) is past          → timeout(now)
-//! settle(now), then each event
+//! 1. bytes of each server, the end of its connection → received, closed
+//! 2. the ends of associations and new connections    → association_ended, give_up, connected
+//! 3. pump(now), then the contents of each outbox are sent
+//! 4. nothing has arrived, or deadline(now) is past   → timeout(now)
+//! 5. check_connections(now), then each event is handled
 //! ```
 //!
-//! The shell reports the end of an association after the bytes, and before anything is sent because
-//! of them: they may be from a target that has been started again since (T27). The driver's
-//! [`marks`](StreamDriver::marks) are read between rounds. Times are nanoseconds of one
-//! monotonic clock.
+//! The shell reports the end of an association after the bytes that arrived before it, and before it
+//! sends anything in answer to them. The bytes may come from a target that has been started again
+//! since, and nothing may be sent to that target before it is checked (T27). The shell reads the
+//! [`marks`](StreamDriver::marks) between rounds. Times are nanoseconds of one monotonic clock.
 
 mod attention;
 mod background;
@@ -45,19 +45,18 @@ pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
 pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
-pub use waitlist::{Entry, Mark, Place, Standing, StreamIncarnation, Waitlist};
+pub use waitlist::{Entry, Mark, MarksSnapshot, Place, StreamIncarnation, Waitlist};
 
 /// An event that a stream's driver reports to its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEvent {
-    /// The connection to a server has ended: the shell closes it.
-    Over {
+    /// The connection to a server has ended. The shell closes it.
+    ConnectionEnded {
         /// The server.
         server: u16,
     },
-    /// The driver requests a connection, once. The shell answers with
-    /// [`connected`](StreamDriver::connected) or [`give_up`](StreamDriver::give_up), as soon as it
-    /// can.
+    /// The driver requests a connection. The shell calls [`connected`](StreamDriver::connected) when
+    /// the connection is made, or [`give_up`](StreamDriver::give_up). The request is not repeated.
     Connect(ConnectRequest),
     /// The stream is bound again on a server that it had lost.
     Back {
@@ -74,37 +73,57 @@ pub enum StreamEvent {
 /// fail although nothing arrives (T22).
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
-/// The number of admitted groups that are sent without a request: four full TCP segments of blocks.
-/// Fewer cost a system call on either side for each segment.
+/// The number of admitted groups after which the stream should send without a request of the owner.
+/// Groups of one block then fill four TCP segments of 64 KiB. With fewer, each segment costs a
+/// system call on both sides.
 const ADMITTED_MAX: usize = 64;
+
+/// The marks of a stream, with the released mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ReportedMarks {
+    marks: Marks,
+    released: Seq,
+}
+
+/// An idle stream whose last group is not durable.
+#[derive(Clone, Copy, Debug)]
+struct IdleUndurable {
+    /// The last group.
+    last: Seq,
+    /// When the stream was first found idle with this group, ns.
+    since: u64,
+}
 
 /// The driver of an open stream; see the [module](self).
 pub struct StreamDriver<P> {
     session: StreamSession<P>,
+    /// The driver's state of each connection.
     servers: Vec<ServerConnection>,
     events: VecDeque<StreamEvent>,
-    /// [`settle`](Self::settle) must check the connections.
-    unsettled: bool,
-    /// There are requests that [`pump`](Self::pump) has not yet turned into commands.
+    /// Whether [`check_connections`](Self::check_connections) has something to do.
+    connections_changed: bool,
+    /// Whether there are requests that [`pump`](Self::pump) has not yet turned into commands.
     unsent: bool,
-    /// Groups admitted since the last [`pump`](Self::pump).
+    /// The number of groups admitted since the last [`pump`](Self::pump).
     admitted: usize,
     /// The first failure that was reported (P6).
     failure: Option<Failure>,
     attention: Attention,
-    /// The last group, if it is not durable, and since when the stream has been idle with it, ns.
-    undurable: Option<(Seq, u64)>,
+    /// Set while the stream is idle and its last group is not durable.
+    idle_undurable: Option<IdleUndurable>,
     /// The read of the owner's call.
     read: ReadCall,
+    /// The step of the close, while the owner closes the stream.
     closing: Option<Closing>,
-    /// The payload of groups up to this one has been freed.
-    forgotten: Seq,
-    /// The group for whose durability other threads wait.
-    wanted: Seq,
-    /// The group up to which that durability was requested.
-    asked: Seq,
-    /// The marks that were last reported to the owner, and the released mark.
-    reported: (Marks, Seq),
+    /// The group up to which the owner may have freed the payload, by its last
+    /// [`reclaim`](Self::reclaim).
+    freed: Seq,
+    /// The group up to which other threads wait for durability.
+    durable_awaited: Seq,
+    /// The group up to which this durability has been requested from the session.
+    durable_requested: Seq,
+    /// The marks that were last reported to the owner; see [`Until::Moved`].
+    reported: ReportedMarks,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
@@ -113,33 +132,34 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     #[must_use]
     pub fn new(session: StreamSession<P>, queues: impl Iterator<Item = (u16, usize)>) -> Self {
         let servers = queues.map(|(qid, depth)| ServerConnection::new(qid, depth)).collect();
-        let forgotten = session.config().start;
-        let reported = (session.marks(), session.engine().released());
+        let start = session.config().start;
+        let reported =
+            ReportedMarks { marks: session.marks(), released: session.engine().released() };
         Self {
             session,
             servers,
             events: VecDeque::new(),
-            unsettled: false,
+            connections_changed: false,
             unsent: false,
             admitted: 0,
             failure: None,
             attention: Attention::default(),
-            undurable: None,
+            idle_undurable: None,
             read: ReadCall::default(),
             closing: None,
-            forgotten,
-            wanted: forgotten,
-            asked: forgotten,
+            freed: start,
+            durable_awaited: start,
+            durable_requested: start,
             reported,
         }
     }
 
-    /// Admits a group, whole or not at all, and takes the payloads out of `writes`. The next
-    /// [`pump`](Self::pump) sends it, which is due at once if the stream [should
-    /// send](Self::should_send).
+    /// Admits a group. If it is admitted, takes the payloads out of `writes`. The next
+    /// [`pump`](Self::pump) sends the group. If the stream [should send](Self::should_send), that is
+    /// due at once.
     ///
     /// # Errors
-    /// Which bound was hit, or that the stream has failed.
+    /// The limit that refuses the group, or the failure of the stream. Nothing was admitted.
     #[inline]
     pub fn admit(
         &mut self,
@@ -150,15 +170,15 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let seq = self.session.admit(writes, tag, durable)?;
         self.admitted += 1;
         if durable && !probe::planted(Plant::P8DurableUnsent) {
-            // A thread waits for it, or will, and the owner may not call before it is durable.
+            // A thread waits for the group, or will do so, and the owner may not call before the group
+            // is durable. So it is sent at once.
             self.admitted = ADMITTED_MAX;
         }
         Ok(seq)
     }
 
-    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
-    /// a request: one is durable, or there are `ADMITTED_MAX` of them, and waiting for more would
-    /// gain nothing.
+    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without a
+    /// request of the owner: one of them is durable, or there are `ADMITTED_MAX` of them.
     #[inline]
     #[must_use]
     pub fn should_send(&self) -> bool {
@@ -188,7 +208,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
         let last = self.session.engine().last();
         let polled = self.session.poll();
-        // The engine may have inserted a flush of its own, and nothing else would send it.
+        // If the last group has changed, the engine has inserted a flush of its own, which is still to
+        // be sent.
         self.unsent |= self.session.engine().last() != last;
         polled.inspect_err(|failure| self.failure = Some(*failure))
     }
@@ -228,34 +249,34 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Turns the requests that may be sent now into commands in the outboxes.
     #[inline]
     pub fn pump(&mut self, now: u64) {
-        if let Some(seq) = self.to_ask() {
-            self.asked = seq;
+        if let Some(seq) = self.durable_to_request() {
+            self.durable_requested = seq;
             self.session.ask_durable(seq);
         }
         self.unsent = false;
         self.admitted = 0;
-        // A connection may have been given up in a session that was not settled before.
-        self.unsettled |= self.session.is_unsettled();
+        // The session may have given a connection up since the last check.
+        self.connections_changed |= self.session.is_connecting();
         self.session.pump(now);
     }
 
-    /// Other threads wait until groups up to `seq` are durable, and for no later submitted group.
-    /// Once these groups have been submitted, the drives are flushed, unless a group submitted
-    /// since has requested that.
+    /// Sets the last group for whose durability other threads wait: `seq`. When the groups up to it
+    /// have been submitted, the drives are flushed, unless a later group has requested that.
     #[inline]
     pub fn want_durable(&mut self, seq: Seq) {
-        if seq != self.wanted {
-            self.wanted = seq;
-            self.unsent |= self.to_ask().is_some();
+        if seq != self.durable_awaited {
+            self.durable_awaited = seq;
+            self.unsent |= self.durable_to_request().is_some();
         }
     }
 
-    /// The group up to which the drives must be flushed because other threads wait for that.
-    fn to_ask(&self) -> Option<Seq> {
-        if self.wanted <= self.asked {
+    /// The group up to which a flush must be requested now, because other threads wait for that.
+    fn durable_to_request(&self) -> Option<Seq> {
+        if self.durable_awaited <= self.durable_requested {
             return None;
         }
-        Some(self.wanted.min(self.session.engine().last())).filter(|seq| *seq > self.asked)
+        Some(self.durable_awaited.min(self.session.engine().last()))
+            .filter(|seq| *seq > self.durable_requested)
     }
 
     /// The bytes to send to a server.
@@ -264,12 +285,12 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.outbox(server)
     }
 
-    /// Time has passed, and nothing has arrived: a target that has not answered for too long is
-    /// lost.
+    /// Handles connections whose target has not answered for too long: they count as lost. The shell
+    /// calls this after it has found that no bytes have arrived.
     pub fn timeout(&mut self, now: u64) {
         while let Some(server) = self.session.stalled(now) {
             self.session.lost(server, riopipe_order::engine::Cause::TimedOut, now);
-            self.unsettled = true;
+            self.connections_changed = true;
         }
     }
 
@@ -286,8 +307,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if self.unsent && self.failure.is_none() { Some(now) } else { self.session.deadline(now) }
     }
 
-    /// Whether there are requests that only a [`pump`](Self::pump) turns into commands: the next
-    /// round is due at once.
+    /// Whether there are requests that the next [`pump`](Self::pump) turns into commands. The next
+    /// round is then due at once.
     #[must_use]
     pub fn wants_pump(&self) -> bool {
         self.unsent
@@ -301,19 +322,24 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.deadline(now).into_iter().chain(read).fold(latest, u64::min)
     }
 
-    /// The group up to which payload is not needed any more: the buffers may be freed.
+    /// The group up to which payload is not needed any more. The caller frees those buffers.
     /// [`Until::Space`] waits until this is a later group than at the last call.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
-        self.forgotten = self.session.engine().kept_after();
-        self.forgotten
+        self.freed = self.session.engine().kept_after();
+        self.freed
     }
 
-    /// Ends some rounds of the background driver, after [`marks`](Self::marks); `worked` is whether
-    /// the last round did any work. An idle stream whose owner is not calling is made durable, so
-    /// that the logs can drop its entries (T1). Returns when the next round is due even if nothing
-    /// arrives; a stream that has failed needs none.
-    pub fn take_care(&mut self, worked: bool, flush_ns: u64, now: u64) -> Option<u64> {
+    /// Ends some rounds of the background driver, after [`marks`](Self::marks). Requests a flush of a
+    /// stream that has been idle for `flush_ns`, so that the logs can drop its entries (T1). `worked`:
+    /// whether the last round did any work. Returns when the next round is due even if nothing
+    /// arrives; `None` for a stream that has failed.
+    pub fn finish_background_rounds(
+        &mut self,
+        worked: bool,
+        flush_ns: u64,
+        now: u64,
+    ) -> Option<u64> {
         if self.failure.is_some() {
             return None;
         }
@@ -322,23 +348,23 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if worked { Some(now) } else { next }
     }
 
-    /// Requests a flush if the stream has been idle for long enough and its last group is not
-    /// durable; returns when that is due.
+    /// Requests a flush if the stream has been idle for `flush_ns` and its last group is not durable.
+    /// Returns the time of the flush if it is due later.
     fn idle_flush(&mut self, flush_ns: u64, now: u64) -> Option<u64> {
         let engine = self.session.engine();
         let last = engine.last();
-        let lies = self.session.config().engine.capabilities().keeps_log
+        let needs_flush = self.session.config().engine.capabilities().keeps_log
             && self.session.marks().durable < last
             && engine.is_idle();
-        if !lies || probe::planted(Plant::T1NoBackgroundFlush) {
-            self.undurable = None;
+        if !needs_flush || probe::planted(Plant::T1NoBackgroundFlush) {
+            self.idle_undurable = None;
             return None;
         }
-        let since = match self.undurable {
-            Some((group, since)) if group == last => since,
+        let since = match self.idle_undurable {
+            Some(idle) if idle.last == last => idle.since,
             _ => now,
         };
-        self.undurable = Some((last, since));
+        self.idle_undurable = Some(IdleUndurable { last, since });
         let due = since.saturating_add(flush_ns);
         if now < due {
             return Some(due);
@@ -346,7 +372,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         probe::hit(Rare::BackgroundFlush);
         self.session.ask_durable(last);
         self.unsent = true;
-        self.undurable = None;
+        self.idle_undurable = None;
         None
     }
 

@@ -1,10 +1,14 @@
-//! The start of a stream: it makes a connection to every target, and binds the stream on each.
+//! The start of a stream: a connection to every target is made, and the stream is bound on each.
 //!
-//! A target may still be ending the stream's last connection: it refuses the queue until nothing of
-//! that connection is in flight any more (T8). Then the start tries everything again a moment
-//! later. It does the same while a target is unreachable, and when a target was lost since its
-//! connection was begun: a stream starts only over associations that have not ended meanwhile
-//! (T27).
+//! ```text
+//! Connecting: one connection for each server → Binding → Ready
+//!      ↑____ Pausing ________|__________________|
+//! ```
+//!
+//! After a failure that may pass, the start closes all connections, pauses, and begins again. There
+//! are three such failures. A target refuses the queue, because commands of the stream's last
+//! connection are still in flight (T8). A target is unreachable. A target was lost since its
+//! connection was begun: a stream starts only over associations that have stood all the time (T27).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -18,8 +22,8 @@ use super::StreamDriver;
 use crate::initiator::queue_pair::SessionError;
 use crate::initiator::reconnect::ConnectRequest;
 use crate::initiator::stream::{
-    BindRefused, CONTROL_COMMANDS, FlushFailures, ReadBarrier, StreamConfig, StreamQueue,
-    StreamSession,
+    CONTROL_COMMANDS, FlushFailures, ReadBarrier, StreamConfig, StreamQueue, StreamSession,
+    TargetRefusal,
 };
 use crate::wire::BLOCK_BYTES;
 
@@ -30,14 +34,15 @@ pub struct StreamSpec {
     pub config: StreamConfig,
     /// The volume's topology.
     pub topology: Topology,
-    /// The most payload bytes that are kept because they are not durable, or not complete (T14).
+    /// Limit of the replay memory: the payload bytes that are kept because they are not durable or not
+    /// complete (T14).
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (T16), up to the data that a command can carry.
     pub merge: bool,
     /// The id of the stream's queue on each server.
     pub qids: Vec<u16>,
-    /// It is not a stream of the volume, and only reads the volume; see
-    /// [`StreamSession::reads_only`]. Its engine is `EngineKind::None`.
+    /// Whether it only reads the volume, and is no stream of the volume; see
+    /// [`StreamSession::reads_only`]. Its engine is then `EngineKind::None`.
     pub reads_only: bool,
 }
 
@@ -63,7 +68,7 @@ pub enum StartError {
     },
     /// A target has refused to bind the stream.
     #[error("server {} does not bind the stream: {}", .0.server, .0.status)]
-    Refused(BindRefused),
+    Refused(TargetRefusal),
     /// A target did not bind the stream in time, or did not answer for too long.
     #[error("server {server} did not bind the stream within {after_ns} ns")]
     TimedOut {
@@ -81,33 +86,38 @@ pub enum StartStep {
     /// [`put_off`](StreamStart::put_off) while the target is unreachable.
     Connect(ConnectRequest),
     /// Drive the [`driver`](StreamStart::driver), if there is one: take in the bytes that arrive,
-    /// [`pump`](StreamDriver::pump) and send; but do not [`settle`](StreamDriver::settle) it. Call
-    /// [`failed`](StreamStart::failed) for a connection that ends.
+    /// [`pump`](StreamDriver::pump) and send, without
+    /// [`check_connections`](StreamDriver::check_connections). Call [`failed`](StreamStart::failed) for
+    /// a connection that ends.
     Drive,
-    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. It may
+    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. The time may
     /// be past.
-    Rest(u64),
+    Pause(u64),
     /// The stream is bound on all targets: take it with [`into_driver`](StreamStart::into_driver).
     Ready,
     /// The stream cannot be started.
     Failed(StartError),
 }
 
-/// A refused queue is requested again after this time, ns.
-const REST_NS: u64 = 5_000_000;
+/// The pause before the start begins again, ns.
+const RETRY_DELAY_NS: u64 = 5_000_000;
 
-/// A connection of the stream to one server that is not made yet.
+/// A connection to one server, while not all connections are made.
 #[derive(Debug)]
 struct PendingConnection<P> {
-    asked: bool,
+    /// Whether the shell has been asked for it.
+    requested: bool,
+    /// Its queue, once the connection is made.
     queue: Option<StreamQueue<P>>,
 }
 
 enum Stage<P> {
+    /// The connections are being made.
     Connecting(Vec<PendingConnection<P>>),
+    /// All connections are made. The stream is being bound, or is bound.
     Binding(Box<StreamDriver<P>>),
-    /// Nothing is done before `until`; `reported` is whether the shell has received that step.
-    Resting {
+    /// Nothing is done before `until`, ns. `reported`: whether the shell has got this step.
+    Pausing {
         until: u64,
         reported: bool,
     },
@@ -118,10 +128,11 @@ enum Stage<P> {
 pub struct StreamStart<P> {
     spec: StreamSpec,
     shared: StreamShared,
+    /// The time limit of the start, and the time at which it ends, ns.
     timeout_ns: u64,
     deadline: u64,
-    /// The server to connect to first: the one that was unreachable last.
-    first: u16,
+    /// The server to which the next connection is requested first: the one that failed last.
+    first_server: u16,
     stage: Stage<P>,
 }
 
@@ -130,64 +141,66 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     #[must_use]
     pub fn new(spec: StreamSpec, shared: StreamShared, timeout_ns: u64, now: u64) -> Self {
         debug_assert_eq!(spec.qids.len(), spec.topology.servers().len());
-        let stage = Stage::Connecting(pending(&spec));
+        let stage = Stage::Connecting(pending_connections(&spec));
         let deadline = now.saturating_add(timeout_ns);
-        Self { spec, shared, timeout_ns, deadline, first: 0, stage }
+        Self { spec, shared, timeout_ns, deadline, first_server: 0, stage }
     }
 
     /// The next action of the shell.
     pub fn step(&mut self, now: u64) -> StartStep {
         match &mut self.stage {
-            Stage::Resting { until, reported } if now < *until || !*reported => {
+            Stage::Pausing { until, reported } if now < *until || !*reported => {
                 *reported = true;
-                StartStep::Rest(*until)
+                StartStep::Pause(*until)
             }
-            Stage::Resting { .. } => {
-                self.stage = Stage::Connecting(pending(&self.spec));
+            Stage::Pausing { .. } => {
+                self.stage = Stage::Connecting(pending_connections(&self.spec));
                 self.step(now)
             }
             Stage::Connecting(pending) => {
-                let asked =
-                    |server: &u16| pending.get(usize::from(*server)).is_none_or(|p| p.asked);
-                let mut servers = core::iter::once(self.first).chain(0..pending.len() as u16);
-                match servers.find(|server| !asked(server)) {
+                let is_requested =
+                    |server: &u16| pending.get(usize::from(*server)).is_none_or(|p| p.requested);
+                let mut servers =
+                    core::iter::once(self.first_server).chain(0..pending.len() as u16);
+                match servers.find(|server| !is_requested(server)) {
                     Some(server) => {
-                        pending[usize::from(server)].asked = true;
+                        pending[usize::from(server)].requested = true;
                         StartStep::Connect(ConnectRequest {
                             stream: self.spec.config.stream,
                             server,
                             qid: self.spec.qids[usize::from(server)],
-                            depth: commands(&self.spec),
+                            depth: commands_per_queue(&self.spec),
                             attempts: 0,
                         })
                     }
-                    None if now >= self.deadline => self.time_out(0, self.timeout_ns),
+                    None if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
                     None => StartStep::Drive,
                 }
             }
             Stage::Binding(driver) => match driver.session.is_ready() {
                 Ok(true) => StartStep::Ready,
-                Ok(false) if now >= self.deadline => self.time_out(0, self.timeout_ns),
+                Ok(false) if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
                 Ok(false) => match driver.session.stalled(now) {
-                    Some(server) => self.time_out(server, self.spec.config.timeout_ns),
+                    Some(server) => self.end_with_timeout(server, self.spec.config.timeout_ns),
                     None => StartStep::Drive,
                 },
-                Err(refused) => self.fail(StartError::Refused(refused)),
+                Err(refused) => self.end_with_error(StartError::Refused(refused)),
             },
             Stage::Failed(error) => StartStep::Failed(error.clone()),
         }
     }
 
-    fn time_out(&mut self, server: u16, after_ns: u64) -> StartStep {
-        self.fail(StartError::TimedOut { server, after_ns })
+    fn end_with_timeout(&mut self, server: u16, after_ns: u64) -> StartStep {
+        self.end_with_error(StartError::TimedOut { server, after_ns })
     }
 
-    fn fail(&mut self, error: StartError) -> StartStep {
+    fn end_with_error(&mut self, error: StartError) -> StartStep {
         self.stage = Stage::Failed(error.clone());
         StartStep::Failed(error)
     }
 
-    /// A requested connection is made, with a queue that has not been started.
+    /// Takes a requested connection, with a queue that has not been started. Once all connections are
+    /// made, begins to bind.
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
         let Stage::Connecting(pending) = &mut self.stage else { return };
         if let Some(pending) = pending.get_mut(usize::from(server)) {
@@ -195,15 +208,15 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
         if pending.iter().all(|pending| pending.queue.is_some()) {
             let queues = pending.iter_mut().filter_map(|pending| pending.queue.take()).collect();
-            let mut driver = self.drive(queues);
+            let mut driver = self.make_driver(queues);
             driver.session.start(now);
             self.stage = Stage::Binding(Box::new(driver));
         }
     }
 
-    /// A connection has ended, with an error of the session if there was one. The start tries
-    /// everything again if the target only waits for the end of the stream's last connection, or
-    /// has closed the connection without an error, as a target does that dies.
+    /// Handles the end of a connection. `error` is the error of the session, if it had one. The start
+    /// begins again if the target only waits for the end of the stream's last connection, or if the
+    /// connection has ended without an error, as it does when a target dies.
     pub fn failed(&mut self, server: u16, error: Option<SessionError>, now: u64) {
         if matches!(self.stage, Stage::Failed(_)) {
             return;
@@ -216,13 +229,13 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// The association of a server's connections has ended: a connection that was begun before is
-    /// of no use, and neither are the answers on it (T27). The start tries everything again.
+    /// Handles the end of a server's association. A connection that was begun before, and the answers
+    /// on it, cannot be used any more (T27). The start begins again.
     pub fn association_ended(&mut self, server: u16, now: u64) {
-        let concerned = match &self.stage {
+        let is_affected = match &self.stage {
             Stage::Connecting(pending) => {
-                let there = |pending: &PendingConnection<P>| pending.queue.is_some();
-                pending.get(usize::from(server)).is_some_and(there)
+                let is_made = |pending: &PendingConnection<P>| pending.queue.is_some();
+                pending.get(usize::from(server)).is_some_and(is_made)
             }
             Stage::Binding(_) => true,
             Stage::Failed(StartError::Ended { server: at, error: Some(_) }) => {
@@ -231,25 +244,25 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             Stage::Failed(StartError::Refused(refused)) => {
                 refused.server == server && now < self.deadline
             }
-            Stage::Resting { .. } | Stage::Failed(_) => false,
+            Stage::Pausing { .. } | Stage::Failed(_) => false,
         };
-        if concerned && !probe::planted(Plant::T27LateConnect) {
+        if is_affected && !probe::planted(Plant::T27LateConnect) {
             self.put_off(server, now);
         }
     }
 
-    /// A requested connection cannot be made now, because the target is unreachable. The start
-    /// tries everything again a moment later, this server first, until its time limit.
+    /// Pauses, and then begins again with this server, until the time limit has passed. The shell calls
+    /// this when a requested connection cannot be made because the target is unreachable.
     pub fn put_off(&mut self, server: u16, now: u64) {
-        self.first = server;
+        self.first_server = server;
         self.stage = if now < self.deadline {
-            Stage::Resting { until: now.saturating_add(REST_NS), reported: false }
+            Stage::Pausing { until: now.saturating_add(RETRY_DELAY_NS), reported: false }
         } else {
             Stage::Failed(StartError::Ended { server, error: None })
         };
     }
 
-    /// The server will not come back: the stream cannot be started.
+    /// Ends the start with an error, because the server will not come back.
     pub fn give_up(&mut self, server: u16) {
         self.stage = Stage::Failed(StartError::Ended { server, error: None });
     }
@@ -266,8 +279,8 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     #[must_use]
     pub fn deadline(&self, now: u64) -> u64 {
         match &self.stage {
-            Stage::Resting { until, reported: true } => *until,
-            Stage::Resting { reported: false, .. } => now,
+            Stage::Pausing { until, reported: true } => *until,
+            Stage::Pausing { reported: false, .. } => now,
             Stage::Binding(driver) => {
                 driver.deadline(now).map_or(self.deadline, |at| at.min(self.deadline))
             }
@@ -285,11 +298,11 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     }
 
     /// A driver over queues to all servers.
-    fn drive(&self, queues: Vec<StreamQueue<P>>) -> StreamDriver<P> {
+    fn make_driver(&self, queues: Vec<StreamQueue<P>>) -> StreamDriver<P> {
         let StreamSpec { config, topology, kept_bytes_max, merge, qids, reads_only } = &self.spec;
         let mut merged_blocks_max = u32::MAX;
         for queue in &queues {
-            // A target that takes no data with commands requests all of it anyway.
+            // 0: the target takes no data with commands, so their size makes no difference.
             match queue.in_capsule() / BLOCK_BYTES as u32 {
                 0 => {}
                 blocks => merged_blocks_max = merged_blocks_max.min(blocks),
@@ -311,18 +324,18 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             &self.shared.read_barrier,
         );
         let session = if *reads_only { session.reads_only() } else { session };
-        let depth = commands(&self.spec);
+        let depth = commands_per_queue(&self.spec);
         StreamDriver::new(session, qids.iter().map(|qid| (*qid, depth)))
     }
 }
 
 /// The number of commands for which a queue of the stream must have space.
-fn commands(spec: &StreamSpec) -> usize {
+fn commands_per_queue(spec: &StreamSpec) -> usize {
     spec.config.queue_depth + CONTROL_COMMANDS
 }
 
-fn pending<P>(spec: &StreamSpec) -> Vec<PendingConnection<P>> {
-    spec.qids.iter().map(|_| PendingConnection { asked: false, queue: None }).collect()
+fn pending_connections<P>(spec: &StreamSpec) -> Vec<PendingConnection<P>> {
+    spec.qids.iter().map(|_| PendingConnection { requested: false, queue: None }).collect()
 }
 
 impl<P> core::fmt::Debug for StreamStart<P> {
@@ -330,7 +343,7 @@ impl<P> core::fmt::Debug for StreamStart<P> {
         let stage = match &self.stage {
             Stage::Connecting(_) => "connecting",
             Stage::Binding(_) => "binding",
-            Stage::Resting { .. } => "resting",
+            Stage::Pausing { .. } => "pausing",
             Stage::Failed(_) => "failed",
         };
         f.debug_struct("StreamStart").field("stage", &stage).finish_non_exhaustive()

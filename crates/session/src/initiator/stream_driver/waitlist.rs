@@ -37,11 +37,12 @@ impl Mark {
 
 /// The state of a stream that a waiter reads at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct MarksSnapshot {
     /// The marks that were published last.
     pub marks: Marks,
-    /// The marks move no more: the stream has failed, was closed or was dropped.
-    pub over: bool,
+    /// Whether the marks cannot move any more, because the stream has failed, was closed or was
+    /// dropped.
+    pub ended: bool,
 }
 
 /// The number of an incarnation of a stream. The first begins when the stream is opened, and
@@ -55,32 +56,36 @@ pub enum Entry {
     /// The mark is reached: there is nothing to wait for.
     Reached,
     /// The mark is not reached, and will not be.
-    Over,
+    Ended,
     /// The wait belongs to an earlier incarnation of the stream, and its group was lost.
     Lost,
     /// The waiter is in the list.
     Waits {
         /// Its place, for [`Waitlist::renew`] and [`Waitlist::remove`].
         place: Place,
-        /// It is the first waiter: the background driver must be woken, so that it takes the stream
-        /// over.
-        first: bool,
+        /// Whether it is the first waiter. The background driver must then be woken, so that it takes
+        /// the stream over.
+        is_first: bool,
     },
 }
 
 /// The place of a waiter in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
+    /// The group that the waiter waits for.
     seq: Seq,
+    /// A number by which waiters for the same group differ.
     token: u64,
 }
 
 /// The waiters of a stream, by mark and seq. A `W` wakes one waiter.
 #[derive(Debug)]
 pub struct Waitlist<W> {
+    /// The waiters for each mark.
     complete: BTreeMap<Place, W>,
     durable: BTreeMap<Place, W>,
-    tokens: u64,
+    /// The token of the last waiter.
+    last_token: u64,
     /// The group after which each incarnation but the first has begun.
     starts: Vec<Seq>,
 }
@@ -95,7 +100,12 @@ impl<W> Waitlist<W> {
     /// A list without waiters.
     #[must_use]
     pub const fn new() -> Self {
-        Self { complete: BTreeMap::new(), durable: BTreeMap::new(), tokens: 0, starts: Vec::new() }
+        Self {
+            complete: BTreeMap::new(),
+            durable: BTreeMap::new(),
+            last_token: 0,
+            starts: Vec::new(),
+        }
     }
 
     /// Whether there are no waiters.
@@ -110,8 +120,7 @@ impl<W> Waitlist<W> {
         self.durable.last_key_value().map(|(place, _)| place.seq)
     }
 
-    /// As [`wanted`](Self::wanted), among the groups up to `last`, which have been submitted:
-    /// nothing can be done yet for others.
+    /// As [`wanted`](Self::wanted), but only among the groups up to `last`, the last submitted one.
     #[must_use]
     pub fn wanted_up_to(&self, last: Seq) -> Option<Seq> {
         let (first, last) =
@@ -125,47 +134,47 @@ impl<W> Waitlist<W> {
         StreamIncarnation(self.starts.len() as u64)
     }
 
-    /// The stream has been reopened, and continues after group `start`.
+    /// Begins another incarnation after the stream has been reopened. It continues after group `start`.
     pub fn restart(&mut self, start: Seq) {
         self.starts.push(start);
     }
 
-    /// Whether a group of that incarnation is kept, and durable, in all incarnations since; `None`
-    /// in the same incarnation.
-    fn is_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
+    /// Whether a group of `incarnation` was kept in all later incarnations, and so is durable; `None`
+    /// if there is no later incarnation.
+    fn was_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
         let since = self.starts.get(incarnation.0 as usize..).filter(|since| !since.is_empty())?;
         Some(since.iter().all(|start| seq <= *start))
     }
 
-    /// A waiter of this incarnation waits until `mark` is at group `seq`. `standing` returns the
-    /// stream's standing; it is called once the waiter is in the list, and not before.
+    /// Adds a waiter, which waits in this incarnation until `mark` is at group `seq`. `snapshot` reads
+    /// the stream's state. It is called when the waiter is in the list, and not before.
     pub fn enter(
         &mut self,
         mark: Mark,
         seq: Seq,
         incarnation: StreamIncarnation,
         waiter: W,
-        standing: impl FnOnce() -> Standing,
+        snapshot: impl FnOnce() -> MarksSnapshot,
     ) -> Entry {
-        if let Some(kept) = self.is_kept(incarnation, seq) {
+        if let Some(kept) = self.was_kept(incarnation, seq) {
             return if kept { Entry::Reached } else { Entry::Lost };
         }
-        let first = self.is_empty();
-        self.tokens += 1;
-        let place = Place { seq, token: self.tokens };
+        let is_first = self.is_empty();
+        self.last_token += 1;
+        let place = Place { seq, token: self.last_token };
         self.list(mark).insert(place, waiter);
         if probe::planted(Plant::P8WaiterNotChecked) {
-            return Entry::Waits { place, first };
+            return Entry::Waits { place, is_first };
         }
-        let standing = standing();
-        if mark.of(standing.marks) >= seq {
+        let snapshot = snapshot();
+        if mark.of(snapshot.marks) >= seq {
             self.remove(mark, place);
             Entry::Reached
-        } else if standing.over {
+        } else if snapshot.ended {
             self.remove(mark, place);
-            Entry::Over
+            Entry::Ended
         } else {
-            Entry::Waits { place, first }
+            Entry::Waits { place, is_first }
         }
     }
 
@@ -175,7 +184,7 @@ impl<W> Waitlist<W> {
     /// The new `W`, if the waiter is not in the list any more.
     pub fn renew(&mut self, mark: Mark, place: Place, waiter: W) -> Result<W, W> {
         match self.list(mark).get_mut(&place) {
-            Some(there) => Ok(core::mem::replace(there, waiter)),
+            Some(current) => Ok(core::mem::replace(current, waiter)),
             None => Err(waiter),
         }
     }
@@ -185,7 +194,7 @@ impl<W> Waitlist<W> {
         self.list(mark).remove(&place)
     }
 
-    /// The marks have moved: takes the waiters whose marks are reached.
+    /// Takes the waiters whose marks are reached out of the list, after the marks have moved.
     pub fn take_reached(&mut self, marks: Marks) -> Vec<W> {
         let mut reached = Vec::new();
         for mark in [Mark::Complete, Mark::Durable] {
@@ -197,7 +206,7 @@ impl<W> Waitlist<W> {
         reached
     }
 
-    /// The marks move no more: takes all waiters.
+    /// Takes all waiters out of the list, because the marks cannot move any more.
     pub fn take_all(&mut self) -> Vec<W> {
         if probe::planted(Plant::P8WaiterNotWoken) {
             return Vec::new();
@@ -222,13 +231,13 @@ mod tests {
         Marks { complete: Seq(complete), durable: Seq(durable) }
     }
 
-    fn goes_on(complete: u64, durable: u64) -> impl FnOnce() -> Standing {
-        move || Standing { marks: at(complete, durable), over: false }
+    fn goes_on(complete: u64, durable: u64) -> impl FnOnce() -> MarksSnapshot {
+        move || MarksSnapshot { marks: at(complete, durable), ended: false }
     }
 
     fn waits(list: &mut Waitlist<u32>, mark: Mark, seq: u64, waiter: u32) -> (Place, bool) {
         match list.enter(mark, Seq(seq), StreamIncarnation(0), waiter, goes_on(0, 0)) {
-            Entry::Waits { place, first } => (place, first),
+            Entry::Waits { place, is_first } => (place, is_first),
             entry => panic!("{entry:?}"),
         }
     }
@@ -266,13 +275,13 @@ mod tests {
             list.enter(Mark::Complete, Seq(2), StreamIncarnation(0), 1, goes_on(2, 1)),
             Entry::Reached
         );
-        let over = || Standing { marks: at(2, 1), over: true };
+        let over = || MarksSnapshot { marks: at(2, 1), ended: true };
         assert_eq!(
             list.enter(Mark::Complete, Seq(2), StreamIncarnation(0), 1, over),
             Entry::Reached,
             "the mark is reached"
         );
-        assert_eq!(list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, over), Entry::Over);
+        assert_eq!(list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, over), Entry::Ended);
         assert!(list.is_empty());
         let Entry::Waits { .. } =
             list.enter(Mark::Durable, Seq(2), StreamIncarnation(0), 1, goes_on(2, 1))

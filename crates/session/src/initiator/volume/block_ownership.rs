@@ -9,7 +9,7 @@ use riopipe_order::ownership::{OwnershipChecker, Violation};
 /// The stream that wrote each block last, and the released mark of each stream.
 #[derive(Debug, Default)]
 pub struct BlockOwnershipChecker {
-    ledger: OwnershipChecker,
+    checker: OwnershipChecker,
     released: BTreeMap<StreamId, Seq>,
 }
 
@@ -25,7 +25,7 @@ impl BlockOwnershipChecker {
         writes: impl Iterator<Item = (u64, u32, bool)>,
     ) -> Result<(), Violation> {
         for (lba, blocks, fresh) in writes {
-            self.ledger.check(stream, lba, blocks, fresh, |of| self.mark(of))?;
+            self.checker.check(stream, lba, blocks, fresh, |of| self.released_mark(of))?;
         }
         Ok(())
     }
@@ -33,32 +33,33 @@ impl BlockOwnershipChecker {
     /// Records a group that was submitted as `seq`.
     pub fn note(&mut self, stream: StreamId, writes: impl Iterator<Item = (u64, u32)>, seq: Seq) {
         for (lba, blocks) in writes {
-            self.ledger.note(stream, lba, blocks, seq);
+            self.checker.note(stream, lba, blocks, seq);
         }
     }
 
-    /// A stream is released up to and including group `released`.
-    pub fn released(&mut self, stream: StreamId, released: Seq) {
+    /// Records that a stream is released up to and including group `released`.
+    pub fn on_released(&mut self, stream: StreamId, released: Seq) {
         if self.released.insert(stream, released) != Some(released) {
-            self.ledger.prune(stream, released);
+            self.checker.prune(stream, released);
         }
     }
 
-    /// A stream has been recovered, and the recovery has dealt with its writes beyond `last`: they
-    /// will be neither undone nor sent again.
-    pub fn restarted(&mut self, stream: StreamId, last: Seq) {
+    /// Records that a stream has been recovered up to group `last`. Its later writes will be neither
+    /// undone nor sent again, so their blocks belong to no stream.
+    pub fn on_recovered(&mut self, stream: StreamId, last: Seq) {
         self.released.insert(stream, last);
-        self.ledger.prune(stream, Seq(u64::MAX));
+        self.checker.prune(stream, Seq(u64::MAX));
     }
 
     /// The stream that has written a volume block and not released it, if there is one.
     #[must_use]
     pub fn holder(&self, block: u64) -> Option<StreamId> {
-        let (stream, seq) = self.ledger.writer(block)?;
-        (seq > self.mark(stream)).then_some(stream)
+        let (stream, seq) = self.checker.writer(block)?;
+        (seq > self.released_mark(stream)).then_some(stream)
     }
 
-    fn mark(&self, stream: StreamId) -> Seq {
+    /// The seq of the last released group of a stream.
+    fn released_mark(&self, stream: StreamId) -> Seq {
         self.released.get(&stream).copied().unwrap_or(Seq::ZERO)
     }
 }
@@ -74,10 +75,10 @@ mod tests {
         let check = |checker: &BlockOwnershipChecker| {
             checker.check(StreamId(1), [(5, 1, true)].into_iter()).is_ok()
         };
-        checker.released(StreamId(0), Seq(2));
+        checker.on_released(StreamId(0), Seq(2));
         assert!(!check(&checker));
         assert_eq!(checker.holder(5), Some(StreamId(0)));
-        checker.restarted(StreamId(0), Seq(2));
+        checker.on_recovered(StreamId(0), Seq(2));
         assert!(check(&checker));
         assert_eq!(checker.holder(5), None);
     }

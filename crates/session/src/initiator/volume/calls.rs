@@ -1,4 +1,7 @@
 //! Questions to a volume's targets, and the matching of the answers to them.
+//!
+//! A *question* is a command of the opening or the creation itself, beside the commands by which an
+//! association attaches. Each has a purpose, which [`Targets::next_answer`] returns with its answer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -29,49 +32,70 @@ impl<P: AsRef<[u8]> + Clone + From<Vec<u8>>> Associations for Vec<Association<P>
     }
 }
 
-/// The targets of a volume that is being opened or made, and the questions in flight to them. `Q`
-/// is the purpose of a question.
+/// The targets of a volume that is being opened or created, and the questions in flight to them.
+/// `Q` is the type of the purpose of a question.
 #[derive(Debug)]
 pub(super) struct Targets<Q> {
+    /// The number of targets.
     len: usize,
-    /// Questions without an answer, by name.
-    questions: BTreeMap<u64, (usize, Q)>,
-    /// The name of the next question. No name is used twice, so no answer is taken for that of
-    /// another question (T23).
-    next_name: u64,
+    /// Questions without an answer, by number.
+    pending: BTreeMap<u64, PendingQuestion<Q>>,
+    /// The number of the next question. No number is used twice, so no late answer is taken for the
+    /// answer to another question (T23).
+    next_number: u64,
 }
 
-/// A target that has failed, and the cause.
-pub(super) type Failed = (usize, AssociationError);
+/// A question without an answer.
+#[derive(Debug)]
+struct PendingQuestion<Q> {
+    target: usize,
+    purpose: Q,
+}
+
+/// The answer of a target to a question.
+#[derive(Debug)]
+pub(super) struct TargetAnswer<Q> {
+    pub(super) target: usize,
+    /// The purpose with which the question was sent.
+    pub(super) purpose: Q,
+    pub(super) cqe: Cqe,
+    /// The data of a read; else empty.
+    pub(super) page: Vec<u8>,
+}
+
+/// A target that has failed, and its error.
+pub(super) type FailedTarget = (usize, AssociationError);
 
 impl<Q> Targets<Q> {
+    /// `len` targets without questions.
     pub(super) fn new(len: usize) -> Self {
-        Self { len, questions: BTreeMap::new(), next_name: 0 }
+        Self { len, pending: BTreeMap::new(), next_number: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Begins again, with new associations.
-    pub(super) fn begin_again(&mut self, a: &mut impl Associations) {
+    /// Replaces each association by a new one with the same configuration. No question so far will
+    /// be answered.
+    pub(super) fn replace_associations(&mut self, associations: &mut impl Associations) {
         for target in 0..self.len {
-            a.with(target, |association| {
+            associations.with(target, |association| {
                 *association = Association::new(association.config().clone());
             });
         }
-        self.questions.clear();
+        self.pending.clear();
     }
 
-    /// The result of the bring-ups of all targets; `None` as long as one runs. The caller waits for
-    /// all, so that every failure is reported.
-    pub(super) fn attached(
+    /// Every controller, or every target that could not be attached; `None` as long as one target
+    /// is still being attached. The caller waits for all, so that it reports every failure.
+    pub(super) fn attach_results(
         &self,
-        a: &mut impl Associations,
-    ) -> Option<Result<Vec<Controller>, Vec<Failed>>> {
+        associations: &mut impl Associations,
+    ) -> Option<Result<Vec<Controller>, Vec<FailedTarget>>> {
         let (mut controllers, mut failed) = (Vec::new(), Vec::new());
         for target in 0..self.len {
-            let attached = a.with(target, |association| match association.state() {
+            let attached = associations.with(target, |association| match association.state() {
                 AssociationState::Attaching => None,
                 AssociationState::Attached => association.controller().cloned().map(Ok),
                 AssociationState::Lost(error) => Some(Err(error.clone())),
@@ -85,90 +109,106 @@ impl<Q> Targets<Q> {
     }
 
     /// The first target whose association is lost.
-    pub(super) fn lost(&self, a: &mut impl Associations) -> Option<Failed> {
+    pub(super) fn first_lost(&self, associations: &mut impl Associations) -> Option<FailedTarget> {
         (0..self.len).find_map(|target| {
-            a.with(target, |association| match association.state() {
+            associations.with(target, |association| match association.state() {
                 AssociationState::Lost(error) => Some((target, error.clone())),
                 _ => None,
             })
         })
     }
 
-    /// Opens the queues to the drives of all targets.
-    pub(super) fn open_drives(&self, a: &mut impl Associations, now: u64) {
-        (0..self.len).for_each(|target| a.with(target, |association| association.open_drives(now)));
+    /// Opens the drives queue of every target.
+    pub(super) fn open_drives_queues(&self, associations: &mut impl Associations, now: u64) {
+        (0..self.len).for_each(|target| {
+            associations.with(target, |association| association.open_drives(now))
+        });
     }
 
-    /// Closes the queues to the drives of all targets.
-    pub(super) fn close_drives(&self, a: &mut impl Associations) {
-        (0..self.len).for_each(|target| a.with(target, Association::close_drives));
+    /// Closes the drives queue of every target.
+    pub(super) fn close_drives_queues(&self, associations: &mut impl Associations) {
+        (0..self.len).for_each(|target| associations.with(target, Association::close_drives));
     }
 
-    /// Whether a target's queue to its drives can be used.
-    pub(super) fn is_ready(&self, a: &mut impl Associations, target: usize) -> bool {
-        a.with(target, |association| association.drives() == DrivesState::Ready)
+    /// Whether a target's drives queue can be used.
+    pub(super) fn is_drives_queue_ready(
+        &self,
+        associations: &mut impl Associations,
+        target: usize,
+    ) -> bool {
+        associations.with(target, |association| association.drives() == DrivesState::Ready)
     }
 
-    /// The first target whose queue to its drives could not be opened, or has ended.
-    pub(super) fn drives_failed(&self, a: &mut impl Associations) -> Option<Failed> {
+    /// The first target whose drives queue could not be opened, or has ended.
+    pub(super) fn first_failed_drives_queue(
+        &self,
+        associations: &mut impl Associations,
+    ) -> Option<FailedTarget> {
         (0..self.len).find_map(|target| {
-            a.with(target, |association| match association.drives() {
+            associations.with(target, |association| match association.drives() {
                 DrivesState::Failed(error) => Some((target, error.clone())),
                 _ => None,
             })
         })
     }
 
-    /// Asks a target; its answer comes with the purpose of the question.
+    /// Sends a question to a target. [`next_answer`](Self::next_answer) returns its answer, with
+    /// `purpose`.
     pub(super) fn ask<A: Associations>(
         &mut self,
-        a: &mut A,
+        associations: &mut A,
         (target, queue): (usize, ControlQueue),
         sqe: Sqe,
         data: Data<'_, A::Piece>,
-        what: Q,
+        purpose: Q,
         now: u64,
     ) -> Result<(), CallFailure> {
-        let name = self.next_name;
-        let asked = a.with(target, |association| association.ask(queue, name, sqe, data, now));
-        asked.map_err(CallFailure::of)?;
-        self.next_name += 1;
-        self.questions.insert(name, (target, what));
+        let number = self.next_number;
+        let sent =
+            associations.with(target, |association| association.ask(queue, number, sqe, data, now));
+        sent.map_err(CallFailure::of)?;
+        self.next_number += 1;
+        self.pending.insert(number, PendingQuestion { target, purpose });
         Ok(())
     }
 
-    /// The next answer: its target, the purpose of the question, its completion and its data.
-    pub(super) fn answer(&mut self, a: &mut impl Associations) -> Option<(usize, Q, Cqe, Vec<u8>)> {
+    /// The next answer that has arrived. An answer to a question that was dropped is left out.
+    pub(super) fn next_answer(
+        &mut self,
+        associations: &mut impl Associations,
+    ) -> Option<TargetAnswer<Q>> {
         for target in 0..self.len {
-            while let Some(Answer { name, cqe, page, .. }) = a.with(target, Association::answer) {
-                if let Some((target, what)) = self.questions.remove(&name) {
-                    return Some((target, what, cqe, page));
+            while let Some(Answer { question, cqe, page, .. }) =
+                associations.with(target, Association::next_answer)
+            {
+                if let Some(PendingQuestion { target, purpose }) = self.pending.remove(&question) {
+                    return Some(TargetAnswer { target, purpose, cqe, page });
                 }
             }
         }
         None
     }
 
-    /// Whether any question has no answer yet.
-    pub(super) fn is_owed(&self) -> bool {
-        !self.questions.is_empty()
+    /// Whether a question has no answer yet.
+    pub(super) fn has_pending_answers(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Drops all questions so far: their answers are not needed any more.
-    pub(super) fn forget(&mut self) {
-        self.questions.clear();
+    pub(super) fn drop_pending_answers(&mut self) {
+        self.pending.clear();
     }
 
-    /// Drops the questions to a lost target, which will never be answered.
-    pub(super) fn forget_lost(&mut self, a: &mut impl Associations) {
-        let attached = |target| a.with(target, |association| association.is_attached());
+    /// Drops the questions to lost targets: no answer to them will arrive.
+    pub(super) fn drop_answers_of_lost_targets(&mut self, associations: &mut impl Associations) {
+        let attached = |target| associations.with(target, |association| association.is_attached());
         let attached: Vec<bool> = (0..self.len).map(attached).collect();
-        self.questions.retain(|_, (target, _)| attached[*target]);
+        self.pending.retain(|_, question| attached[question.target]);
     }
 
-    /// Ends all associations.
-    pub(super) fn hang_up(&mut self, a: &mut impl Associations) {
-        (0..self.len).for_each(|target| a.with(target, Association::hang_up));
-        self.questions.clear();
+    /// Ends all associations, and drops all questions.
+    pub(super) fn close_associations(&mut self, associations: &mut impl Associations) {
+        (0..self.len).for_each(|target| associations.with(target, Association::close));
+        self.pending.clear();
     }
 }

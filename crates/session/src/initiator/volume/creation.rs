@@ -1,16 +1,21 @@
-//! Volume creation: check everything first, then make partitions in the logs, then label the
-//! drives.
+//! Volume creation: checks everything first, then makes the log partitions, then writes the labels.
 //!
 //! ```text
-//! attaching → labels → (asking for old volumes) → making partitions → counting slots
-//!           → labels again → writing labels → releasing → (dropping old volumes) → over
+//! attaching → reading labels → reading old statuses → making partitions → counting slots
+//!           → reading labels again → writing labels → releasing → dropping old volumes → ended
+//!
+//! making partitions → dropping an old volume → making partitions: a log is full, or refuses
+//!
+//! dropping an old volume: claim it → its target forgets it
 //! ```
 //!
-//! The volumes that the drives belonged to keep their partitions until the new labels are written.
-//! So a crash leaves the old volume or the new one, or, between two labels, drives that make no
-//! volume. Only if a log has no space beside the old volume, or the old volume waits for recovery
-//! there, it is dropped from that log first. A crash just after that leaves the old volume with a
-//! log that is lost. So does a creation that fails after that.
+//! An *old volume* is a volume to which some of the drives belonged before.
+//!
+//! The old volumes keep their partitions until the new labels are written. So a crash leaves the old
+//! volume or the new one, or, between two labels, drives that make no volume. There are two
+//! exceptions: a log has no space beside the old volume, or the old volume waits for recovery there.
+//! Then the old volume is dropped from that log first. A crash or a failure after that leaves the
+//! old volume with a lost log.
 //!
 //! A creation that cannot succeed should leave the old volume its log. So the checks that need no
 //! log come before the first claim. Where a log is full, an old volume is dropped first only if, by
@@ -22,9 +27,9 @@
 //! (T8). An old volume that cannot be dropped stays in the log: the new volume does not depend on
 //! it.
 //!
-//! The program drives it like a [`VolumeOpening`](super::opening::VolumeOpening). It has no
-//! deadline of its own. When it fails after partitions were made, it asks the targets to forget the
-//! volume.
+//! The program drives a creation like a [`VolumeOpening`](super::opening::VolumeOpening). A creation
+//! has no deadline of its own. If it fails after partitions were made, it asks the targets to forget
+//! the new volume.
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -41,7 +46,7 @@ use riopipe_order::topology::{
     MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
 };
 
-use super::calls::{Associations, Targets};
+use super::calls::{Associations, TargetAnswer, Targets};
 use super::error::{CallFailure, Nonsense, VolumeCreateError, VolumeOptionsError};
 use super::labels;
 use super::members::{MemberPlace, members_on, namespaces};
@@ -67,24 +72,24 @@ const UNIT_BLOCKS_MAX: u32 = 1 << 20;
 /// The options for a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeCreationConfig {
-    /// Its name.
+    /// The name of the volume.
     pub name: String,
-    /// Its id: random, so that no two volumes have the same.
+    /// The id of the volume. It is random, so that no two volumes have the same id.
     pub volume: VolumeId,
-    /// The places of its members, in its order.
+    /// The place of each member, in the order of the volume.
     pub places: Vec<MemberPlace>,
-    /// The number of its targets.
+    /// The number of the volume's targets.
     pub targets: usize,
-    /// The blocks of a stripe unit.
+    /// The number of blocks of a stripe unit.
     pub unit_blocks: u32,
     /// The number of streams.
     pub streams: u16,
-    /// The engine of the volume; `None`: `rio` where every target can, else `sync` (T17).
+    /// The engine of the volume; `None`: `rio` if it can run on every target, else `sync` (T17).
     pub engine: Option<EngineKind>,
     /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
-    /// Whether to give up the volumes that the drives belong to, with all their data, unless they
-    /// have an owner.
+    /// Whether volumes to which the drives belong are given up with all their data. A volume that
+    /// has an owner is never given up.
     pub force: bool,
     /// CRC32C, for the labels.
     pub crc32c: Crc32c,
@@ -93,58 +98,65 @@ pub struct VolumeCreationConfig {
 /// The purpose of a question to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
-    /// A member's label.
+    /// To read the label of this member.
     Label(usize),
-    /// The state of an old volume on a target.
+    /// To read the state of an old volume on a target. The number is an index of `old_volumes`.
     OldStatus(usize),
-    /// To become the owner of an old volume on a target.
+    /// To claim an old volume on a target. The number is an index of `old_volumes`.
     ClaimOld(usize),
-    /// To forget a volume. The status of the answer does not matter.
+    /// To make the target forget a volume. The status of the answer does not matter.
     Forget,
-    /// Partitions in its log.
+    /// To claim the new volume, which makes the partitions.
     Claim,
-    /// The partitions that it has made.
+    /// To read the number of slots of the new partitions.
     Status,
     /// A step of writing a label.
-    Write,
-    /// To release the volume.
+    WriteLabel,
+    /// To release the new volume.
     Release,
 }
 
+/// The step of the creation that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
+    /// The associations with the targets are being set up.
     Attaching,
     /// The labels are read, to check whether the drives belong to a volume.
-    Labels,
+    ReadingLabels,
     /// The targets of drives that belong to a volume are asked whether it has an owner.
-    OldStatuses,
+    ReadingOldStatuses,
     /// The targets forget old volumes whose log is lost. Those cannot be claimed.
     ForgettingLost,
     /// The targets make partitions in their logs, one after the other, from this one on.
     MakingPartitions(usize),
+    /// The targets are asked for the number of slots of the new partitions.
     CountingSlots,
-    /// The labels are read again: between the first reading and the making of partitions, another
-    /// volume may have been made of the same drives. From then on no other initiator writes there.
-    LabelsAgain,
+    /// The labels are read again, because another initiator may have made a volume of the same drives
+    /// after the first reading. Once the partitions are made, no other initiator can do that.
+    ReadingLabelsAgain,
+    /// The labels are being written.
     WritingLabels,
+    /// The targets release the new volume.
     Releasing,
-    /// Old volumes are dropped, one after the other.
+    /// The next old volume is chosen and dropped.
     DroppingOld(Dropping),
-    /// One is being claimed.
+    /// That old volume is being claimed.
     ClaimingOld(Dropping),
     /// The targets on which it was claimed forget it.
     ForgettingOld(Dropping),
-    /// Creation has failed, and the targets forget the volume.
+    /// Creation has failed, and the targets forget the new volume.
     Failing,
-    Over,
+    /// The result is known.
+    Ended,
 }
 
 /// The old volumes that are dropped now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dropping {
-    /// One, on a target whose log has refused the partitions. Then that target is asked again,
-    /// because it may be enough to drop this one. `guards`: only one that keeps its drives guarded.
-    First { target: usize, guards: bool },
+    /// One old volume on `target`, whose log has refused the partitions. Then the partitions are
+    /// requested there again, because it may be enough to drop one old volume. If `only_guarding`,
+    /// only an old volume that keeps its drives guarded is dropped.
+    First { target: usize, only_guarding: bool },
     /// All, on all targets: the new volume is made.
     All,
 }
@@ -155,33 +167,34 @@ struct Drives {
     controllers: Vec<Controller>,
     namespaces: Vec<Namespace>,
     /// For each member, whether its label has been requested.
-    asked: Vec<bool>,
+    requested: Vec<bool>,
     /// For each member whose label has been read, the label of the volume that it belongs to.
     labels: Vec<Option<Option<Label>>>,
 }
 
-/// A volume that drives belonged to, on one target.
+/// An old volume, on one target.
 #[derive(Debug)]
-struct Old {
+struct OldVolume {
     target: usize,
     volume: VolumeId,
     /// Its drives there.
     members: Vec<MemberNamespace>,
-    /// Its largest generation that is known.
+    /// The largest generation of the volume that is known.
     generation: u32,
     streams: u16,
-    /// The log slots per stream.
+    /// The log slots per stream on the target.
     slots: u32,
+    /// What the target's log has of the volume.
     state: OldState,
 }
 
-impl Old {
-    /// Whether it is one of those to be dropped.
+impl OldVolume {
+    /// Whether the volume is one of those to be dropped.
     fn is_due(&self, dropping: Dropping) -> bool {
         let OldState::Partitions { guards } = self.state else { return false };
         match dropping {
-            Dropping::First { target, guards: guarding } => {
-                self.target == target && (guards || !guarding)
+            Dropping::First { target, only_guarding } => {
+                self.target == target && (guards || !only_guarding)
             }
             Dropping::All => true,
         }
@@ -192,7 +205,7 @@ impl Old {
         u64::from(self.streams) * u64::from(self.slots)
     }
 
-    /// The bytes of its partitions. The counts are a target's, and any may come (T18).
+    /// The bytes of its partitions. A target has sent both counts, and they may have any value (T18).
     fn bytes(&self) -> u64 {
         let entries = u64::from(self.slots) * ENTRY_BYTES as u64;
         let partition = partition_bytes(0) as u64 + entries;
@@ -220,19 +233,23 @@ pub struct VolumeCreation {
     config: VolumeCreationConfig,
     targets: Targets<Question>,
     step: Step,
+    /// The drives, once all targets are attached.
     drives: Option<Drives>,
+    /// The label of member 0 of the new volume, once all targets are attached.
     label: Option<Label>,
-    /// The volumes that the drives belonged to, and that are given up.
+    /// The old volumes, all of which are given up.
     given_up: Vec<VolumeId>,
-    /// The same volumes, by target.
-    olds: Vec<Old>,
-    /// The writes still to be done, and whether one of their steps is in flight.
-    writes: VecDeque<LabelIo>,
-    writing: bool,
+    /// The same volumes, with one item for each target on which they have drives.
+    old_volumes: Vec<OldVolume>,
+    /// The steps of writing labels that are not done, and whether the first one is in flight.
+    label_writes: VecDeque<LabelIo>,
+    write_in_flight: bool,
     /// Whether partitions may have been made on some target. If the creation fails, the targets
     /// must then forget them.
     may_have_partitions: bool,
+    /// The reason why the engine is not `rio`, until the caller takes it.
     fallback: Option<Lacking>,
+    /// The error to be reported when the targets have forgotten the new volume.
     error: Option<VolumeCreateError>,
     result: Option<Result<Label, VolumeCreateError>>,
 }
@@ -260,14 +277,14 @@ impl VolumeCreationConfig {
         Ok(())
     }
 
-    /// Whether the namespaces are of a kind that a volume can use, and all different.
+    /// Checks that a volume can use these namespaces, and that no two are the same.
     fn check_drives(&self, namespaces: &[Namespace]) -> Result<(), VolumeCreateError> {
         let needed = DATA_START + u64::from(self.unit_blocks);
         for (member, (place, namespace)) in self.places.iter().zip(namespaces).enumerate() {
             let before = self.places.iter().zip(namespaces).take(member);
             for (earlier, other) in before {
                 if earlier == place {
-                    return Err(VolumeCreateError::Twice { member });
+                    return Err(VolumeCreateError::DuplicateMember { member });
                 }
                 if namespace.nguid != [0; 16] && other.nguid == namespace.nguid {
                     return Err(VolumeCreateError::SameNguid { member });
@@ -322,12 +339,12 @@ impl VolumeCreationConfig {
 
     /// Checks the number of slots that the caller requests. The targets check it too, but by then
     /// an old volume may have been dropped.
-    fn check_slots(&self) -> Result<(), VolumeCreateError> {
+    fn check_requested_slots(&self) -> Result<(), VolumeCreateError> {
         let share = LOG_SLOTS_MAX / u64::from(self.streams);
         let most = u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX);
         let slots = self.slots;
         for target in 0..self.targets {
-            self.check_enough(target, slots)?;
+            self.check_slots_suffice(target, slots)?;
             if slots > most {
                 return Err(VolumeCreateError::TooManySlots { target, slots, most });
             }
@@ -335,18 +352,18 @@ impl VolumeCreationConfig {
         Ok(())
     }
 
-    /// Checks that `have` slots per stream on a target are enough.
-    fn check_enough(&self, target: usize, have: u32) -> Result<(), VolumeCreateError> {
-        let need = self.fewest_slots(target);
-        if have < need {
-            return Err(VolumeCreateError::TooFewSlots { target, have, need });
+    /// Checks that `slots` log slots per stream on a target are enough.
+    fn check_slots_suffice(&self, target: usize, slots: u32) -> Result<(), VolumeCreateError> {
+        let needed = self.min_slots(target);
+        if slots < needed {
+            return Err(VolumeCreateError::TooFewSlots { target, slots, needed });
         }
         Ok(())
     }
 
     /// The fewest slots per stream on a target: more than the slots that are reserved for flush
     /// entries (T13).
-    fn fewest_slots(&self, target: usize) -> u32 {
+    fn min_slots(&self, target: usize) -> u32 {
         2 * members_on(&self.places, target).len() as u32 + 2
     }
 
@@ -381,9 +398,9 @@ impl VolumeCreation {
             drives: None,
             label: None,
             given_up: Vec::new(),
-            olds: Vec::new(),
-            writes: VecDeque::new(),
-            writing: false,
+            old_volumes: Vec::new(),
+            label_writes: VecDeque::new(),
+            write_in_flight: false,
             may_have_partitions: false,
             fallback: None,
             error: None,
@@ -392,8 +409,8 @@ impl VolumeCreation {
         })
     }
 
-    /// The reason why the volume is made for engine `sync` although the caller did not request
-    /// that, if so, once (T17).
+    /// The reason why the volume is made for engine `sync`, if the caller did not request that
+    /// engine. It is returned once (T17).
     pub fn take_fallback(&mut self) -> Option<Lacking> {
         self.fallback.take()
     }
@@ -404,59 +421,60 @@ impl VolumeCreation {
     }
 
     /// Continues with the answers that have arrived.
-    pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
-        match self.go_on(now, a) {
-            // The volume is made. A target that fails now only keeps its partitions of an old
-            // volume.
-            Err(_) if self.is_made() => self.finish(a),
-            Err(error) => self.fail(error, now, a),
+    pub fn advance(&mut self, now: u64, associations: &mut impl Associations) {
+        match self.run_steps(now, associations) {
+            // A target that fails now keeps its partitions of an old volume. That does not affect
+            // the new volume.
+            Err(_) if self.is_new_volume_made() => self.end_with_label(associations),
+            Err(error) => self.clean_up_after_failure(error, now, associations),
             Ok(()) => {}
         }
         if self.step == Step::Failing {
-            while self.targets.answer(a).is_some() {}
-            self.targets.forget_lost(a);
-            if !self.targets.is_owed() {
-                self.targets.hang_up(a);
-                self.step = Step::Over;
+            // The content of the answers does not matter.
+            while self.targets.next_answer(associations).is_some() {}
+            self.targets.drop_answers_of_lost_targets(associations);
+            if !self.targets.has_pending_answers() {
+                self.targets.close_associations(associations);
+                self.step = Step::Ended;
                 self.result = self.error.take().map(Err);
             }
         }
     }
 
-    /// Handles failures and answers, and then does everything that can be done now.
-    fn go_on(&mut self, now: u64, a: &mut impl Associations) -> Result<(), VolumeCreateError> {
-        if matches!(self.step, Step::Failing | Step::Over) {
+    /// Handles failures and answers of targets. Then runs steps until one must wait for a target.
+    fn run_steps(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<(), VolumeCreateError> {
+        if matches!(self.step, Step::Failing | Step::Ended) {
+            // The creation has failed or has its result already.
             return Ok(());
         }
         if self.step != Step::Attaching
-            && let Some((target, error)) = self.targets.lost(a)
+            && let Some((target, error)) = self.targets.first_lost(associations)
         {
-            return Err(self.call_failed(target, error.into()));
+            return Err(self.call_error(target, error.into()));
         }
-        if let Some((target, error)) = self.targets.drives_failed(a) {
+        if let Some((target, error)) = self.targets.first_failed_drives_queue(associations) {
             return Err(match self.step {
-                Step::Labels => VolumeCreateError::Attach(alloc::vec![(target, error)]),
-                _ => self.call_failed(target, error.into()),
+                Step::ReadingLabels => VolumeCreateError::Attach(alloc::vec![(target, error)]),
+                _ => self.call_error(target, error.into()),
             });
         }
-        while let Some((target, question, cqe, page)) = self.targets.answer(a) {
-            self.take(target, question, cqe, &page)?;
+        while let Some(answer) = self.targets.next_answer(associations) {
+            self.on_answer(answer)?;
         }
-        while self.step(now, a)? {}
+        while self.run_step(now, associations)? {}
         Ok(())
     }
 
-    /// Takes in an answer.
-    fn take(
-        &mut self,
-        target: usize,
-        question: Question,
-        cqe: Cqe,
-        page: &[u8],
-    ) -> Result<(), VolumeCreateError> {
+    /// Handles the answer to a question.
+    fn on_answer(&mut self, answer: TargetAnswer<Question>) -> Result<(), VolumeCreateError> {
+        let TargetAnswer { target, purpose: question, cqe, page } = answer;
         let answer = cqe.status();
         if question == Question::Claim
-            && let Some(dropping) = self.may_drop_old(target, cqe)
+            && let Some(dropping) = self.old_volumes_to_drop(target, cqe)
         {
             self.step = Step::DroppingOld(dropping);
             return Ok(());
@@ -465,7 +483,8 @@ impl VolumeCreation {
             Question::Forget => return Ok(()),
             Question::ClaimOld(at) => {
                 let claimed = answer.is_ok();
-                self.olds[at].state = if claimed { OldState::Claimed } else { OldState::Nothing };
+                self.old_volumes[at].state =
+                    if claimed { OldState::Claimed } else { OldState::Nothing };
             }
             Question::Claim if answer.is(status::LOG_DIRECTORY_FULL) => {
                 let volumes = cqe.result() as u32;
@@ -480,22 +499,22 @@ impl VolumeCreation {
                 return Err(VolumeCreateError::TooManySlots { target, slots, most });
             }
             _ if !answer.is_ok() => {
-                return Err(self.call_failed(target, CallFailure::Status(answer)));
+                return Err(self.call_error(target, CallFailure::Status(answer)));
             }
             Question::Label(member) => {
                 // Only the label itself matters here, so the identity of the drive is left out.
-                let label = label_work::found([0; 16], None, page, self.config.crc32c).label;
+                let label = label_work::found([0; 16], None, &page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
                     drives.labels[member] = Some(label.ok());
                 }
             }
             Question::OldStatus(at) => {
-                let status = self.decoded(target, page)?;
+                let status = self.decode_status(target, &page)?;
                 if status.owned {
-                    let (member, volume) = self.name_of(self.olds[at].volume);
+                    let (member, volume) = self.first_member_of(self.old_volumes[at].volume);
                     return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
                 }
-                let old = &mut self.olds[at];
+                let old = &mut self.old_volumes[at];
                 old.generation = old.generation.max(status.generation);
                 (old.streams, old.slots) = (status.streams, status.slots);
                 old.state = if status.log_lost {
@@ -507,97 +526,107 @@ impl VolumeCreation {
                 };
             }
             Question::Status => {
-                let have = self.decoded(target, page)?.slots;
-                self.config.check_enough(target, have)?;
+                let slots = self.decode_status(target, &page)?.slots;
+                self.config.check_slots_suffice(target, slots)?;
             }
-            Question::Write => {
-                self.writing = false;
-                self.writes.pop_front();
+            Question::WriteLabel => {
+                self.write_in_flight = false;
+                self.label_writes.pop_front();
             }
             Question::Claim | Question::Release => {}
         }
         Ok(())
     }
 
-    /// Does all that can be done now. Returns whether there may be more to do.
-    fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
+    /// Runs the present step as far as possible. Returns whether the next call may do more.
+    fn run_step(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
         match self.step {
-            Step::Attaching => return self.attach(now, a),
-            Step::Labels => {
-                if !self.read_labels(now, a)? {
+            Step::Attaching => return self.continue_attaching(now, associations),
+            Step::ReadingLabels => {
+                if !self.read_labels(now, associations)? {
                     return Ok(false);
                 }
-                self.ask_for_owners(now, a)?;
-                self.step = Step::OldStatuses;
+                self.begin_old_statuses(now, associations)?;
+                self.step = Step::ReadingOldStatuses;
             }
-            Step::OldStatuses if !self.targets.is_owed() => {
-                self.forget_olds(OldState::Lost, now, a);
+            Step::ReadingOldStatuses if !self.targets.has_pending_answers() => {
+                self.send_forget_old(OldState::Lost, now, associations);
                 self.step = Step::ForgettingLost;
             }
-            Step::ForgettingLost if !self.targets.is_owed() => {
+            Step::ForgettingLost if !self.targets.has_pending_answers() => {
                 self.step = Step::MakingPartitions(0)
             }
             Step::DroppingOld(dropping) => {
-                match (self.claim_next_old(dropping, now, a), dropping) {
+                match (self.claim_next_old(dropping, now, associations), dropping) {
                     (true, _) => self.step = Step::ClaimingOld(dropping),
                     (false, Dropping::First { target, .. }) => {
                         self.step = Step::MakingPartitions(target);
                     }
-                    (false, Dropping::All) => self.finish(a),
+                    (false, Dropping::All) => self.end_with_label(associations),
                 }
             }
-            Step::ClaimingOld(dropping) if !self.targets.is_owed() => {
-                self.forget_olds(OldState::Claimed, now, a);
+            Step::ClaimingOld(dropping) if !self.targets.has_pending_answers() => {
+                self.send_forget_old(OldState::Claimed, now, associations);
                 self.step = Step::ForgettingOld(dropping);
             }
-            Step::ForgettingOld(dropping) if !self.targets.is_owed() => {
+            Step::ForgettingOld(dropping) if !self.targets.has_pending_answers() => {
                 self.step = match dropping {
                     Dropping::First { target, .. } => Step::MakingPartitions(target),
                     Dropping::All => Step::DroppingOld(dropping),
                 };
             }
-            Step::MakingPartitions(target) if !self.targets.is_owed() => {
-                let next = self.speaking().find(|at| *at >= target);
+            Step::MakingPartitions(target) if !self.targets.has_pending_answers() => {
+                let next = self.targets_with_extension().find(|at| *at >= target);
                 self.step = match next {
                     Some(target) => {
-                        self.make_partitions(target, now, a)?;
+                        self.make_partitions(target, now, associations)?;
                         Step::MakingPartitions(target + 1)
                     }
                     None => {
-                        self.count_slots(now, a)?;
+                        self.count_slots(now, associations)?;
                         Step::CountingSlots
                     }
                 };
             }
-            Step::CountingSlots if !self.targets.is_owed() => {
+            Step::CountingSlots if !self.targets.has_pending_answers() => {
                 if let Some(drives) = &mut self.drives {
-                    drives.asked.fill(false);
+                    drives.requested.fill(false);
                     drives.labels.fill(None);
                 }
-                self.step = Step::LabelsAgain;
+                self.step = Step::ReadingLabelsAgain;
             }
-            Step::LabelsAgain => {
-                if !self.read_labels(now, a)? {
+            Step::ReadingLabelsAgain => {
+                if !self.read_labels(now, associations)? {
                     return Ok(false);
                 }
                 self.check_still_free()?;
                 self.step = Step::WritingLabels;
             }
             Step::WritingLabels => {
-                if !self.write_labels(now, a)? {
+                if !self.write_labels(now, associations)? {
                     return Ok(false);
                 }
-                for target in self.speaking().collect::<Vec<_>>() {
+                for target in self.targets_with_extension().collect::<Vec<_>>() {
                     let release = release_command(self.config.volume, false);
                     let to = (target, ControlQueue::Admin);
-                    let asked =
-                        self.targets.ask(a, to, release, Data::None, Question::Release, now);
-                    asked.map_err(|source| call(target, RELEASING, source))?;
+                    let sent = self.targets.ask(
+                        associations,
+                        to,
+                        release,
+                        Data::None,
+                        Question::Release,
+                        now,
+                    );
+                    sent.map_err(|source| failed_call(target, RELEASING, source))?;
                 }
                 self.step = Step::Releasing;
             }
             // While the new volume has an owner, no other volume of its drives can be claimed.
-            Step::Releasing if !self.targets.is_owed() => {
+            Step::Releasing if !self.targets.has_pending_answers() => {
                 self.step = Step::DroppingOld(Dropping::All)
             }
             _ => return Ok(false),
@@ -605,10 +634,14 @@ impl VolumeCreation {
         Ok(true)
     }
 
-    /// Once all targets are attached, checks their drives, chooses the engine, and opens the queues
-    /// to the drives. Returns whether that is done.
-    fn attach(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeCreateError> {
-        let Some(attached) = self.targets.attached(a) else { return Ok(false) };
+    /// Once all targets are attached, checks their drives, chooses the engine, and opens the drives
+    /// queues. Returns whether that is done.
+    fn continue_attaching(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let Some(attached) = self.targets.attach_results(associations) else { return Ok(false) };
         let controllers = attached.map_err(VolumeCreateError::Attach)?;
         let namespaces = namespaces(&self.config.places, &controllers)
             .map_err(|member| VolumeCreateError::NoNamespace { member })?;
@@ -622,15 +655,15 @@ impl VolumeCreation {
             })?;
         self.fallback = fallback;
         let members = namespaces.len();
-        let (asked, labels) = (alloc::vec![false; members], alloc::vec![None; members]);
-        let drives = Drives { controllers, namespaces, asked, labels };
+        let (requested, labels) = (alloc::vec![false; members], alloc::vec![None; members]);
+        let drives = Drives { controllers, namespaces, requested, labels };
         self.label = Some(self.config.label(&drives, engine)?);
         self.drives = Some(drives);
         if self.config.slots != 0 && self.keeps_log() {
-            self.config.check_slots()?;
+            self.config.check_requested_slots()?;
         }
-        self.targets.open_drives(a, now);
-        self.step = Step::Labels;
+        self.targets.open_drives_queues(associations, now);
+        self.step = Step::ReadingLabels;
         Ok(true)
     }
 
@@ -638,37 +671,39 @@ impl VolumeCreation {
     fn read_labels(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<bool, VolumeCreateError> {
         let Some(drives) = &mut self.drives else { return Ok(false) };
         for (member, place) in self.config.places.iter().enumerate() {
-            if drives.asked[member] || !self.targets.is_ready(a, place.target) {
+            if drives.requested[member]
+                || !self.targets.is_drives_queue_ready(associations, place.target)
+            {
                 continue;
             }
             let io = LabelIo::Read { member };
-            labels::ask(
+            labels::send(
                 &mut self.targets,
-                a,
+                associations,
                 &self.config.places,
                 io,
                 Question::Label(member),
                 now,
             )
-            .map_err(|(target, source)| call(target, labels::READING, source))?;
-            drives.asked[member] = true;
+            .map_err(|(target, source)| failed_call(target, labels::READING, source))?;
+            drives.requested[member] = true;
         }
         Ok(drives.labels.iter().all(Option::is_some))
     }
 
-    /// Refuses drives that belong to a volume. If that volume is to be given up, asks whether it
-    /// has an owner.
-    fn ask_for_owners(
+    /// Lists the old volumes, and asks their targets whether they have owners. If old volumes may not
+    /// be given up, the first drive that belongs to one is an error.
+    fn begin_old_statuses(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         for member in 0..self.config.places.len() {
-            let Some(old) = self.old(member).cloned() else { continue };
+            let Some(old) = self.present_label(member).cloned() else { continue };
             if !self.config.force {
                 return Err(VolumeCreateError::InUse { member, volume: old.name });
             }
@@ -676,30 +711,39 @@ impl VolumeCreation {
                 continue;
             }
             self.given_up.push(old.volume);
-            for target in self.speaking().collect::<Vec<_>>() {
+            for target in self.targets_with_extension().collect::<Vec<_>>() {
                 let members = self.old_members(&old, target);
                 if members.is_empty() {
                     continue;
                 }
                 let (volume, streams, slots) = (old.volume, old.streams, 0);
-                let labels = (0..self.config.places.len()).filter_map(|member| self.old(member));
-                let same = labels.filter(|label| label.volume == volume);
-                let generation = same.map(|label| label.generation).max().unwrap_or(0);
+                let labels =
+                    (0..self.config.places.len()).filter_map(|member| self.present_label(member));
+                let same_volume = labels.filter(|label| label.volume == volume);
+                let generation = same_volume.map(|label| label.generation).max().unwrap_or(0);
                 let state = OldState::Nothing;
-                self.olds.push(Old { target, volume, members, generation, streams, slots, state });
-                let what = Question::OldStatus(self.olds.len() - 1);
+                self.old_volumes.push(OldVolume {
+                    target,
+                    volume,
+                    members,
+                    generation,
+                    streams,
+                    slots,
+                    state,
+                });
+                let purpose = Question::OldStatus(self.old_volumes.len() - 1);
                 let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
                 self.targets
-                    .ask(a, to, status_command(volume), data, what, now)
-                    .map_err(|source| call(target, ASKING_OLD, source))?;
+                    .ask(associations, to, status_command(volume), data, purpose, now)
+                    .map_err(|source| failed_call(target, ASKING_OLD, source))?;
             }
         }
         Ok(())
     }
 
-    /// The drives of an old volume on a target, as its claim names them. A drive without the label
-    /// is found by its identity, first among the drives of the new volume: a crash may have come
-    /// before its label was written.
+    /// The drives of an old volume on a target, as the claim of the old volume needs them. A crash
+    /// during an earlier creation may have left a drive without the label. Such a drive is found by
+    /// its identity (NGUID), first among the drives of the new volume.
     fn old_members(&self, old: &Label, target: usize) -> Vec<MemberNamespace> {
         let Some(drives) = &self.drives else { return Vec::new() };
         let mut places = alloc::vec![None; old.members.len()];
@@ -729,71 +773,83 @@ impl VolumeCreation {
         places.into_iter().enumerate().filter_map(here).collect()
     }
 
-    /// After a target has refused the partitions: which old volume is dropped from its log, if that
-    /// may help. Each is dropped once.
-    fn may_drop_old(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
+    /// The old volumes of which one is dropped from a target's log after the target has refused the
+    /// partitions; `None` if that cannot help. Each old volume is dropped only once.
+    fn old_volumes_to_drop(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
         let guards = refusal.status().is(status::GUARDED);
-        let dropping = Dropping::First { target, guards };
+        let dropping = Dropping::First { target, only_guarding: guards };
         let may_help = guards || self.may_make_space(target, refusal);
-        let mut olds = self.olds.iter();
+        let mut olds = self.old_volumes.iter();
         (may_help && olds.any(|old| old.is_due(dropping))).then_some(dropping)
     }
 
-    /// Whether the log of a target that has refused the partitions may have space once the old
+    /// Whether a target's log that has refused the partitions may have enough space once all old
     /// volumes are dropped from it.
     fn may_make_space(&self, target: usize, refusal: Cqe) -> bool {
-        let all = Dropping::First { target, guards: false };
-        let olds = || self.olds.iter().filter(|old| old.is_due(all));
+        let all = Dropping::First { target, only_guarding: false };
+        let olds = || self.old_volumes.iter().filter(|old| old.is_due(all));
         let (answer, result) = (refusal.status(), refusal.result());
         if answer.is(status::LOG_TOO_SMALL) {
-            // `free` is the largest gap. Each volume that goes joins two gaps.
+            // `free` is the size of the largest gap, so no gap is larger. `n` volumes that go leave
+            // at most `n + 1` gaps around them.
             let (need, free) = (result as u32, (result >> 32) as u32);
             let gaps = (olds().count() as u64 + 1) * u64::from(free);
-            u64::from(need) <= gaps + olds().map(Old::bytes).sum::<u64>()
+            u64::from(need) <= gaps + olds().map(OldVolume::bytes).sum::<u64>()
         } else if answer.is(status::TOO_MANY_SLOTS) {
-            // The target's number of slots for each stream is rounded down.
+            // `most` is the number of free slots divided by `streams`, rounded down. So this is the
+            // largest number of free slots that the target may have.
             let (most, streams) = (result as u32, u64::from(self.config.streams));
             let left = streams * (u64::from(most) + 1) - 1;
-            // A target that chooses gives whole pages.
+            // 0: the target chooses the number. Its partitions are then whole pages.
             let slots = match self.config.slots {
-                0 => self.config.fewest_slots(target).max(SLOTS_OF_A_PAGE),
+                0 => self.config.min_slots(target).max(SLOTS_OF_A_PAGE),
                 slots => slots,
             };
-            streams * u64::from(slots) <= left + olds().map(Old::slots).sum::<u64>()
+            streams * u64::from(slots) <= left + olds().map(OldVolume::slots).sum::<u64>()
         } else {
             answer.is(status::LOG_DIRECTORY_FULL)
         }
     }
 
-    /// Claims the next old volume that is to be dropped. A target that refuses keeps it. Only one
-    /// at a time: after a creation that was cut off, two old volumes may have the same drives, and
-    /// the owner of one keeps the other from being claimed (T21). Returns whether there was one.
-    fn claim_next_old(&mut self, dropping: Dropping, now: u64, a: &mut impl Associations) -> bool {
-        let next = self.olds.iter().find(|old| old.is_due(dropping));
+    /// Claims the next old volume that is to be dropped, on all its targets. A target that refuses
+    /// keeps the old volume. Returns whether there was one.
+    ///
+    /// Old volumes are claimed one after the other. After a creation that a crash has cut off, two
+    /// old volumes may have the same drives, and a target refuses the claim of one while the other
+    /// has an owner (T21).
+    fn claim_next_old(
+        &mut self,
+        dropping: Dropping,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> bool {
+        let next = self.old_volumes.iter().find(|old| old.is_due(dropping));
         let Some(volume) = next.map(|old| old.volume) else { return false };
-        for (at, old) in self.olds.iter_mut().enumerate() {
+        for (at, old) in self.old_volumes.iter_mut().enumerate() {
             if old.volume != volume || !old.is_due(dropping) {
                 continue;
             }
-            // The state until the target has answered. It stays if no answer comes.
+            // If no answer arrives, nothing more is done about this volume.
             old.state = OldState::Nothing;
+            // Without a higher generation it cannot be claimed.
             let Some(generation) = old.generation.checked_add(1) else { continue };
             let claim = Claim::plain(volume, generation, old.streams, old.members.clone());
             let (bytes, to) = (claim.encode(), (old.target, ControlQueue::Admin));
-            let (data, what) = (Data::Bytes(&bytes), Question::ClaimOld(at));
-            let _ = self.targets.ask(a, to, claim_command(), data, what, now);
+            let (data, purpose) = (Data::Bytes(&bytes), Question::ClaimOld(at));
+            // A target that can't get a command is lost, and the next question reports that.
+            let _ = self.targets.ask(associations, to, claim_command(), data, purpose, now);
         }
         true
     }
 
-    /// Makes the targets forget the old volumes in this state.
-    fn forget_olds(&mut self, state: OldState, now: u64, a: &mut impl Associations) {
-        for old in self.olds.iter_mut().filter(|old| old.state == state) {
+    /// Sends the command to forget for every old volume that is in this state.
+    fn send_forget_old(&mut self, state: OldState, now: u64, associations: &mut impl Associations) {
+        for old in self.old_volumes.iter_mut().filter(|old| old.state == state) {
             old.state = OldState::Nothing;
             let to = (old.target, ControlQueue::Admin);
             let sqe = release_command(old.volume, true);
             // A target that can't get a command is lost, and the next question reports that.
-            let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
+            let _ = self.targets.ask(associations, to, sqe, Data::None, Question::Forget, now);
         }
     }
 
@@ -807,20 +863,20 @@ impl VolumeCreation {
         &mut self,
         target: usize,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         let claim = self.config.claim(target, self.keeps_log()).encode();
         self.may_have_partitions = true;
         let (to, data) = ((target, ControlQueue::Admin), Data::Bytes(&claim));
-        let asked = self.targets.ask(a, to, claim_command(), data, Question::Claim, now);
-        asked.map_err(|source| call(target, MAKING_PARTITIONS, source))
+        let sent = self.targets.ask(associations, to, claim_command(), data, Question::Claim, now);
+        sent.map_err(|source| failed_call(target, MAKING_PARTITIONS, source))
     }
 
     /// Asks each target for the number of slots in its partitions, if the volume has a log.
     fn count_slots(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
         if !self.keeps_log() {
             return Ok(());
@@ -828,18 +884,18 @@ impl VolumeCreation {
         for target in 0..self.targets.len() {
             let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
             let sqe = status_command(self.config.volume);
-            let asked = self.targets.ask(a, to, sqe, data, Question::Status, now);
-            asked.map_err(|source| call(target, ASKING, source))?;
+            let sent = self.targets.ask(associations, to, sqe, data, Question::Status, now);
+            sent.map_err(|source| failed_call(target, ASKING, source))?;
         }
         Ok(())
     }
 
-    /// Checks that no other volume was made of the drives meanwhile, then lists the writes to be
-    /// done.
+    /// Checks that no other volume was made of the drives since the first reading of the labels. Then
+    /// lists the writes of the new labels.
     fn check_still_free(&mut self) -> Result<(), VolumeCreateError> {
         let Some(label) = &self.label else { return Ok(()) };
         for member in 0..self.config.places.len() {
-            if let Some(old) = self.old(member)
+            if let Some(old) = self.present_label(member)
                 && !self.given_up.contains(&old.volume)
             {
                 return Err(VolumeCreateError::InUse { member, volume: old.name.clone() });
@@ -848,7 +904,7 @@ impl VolumeCreation {
                 let copy = Label { index: member as u16, sequence, ..label.clone() };
                 (Label::block_of(sequence), copy.encode(self.config.crc32c))
             });
-            self.writes.extend(labels::first_labels(member, copies));
+            self.label_writes.extend(labels::first_labels(member, copies));
         }
         Ok(())
     }
@@ -857,44 +913,50 @@ impl VolumeCreation {
     fn write_labels(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<bool, VolumeCreateError> {
-        let Some(io) = self.writes.front() else { return Ok(true) };
+        let Some(io) = self.label_writes.front() else { return Ok(true) };
         let target = self.config.places[labels::member_of(io)].target;
-        let failed = |source| call(target, labels::WRITING, source);
-        if !self.writing && self.targets.is_ready(a, target) {
+        let failed = |source| failed_call(target, labels::WRITING, source);
+        if !self.write_in_flight && self.targets.is_drives_queue_ready(associations, target) {
             let (io, places) = (io.clone(), &self.config.places);
-            labels::ask(&mut self.targets, a, places, io, Question::Write, now)
+            labels::send(&mut self.targets, associations, places, io, Question::WriteLabel, now)
                 .map_err(|(_, source)| failed(source))?;
-            self.writing = true;
+            self.write_in_flight = true;
         }
         Ok(false)
     }
 
-    /// Makes the targets forget a volume. A target that never knew it reports that, which has the
-    /// same result.
-    fn forget(&mut self, volume: VolumeId, now: u64, a: &mut impl Associations) {
-        for target in self.speaking().collect::<Vec<_>>() {
+    /// Sends the command to forget a volume to every target. A target that does not know the volume
+    /// answers with an error, which does not matter.
+    fn send_forget(&mut self, volume: VolumeId, now: u64, associations: &mut impl Associations) {
+        for target in self.targets_with_extension().collect::<Vec<_>>() {
             let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
             // A target that can't get a command is lost, and the next question reports that.
-            let _ = self.targets.ask(a, to, sqe, Data::None, Question::Forget, now);
+            let _ = self.targets.ask(associations, to, sqe, Data::None, Question::Forget, now);
         }
     }
 
-    /// Creation has failed: the targets must forget the volume.
-    fn fail(&mut self, error: VolumeCreateError, now: u64, a: &mut impl Associations) {
-        self.targets.forget();
-        // Once every label is written, the volume exists, and keeps its partitions.
+    /// Begins to undo the creation after it has failed with `error`: the targets forget the new
+    /// volume if they may have partitions of it. [`advance`](Self::advance) then reports the error.
+    fn clean_up_after_failure(
+        &mut self,
+        error: VolumeCreateError,
+        now: u64,
+        associations: &mut impl Associations,
+    ) {
+        self.targets.drop_pending_answers();
+        // Once every label is written, the new volume exists, and keeps its partitions.
         let is_labelled = matches!(self.step, Step::Releasing);
         if self.may_have_partitions && !is_labelled {
-            self.forget(self.config.volume, now, a);
+            self.send_forget(self.config.volume, now, associations);
         }
         self.error = Some(error);
         self.step = Step::Failing;
     }
 
-    /// Whether the volume is made, and only old ones are left to be dropped.
-    fn is_made(&self) -> bool {
+    /// Whether the new volume is made, and only old volumes have still to be dropped.
+    fn is_new_volume_made(&self) -> bool {
         matches!(
             self.step,
             Step::DroppingOld(Dropping::All)
@@ -903,59 +965,60 @@ impl VolumeCreation {
         )
     }
 
-    /// The volume is made.
-    fn finish(&mut self, a: &mut impl Associations) {
-        self.targets.forget();
-        self.targets.hang_up(a);
-        self.step = Step::Over;
+    /// Ends the creation with the new label as its result.
+    fn end_with_label(&mut self, associations: &mut impl Associations) {
+        self.targets.drop_pending_answers();
+        self.targets.close_associations(associations);
+        self.step = Step::Ended;
         self.result = self.label.take().map(Ok);
     }
 
-    /// The volume status that a target has sent.
-    fn decoded(&self, target: usize, page: &[u8]) -> Result<VolumeStatus, VolumeCreateError> {
+    /// Decodes the volume status that a target has sent.
+    fn decode_status(&self, target: usize, page: &[u8]) -> Result<VolumeStatus, VolumeCreateError> {
         let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
-        VolumeStatus::decode(page).ok_or_else(|| self.call_failed(target, nonsense))
+        VolumeStatus::decode(page).ok_or_else(|| self.call_error(target, nonsense))
     }
 
     /// The error that a lost or failing target causes at this step.
-    fn call_failed(&self, target: usize, source: CallFailure) -> VolumeCreateError {
+    fn call_error(&self, target: usize, source: CallFailure) -> VolumeCreateError {
         let doing = match self.step {
-            Step::Attaching | Step::Labels | Step::LabelsAgain => labels::READING,
-            Step::OldStatuses | Step::ForgettingLost => ASKING_OLD,
+            Step::Attaching | Step::ReadingLabels | Step::ReadingLabelsAgain => labels::READING,
+            Step::ReadingOldStatuses | Step::ForgettingLost => ASKING_OLD,
             Step::DroppingOld(_) | Step::ClaimingOld(_) | Step::ForgettingOld(_) => DROPPING_OLD,
             Step::MakingPartitions(_) => MAKING_PARTITIONS,
             Step::CountingSlots => ASKING,
             Step::WritingLabels => labels::WRITING,
-            Step::Releasing | Step::Failing | Step::Over => RELEASING,
+            Step::Releasing | Step::Failing | Step::Ended => RELEASING,
         };
-        call(target, doing, source)
+        failed_call(target, doing, source)
     }
 
     /// The targets that have the extension.
-    fn speaking(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.targets.len()).filter(|target| self.speaks(*target))
+    fn targets_with_extension(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.targets.len()).filter(|target| self.has_extension(*target))
     }
 
     /// Whether a target has the extension.
-    fn speaks(&self, target: usize) -> bool {
+    fn has_extension(&self, target: usize) -> bool {
         let controller = self.drives.as_ref().and_then(|drives| drives.controllers.get(target));
         controller.is_some_and(|controller| controller.extension.is_some())
     }
 
-    /// The label of the volume that a member belongs to.
-    fn old(&self, member: usize) -> Option<&Label> {
+    /// The label that was read from a member's drive, if there was one.
+    fn present_label(&self, member: usize) -> Option<&Label> {
         self.drives.as_ref()?.labels.get(member)?.as_ref()?.as_ref()
     }
 
-    /// The first member that belongs to an old volume, and the name of that volume.
-    fn name_of(&self, volume: VolumeId) -> (usize, String) {
-        let labels = (0..self.config.places.len()).filter_map(|at| Some((at, self.old(at)?)));
+    /// The first member whose drive belongs to an old volume, and the name of that volume.
+    fn first_member_of(&self, volume: VolumeId) -> (usize, String) {
+        let labels =
+            (0..self.config.places.len()).filter_map(|at| Some((at, self.present_label(at)?)));
         let mut named = labels.filter(|(_, label)| label.volume == volume);
         named.next().map(|(at, label)| (at, label.name.clone())).unwrap_or_default()
     }
 }
 
-/// The slots of a stream whose partition is as short as a target chooses.
+/// The fewest slots per stream that a target chooses: a partition of one page.
 const SLOTS_OF_A_PAGE: u32 = (PARTITION_ALIGN / ENTRY_BYTES) as u32;
 
 const ASKING: &str = "asking for the volume's state";
@@ -964,6 +1027,6 @@ const DROPPING_OLD: &str = "dropping the old volume from its log";
 const MAKING_PARTITIONS: &str = "making space in its log";
 const RELEASING: &str = "releasing the volume";
 
-fn call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {
+fn failed_call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {
     VolumeCreateError::Call { target, doing, source }
 }

@@ -72,7 +72,7 @@ pub enum CallFailure {
 impl CallFailure {
     pub(super) fn of(error: AskError) -> Self {
         match error {
-            AskError::Full { owed } => Self::Behind(owed),
+            AskError::Full { unanswered } => Self::Behind(unanswered),
             AskError::NotReady | AskError::Data(_) => Self::Ask(error),
         }
     }
@@ -169,10 +169,10 @@ pub enum VolumeCreateError {
         /// The member.
         member: usize,
     },
-    /// The same namespace twice.
+    /// Two members have the same namespace.
     #[error("member {member} is given twice")]
-    Twice {
-        /// The second of the two.
+    DuplicateMember {
+        /// The second of the two members.
         member: usize,
     },
     /// Two drives that have the same identity.
@@ -238,14 +238,14 @@ pub enum VolumeCreateError {
         free: u32,
     },
     /// The log has too few slots to make progress.
-    #[error("{have} log slots per stream on target {target} are too few: at least {need}")]
+    #[error("{slots} log slots per stream on target {target} are too few: at least {needed}")]
     TooFewSlots {
         /// The target.
         target: usize,
         /// The number of slots that the log would have.
-        have: u32,
+        slots: u32,
         /// The number of slots needed.
-        need: u32,
+        needed: u32,
     },
     /// The directory of the target's log has no free record.
     #[error("the log region of target {target} holds {volumes} volumes, which is all that it can")]

@@ -12,32 +12,45 @@ use crate::initiator::queue_pair::Data;
 use crate::label::{DATA_START, LABEL_LEN};
 use crate::label_work::LabelIo;
 
-/// Sends a label's step to its drive, whose target's queue to the drives is ready.
-pub(super) fn ask<A: Associations, Q>(
+/// Sends one step of reading or writing labels to its drive. The drives queue of its target must be
+/// ready.
+///
+/// # Errors
+/// The target, and the reason why the command could not be sent.
+pub(super) fn send<A: Associations, Q>(
     targets: &mut Targets<Q>,
-    a: &mut A,
+    associations: &mut A,
     places: &[MemberPlace],
     io: LabelIo,
-    what: Q,
+    purpose: Q,
     now: u64,
 ) -> Result<(), (usize, CallFailure)> {
     let place = places[member_of(&io)];
     let to = (place.target, ControlQueue::Drives);
-    let asked = match io {
+    let sent = match io {
         LabelIo::Read { .. } => {
             let (sqe, data) = (Sqe::read(place.nsid, 0, 2), Data::Read(2 * LABEL_LEN as u32));
-            targets.ask(a, to, sqe, data, what, now)
+            targets.ask(associations, to, sqe, data, purpose, now)
         }
-        LabelIo::Flush { .. } => targets.ask(a, to, Sqe::flush(place.nsid), Data::None, what, now),
+        LabelIo::Flush { .. } => {
+            targets.ask(associations, to, Sqe::flush(place.nsid), Data::None, purpose, now)
+        }
         LabelIo::Write { lba, block, .. } => {
             let data = [A::Piece::from(block)];
-            targets.ask(a, to, Sqe::write(place.nsid, lba, 1), Data::Write(&data), what, now)
+            targets.ask(
+                associations,
+                to,
+                Sqe::write(place.nsid, lba, 1),
+                Data::Write(&data),
+                purpose,
+                now,
+            )
         }
     };
-    asked.map_err(|source| (place.target, source))
+    sent.map_err(|source| (place.target, source))
 }
 
-/// The member of a step.
+/// The member whose drive a step concerns.
 pub(super) const fn member_of(io: &LabelIo) -> usize {
     match io {
         LabelIo::Read { member } | LabelIo::Flush { member } | LabelIo::Write { member, .. } => {
@@ -46,8 +59,8 @@ pub(super) const fn member_of(io: &LabelIo) -> usize {
     }
 }
 
-/// The action of the step, for error messages.
-pub(super) const fn doing(io: &LabelIo) -> &'static str {
+/// The name of a step's action, for error messages.
+pub(super) const fn action_name(io: &LabelIo) -> &'static str {
     match io {
         LabelIo::Read { .. } => READING,
         LabelIo::Flush { .. } | LabelIo::Write { .. } => WRITING,
@@ -57,9 +70,9 @@ pub(super) const fn doing(io: &LabelIo) -> &'static str {
 pub(super) const READING: &str = "reading the label";
 pub(super) const WRITING: &str = "writing the label";
 
-/// The steps that give a drive its first label. The data area's first block is blanked, so that
-/// data that an earlier volume kept there is not taken for the new one's. Then each copy of the
-/// label is written and made durable.
+/// The steps that give a drive its first label, in order. First, the first block of the data area is
+/// overwritten with zeroes, so that old data there is not taken for data of the new volume. Then
+/// each copy of the label is written and made durable.
 pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [LabelIo; 6] {
     let flush = || LabelIo::Flush { member };
     let blank = LabelIo::Write { member, lba: DATA_START, block: alloc::vec![0; LABEL_LEN] };

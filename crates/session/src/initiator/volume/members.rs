@@ -23,7 +23,7 @@ use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
 pub struct Layout {
     /// First block of the data area on every drive.
     pub start: u64,
-    /// Largest number of blocks of one request, even if the target would take more.
+    /// Largest number of blocks of one request, also if the target takes larger ones.
     pub request_blocks_max: u32,
 }
 
@@ -71,10 +71,10 @@ impl LeaseTimes {
     }
 }
 
-/// Why drives don't make a volume that can be used.
+/// Why drives do not form a volume that can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MembersError {
-    /// The labels don't make the volume.
+    /// The labels do not form a volume.
     #[error(transparent)]
     Assemble(#[from] AssembleError),
     /// A drive has fewer blocks than its label requires.
@@ -96,9 +96,9 @@ pub struct Members {
     pub controllers: Vec<Controller>,
     /// The place of each member.
     pub places: Vec<MemberPlace>,
-    /// The members' namespaces.
+    /// The namespace of each member.
     pub namespaces: Vec<Namespace>,
-    /// Their labels.
+    /// The label of each member.
     pub labels: Vec<Label>,
     /// The fields that are the same in all labels.
     pub head: Label,
@@ -107,12 +107,13 @@ pub struct Members {
 }
 
 impl Members {
-    /// Checks the labels that were found. `name` is the requested volume, if one is requested, and
-    /// `accept_lost_log` allows a log that is not the one that is due (T19, T20).
+    /// The members, after a check of the labels that were found on their drives. `name` is the volume
+    /// that the caller requests, if it requests one. With `accept_lost_log`, a target may have
+    /// another log than the one that the labels name (T19, T20).
     ///
     /// # Errors
     /// [`MembersError`]: the first error found.
-    pub fn judge(
+    pub fn check(
         name: Option<&str>,
         controllers: Vec<Controller>,
         places: &[MemberPlace],
@@ -121,10 +122,10 @@ impl Members {
         accept_lost_log: bool,
         layout: Layout,
     ) -> Result<Self, MembersError> {
-        let head = label_work::judge(name, &found, accept_lost_log)?;
+        let head = label_work::check_labels(name, &found, accept_lost_log)?;
         let labels: Vec<Label> = found.into_iter().filter_map(|f| f.label.ok()).collect();
         for (member, (namespace, label)) in namespaces.iter().zip(&labels).enumerate() {
-            let (blocks, needed) = (namespace.blocks, layout.needed(label));
+            let (blocks, needed) = (namespace.blocks, layout.blocks_needed(label));
             if blocks < needed {
                 return Err(MembersError::Shrunk { member, blocks, needed });
             }
@@ -135,10 +136,10 @@ impl Members {
     /// The largest generation on any label (T24).
     #[must_use]
     pub fn label_generation(&self) -> u32 {
-        label_work::generation(&self.labels)
+        label_work::max_generation(&self.labels)
     }
 
-    /// Whether the labels demand a log on a target.
+    /// Whether the labels name a log on a target.
     #[must_use]
     pub fn is_logged(&self, target: usize) -> bool {
         let labels = self.places.iter().zip(&self.labels);
@@ -147,9 +148,9 @@ impl Members {
             .any(|(_, label)| log_due(label).is_some())
     }
 
-    /// The members on a target, with their numbers.
+    /// The members on a target: their numbers in the volume, and their namespaces.
     #[must_use]
-    pub fn on(&self, target: usize) -> Vec<MemberNamespace> {
+    pub fn members_on(&self, target: usize) -> Vec<MemberNamespace> {
         members_on(&self.places, target)
     }
 
@@ -165,11 +166,11 @@ impl Members {
             };
             OpeningServer {
                 present: true,
-                speaks: controller.extension.is_some(),
+                has_extension: controller.extension.is_some(),
                 logged: self.is_logged(at),
                 has_log: region_of(controller).is_some(),
                 transfer_bytes_max: controller.mdts_bytes as usize,
-                members: self.on(at).into_iter().map(member).collect(),
+                members: self.members_on(at).into_iter().map(member).collect(),
             }
         });
         OpeningConfig { volume: self.head.volume, servers: servers.collect() }
@@ -182,7 +183,7 @@ impl Members {
     /// The labels describe no volume.
     pub fn topology(&self, statuses: &[(usize, VolumeStatus)]) -> Result<Topology, TopologyError> {
         let slots = |target| statuses.iter().find(|(at, _)| *at == target).map(|(_, s)| s.slots);
-        self.laid_out(|target| slots(target).unwrap_or(0))
+        self.topology_with_slots(|target| slots(target).unwrap_or(0))
     }
 
     /// The topology of the volume's blocks, which does not depend on the slots in the logs.
@@ -190,11 +191,11 @@ impl Members {
     /// # Errors
     /// The labels describe no volume.
     pub fn block_map(&self) -> Result<Topology, TopologyError> {
-        self.laid_out(|_| 1)
+        self.topology_with_slots(|_| 1)
     }
 
     /// The topology of the members, with `slots(target)` log slots for a stream on each target.
-    fn laid_out(&self, slots: impl Fn(usize) -> u32) -> Result<Topology, TopologyError> {
+    fn topology_with_slots(&self, slots: impl Fn(usize) -> u32) -> Result<Topology, TopologyError> {
         let servers = (0..self.controllers.len()).map(|at| ServerLayout { slots: slots(at) });
         let members = self.places.iter().zip(&self.labels).map(|(place, label)| {
             let controller = &self.controllers[place.target];
@@ -225,19 +226,19 @@ impl Members {
             streams: self.head.streams,
             slots: 0,
             lease_ms,
-            members: self.on(target),
+            members: self.members_on(target),
         })
     }
 
     /// The properties that must be found again on a target that was lost (T19, T27).
     #[must_use]
     pub fn known_target(&self, target: usize, generation: u32) -> KnownTarget {
-        let drives = self.on(target).into_iter().map(|place| {
+        let drives = self.members_on(target).into_iter().map(|place| {
             let label = &self.labels[usize::from(place.member.0)];
             DriveOfVolume {
                 nsid: place.nsid,
                 index: label.index,
-                blocks: self.layout.needed(label),
+                blocks: self.layout.blocks_needed(label),
             }
         });
         KnownTarget::new(self.head.volume, generation, &self.controllers[target], drives)
@@ -247,12 +248,12 @@ impl Members {
     /// T24).
     #[must_use]
     pub fn is_log_lost(&self, target: usize, status: &VolumeStatus) -> bool {
-        let is_old = self.is_logged(target) && is_behind(status, self.label_generation());
-        status.log_lost || is_old
+        let is_behind_labels = self.is_logged(target) && is_behind(status, self.label_generation());
+        status.log_lost || is_behind_labels
     }
 }
 
-/// The members on a target, with their numbers.
+/// The members on a target: their numbers in the volume, and their namespaces.
 pub(super) fn members_on(places: &[MemberPlace], target: usize) -> Vec<MemberNamespace> {
     let places = places.iter().enumerate().filter(|(_, place)| place.target == target);
     let numbered = |(at, place): (usize, &MemberPlace)| MemberNamespace {
@@ -284,9 +285,9 @@ pub(super) fn region_of(controller: &Controller) -> Option<[u8; 16]> {
 }
 
 impl Layout {
-    /// The number of blocks that a volume needs on the drive with this label, from the first one
-    /// on.
-    fn needed(&self, label: &Label) -> u64 {
+    /// The number of blocks that the drive with this label must have: all before the data area, and
+    /// the data area.
+    fn blocks_needed(&self, label: &Label) -> u64 {
         self.start.saturating_add(label.data_blocks)
     }
 }

@@ -1,24 +1,27 @@
-//! Volume opening: attach to all its targets, find its drives, check their labels, claim the volume
-//! on all targets, recover the state that a crash has left, and mark the labels as the new owner's.
+//! Volume opening: attach to all targets of a volume, find its drives, check their labels, claim the
+//! volume on all targets, write the new owner's generation into the labels, and recover the state
+//! that a crash has left.
 //!
 //! ```text
-//! attaching → labels → (statuses, if the volume is only inspected)
-//!                    → claiming and recovering, with its pauses:
-//!                        claimed: the labels are rewritten
-//!                        decided: data that will be zeroed is saved, if the caller requests that
-//!                    → over
+//! attaching → reading labels → reading statuses, if the volume is only inspected → ended
+//!                            → recovering, with two pauses:                      → ended
+//!                                after the claim: the labels are rewritten
+//!                                after the decision: data that will be zeroed is saved,
+//!                                  if the caller requests that
+//! any step that fails → releasing the volume → ended with the error
+//!                                            → waiting for the present owner → attaching
 //! ```
 //!
-//! The program has the targets' associations, new ones when it begins: it makes their connections,
-//! carries their bytes, and calls them when their deadlines are due. It calls
+//! The program owns the associations with the targets, and begins with new ones. It makes their
+//! connections, carries their bytes, and calls them when their deadlines are due. It calls
 //! [`advance`](VolumeOpening::advance) when an answer has arrived from a target or
 //! [`deadline`](VolumeOpening::deadline) is due, and then sends the contents of the outboxes. It
 //! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! If the volume is owned, the opening asks for it again, for the time that the caller allows
-//! (T25), each time over new associations. When an attempt fails after the volume may have been
-//! claimed, it is released.
+//! If the volume has an owner, the opening makes further attempts for the time that the caller allows
+//! (T25), each over new associations. If an attempt fails after the volume may have been claimed,
+//! the opening releases the volume.
 
 mod steps;
 
@@ -46,34 +49,34 @@ use crate::wire::{Claim, VolumeStatus};
 /// The purpose of an opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To inspect it: nothing is changed, and an owner may be active.
+    /// To inspect the volume: nothing is changed, and an owner may be active.
     Inspect,
     /// To report the result that a recovery would have: nothing is changed.
     DryRun,
-    /// To claim it, and to recover every stream that needs it.
-    Take,
+    /// To claim the volume, and to recover every stream that needs recovery.
+    Claim,
 }
 
 /// The options for opening a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeOpeningConfig {
-    /// Its name; `None`: any.
+    /// The name of the volume; `None`: any.
     pub name: Option<String>,
-    /// The places of its members, in its order.
+    /// The place of each member, in the order of the volume.
     pub places: Vec<MemberPlace>,
-    /// The number of its targets.
+    /// The number of the volume's targets.
     pub targets: usize,
-    /// The purpose.
+    /// Whether the volume is claimed, or only inspected.
     pub purpose: Purpose,
-    /// The engine that the caller insists on; `None`: the one that the volume was made for.
+    /// The engine that the caller insists on; `None`: the engine for which the volume was made.
     pub engine: Option<EngineKind>,
     /// Whether an owner that is connected, or may still come back, is fenced (T8, T25).
     pub take_over: bool,
     /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
     pub accept_lost_log: bool,
-    /// The wait for an owner that may still come back (T25).
+    /// The time for which the opening waits for an owner that may still come back (T25).
     pub wait: OwnerWait,
-    /// The time for which the new owner may be unreachable.
+    /// The times from which the new owner's lease follows.
     pub lease: LeaseTimes,
     /// Whether the program saves the data that will be zeroed.
     pub save_undone: bool,
@@ -92,14 +95,14 @@ pub struct VolumeOpeningConfig {
 pub struct OwnerWait {
     /// The whole time, ns; 0: the volume is refused at once.
     pub for_ns: u64,
-    /// The pause before it is requested again, ns.
+    /// The pause between two attempts, ns.
     pub ask_ns: u64,
-    /// The time between two reports to the caller that it waits, ns.
+    /// The time between two [`Owned`](OpeningEvent::Owned) events, ns.
     pub report_ns: u64,
 }
 
 impl OwnerWait {
-    /// A wait of `for_ns` that asks every half second and reports every 5 seconds.
+    /// A wait of `for_ns` with an attempt every half second and a report every 5 seconds.
     #[must_use]
     pub const fn of(for_ns: u64) -> Self {
         Self { for_ns, ask_ns: 500_000_000, report_ns: 5_000_000_000 }
@@ -118,25 +121,26 @@ pub enum OpeningEvent {
         /// The command.
         call: Call,
     },
-    /// The volume is this owner's on all targets, with this generation; its labels are next.
+    /// The volume has been claimed on all targets with this generation. The labels are written next.
     Claimed {
         /// The owner's generation.
         generation: u32,
     },
-    /// The attempt has failed: a claim that may have been made with this generation is released.
+    /// The attempt has failed. The volume is released, because it may have been claimed with this
+    /// generation.
     Releases {
         /// The generation.
         generation: u32,
     },
-    /// The volume is owned, and the program will ask for it again.
+    /// The volume has an owner. Another attempt will be made after a pause.
     Owned {
         /// The target that reports this.
         server: usize,
         /// The owner's host NQN.
         owner: String,
-        /// The rest of its lease, ms; 0 if the owner is active.
+        /// The rest of the owner's lease, ms; 0 if the owner is active.
         lease_left_ms: u32,
-        /// The rest of the wait, ns.
+        /// The time for which the opening will still wait, ns.
         give_up_ns: u64,
     },
 }
@@ -148,7 +152,7 @@ pub struct OpenedVolume {
     pub members: Members,
     /// The engine that runs.
     pub engine: EngineKind,
-    /// Why that is not the engine for which the volume was made, if so (T17).
+    /// The reason, if that is not the engine for which the volume was made (T17).
     pub fallback: Option<Hindrance>,
     /// The owner's generation; 0 if the volume was only inspected.
     pub generation: u32,
@@ -187,68 +191,74 @@ impl OpenedVolume {
 /// The purpose of a question to a target.
 #[derive(Clone, Copy, Debug)]
 enum Question {
-    /// A member's label.
+    /// To read the label of this member.
     Label(usize),
-    /// Its state of the volume.
+    /// To read the target's state of the volume.
     Status,
     /// A command of recovery.
     Recovery(Ticket),
     /// A step of rewriting the labels.
     Relabel,
-    /// Blocks that will be saved, from this byte of the whole on.
-    Saved(usize),
+    /// To read blocks that will be saved. The number is their offset in the buffer of [`Saving`],
+    /// bytes.
+    ReadForSaving(usize),
     /// To release the volume.
     Release,
 }
 
+/// The step of the opening that runs.
 #[derive(Debug)]
 enum Step {
+    /// The associations with the targets are being set up.
     Attaching,
-    Labels(Labels),
+    /// The labels of all members are being read.
+    ReadingLabels(LabelReading),
     /// Each target is asked for its state of the volume.
-    Status {
-        statuses: Vec<(usize, VolumeStatus)>,
-    },
+    ReadingStatuses { statuses: Vec<(usize, VolumeStatus)> },
+    /// The driver claims the volume and recovers it.
     Recovering,
-    /// The labels are rewritten. `asked`: whether a step is in flight.
+    /// The labels are being rewritten; recovery pauses.
     Relabeling {
         work: Relabel,
-        asked: bool,
+        /// Whether a command of `work` has no answer yet.
+        in_flight: bool,
     },
-    /// Data that will be zeroed is being saved, since this time, ns.
+    /// Data that will be zeroed is being saved; recovery pauses.
     Saving {
         saving: Saving,
         state: SaveState,
+        /// When saving began, ns.
         since: u64,
     },
-    /// The volume is being released.
+    /// The attempt has failed with this error, and the volume is being released.
     Releasing(VolumeOpenError),
-    /// The program will ask for the volume again at this time, ns.
-    Waiting {
-        until: u64,
-    },
-    Over,
+    /// The volume has an owner. The next attempt begins at `until`, ns.
+    Waiting { until: u64 },
+    /// The result is known.
+    Ended,
 }
 
+/// The progress of the present step of saving.
 #[derive(Debug, PartialEq, Eq)]
 enum SaveState {
-    /// The next step is to be found.
-    Next,
+    /// The last step is done, and the next one has not begun.
+    Idle,
     /// Blocks are being read.
     Reading,
-    /// The program has to do this step.
+    /// The program must take this step with [`VolumeOpening::save_step`].
     Due(SaveStep),
-    /// The program does the step.
-    Doing,
+    /// The program has taken the step, and has not reported its end.
+    Taken,
 }
 
-/// The labels, while they are read.
+/// The labels of all members, while they are being read.
 #[derive(Debug)]
-struct Labels {
+struct LabelReading {
     controllers: Vec<Controller>,
     namespaces: Vec<Namespace>,
     /// For each member, whether its label has been requested.
-    asked: Vec<bool>,
+    requested: Vec<bool>,
+    /// For each member whose label has been read, the label and the drive.
     found: Vec<Option<Found>>,
 }
 
@@ -258,25 +268,29 @@ pub struct VolumeOpening {
     config: VolumeOpeningConfig,
     targets: Targets<Question>,
     step: Step,
+    /// The members, from the check of their labels on.
     members: Option<Members>,
+    /// The engine that runs, and the reason if it is not the engine of the labels; both are chosen
+    /// before the claim.
     engine: EngineKind,
     fallback: Option<Hindrance>,
-    /// The places of the volume's blocks.
-    map: Option<Topology>,
+    /// The places of the volume's blocks on its drives.
+    block_map: Option<Topology>,
+    /// The recovery of this attempt; `None` before the labels have been checked.
     driver: Option<RecoveryDriver>,
-    /// The times that the driver does not measure: connecting, and saving in a dry run, ns.
-    steps: StepTimes,
+    /// The times that the driver does not measure: connecting, and saving in a dry run.
+    step_times: StepTimes,
     /// When the opening began, and when this attempt began, ns.
-    began: u64,
+    opening_began: u64,
     attempt_began: u64,
     /// The time of the last [`Owned`](OpeningEvent::Owned) event, ns.
-    reported: Option<u64>,
+    last_owned_report: Option<u64>,
     /// The last progress of recovery that was reported.
-    progress: Option<Progress>,
-    /// The opening must continue at once, with a clock that is read anew.
-    at_once: bool,
-    /// The clock has been read since the prefixes were decided.
-    decided: bool,
+    last_progress: Option<Progress>,
+    /// Whether [`advance`](Self::advance) is due at once, because a step needs a new clock value.
+    advance_at_once: bool,
+    /// Whether the clock has been read since the recovered seqs were decided.
+    clock_read_since_decision: bool,
     events: VecDeque<OpeningEvent>,
     result: Option<Result<OpenedVolume, VolumeOpenError>>,
 }
@@ -291,15 +305,15 @@ impl VolumeOpening {
             members: None,
             engine: EngineKind::None,
             fallback: None,
-            map: None,
+            block_map: None,
             driver: None,
-            steps: StepTimes::default(),
-            began: now,
+            step_times: StepTimes::default(),
+            opening_began: now,
             attempt_began: now,
-            reported: None,
-            progress: None,
-            at_once: false,
-            decided: false,
+            last_owned_report: None,
+            last_progress: None,
+            advance_at_once: false,
+            clock_read_since_decision: false,
             events: VecDeque::new(),
             result: None,
             config,
@@ -309,7 +323,7 @@ impl VolumeOpening {
     /// When [`advance`](Self::advance) is due at the latest, ns, if nothing arrives before.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
-        if self.at_once {
+        if self.advance_at_once {
             return Some(now);
         }
         match (&self.step, &self.driver) {
@@ -319,14 +333,14 @@ impl VolumeOpening {
         }
     }
 
-    /// Continues with answers that have arrived, and with work that is due.
-    pub fn advance(&mut self, now: u64, a: &mut impl Associations) {
-        self.at_once = false;
-        if let Err(error) = self.go_on(now, a) {
-            self.fail(error, now, a);
+    /// Continues with answers that have arrived, and with work that is due at `now`, ns.
+    pub fn advance(&mut self, now: u64, associations: &mut impl Associations) {
+        self.advance_at_once = false;
+        if let Err(error) = self.run_steps(now, associations) {
+            self.release_after_failure(error, now, associations);
         }
         if matches!(self.step, Step::Releasing(_)) {
-            self.released(now, a);
+            self.continue_release(now, associations);
         }
     }
 
@@ -335,30 +349,36 @@ impl VolumeOpening {
         self.events.pop_front()
     }
 
-    /// The next step for the program to save the data that will be zeroed. It reports the step's
-    /// end with [`saved`](Self::saved).
+    /// The next step for the program to save the data that will be zeroed. The program reports
+    /// the end of the step with [`save_step_done`](Self::save_step_done).
     pub fn save_step(&mut self) -> Option<SaveStep> {
         let Step::Saving { state, .. } = &mut self.step else { return None };
         if !matches!(state, SaveState::Due(_)) {
             return None;
         }
-        match core::mem::replace(state, SaveState::Doing) {
+        match core::mem::replace(state, SaveState::Taken) {
             SaveState::Due(step) => Some(step),
             _ => None,
         }
     }
 
-    /// The program has done a step of saving the data that will be zeroed, or could not do it.
-    pub fn saved(&mut self, done: bool, now: u64, a: &mut impl Associations) {
+    /// Takes the result of the step that [`save_step`](Self::save_step) returned last, and continues.
+    /// If the program could not do the step, the attempt fails.
+    pub fn save_step_done(
+        &mut self,
+        succeeded: bool,
+        now: u64,
+        associations: &mut impl Associations,
+    ) {
         if let Step::Saving { state, .. } = &mut self.step
-            && *state == SaveState::Doing
+            && *state == SaveState::Taken
         {
-            *state = SaveState::Next;
-            if !done {
-                self.fail(VolumeOpenError::NotSaved, now, a);
+            *state = SaveState::Idle;
+            if !succeeded {
+                self.release_after_failure(VolumeOpenError::NotSaved, now, associations);
             }
         }
-        self.advance(now, a);
+        self.advance(now, associations);
     }
 
     /// The result of the opening, once. The associations of a claimed volume continue. The

@@ -59,11 +59,11 @@ pub fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockR
 /// The volume blocks of some listed writes, in the lists' order.
 #[must_use]
 pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRange> {
-    let of = |update: &InPlace| {
+    let ranges_of = |update: &InPlace| {
         let (seq, ranges) = (update.seq, volume_ranges(topology, &[update.extent]));
         ranges.into_iter().map(move |range| InPlaceRange { seq, range })
     };
-    updates.iter().flat_map(of).collect()
+    updates.iter().flat_map(ranges_of).collect()
 }
 
 /// The blocks that a stream's owner must check before the stream starts again: in-place updates

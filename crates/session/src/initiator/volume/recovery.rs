@@ -1,11 +1,11 @@
 //! One attempt to recover a volume or some of its streams: the choice and the times of the commands
 //! to each target, and the end of the attempt.
 //!
-//! [`Opening`] knows which commands are due. [`RecoveryDriver`] adds the times: a command that a
-//! target has put off is sent again after a rest; a target that puts commands off for too long, or
-//! owes an answer for too long, ends the attempt. An attempt that has ended can be begun anew with
-//! the next number: the answers to its commands may still come, and the next attempt drops them
-//! (T23).
+//! [`Opening`] knows which commands are due, and [`RecoveryDriver`] adds the times. It sends a
+//! command that a target has put off again after a delay. If a target puts commands off for too
+//! long, or does not answer for too long, the attempt ends with an error. Then another attempt with
+//! the next number may begin. Answers to commands of the earlier attempt may still arrive, and the
+//! new attempt drops them (T23).
 
 use alloc::vec::Vec;
 
@@ -15,17 +15,18 @@ use crate::initiator::association::ControlQueue;
 use crate::initiator::opening::{Call, Opening, OpeningError, Phase, Progress, Ticket};
 use crate::initiator::queue_pair::Data;
 
-/// The first pause after a target has put a command off, ns.
-const REST_NS: u64 = 500_000;
-/// The longest pause, ns.
-const REST_NS_MAX: u64 = 20_000_000;
-/// The most doublings of a pause.
-const REST_DOUBLED_MAX: u32 = 6;
+/// The delay before a command that a target has put off once is sent again, ns. Each later delay is
+/// twice as long.
+const RETRY_DELAY_NS_MIN: u64 = 500_000;
+/// The longest delay, ns.
+const RETRY_DELAY_NS_MAX: u64 = 20_000_000;
+/// Limit of the doublings of the delay.
+const RETRY_DOUBLINGS_MAX: u32 = 6;
 
-/// Why an attempt has ended. `server` counts the volume's targets.
+/// Why an attempt has failed. `server` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecoveryError {
-    /// The state on the targets does not allow it.
+    /// The state of the volume on the targets does not allow the recovery.
     #[error(transparent)]
     Opening(#[from] OpeningError),
     /// A target has not answered for too long.
@@ -71,7 +72,8 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    fn of(&mut self, phase: Phase) -> &mut u64 {
+    /// The time to which `phase` counts.
+    fn time_of(&mut self, phase: Phase) -> &mut u64 {
         match phase {
             Phase::Ask | Phase::Claim | Phase::AskAgain | Phase::Claimed => &mut self.claim,
             Phase::List => &mut self.list,
@@ -84,13 +86,15 @@ impl StepTimes {
     }
 }
 
+/// The times of one target.
 #[derive(Clone, Copy, Debug, Default)]
 struct TargetState {
-    /// When the target last answered, or first got a command after it had nothing to do, ns.
-    progress: u64,
-    /// Nothing is sent before this time, because a command was put off, ns.
-    rests_until: u64,
-    /// The time since which it has put off all commands, ns.
+    /// When the target last answered, or, if later, when it got the first of the commands in flight,
+    /// ns.
+    last_progress: u64,
+    /// The time before which nothing is sent, because the target has put a command off, ns.
+    retry_at: u64,
+    /// The time since which the target has put all commands off, ns.
     put_off_since: Option<u64>,
 }
 
@@ -98,14 +102,16 @@ struct TargetState {
 #[derive(Debug)]
 pub struct RecoveryDriver {
     opening: Opening,
+    /// The number of the attempt.
     attempt: u32,
+    /// The limit for an answer, and for putting commands off, ns.
     timeout_ns: u64,
     targets: Vec<TargetState>,
-    steps: StepTimes,
-    /// The start of the present step, ns.
-    since: u64,
-    /// The prefixes have been decided, and the time of that is not counted yet.
-    deciding: bool,
+    step_times: StepTimes,
+    /// When the present phase began, ns.
+    phase_began: u64,
+    /// Whether the recovered seqs have been decided, and the time of the decision is not counted yet.
+    decide_time_pending: bool,
 }
 
 impl RecoveryDriver {
@@ -115,31 +121,39 @@ impl RecoveryDriver {
     #[must_use]
     pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
         let targets = alloc::vec![TargetState::default(); opening.servers()];
-        let steps = StepTimes::default();
-        Self { opening, attempt, timeout_ns, targets, steps, since: now, deciding: false }
+        let step_times = StepTimes::default();
+        Self {
+            opening,
+            attempt,
+            timeout_ns,
+            targets,
+            step_times,
+            phase_began: now,
+            decide_time_pending: false,
+        }
     }
 
     /// The next command for a target, if one may be sent now. The caller sends it and reports its
-    /// answer with [`done`](Self::done).
-    pub fn next(&mut self, server: usize, now: u64) -> Option<(Ticket, Call)> {
+    /// answer with [`on_answer`](Self::on_answer).
+    pub fn next_command(&mut self, server: usize, now: u64) -> Option<(Ticket, Call)> {
         let state = self.targets.get_mut(server)?;
-        if now < state.rests_until {
+        if now < state.retry_at {
             return None;
         }
         let idle = self.opening.in_flight(server) == 0;
-        let next = self.opening.next(server)?;
+        let next = self.opening.next_command(server)?;
         if idle {
-            state.progress = now;
+            state.last_progress = now;
         }
         Some(next)
     }
 
-    /// A command has ended; `answer` has the data that came back. The answer to a command of an
-    /// earlier attempt is dropped (T23).
+    /// Takes the answer to a command: its data, or the status of its failure. The answer to a command
+    /// of an earlier attempt is dropped (T23).
     ///
     /// # Errors
-    /// [`RecoveryError`]: the attempt has ended.
-    pub fn done(
+    /// [`RecoveryError`]: the attempt has failed.
+    pub fn on_answer(
         &mut self,
         server: usize,
         ticket: Ticket,
@@ -149,73 +163,73 @@ impl RecoveryDriver {
         let before = self.opening.phase();
         let Some(state) = self.targets.get_mut(server) else { return Ok(()) };
         // Any answer shows that the target is reachable.
-        state.progress = now;
-        self.opening.done(ticket, answer)?;
+        state.last_progress = now;
+        self.opening.on_answer(ticket, answer)?;
         if ticket.attempt == self.attempt {
             match self.opening.put_off(server) {
                 Some(put_off) => {
                     let since = *state.put_off_since.get_or_insert(now);
                     if now.saturating_sub(since) > self.timeout_ns {
-                        let (doing, status) = (before.doing(), put_off.status);
+                        let (doing, status) = (before.action_name(), put_off.status);
                         return Err(RecoveryError::PutOff { server, doing, status });
                     }
-                    let rest = REST_NS << put_off.attempts.min(REST_DOUBLED_MAX);
-                    state.rests_until = now.saturating_add(rest.min(REST_NS_MAX));
+                    let delay = RETRY_DELAY_NS_MIN << put_off.attempts.min(RETRY_DOUBLINGS_MAX);
+                    state.retry_at = now.saturating_add(delay.min(RETRY_DELAY_NS_MAX));
                 }
                 None => state.put_off_since = None,
             }
         }
         if self.opening.phase() != before {
-            self.ends(before, now);
-            // After the last list has arrived, the prefixes are decided. That time is counted by
-            // itself.
-            self.deciding = before == Phase::List;
+            self.count_time(before, now);
+            // The decision follows the last list. Its time is counted separately.
+            self.decide_time_pending = before == Phase::List;
         }
         Ok(())
     }
 
-    /// Time has passed.
+    /// Checks whether every target answers in time.
     ///
     /// # Errors
-    /// A target has not answered for too long: the attempt has ended.
-    pub fn timeout(&mut self, now: u64) -> Result<(), RecoveryError> {
+    /// A target has not answered for too long. The attempt has failed.
+    pub fn check_timeouts(&mut self, now: u64) -> Result<(), RecoveryError> {
         for (server, state) in self.targets.iter().enumerate() {
             if self.opening.in_flight(server) > 0
-                && now.saturating_sub(state.progress) > self.timeout_ns
+                && now.saturating_sub(state.last_progress) > self.timeout_ns
             {
-                let doing = self.opening.phase().doing();
+                let doing = self.opening.phase().action_name();
                 return Err(RecoveryError::TimedOut { server, doing });
             }
         }
         Ok(())
     }
 
-    /// The next time at which a call is due, ns: a command that was put off is sent again
-    /// ([`next`](Self::next)), or an answer is owed for too long ([`timeout`](Self::timeout)).
+    /// The next time at which a call is due, ns. Then a command that was put off may be sent again
+    /// ([`next_command`](Self::next_command)), or the limit for an answer has passed
+    /// ([`check_timeouts`](Self::check_timeouts)).
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
-        let of = |(server, state): (usize, &TargetState)| {
-            let rest = (state.rests_until > now).then_some(state.rests_until);
-            let owed = (self.opening.in_flight(server) > 0)
-                .then(|| state.progress.saturating_add(self.timeout_ns).saturating_add(1));
-            rest.into_iter().chain(owed).min()
+        let deadline_of = |(server, state): (usize, &TargetState)| {
+            let retry = (state.retry_at > now).then_some(state.retry_at);
+            let timeout = (self.opening.in_flight(server) > 0)
+                .then(|| state.last_progress.saturating_add(self.timeout_ns).saturating_add(1));
+            retry.into_iter().chain(timeout).min()
         };
-        self.targets.iter().enumerate().filter_map(of).min()
+        self.targets.iter().enumerate().filter_map(deadline_of).min()
     }
 
-    /// Continues after a pause. The time of the pause is counted by itself.
+    /// Ends a [pause](Phase::is_pause). The time of the pause is counted separately.
     ///
     /// # Errors
     /// [`RecoveryError`]: the attempt has ended.
-    pub fn go_on(&mut self, now: u64) -> Result<(), RecoveryError> {
-        self.decided(now);
+    pub fn end_pause(&mut self, now: u64) -> Result<(), RecoveryError> {
+        self.count_decide_time(now);
         let phase = self.opening.phase();
-        self.opening.go_on()?;
-        self.ends(phase, now);
+        self.opening.end_pause()?;
+        self.count_time(phase, now);
         Ok(())
     }
 
-    /// Whether the present step writes to drives: its commands go over the I/O queue.
+    /// Whether the commands of the present phase go over the drives queue.
     #[must_use]
     pub fn needs_drives(&self) -> bool {
         matches!(self.opening.phase(), Phase::Undo | Phase::Flush)
@@ -241,36 +255,36 @@ impl RecoveryDriver {
 
     /// The time of each step so far.
     #[must_use]
-    pub fn steps(&self) -> StepTimes {
-        self.steps
+    pub fn step_times(&self) -> StepTimes {
+        self.step_times
     }
 
     /// The result and the times, once the attempt is over.
     #[must_use]
-    pub fn finish(self) -> (Opening, StepTimes) {
-        (self.opening, self.steps)
+    pub fn into_parts(self) -> (Opening, StepTimes) {
+        (self.opening, self.step_times)
     }
 
-    /// Notes that the prefixes have been decided, and counts the time of that. Deciding reads no
-    /// clock, so the caller reads it afterwards: `now`. If this is not called in the pause that
-    /// follows, [`go_on`](Self::go_on) does the same.
-    pub fn decided(&mut self, now: u64) {
-        if core::mem::take(&mut self.deciding) {
-            self.steps.decide += now.saturating_sub(self.since);
-            self.since = now;
+    /// Counts the time of the decision. The decision reads no clock, so the caller reads the clock
+    /// after it: `now`. If the caller does not call this in the pause that follows the decision,
+    /// [`end_pause`](Self::end_pause) counts the time.
+    pub fn count_decide_time(&mut self, now: u64) {
+        if core::mem::take(&mut self.decide_time_pending) {
+            self.step_times.decide += now.saturating_sub(self.phase_began);
+            self.phase_began = now;
         }
     }
 
-    /// Counts the time since the last step under `phase`.
-    fn ends(&mut self, phase: Phase, now: u64) {
-        *self.steps.of(phase) += now.saturating_sub(self.since);
-        self.since = now;
+    /// Adds the time since the last count to that of `phase`.
+    fn count_time(&mut self, phase: Phase, now: u64) {
+        *self.step_times.time_of(phase) += now.saturating_sub(self.phase_began);
+        self.phase_began = now;
     }
 }
 
-/// The form of a command for an association.
+/// A command in the form that an association takes: its queue, the command and its data.
 #[must_use]
-pub fn question<P>(call: &Call) -> (ControlQueue, Sqe, Data<'_, P>) {
+pub fn command_of<P>(call: &Call) -> (ControlQueue, Sqe, Data<'_, P>) {
     match call {
         Call::Admin { sqe, send, receive } => {
             let data = match (send.is_empty(), *receive) {

@@ -1,4 +1,8 @@
 //! Reading the data that recovery is about to zero, so that the program can save it.
+//!
+//! ```text
+//! Begin → (read blocks → Blocks) for every part of every extent → Finish → Saved
+//! ```
 
 use alloc::vec::Vec;
 
@@ -25,47 +29,49 @@ pub struct UndoneExtent {
 /// nothing is zeroed before the last one is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaveStep {
-    /// Begin to save these blocks, in this order.
+    /// Begin to save these blocks. Their data follows in this order.
     Begin {
-        /// The volume that they belong to.
+        /// The volume of the blocks.
         volume: VolumeId,
         /// The blocks.
         extents: Vec<UndoneExtent>,
     },
-    /// Save these bytes: whole blocks, the next ones.
+    /// Save these bytes. They are the next whole blocks.
     Blocks(Vec<u8>),
     /// All bytes have been passed: make them durable.
     Finish,
 }
 
-/// A part of the blocks that are being read.
+/// A part of the blocks that are being read: those that are adjacent on one drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadPart {
     pub(super) extent: Extent,
-    /// The offset of its first byte in the whole.
+    /// The offset of its first byte in the buffer, bytes.
     pub(super) at: usize,
+    /// The number of bytes.
     pub(super) len: usize,
 }
 
-/// The next action.
+/// The next action of saving.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// These are to be read.
+    /// The opening must read these parts.
     Read(Vec<ReadPart>),
     /// The program must do this step.
     Step(SaveStep),
     /// Everything is saved.
-    Over,
+    Saved,
 }
 
+/// The progress of saving.
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing has been done yet.
-    Fresh,
-    /// The blocks from this one of this extent on are next.
+    /// The program has not begun.
+    NotBegun,
+    /// The next blocks to be read begin at volume block `lba`, in the extent with this index.
     Reading { extent: usize, lba: u64 },
-    /// All has been read; the program makes it durable.
-    Finishing,
+    /// All data has been passed to the program, which makes it durable.
+    MakingDurable,
 }
 
 /// The blocks to be saved, and the progress of saving them.
@@ -75,14 +81,14 @@ pub(super) struct Saving {
     /// All blocks that will be zeroed, stream after stream.
     extents: Vec<UndoneExtent>,
     state: State,
-    /// The blocks that are being read.
+    /// The buffer for the blocks that are being read.
     bytes: Vec<u8>,
-    /// Parts of `bytes` that have not been read yet.
-    owed: usize,
+    /// The number of parts of `bytes` that have not been read yet.
+    unread_parts: usize,
 }
 
 impl Saving {
-    /// The saving of the data that `outcome` lists to be zeroed; `None` if nothing is.
+    /// The saving of the data that recovery will zero by `outcome`; `None` if it will zero nothing.
     pub(super) fn new(volume: VolumeId, outcome: &Outcome, topology: &Topology) -> Option<Self> {
         let mut extents = Vec::new();
         for stream in outcome.streams.iter().map(|stream| &stream.plan) {
@@ -92,23 +98,23 @@ impl Saving {
         (!extents.is_empty()).then(|| Self {
             volume,
             extents,
-            state: State::Fresh,
+            state: State::NotBegun,
             bytes: Vec::new(),
-            owed: 0,
+            unread_parts: 0,
         })
     }
 
-    /// Continues when the last step is done and no read is in flight.
+    /// The next action. The caller has done the last step, and has no read in flight.
     pub(super) fn next(&mut self, topology: &Topology) -> Next {
         match self.state {
-            State::Fresh => {
+            State::NotBegun => {
                 let lba = self.extents[0].range.lba;
                 self.state = State::Reading { extent: 0, lba };
                 let (volume, extents) = (self.volume, self.extents.clone());
                 Next::Step(SaveStep::Begin { volume, extents })
             }
             State::Reading { extent, .. } if extent == self.extents.len() => {
-                self.state = State::Finishing;
+                self.state = State::MakingDurable;
                 Next::Step(SaveStep::Finish)
             }
             // At most `SAVE_BLOCKS` blocks of one extent are read together.
@@ -122,7 +128,7 @@ impl Saving {
                     parts.push(ReadPart { extent, at, len });
                 });
                 self.bytes = alloc::vec![0; count as usize * BLOCK_BYTES];
-                self.owed = parts.len();
+                self.unread_parts = parts.len();
                 let end = lba + count;
                 self.state = if end < first + blocks {
                     State::Reading { extent, lba: end }
@@ -132,17 +138,18 @@ impl Saving {
                 };
                 Next::Read(parts)
             }
-            State::Finishing => Next::Over,
+            State::MakingDurable => Next::Saved,
         }
     }
 
-    /// A part has been read. Once all parts have arrived, the program saves them.
+    /// Stores the data of the part at offset `at`. After the last part, returns the step by which the
+    /// program saves them all.
     pub(super) fn read(&mut self, at: usize, page: &[u8]) -> Option<SaveStep> {
         if let Some(part) = self.bytes.get_mut(at..at + page.len()) {
             part.copy_from_slice(page);
         }
-        self.owed = self.owed.saturating_sub(1);
-        (self.owed == 0).then(|| SaveStep::Blocks(core::mem::take(&mut self.bytes)))
+        self.unread_parts = self.unread_parts.saturating_sub(1);
+        (self.unread_parts == 0).then(|| SaveStep::Blocks(core::mem::take(&mut self.bytes)))
     }
 }
 
@@ -204,7 +211,7 @@ mod tests {
                 Next::Step(SaveStep::Begin { extents, .. }) => begun = Some(extents),
                 Next::Step(SaveStep::Finish) => break,
                 Next::Step(SaveStep::Blocks(_)) => unreachable!("nothing has been read"),
-                Next::Over => unreachable!("the program has not finished"),
+                Next::Saved => unreachable!("the program has not finished"),
                 Next::Read(parts) => {
                     assert!(!parts.is_empty());
                     let last = parts.len() - 1;
@@ -226,7 +233,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(saving.next(&topology), Next::Over);
+        assert_eq!(saving.next(&topology), Next::Saved);
         let ranges: Vec<_> = begun.unwrap().iter().map(|e| (e.range.lba, e.range.blocks)).collect();
         assert_eq!(ranges, [(0, 48), (70, 1)]);
         assert_eq!(kept, (0..48).chain([70]).collect::<Vec<u8>>());

@@ -37,7 +37,7 @@ pub enum ReserveError {
     },
 }
 
-/// The id of the first reader: beyond those of all streams that a volume may have.
+/// The id of the first reader. It is higher than the id of every stream that a volume may have.
 const READER_FIRST: u16 = 1 << 15;
 
 /// A stream that is reserved for the caller.
@@ -47,7 +47,7 @@ pub struct Reserved {
     pub qids: Vec<u16>,
     /// The group after which it continues.
     pub start: Seq,
-    /// Its last run ended without a close, and its logs have to be recovered before it starts.
+    /// Whether its last run ended without a close. Its logs must then be recovered before it starts.
     pub unrecovered: bool,
 }
 
@@ -63,9 +63,9 @@ pub struct VolumeState {
     granted: Vec<u16>,
     /// For each target, the granted queues that no stream uses.
     free: Vec<BTreeSet<u16>>,
-    /// Open streams, with their queue on each target.
+    /// Open streams, each with its queue on each target.
     open: BTreeMap<StreamId, Vec<u16>>,
-    /// Readers of the volume, with their queue on each target.
+    /// Readers of the volume, each with its queue on each target.
     readers: BTreeMap<StreamId, Vec<u16>>,
     /// Streams that ended without a close. Their last writes may still be in flight, so the stream
     /// takes the same queues when it is opened again: a target grants a queue again only once all
@@ -115,12 +115,13 @@ impl VolumeState {
             return Err(ReserveError::Pending { updates: updates.len() });
         }
         let unrecovered = self.logged && self.unrecovered.contains(&stream);
-        let qids = self.queues_for(stream)?;
+        let qids = self.reserve_queues(stream)?;
         self.open.insert(stream, qids.clone());
         Ok(Reserved { qids, start, unrecovered })
     }
 
-    fn queues_for(&mut self, stream: StreamId) -> Result<Vec<u16>, ReserveError> {
+    /// Reserves a queue on each target for a stream or a reader.
+    fn reserve_queues(&mut self, stream: StreamId) -> Result<Vec<u16>, ReserveError> {
         if let Some(qids) = self.ended.remove(&stream) {
             return Ok(qids);
         }
@@ -138,9 +139,9 @@ impl VolumeState {
         }
     }
 
-    /// A stream has been closed cleanly: all its groups up to `released` are durable everywhere,
-    /// and its logs have that mark.
-    pub fn closed(&mut self, stream: StreamId, released: Seq) {
+    /// Frees the queues of a stream that has been closed cleanly. All its groups are released up to
+    /// `released`, and its logs have that mark.
+    pub fn on_stream_closed(&mut self, stream: StreamId, released: Seq) {
         self.set_mark(stream, released);
         self.unrecovered.remove(&stream);
         if let Some(qids) = self.open.remove(&stream) {
@@ -150,18 +151,23 @@ impl VolumeState {
         }
     }
 
-    /// A stream has ended without a close: its requests may still be in flight. Returns whether it
-    /// was open.
-    pub fn dropped(&mut self, stream: StreamId) -> bool {
+    /// Keeps the queues of a stream that has ended without a close, because its requests may still be
+    /// in flight. Returns whether the stream was open.
+    pub fn on_stream_ended(&mut self, stream: StreamId) -> bool {
         let Some(qids) = self.open.remove(&stream) else { return false };
         self.ended.insert(stream, qids);
         self.unrecovered.insert(stream);
         true
     }
 
-    /// A stream has been recovered: it continues after group `last`, once the in-place updates that
-    /// `pending` lists have been acknowledged, if there are any (T9).
-    pub fn recovered(&mut self, stream: StreamId, last: Seq, pending: Option<Vec<InPlaceRange>>) {
+    /// Records that a stream has been recovered and continues after group `last`. If `pending` lists
+    /// in-place updates, the stream cannot be opened before they are acknowledged (T9).
+    pub fn on_stream_recovered(
+        &mut self,
+        stream: StreamId,
+        last: Seq,
+        pending: Option<Vec<InPlaceRange>>,
+    ) {
         self.set_mark(stream, last);
         self.unrecovered.remove(&stream);
         match pending {
@@ -170,8 +176,8 @@ impl VolumeState {
         };
     }
 
-    /// The in-place updates of a stream have been acknowledged.
-    pub fn acknowledged(&mut self, stream: StreamId) {
+    /// Records that the in-place updates of a stream have been acknowledged.
+    pub fn on_updates_acknowledged(&mut self, stream: StreamId) {
         self.pending.remove(&stream);
     }
 
@@ -181,7 +187,7 @@ impl VolumeState {
         self.pending.get(&stream).map(Vec::as_slice)
     }
 
-    /// The streams that have such a list.
+    /// The streams with in-place updates that wait to be acknowledged.
     pub fn pending_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         self.pending.keys().copied()
     }
@@ -198,15 +204,15 @@ impl VolumeState {
     /// # Errors
     /// [`ReserveError::NoQueue`]: nothing was reserved.
     pub fn reserve_reader(&mut self) -> Result<(StreamId, Vec<u16>), ReserveError> {
-        let taken = self.readers.keys().zip(READER_FIRST..).take_while(|(id, at)| id.0 == *at);
-        let id = StreamId(READER_FIRST + taken.count() as u16);
-        let qids = self.queues_for(id)?;
+        let ids_in_use = self.readers.keys().zip(READER_FIRST..).take_while(|(id, at)| id.0 == *at);
+        let id = StreamId(READER_FIRST + ids_in_use.count() as u16);
+        let qids = self.reserve_queues(id)?;
         self.readers.insert(id, qids.clone());
         Ok((id, qids))
     }
 
-    /// The connections of a reader are closed.
-    pub fn reader_closed(&mut self, reader: StreamId) {
+    /// Frees the queues of a reader whose connections are closed.
+    pub fn on_reader_closed(&mut self, reader: StreamId) {
         if let Some(qids) = self.readers.remove(&reader) {
             for (free, qid) in self.free.iter_mut().zip(qids) {
                 free.insert(qid);
@@ -234,8 +240,8 @@ impl VolumeState {
     }
 
     fn set_mark(&mut self, stream: StreamId, mark: Seq) {
-        if let Some(of) = self.marks.get_mut(usize::from(stream.0)) {
-            *of = mark;
+        if let Some(current) = self.marks.get_mut(usize::from(stream.0)) {
+            *current = mark;
         }
     }
 }
@@ -254,8 +260,8 @@ mod tests {
     fn t8_a_stream_that_ended_without_a_close_gets_its_own_queues_again() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [2, 2]);
-        assert!(state.dropped(StreamId(0)));
-        assert!(!state.dropped(StreamId(0)), "it has ended already");
+        assert!(state.on_stream_ended(StreamId(0)));
+        assert!(!state.on_stream_ended(StreamId(0)), "it has ended already");
         let other = state.reserve(StreamId(1)).unwrap();
         assert_eq!((other.qids, other.unrecovered), (vec![3, 3], false));
         let again = state.reserve(StreamId(0)).unwrap();
@@ -268,7 +274,7 @@ mod tests {
     fn when_queues_run_out_those_of_ended_streams_are_taken() {
         let mut state = state();
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2, 2]);
-        assert!(state.dropped(StreamId(7)));
+        assert!(state.on_stream_ended(StreamId(7)));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
         assert_eq!(state.reserve(StreamId(5)).unwrap().qids, [2, 2]);
     }
@@ -277,7 +283,7 @@ mod tests {
     fn t8_without_a_log_a_stream_keeps_its_queues_until_it_is_opened_again() {
         let mut state = VolumeState::new(8, vec![3], false, 0);
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2]);
-        assert!(state.dropped(StreamId(7)));
+        assert!(state.on_stream_ended(StreamId(7)));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3]);
         let none = ReserveError::NoQueue { server: 0, queues: 3 };
         assert_eq!(state.reserve(StreamId(5)), Err(none));
@@ -290,7 +296,7 @@ mod tests {
         state.reserve(StreamId(4)).unwrap();
         assert_eq!(state.reserve(StreamId(4)), Err(ReserveError::Open));
         assert_eq!(state.reserve(StreamId(8)), Err(ReserveError::NoSuchStream { streams: 8 }));
-        state.closed(StreamId(4), Seq(9));
+        state.on_stream_closed(StreamId(4), Seq(9));
         assert_eq!(state.open_streams(), 0);
         let again = state.reserve(StreamId(4)).unwrap();
         assert_eq!((again.qids, again.start, again.unrecovered), (vec![2, 2], Seq(9), false));
@@ -300,10 +306,14 @@ mod tests {
     fn t9_a_stream_with_in_place_updates_waits_for_them_to_be_acknowledged() {
         let mut state = state();
         let range = BlockRange { lba: 5, blocks: 1 };
-        state.recovered(StreamId(1), Seq(3), Some(vec![InPlaceRange { seq: Seq(4), range }]));
+        state.on_stream_recovered(
+            StreamId(1),
+            Seq(3),
+            Some(vec![InPlaceRange { seq: Seq(4), range }]),
+        );
         assert_eq!(state.reserve(StreamId(1)), Err(ReserveError::Pending { updates: 1 }));
         assert_eq!(state.pending_streams().collect::<Vec<_>>(), [StreamId(1)]);
-        state.acknowledged(StreamId(1));
+        state.on_updates_acknowledged(StreamId(1));
         assert_eq!(state.reserve(StreamId(1)).unwrap().start, Seq(3));
     }
 
@@ -315,10 +325,10 @@ mod tests {
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3, 3]);
         let none = ReserveError::NoQueue { server: 0, queues: 3 };
         assert_eq!(state.reserve_reader(), Err(none));
-        state.closed(StreamId(0), Seq(1));
+        state.on_stream_closed(StreamId(0), Seq(1));
         let (second, qids) = state.reserve_reader().unwrap();
         assert_eq!((second.0, qids), (first.0 + 1, vec![3, 3]));
-        state.reader_closed(first);
+        state.on_reader_closed(first);
         assert_eq!(state.reserve_reader().unwrap(), (first, vec![2, 2]));
         assert_eq!(state.open_streams(), 0);
     }

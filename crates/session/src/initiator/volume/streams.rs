@@ -1,4 +1,4 @@
-//! The requests of the owner of an open volume to its targets beside its streams: to recover
+//! The requests of an open volume's owner that concern whole streams or the volume: to recover
 //! streams, to drop lists of in-place updates, to release the volume.
 //!
 //! The targets' associations belong to their [`AssociationManager`]s. The program passes the
@@ -11,17 +11,18 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::VolumeId;
 
 use super::error::CallFailure;
-use super::recovery::{RecoveryDriver, RecoveryError, StepTimes, question};
+use super::recovery::{RecoveryDriver, RecoveryError, StepTimes, command_of};
 use crate::initiator::association::{Answer, Association, ControlQueue, DrivesState};
 use crate::initiator::manager::{AssociationManager, UnreachableCause};
 use crate::initiator::opening::{Call, Opening, OpeningError, Outcome, Phase, Ticket};
 use crate::initiator::queue_pair::Data;
 use crate::wire::{release_command, status};
 
-/// Why an open volume's targets could not do a request. `server` counts them.
+/// Why a request failed. `server` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamsRecoveryError {
-    /// A target is unreachable, or was unreachable meanwhile; its manager knows why.
+    /// A target is unreachable, or was unreachable since the request began. Its association manager
+    /// knows why.
     #[error("target {server} is unreachable")]
     Unreachable {
         /// The target.
@@ -37,7 +38,7 @@ pub enum StreamsRecoveryError {
         /// The error.
         source: CallFailure,
     },
-    /// The state on the targets does not allow it.
+    /// The state of the volume on the targets does not allow the request.
     #[error(transparent)]
     Opening(#[from] OpeningError),
 }
@@ -56,16 +57,17 @@ impl From<RecoveryError> for StreamsRecoveryError {
     }
 }
 
-/// An association, as it was when commands were sent over it.
+/// The association with a target at the first call of a request. All commands of the request go over
+/// this association: answers to commands that were sent over an earlier one never arrive.
 #[derive(Clone, Copy, Debug, Default)]
-struct Begun {
+struct PinnedAssociation {
     /// Its [number](AssociationManager::number); `None` before the first call with the manager.
     number: Option<u32>,
 }
 
-impl Begun {
-    /// The association, if it stands and is still the same; and whether this is the first call with
-    /// it. Commands sent over an earlier one are never answered.
+impl PinnedAssociation {
+    /// The association, and whether this is the first call with it; `None` if it is lost, also if
+    /// another one has replaced it.
     fn association<'a, P: AsRef<[u8]> + Clone>(
         &mut self,
         manager: &'a mut AssociationManager<P>,
@@ -77,13 +79,14 @@ impl Begun {
     }
 }
 
-/// The recovery of some streams of an open volume, or the acknowledgement of their lists; see the
-/// [module](self).
+/// The recovery of some streams of an open volume, or the acknowledgement of their lists of in-place
+/// updates; see the [module](self).
 #[derive(Debug)]
 pub struct StreamsRecovery {
     driver: RecoveryDriver,
-    begun: Vec<Begun>,
-    /// Commands that went to targets, for programs that report them.
+    /// The association with each target.
+    pinned: Vec<PinnedAssociation>,
+    /// Commands that went to targets since the last [`take_sent`](Self::take_sent).
     sent: Vec<(usize, Call)>,
 }
 
@@ -93,34 +96,37 @@ impl StreamsRecovery {
     /// an answer for `timeout_ns` nanoseconds.
     #[must_use]
     pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
-        let begun = alloc::vec![Begun::default(); opening.servers()];
+        let pinned = alloc::vec![PinnedAssociation::default(); opening.servers()];
         let driver = RecoveryDriver::new(opening, attempt, timeout_ns, now);
-        Self { driver, begun, sent: Vec::new() }
+        Self { driver, pinned, sent: Vec::new() }
     }
 
     /// Continues: takes in answers that have arrived from the targets, sends the commands that are
     /// due, and ends a pause. `with` calls its argument with the manager of a target.
     ///
     /// # Errors
-    /// [`StreamsRecoveryError`]: the attempt has ended, and another may be begun.
+    /// [`StreamsRecoveryError`]: the attempt has failed, and another may begin.
     pub fn advance<P: AsRef<[u8]> + Clone>(
         &mut self,
         now: u64,
         mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
     ) -> Result<(), StreamsRecoveryError> {
         if self.driver.phase().is_pause() {
-            self.driver.go_on(now)?;
+            self.driver.end_pause(now)?;
         }
         loop {
             let before = self.driver.phase();
-            for server in 0..self.begun.len() {
-                let mut worked = Ok(());
-                with(server, &mut |manager| worked = self.work(server, manager, now));
-                worked?;
+            for server in 0..self.pinned.len() {
+                let mut result = Ok(());
+                with(server, &mut |manager| {
+                    result = self.continue_with_target(server, manager, now)
+                });
+                result?;
             }
-            self.driver.timeout(now)?;
+            self.driver.check_timeouts(now)?;
             let phase = self.driver.phase();
-            // After deciding the clock is read anew, so that its time is not the next step's.
+            // A pause ends only in the next call, which has a new clock value. So the time of the
+            // decision does not count to the next step.
             if phase == before || phase.is_pause() {
                 return Ok(());
             }
@@ -128,32 +134,32 @@ impl StreamsRecovery {
     }
 
     /// Continues with one target: takes in its answers, and sends it the commands that are due.
-    fn work<P: AsRef<[u8]> + Clone>(
+    fn continue_with_target<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: usize,
         manager: &mut AssociationManager<P>,
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
-        let Some((association, is_first_call)) = self.begun[server].association(manager) else {
+        let Some((association, is_first_call)) = self.pinned[server].association(manager) else {
             return Err(StreamsRecoveryError::Unreachable { server });
         };
         if is_first_call {
-            // The target accepts the queue again only when the zeroing of an earlier attempt has
-            // come back (T8).
+            // An earlier attempt may have left commands on this queue. The target accepts the queue
+            // again only when those have come back from the drives (T8).
             association.close_drives();
         }
-        while let Some(Answer { name, cqe, page, .. }) = association.answer() {
+        while let Some(Answer { question, cqe, page, .. }) = association.next_answer() {
             let status = cqe.status();
             let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
-            // It may be of an earlier attempt: the driver accepts only its own (T23).
-            self.driver.done(server, Ticket::from_bits(name), answer, now)?;
+            // The answer may belong to an earlier attempt. The driver drops such an answer (T23).
+            self.driver.on_answer(server, Ticket::from_bits(question), answer, now)?;
         }
-        let doing = self.driver.phase().doing();
-        let failed = |source| StreamsRecoveryError::Call { server, doing, source };
+        let doing = self.driver.phase().action_name();
+        let call_error = |source| StreamsRecoveryError::Call { server, doing, source };
         if self.driver.needs_drives() {
             match association.drives() {
                 DrivesState::Ready => {}
-                DrivesState::Failed(error) => return Err(failed(error.clone().into())),
+                DrivesState::Failed(error) => return Err(call_error(error.clone().into())),
                 DrivesState::Opening => return Ok(()),
                 DrivesState::Closed => {
                     association.open_drives(now);
@@ -161,11 +167,11 @@ impl StreamsRecovery {
                 }
             }
         }
-        while let Some((ticket, call)) = self.driver.next(server, now) {
-            let (queue, sqe, data) = question(&call);
+        while let Some((ticket, call)) = self.driver.next_command(server, now) {
+            let (queue, sqe, data) = command_of(&call);
             association
                 .ask(queue, ticket.to_bits(), sqe, data, now)
-                .map_err(|error| failed(CallFailure::of(error)))?;
+                .map_err(|error| call_error(CallFailure::of(error)))?;
             self.sent.push((server, call));
         }
         Ok(())
@@ -194,8 +200,9 @@ impl StreamsRecovery {
         core::mem::take(&mut self.sent)
     }
 
-    /// The attempt is over or has been given up: a target's queue to the drives is free again.
-    pub fn leave<P: AsRef<[u8]> + Clone>(manager: &mut AssociationManager<P>) {
+    /// Closes a target's drives queue, after the attempt has ended or has been given up. The next user
+    /// of the queue opens it again.
+    pub fn close_drives_queue<P: AsRef<[u8]> + Clone>(manager: &mut AssociationManager<P>) {
         if let Some(association) = manager.association() {
             association.close_drives();
         }
@@ -204,13 +211,13 @@ impl StreamsRecovery {
     /// The findings, the actions and their times, once the attempt is over.
     #[must_use]
     pub fn finish(self) -> (Outcome, StepTimes) {
-        let (opening, steps) = self.driver.finish();
+        let (opening, steps) = self.driver.into_parts();
         (opening.into_outcome(), steps)
     }
 }
 
-/// The name of the question that releases a volume: no ticket of an attempt is the same.
-const RELEASE: u64 = u64::MAX;
+/// The number of the question that releases a volume. No [`Ticket`] of an attempt has these bits.
+const RELEASE_QUESTION: u64 = u64::MAX;
 const RELEASING: &str = "releasing the volume";
 
 /// The release of an open volume on its targets; see the [module](self).
@@ -219,21 +226,22 @@ pub struct VolumeRelease {
     volume: VolumeId,
     /// For each target, the [number](AssociationManager::number) of the association over which it
     /// was asked last.
-    asked: Vec<Option<u32>>,
-    /// For each target, whether its answer is missing.
-    owed: Vec<bool>,
+    asked_over: Vec<Option<u32>>,
+    /// For each target, whether it still has to release the volume, or to refuse that.
+    unanswered: Vec<bool>,
+    /// The first target that has refused, and the status that it answered.
     refused: Option<(usize, Status)>,
-    /// Targets that have released the volume, for programs that report them.
-    given: Vec<usize>,
+    /// Targets that have released the volume since the last [`take_released`](Self::take_released).
+    released: Vec<usize>,
 }
 
 impl VolumeRelease {
-    /// A release that [`advance`](Self::advance) begins. `speaks` has for each target whether it
-    /// has the extension: no other target is asked.
+    /// A release that [`advance`](Self::advance) begins. `has_extension` has one item for each target.
+    /// Only targets that have the extension are asked.
     #[must_use]
-    pub fn new(volume: VolumeId, speaks: Vec<bool>) -> Self {
-        let asked = alloc::vec![None; speaks.len()];
-        Self { volume, asked, owed: speaks, refused: None, given: Vec::new() }
+    pub fn new(volume: VolumeId, has_extension: Vec<bool>) -> Self {
+        let asked_over = alloc::vec![None; has_extension.len()];
+        Self { volume, asked_over, unanswered: has_extension, refused: None, released: Vec::new() }
     }
 
     /// Continues: asks the targets, and takes in their answers. `with` calls its argument with the
@@ -248,15 +256,15 @@ impl VolumeRelease {
         now: u64,
         mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
     ) -> Result<bool, StreamsRecoveryError> {
-        let mut all = Ok(());
-        for server in 0..self.asked.len() {
-            let mut worked = Ok(());
-            with(server, &mut |manager| worked = self.work(server, manager, now));
-            // An error of one target does not keep the others from being asked.
-            all = all.and(worked);
+        let mut first_error = Ok(());
+        for server in 0..self.asked_over.len() {
+            let mut result = Ok(());
+            with(server, &mut |manager| result = self.continue_with_target(server, manager, now));
+            // After an error of one target the others are still asked.
+            first_error = first_error.and(result);
         }
-        all?;
-        if self.owed.contains(&true) {
+        first_error?;
+        if self.unanswered.contains(&true) {
             return Ok(false);
         }
         match self.refused {
@@ -270,64 +278,64 @@ impl VolumeRelease {
 
     /// The first target that has not answered.
     #[must_use]
-    pub fn owed(&self) -> Option<usize> {
-        self.owed.iter().position(|owed| *owed)
+    pub fn first_unanswered(&self) -> Option<usize> {
+        self.unanswered.iter().position(|unanswered| *unanswered)
     }
 
     /// The targets that have released the volume since the last call.
-    pub fn take_given(&mut self) -> Vec<usize> {
-        core::mem::take(&mut self.given)
+    pub fn take_released(&mut self) -> Vec<usize> {
+        core::mem::take(&mut self.released)
     }
 
     /// Continues with one target: asks it, or takes in its answer.
-    fn work<P: AsRef<[u8]> + Clone>(
+    fn continue_with_target<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: usize,
         manager: &mut AssociationManager<P>,
         now: u64,
     ) -> Result<(), StreamsRecoveryError> {
-        let absence = manager.absence().map(|absence| &absence.why);
-        let has_no_owner = matches!(absence, Some(UnreachableCause::Claim(status))
+        let cause = manager.absence().map(|absence| &absence.why);
+        let has_no_owner = matches!(cause, Some(UnreachableCause::Claim(status))
             if status.is(status::LEASE_OVER));
-        if has_no_owner && self.owed[server] {
-            // The target has released the volume, and its answer was lost.
+        if has_no_owner && self.unanswered[server] {
+            // The target has released the volume before, and the answer was lost.
             manager.set_released();
-            self.given.push(server);
+            self.released.push(server);
         }
         if manager.is_released() {
-            self.owed[server] = false;
+            self.unanswered[server] = false;
         }
-        if !self.owed[server] {
+        if !self.unanswered[server] {
             return Ok(());
         }
         let number = Some(manager.number());
-        let is_lost = manager.absence().is_some_and(|absence| absence.for_good);
+        let is_lost_for_good = manager.absence().is_some_and(|absence| absence.for_good);
         let Some(association) = manager.association() else {
-            // When the target is back, the manager claims the volume there again. That claim is
-            // then released like the first one.
-            return if is_lost {
+            // If the target comes back, the manager claims the volume there again. Then the release
+            // is sent again over the new association.
+            return if is_lost_for_good {
                 Err(StreamsRecoveryError::Unreachable { server })
             } else {
                 Ok(())
             };
         };
-        if core::mem::replace(&mut self.asked[server], number) != number {
+        if core::mem::replace(&mut self.asked_over[server], number) != number {
             let release = release_command(self.volume, false);
-            association.ask(ControlQueue::Admin, RELEASE, release, Data::None, now).map_err(
-                |error| {
+            association
+                .ask(ControlQueue::Admin, RELEASE_QUESTION, release, Data::None, now)
+                .map_err(|error| {
                     let source = CallFailure::of(error);
                     StreamsRecoveryError::Call { server, doing: RELEASING, source }
-                },
-            )?;
+                })?;
         }
         let mut has_released = false;
-        while let Some(Answer { name, cqe, .. }) = association.answer() {
-            if name == RELEASE {
-                self.owed[server] = false;
+        while let Some(Answer { question, cqe, .. }) = association.next_answer() {
+            if question == RELEASE_QUESTION {
+                self.unanswered[server] = false;
                 let status = cqe.status();
                 if status.is_ok() {
                     has_released = true;
-                    self.given.push(server);
+                    self.released.push(server);
                 } else if self.refused.is_none() {
                     self.refused = Some((server, status));
                 }

@@ -92,7 +92,7 @@ impl Stream {
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())
             && let Some(driver) = self.driver()
         {
-            driver.take_care(false, flush_ns, core.now);
+            driver.finish_background_rounds(false, flush_ns, core.now);
         }
     }
 

@@ -1,19 +1,29 @@
-//! The steps of an opening: the questions of each, the handling of the answers, the step that
-//! follows.
+//! The steps of an opening: the questions that each step sends, the handling of the answers, and the
+//! choice of the next step.
+//!
+//! ```text
+//! continue_attaching → read_labels → begin_inspection → finish_inspection
+//!                                  → begin_claim → continue_recovery ⇄ its two pauses
+//!     pause after the claim:     begin_relabeling → continue_relabeling
+//!     pause after the decision:  on_prefixes_decided → continue_saving
+//!     at the end:                on_recovery_ended → end_with_result
+//! any step that fails → release_after_failure → continue_release → the result, or a new attempt
+//! ```
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::command::Sqe;
 use riopipe_order::probe::{self, Rare};
+use riopipe_order::topology::Topology;
 
-use super::super::calls::Associations;
+use super::super::calls::{Associations, TargetAnswer};
 use super::super::error::{CallFailure, Nonsense, VolumeOpenError};
 use super::super::labels;
 use super::super::members::{MemberPlace, Members, namespaces, region_of};
-use super::super::recovery::{RecoveryDriver, StepTimes, question};
+use super::super::recovery::{RecoveryDriver, StepTimes, command_of};
 use super::super::saving::{Next, ReadPart, Saving};
 use super::{
-    Labels, OpenedVolume, OpeningEvent, Purpose, Question, SaveState, Step, VolumeOpening,
+    LabelReading, OpenedVolume, OpeningEvent, Purpose, Question, SaveState, Step, VolumeOpening,
 };
 use crate::claim::{ClaimError, Intent};
 use crate::engine_choice::{Choice, choose};
@@ -24,140 +34,162 @@ use crate::label_work::{self, LabelIo, Relabel};
 use crate::wire::{STATUS_LEN, VolumeStatus, release_command, status_command};
 
 impl VolumeOpening {
-    /// Handles failures and answers, and then does everything that can be done now.
-    pub(super) fn go_on(
+    /// Handles failures and answers of targets. Then runs steps until one must wait for a target, for
+    /// the program or for the clock.
+    ///
+    /// # Errors
+    /// The attempt has failed.
+    pub(super) fn run_steps(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeOpenError> {
-        if matches!(self.step, Step::Releasing(_) | Step::Over) {
+        if matches!(self.step, Step::Releasing(_) | Step::Ended) {
+            // The attempt has failed or has its result already.
             return Ok(());
         }
         if !matches!(self.step, Step::Attaching | Step::Waiting { .. })
-            && let Some((server, error)) = self.targets.lost(a)
+            && let Some((server, error)) = self.targets.first_lost(associations)
         {
-            return Err(self.call_failed(server, error.into()));
+            return Err(self.call_error(server, error.into()));
         }
-        if let Some((server, error)) = self.targets.drives_failed(a) {
+        if let Some((server, error)) = self.targets.first_failed_drives_queue(associations) {
             return Err(match self.step {
-                Step::Labels(_) => VolumeOpenError::Attach(alloc::vec![(server, error)]),
-                _ => self.call_failed(server, error.into()),
+                Step::ReadingLabels(_) => VolumeOpenError::Attach(alloc::vec![(server, error)]),
+                _ => self.call_error(server, error.into()),
             });
         }
-        while let Some((server, question, cqe, page)) = self.targets.answer(a) {
-            self.take(server, question, cqe, &page, now)?;
+        while let Some(answer) = self.targets.next_answer(associations) {
+            self.on_answer(answer, now)?;
         }
-        while self.step(now, a)? {}
+        while self.run_step(now, associations)? {}
         Ok(())
     }
 
-    /// Does all that can be done now. Returns whether there may be more.
-    fn step(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
+    /// Runs the present step as far as possible. Returns whether the next call may do more.
+    fn run_step(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
         match &mut self.step {
-            Step::Attaching => self.attach(now, a),
-            Step::Labels(_) => self.read_labels(now, a),
-            Step::Status { .. } => self.inspected(a),
-            Step::Recovering => self.recover(now, a),
-            Step::Relabeling { .. } => self.relabel(now, a),
-            Step::Saving { .. } => self.save(now, a),
+            Step::Attaching => self.continue_attaching(now, associations),
+            Step::ReadingLabels(_) => self.read_labels(now, associations),
+            Step::ReadingStatuses { .. } => self.finish_inspection(associations),
+            Step::Recovering => self.continue_recovery(now, associations),
+            Step::Relabeling { .. } => self.continue_relabeling(now, associations),
+            Step::Saving { .. } => self.continue_saving(now, associations),
             Step::Waiting { until } if now >= *until => {
-                self.targets.begin_again(a);
-                (self.driver, self.progress, self.map) = (None, None, None);
-                (self.attempt_began, self.steps) = (now, StepTimes::default());
-                self.step = Step::Attaching;
+                self.begin_next_attempt(now, associations);
                 Ok(true)
             }
-            Step::Waiting { .. } | Step::Releasing(_) | Step::Over => Ok(false),
+            Step::Waiting { .. } | Step::Releasing(_) | Step::Ended => Ok(false),
         }
     }
 
-    /// Takes in an answer.
-    fn take(
+    /// Begins another attempt after the wait for an owner, over new associations.
+    fn begin_next_attempt(&mut self, now: u64, associations: &mut impl Associations) {
+        self.targets.replace_associations(associations);
+        (self.driver, self.last_progress, self.block_map) = (None, None, None);
+        (self.attempt_began, self.step_times) = (now, StepTimes::default());
+        self.step = Step::Attaching;
+    }
+
+    /// Stores the answer to a question, for the step that has sent it.
+    fn on_answer(
         &mut self,
-        server: usize,
-        question: Question,
-        cqe: Cqe,
-        page: &[u8],
+        answer: TargetAnswer<Question>,
         now: u64,
     ) -> Result<(), VolumeOpenError> {
+        let TargetAnswer { target: server, purpose, cqe, page } = answer;
         let status = cqe.status();
-        if let Question::Recovery(ticket) = question {
+        if let Question::Recovery(ticket) = purpose {
+            // Questions of recovery are sent only while there is a driver.
             let Some(driver) = &mut self.driver else { return Ok(()) };
-            let answer = if status.is_ok() { Ok(page) } else { Err(status) };
-            driver.done(server, ticket, answer, now)?;
-            self.note_progress();
+            let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
+            driver.on_answer(server, ticket, answer, now)?;
+            self.report_progress();
             return Ok(());
         }
         if !status.is_ok() {
-            return Err(self.call_failed(server, CallFailure::Status(status)));
+            return Err(self.call_error(server, CallFailure::Status(status)));
         }
-        match (question, &mut self.step) {
-            (Question::Label(member), Step::Labels(labels)) => {
+        match (purpose, &mut self.step) {
+            (Question::Label(member), Step::ReadingLabels(labels)) => {
                 let controller = &labels.controllers[server];
                 let (nguid, region) = (labels.namespaces[member].nguid, region_of(controller));
-                let found = label_work::found(nguid, region, page, self.config.crc32c);
+                let found = label_work::found(nguid, region, &page, self.config.crc32c);
                 labels.found[member] = Some(found);
             }
-            (Question::Status, Step::Status { statuses }) => {
+            (Question::Status, Step::ReadingStatuses { statuses }) => {
                 let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
-                let status = VolumeStatus::decode(page);
-                statuses.push((server, status.ok_or(status_failed(server, nonsense))?));
+                let status = VolumeStatus::decode(&page);
+                statuses.push((server, status.ok_or(status_error(server, nonsense))?));
             }
-            (Question::Relabel, Step::Relabeling { work, asked }) => {
-                *asked = false;
-                work.done(page)?;
+            (Question::Relabel, Step::Relabeling { work, in_flight }) => {
+                *in_flight = false;
+                work.on_step_done(&page)?;
             }
-            (Question::Saved(at), Step::Saving { saving, state, .. }) => {
-                if let Some(step) = saving.read(at, page) {
+            (Question::ReadForSaving(at), Step::Saving { saving, state, .. }) => {
+                if let Some(step) = saving.read(at, &page) {
                     *state = SaveState::Due(step);
                 }
             }
+            // The step that has sent the question has ended.
             _ => {}
         }
         Ok(())
     }
 
-    /// Once all targets are attached, opens the queues to the drives. Returns whether that is done.
-    fn attach(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
-        let Some(attached) = self.targets.attached(a) else { return Ok(false) };
+    /// Once all targets are attached, opens the drives queues and begins to read the labels. Returns
+    /// whether that is done.
+    fn continue_attaching(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
+        let Some(attached) = self.targets.attach_results(associations) else { return Ok(false) };
         let controllers = attached.map_err(|failed| {
             probe::hit(Rare::MemberMissing);
             VolumeOpenError::Attach(failed)
         })?;
         let namespaces = namespaces(&self.config.places, &controllers)
             .map_err(|member| VolumeOpenError::NoNamespace { member })?;
-        self.targets.open_drives(a, now);
+        self.targets.open_drives_queues(associations, now);
         let members = namespaces.len();
-        let (asked, found) = (alloc::vec![false; members], alloc::vec![None; members]);
-        self.step = Step::Labels(Labels { controllers, namespaces, asked, found });
+        let (requested, found) = (alloc::vec![false; members], alloc::vec![None; members]);
+        self.step = Step::ReadingLabels(LabelReading { controllers, namespaces, requested, found });
         Ok(true)
     }
 
-    /// Reads the labels of all members. When all have been read, checks them, and begins the claim
-    /// or the inspection. Returns whether that is done.
+    /// Reads the labels of all members. Once all have been read, checks them, and begins the claim or
+    /// the inspection. Returns whether that is done.
     fn read_labels(
         &mut self,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
     ) -> Result<bool, VolumeOpenError> {
-        let Step::Labels(labels) = &mut self.step else { return Ok(false) };
+        let Step::ReadingLabels(labels) = &mut self.step else { return Ok(false) };
         for (member, place) in self.config.places.iter().enumerate() {
-            if labels.asked[member] || !self.targets.is_ready(a, place.target) {
+            if labels.requested[member]
+                || !self.targets.is_drives_queue_ready(associations, place.target)
+            {
                 continue;
             }
             let io = LabelIo::Read { member };
-            let what = Question::Label(member);
-            labels::ask(&mut self.targets, a, &self.config.places, io, what, now)
-                .map_err(|(server, source)| label_failed(server, labels::READING, source))?;
-            labels.asked[member] = true;
+            let purpose = Question::Label(member);
+            labels::send(&mut self.targets, associations, &self.config.places, io, purpose, now)
+                .map_err(|(server, source)| label_error(server, labels::READING, source))?;
+            labels.requested[member] = true;
         }
         if labels.found.iter().any(Option::is_none) {
             return Ok(false);
         }
-        let Step::Labels(labels) = core::mem::replace(&mut self.step, Step::Recovering) else {
+        let Step::ReadingLabels(labels) = core::mem::replace(&mut self.step, Step::Recovering)
+        else {
             return Ok(false);
         };
-        let members = Members::judge(
+        let members = Members::check(
             self.config.name.as_deref(),
             labels.controllers,
             &self.config.places,
@@ -166,36 +198,59 @@ impl VolumeOpening {
             self.config.accept_lost_log,
             self.config.layout,
         )?;
-        self.steps.connect = now.saturating_sub(self.attempt_began);
-        self.begin(members, now, a)?;
+        self.step_times.connect = now.saturating_sub(self.attempt_began);
+        self.begin_claim_or_inspection(members, now, associations)?;
         Ok(true)
     }
 
-    /// Begins the claim and the recovery of a volume whose labels are valid, or its inspection.
-    fn begin(
+    /// Begins the inspection of a volume whose labels are valid, or its claim and recovery.
+    fn begin_claim_or_inspection(
         &mut self,
         members: Members,
         now: u64,
-        a: &mut impl Associations,
+        associations: &mut impl Associations,
+    ) -> Result<(), VolumeOpenError> {
+        let block_map = members.block_map()?;
+        if self.config.purpose == Purpose::Inspect {
+            self.begin_inspection(members, block_map, now, associations)
+        } else {
+            self.begin_claim(members, block_map, now)
+        }
+    }
+
+    /// Asks every target that has the extension for its state of the volume.
+    fn begin_inspection(
+        &mut self,
+        members: Members,
+        block_map: Topology,
+        now: u64,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeOpenError> {
         let volume = members.head.volume;
-        let map = members.block_map()?;
-        if self.config.purpose == Purpose::Inspect {
-            self.map = Some(map);
-            self.engine = members.head.engine;
-            for server in 0..members.controllers.len() {
-                if members.controllers[server].extension.is_some() {
-                    let (to, data) = ((server, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
-                    let sqe = status_command(volume);
-                    self.targets
-                        .ask(a, to, sqe, data, Question::Status, now)
-                        .map_err(|source| status_failed(server, source))?;
-                }
+        self.block_map = Some(block_map);
+        self.engine = members.head.engine;
+        for server in 0..members.controllers.len() {
+            if members.controllers[server].extension.is_some() {
+                let (to, data) = ((server, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
+                let sqe = status_command(volume);
+                self.targets
+                    .ask(associations, to, sqe, data, Question::Status, now)
+                    .map_err(|source| status_error(server, source))?;
             }
-            self.members = Some(members);
-            self.step = Step::Status { statuses: Vec::new() };
-            return Ok(());
         }
+        self.members = Some(members);
+        self.step = Step::ReadingStatuses { statuses: Vec::new() };
+        Ok(())
+    }
+
+    /// Chooses the engine, and makes the driver that claims and recovers the volume. In a dry run, the
+    /// driver changes nothing.
+    fn begin_claim(
+        &mut self,
+        members: Members,
+        block_map: Topology,
+        now: u64,
+    ) -> Result<(), VolumeOpenError> {
         let extensions = members.controllers.iter().map(|controller| controller.extension);
         let Choice { engine, fallback } =
             choose(members.head.engine, self.config.engine, extensions).map_err(|hindrance| {
@@ -213,45 +268,56 @@ impl VolumeOpening {
             lease_ms: self.config.lease.lease_ms(engine),
         };
         let mode = match self.config.purpose {
-            Purpose::Take => Mode::Open(intent),
+            Purpose::Claim => Mode::Open(intent),
             Purpose::Inspect | Purpose::DryRun => Mode::DryRun(intent),
         };
         let attempt = self.config.attempt;
         let opening = Opening::new(members.opening_config(), mode, attempt)?;
-        self.decided = false;
+        self.clock_read_since_decision = false;
         self.driver = Some(RecoveryDriver::new(opening, attempt, self.config.timeout_ns, now));
-        (self.map, self.members) = (Some(map), Some(members));
-        self.note_progress();
+        (self.block_map, self.members) = (Some(block_map), Some(members));
+        self.report_progress();
         Ok(())
     }
 
-    /// All targets have reported their state of the volume.
-    fn inspected(&mut self, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
-        if self.targets.is_owed() {
+    /// Ends the inspection, once all targets have reported their state of the volume. Returns false:
+    /// nothing follows.
+    fn finish_inspection(
+        &mut self,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
+        if self.targets.has_pending_answers() {
             return Ok(false);
         }
-        let Step::Status { statuses } = core::mem::replace(&mut self.step, Step::Over) else {
+        // An inspection has no generation, and recovers nothing.
+        let (generation, outcome, step_times) = (0, Outcome::default(), StepTimes::default());
+        let Step::ReadingStatuses { statuses } = core::mem::replace(&mut self.step, Step::Ended)
+        else {
             return Ok(false);
         };
-        self.finish(0, statuses, Outcome::default(), StepTimes::default(), a)?;
+        self.end_with_result(generation, statuses, outcome, step_times, associations)?;
         Ok(false)
     }
 
-    /// Continues the recovery: sends its next commands, or begins the step of its phase. Returns
-    /// whether there may be more to do now.
-    fn recover(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
+    /// Continues the recovery: sends the commands that are due. If the recovery has come to a pause or
+    /// to its end, begins the step that belongs there. Returns whether there may be more to do now.
+    fn continue_recovery(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
         let Some(driver) = &mut self.driver else { return Ok(false) };
-        driver.timeout(now)?;
+        driver.check_timeouts(now)?;
         let is_dry = self.config.purpose == Purpose::DryRun;
         match driver.phase() {
             Phase::Claimed => {
-                self.claimed();
+                self.begin_relabeling();
                 return Ok(true);
             }
-            Phase::Decided => return self.decided(now, a),
-            Phase::Over if is_dry => return self.decided(now, a),
+            Phase::Decided => return self.on_prefixes_decided(now, associations),
+            Phase::Over if is_dry => return self.on_prefixes_decided(now, associations),
             Phase::Over => {
-                self.over(a)?;
+                self.on_recovery_ended(associations)?;
                 return Ok(false);
             }
             _ => {}
@@ -259,53 +325,68 @@ impl VolumeOpening {
         let needs_drives = driver.needs_drives();
         let phase = driver.phase();
         for server in 0..self.targets.len() {
-            let doing = phase.doing();
-            let failed = |source| VolumeOpenError::Call { server, doing, source };
-            if needs_drives && !self.targets.is_ready(a, server) {
+            if needs_drives && !self.targets.is_drives_queue_ready(associations, server) {
                 continue;
             }
-            while let Some((ticket, call)) = driver.next(server, now) {
-                let (queue, sqe, data) = question(&call);
-                let what = Question::Recovery(ticket);
-                self.targets.ask(a, (server, queue), sqe, data, what, now).map_err(failed)?;
+            let doing = phase.action_name();
+            let call_error = |source| VolumeOpenError::Call { server, doing, source };
+            while let Some((ticket, call)) = driver.next_command(server, now) {
+                let (queue, sqe, data) = command_of(&call);
+                let purpose = Question::Recovery(ticket);
+                self.targets
+                    .ask(associations, (server, queue), sqe, data, purpose, now)
+                    .map_err(call_error)?;
                 self.events.push_back(OpeningEvent::Sent { server, call });
             }
         }
-        self.note_progress();
-        // A step without a command ends at once.
+        self.report_progress();
+        // A phase without a command ends at once, and the next one begins.
         Ok(self.driver.as_ref().is_some_and(|driver| driver.phase() != phase))
     }
 
-    /// The volume is this owner's. Its labels are marked with the new generation before anything
-    /// relies on the claim (T24).
-    fn claimed(&mut self) {
+    /// After the claim, begins to write the new generation into the labels. That happens before
+    /// recovery changes anything, so that a log from before this claim is known to be old (T24).
+    fn begin_relabeling(&mut self) {
         let (Some(driver), Some(members)) = (&self.driver, &self.members) else { return };
         let generation = driver.opening().generation();
         self.events.push_back(OpeningEvent::Claimed { generation });
         let nguids = members.namespaces.iter().map(|namespace| namespace.nguid).collect();
-        let region = |place: &MemberPlace| {
+        let region_on_target = |place: &MemberPlace| {
             let extension = members.controllers[place.target].extension;
             extension.map_or([0; 16], |extension| extension.region)
         };
-        let regions = members.places.iter().map(region);
+        let regions = members.places.iter().map(region_on_target);
+        // If the caller accepts that a log is lost, the labels name the logs that the targets have
+        // now.
         let regions = self.config.accept_lost_log.then(|| regions.collect());
         let work = Relabel::new(&members.head, nguids, generation, regions, self.config.crc32c);
-        self.step = Step::Relabeling { work, asked: false };
+        self.step = Step::Relabeling { work, in_flight: false };
     }
 
-    /// Writes the new generation into the labels, one step after the other. Then recovery
-    /// continues.
-    fn relabel(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
-        let Step::Relabeling { work, asked } = &mut self.step else { return Ok(false) };
-        if *asked {
+    /// Writes the new generation into the labels, one step after the other. After the last one,
+    /// recovery continues. Returns whether that is done.
+    fn continue_relabeling(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
+        let Step::Relabeling { work, in_flight } = &mut self.step else { return Ok(false) };
+        if *in_flight {
             return Ok(false);
         }
-        if let Some(io) = work.next() {
-            let (doing, member) = (labels::doing(&io), labels::member_of(&io));
-            if self.targets.is_ready(a, self.config.places[member].target) {
-                labels::ask(&mut self.targets, a, &self.config.places, io, Question::Relabel, now)
-                    .map_err(|(server, source)| label_failed(server, doing, source))?;
-                *asked = true;
+        if let Some(io) = work.next_step() {
+            let (action, member) = (labels::action_name(&io), labels::member_of(&io));
+            if self.targets.is_drives_queue_ready(associations, self.config.places[member].target) {
+                labels::send(
+                    &mut self.targets,
+                    associations,
+                    &self.config.places,
+                    io,
+                    Question::Relabel,
+                    now,
+                )
+                .map_err(|(server, source)| label_error(server, action, source))?;
+                *in_flight = true;
             }
             return Ok(false);
         }
@@ -314,49 +395,64 @@ impl VolumeOpening {
             members.labels = work.into_labels();
         }
         if let Some(driver) = &mut self.driver {
-            driver.go_on(now)?;
+            driver.end_pause(now)?;
         }
-        self.note_progress();
+        self.report_progress();
         Ok(true)
     }
 
-    /// The prefix of every stream is known, and nothing has been zeroed. If the caller wants the
-    /// data that will be zeroed, it is saved first.
-    fn decided(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
-        let (Some(driver), Some(map)) = (&mut self.driver, &self.map) else { return Ok(false) };
-        if !core::mem::replace(&mut self.decided, true) {
-            // Deciding may have taken long, and `now` is the time before it.
-            self.at_once = true;
+    /// Continues after the recovered seqs have been decided. Nothing has been zeroed so far. If the
+    /// caller requests that, begins to save the data that will be zeroed. Returns whether there may
+    /// be more to do now.
+    fn on_prefixes_decided(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
+        let (Some(driver), Some(map)) = (&mut self.driver, &self.block_map) else {
+            return Ok(false);
+        };
+        if !core::mem::replace(&mut self.clock_read_since_decision, true) {
+            // The decision may have taken long, and `now` was read before it. So this function runs
+            // again in the next call of `advance`, which has a new clock value.
+            self.advance_at_once = true;
             return Ok(false);
         }
-        driver.decided(now);
+        driver.count_decide_time(now);
         let saving = self.config.save_undone.then(|| {
             let volume = self.members.as_ref()?.head.volume;
             Saving::new(volume, driver.opening().outcome(), map)
         });
         match saving.flatten() {
             Some(saving) => {
-                self.step = Step::Saving { saving, state: SaveState::Next, since: now };
+                self.step = Step::Saving { saving, state: SaveState::Idle, since: now };
             }
             None if driver.phase() == Phase::Over => {
-                self.over(a)?;
+                self.on_recovery_ended(associations)?;
                 return Ok(false);
             }
-            None => driver.go_on(now)?,
+            None => driver.end_pause(now)?,
         }
-        self.note_progress();
+        self.report_progress();
         Ok(true)
     }
 
-    /// Saves data that will be zeroed: reads it, and leaves each step for the program, which writes
-    /// the file. Then recovery continues, or ends after a dry run.
-    fn save(&mut self, now: u64, a: &mut impl Associations) -> Result<bool, VolumeOpenError> {
+    /// Continues to save the data that will be zeroed: reads it, and prepares each step for the
+    /// program, which writes the file. After the last step, recovery continues. A dry run ends then.
+    /// Returns whether saving is done.
+    fn continue_saving(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeOpenError> {
         let Step::Saving { saving, state, since } = &mut self.step else { return Ok(false) };
-        let (Some(driver), Some(map), Some(members)) = (&mut self.driver, &self.map, &self.members)
+        let (Some(driver), Some(map), Some(members)) =
+            (&mut self.driver, &self.block_map, &self.members)
         else {
             return Ok(false);
         };
-        if *state != SaveState::Next {
+        if *state != SaveState::Idle {
+            // A read is in flight, or the program has to do a step.
             return Ok(false);
         }
         match saving.next(map) {
@@ -368,56 +464,59 @@ impl VolumeOpening {
                     let (to, data) = ((place.target, ControlQueue::Drives), Data::Read(len as u32));
                     let sqe = Sqe::read(place.nsid, extent.lba, extent.blocks);
                     self.targets
-                        .ask(a, to, sqe, data, Question::Saved(at), now)
-                        .map_err(|source| save_failed(place.target, source))?;
+                        .ask(associations, to, sqe, data, Question::ReadForSaving(at), now)
+                        .map_err(|source| save_error(place.target, source))?;
                 }
             }
-            Next::Over => {
+            Next::Saved => {
                 let since = *since;
                 self.step = Step::Recovering;
                 if driver.phase() == Phase::Over {
-                    self.steps.save = now.saturating_sub(since);
-                    self.over(a)?;
+                    self.step_times.save = now.saturating_sub(since);
+                    self.on_recovery_ended(associations)?;
                 } else {
-                    driver.go_on(now)?;
+                    driver.end_pause(now)?;
                 }
-                self.note_progress();
+                self.report_progress();
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Recovery is over.
-    fn over(&mut self, a: &mut impl Associations) -> Result<(), VolumeOpenError> {
+    /// Takes the result of the recovery, and ends the opening with it.
+    fn on_recovery_ended(
+        &mut self,
+        associations: &mut impl Associations,
+    ) -> Result<(), VolumeOpenError> {
         let Some(driver) = &self.driver else { return Ok(()) };
-        let (opening, steps) = (driver.opening(), driver.steps());
+        let (opening, step_times) = (driver.opening(), driver.step_times());
         let generation = opening.generation();
         let (statuses, outcome) = (opening.statuses().to_vec(), opening.outcome().clone());
-        self.finish(generation, statuses, outcome, steps, a)
+        self.end_with_result(generation, statuses, outcome, step_times, associations)
     }
 
-    /// Ends the opening with its result. Only an opening that takes the volume keeps the
-    /// associations.
-    fn finish(
+    /// Ends the opening with its result. The associations are kept only if the volume was claimed.
+    /// `step_times`: the times that the driver has measured.
+    fn end_with_result(
         &mut self,
         generation: u32,
         statuses: Vec<(usize, VolumeStatus)>,
         outcome: Outcome,
-        steps: StepTimes,
-        a: &mut impl Associations,
+        step_times: StepTimes,
+        associations: &mut impl Associations,
     ) -> Result<(), VolumeOpenError> {
         let Some(members) = &self.members else { return Ok(()) };
         let topology = match self.config.purpose {
             Purpose::Inspect => members.block_map()?,
-            Purpose::DryRun | Purpose::Take => members.topology(&statuses)?,
+            Purpose::DryRun | Purpose::Claim => members.topology(&statuses)?,
         };
         let Some(members) = self.members.take() else { return Ok(()) };
         match self.config.purpose {
-            Purpose::Take => self.targets.close_drives(a),
-            Purpose::Inspect | Purpose::DryRun => self.targets.hang_up(a),
+            Purpose::Claim => self.targets.close_drives_queues(associations),
+            Purpose::Inspect | Purpose::DryRun => self.targets.close_associations(associations),
         }
-        self.step = Step::Over;
+        self.step = Step::Ended;
         self.result = Some(Ok(OpenedVolume {
             members,
             engine: self.engine,
@@ -427,9 +526,9 @@ impl VolumeOpening {
             topology,
             outcome,
             steps: StepTimes {
-                connect: self.steps.connect,
-                save: self.steps.save + steps.save,
-                ..steps
+                connect: self.step_times.connect,
+                save: self.step_times.save + step_times.save,
+                ..step_times
             },
             lease_ms: self.config.lease.lease_ms(self.engine),
         }));
@@ -437,55 +536,74 @@ impl VolumeOpening {
     }
 
     /// The error that a lost or failing target causes at this step.
-    fn call_failed(&self, server: usize, source: CallFailure) -> VolumeOpenError {
+    fn call_error(&self, server: usize, source: CallFailure) -> VolumeOpenError {
         let doing = match (&self.step, &self.driver) {
             (Step::Relabeling { work, .. }, _) => {
-                work.next().as_ref().map_or(labels::WRITING, labels::doing)
+                work.next_step().as_ref().map_or(labels::WRITING, labels::action_name)
             }
             (Step::Saving { .. }, _) => return VolumeOpenError::Save { server, source },
-            (Step::Recovering, Some(driver)) => driver.phase().doing(),
-            (Step::Status { .. }, _) => Phase::Ask.doing(),
+            (Step::Recovering, Some(driver)) => driver.phase().action_name(),
+            (Step::ReadingStatuses { .. }, _) => Phase::Ask.action_name(),
             _ => labels::READING,
         };
         VolumeOpenError::Call { server, doing, source }
     }
 
-    /// The attempt has failed. A volume that may have been claimed is released.
-    pub(super) fn fail(&mut self, error: VolumeOpenError, now: u64, a: &mut impl Associations) {
-        self.targets.forget();
-        let driver = self.driver.as_ref().filter(|_| self.config.purpose == Purpose::Take);
-        if let (Some(driver), Some(members)) = (driver, &self.members) {
+    /// Begins to release the volume, if it may have been claimed, after the attempt has failed with
+    /// `error`. [`continue_release`](Self::continue_release) reports the error.
+    pub(super) fn release_after_failure(
+        &mut self,
+        error: VolumeOpenError,
+        now: u64,
+        associations: &mut impl Associations,
+    ) {
+        self.targets.drop_pending_answers();
+        let claims = self.config.purpose == Purpose::Claim;
+        if let (true, Some(driver), Some(members)) = (claims, &self.driver, &self.members) {
             let generation = driver.opening().generation();
             self.events.push_back(OpeningEvent::Releases { generation });
             let release = release_command(members.head.volume, false);
             for (server, controller) in members.controllers.iter().enumerate() {
                 if controller.extension.is_some() {
                     let to = (server, ControlQueue::Admin);
-                    // A target that can't get a command notices the end when the connection closes.
-                    let _ = self.targets.ask(a, to, release, Data::None, Question::Release, now);
+                    // A target that can't get the command notices the end of the association when
+                    // the connection closes.
+                    let _ = self.targets.ask(
+                        associations,
+                        to,
+                        release,
+                        Data::None,
+                        Question::Release,
+                        now,
+                    );
                 }
             }
         }
         self.step = Step::Releasing(error);
     }
 
-    /// The volume is being released: continues once every reachable target has answered.
-    pub(super) fn released(&mut self, now: u64, a: &mut impl Associations) {
-        while self.targets.answer(a).is_some() {}
-        self.targets.forget_lost(a);
-        if self.targets.is_owed() {
+    /// Ends the attempt, once every reachable target has answered the release. Then the opening waits
+    /// for its next attempt, or ends with the error.
+    pub(super) fn continue_release(&mut self, now: u64, associations: &mut impl Associations) {
+        // The content of the answers does not matter.
+        while self.targets.next_answer(associations).is_some() {}
+        self.targets.drop_answers_of_lost_targets(associations);
+        if self.targets.has_pending_answers() {
             return;
         }
-        self.targets.hang_up(a);
-        let Step::Releasing(error) = core::mem::replace(&mut self.step, Step::Over) else { return };
-        match self.wait_for(&error, now) {
+        self.targets.close_associations(associations);
+        let Step::Releasing(error) = core::mem::replace(&mut self.step, Step::Ended) else {
+            return;
+        };
+        match self.time_of_next_attempt(&error, now) {
             Some(until) => self.step = Step::Waiting { until },
             None => self.result = Some(Err(error)),
         }
     }
 
-    /// The time at which an owned volume is requested again, ns (T25); `None` if it is not.
-    fn wait_for(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
+    /// The time of the next attempt, ns, if this one has failed because the volume has an owner and
+    /// the caller allows a longer wait (T25). Reports the wait as an event from time to time.
+    fn time_of_next_attempt(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
         let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned {
             target,
             owner,
@@ -494,15 +612,16 @@ impl VolumeOpening {
         else {
             return None;
         };
-        let left = self.config.wait.for_ns.saturating_sub(now.saturating_sub(self.began));
+        let waited = now.saturating_sub(self.opening_began);
+        let left = self.config.wait.for_ns.saturating_sub(waited);
         if left == 0 {
             return None;
         }
         if self
-            .reported
+            .last_owned_report
             .is_none_or(|reported| now.saturating_sub(reported) >= self.config.wait.report_ns)
         {
-            self.reported = Some(now);
+            self.last_owned_report = Some(now);
             self.events.push_back(OpeningEvent::Owned {
                 server: *target,
                 owner: owner.clone(),
@@ -514,23 +633,26 @@ impl VolumeOpening {
     }
 
     /// Reports the progress of the recovery as an event, if it has changed.
-    fn note_progress(&mut self) {
-        let current = self.driver.as_ref().map(RecoveryDriver::progress);
-        if let (true, Some(progress)) = (current != self.progress, current) {
+    fn report_progress(&mut self) {
+        let progress = self.driver.as_ref().map(RecoveryDriver::progress);
+        if progress == self.last_progress {
+            return;
+        }
+        if let Some(progress) = progress {
             self.events.push_back(OpeningEvent::Progress(progress));
         }
-        self.progress = current;
+        self.last_progress = progress;
     }
 }
 
-fn label_failed(server: usize, doing: &'static str, source: CallFailure) -> VolumeOpenError {
+fn label_error(server: usize, doing: &'static str, source: CallFailure) -> VolumeOpenError {
     VolumeOpenError::Call { server, doing, source }
 }
 
-fn status_failed(server: usize, source: CallFailure) -> VolumeOpenError {
-    VolumeOpenError::Call { server, doing: Phase::Ask.doing(), source }
+fn status_error(server: usize, source: CallFailure) -> VolumeOpenError {
+    VolumeOpenError::Call { server, doing: Phase::Ask.action_name(), source }
 }
 
-fn save_failed(server: usize, source: CallFailure) -> VolumeOpenError {
+fn save_error(server: usize, source: CallFailure) -> VolumeOpenError {
     VolumeOpenError::Save { server, source }
 }
