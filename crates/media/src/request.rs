@@ -19,11 +19,13 @@ const ZERO_PIECE: usize = 1 << 20;
 pub(crate) struct Disk {
     pub(crate) medium: Medium,
     pub(crate) limits: Limits,
-    /// `FALLOC_FL_PUNCH_HOLE` and `FALLOC_FL_ZERO_RANGE` may be tried.
+    /// `FALLOC_FL_PUNCH_HOLE` may be tried.
     can_punch: AtomicBool,
+    /// `FALLOC_FL_ZERO_RANGE` may be tried.
     can_zero: AtomicBool,
     /// Set once the medium is found gone: all later operations fail.
     gone: OnceLock<Gone>,
+    /// [`ZERO_PIECE`] zero bytes, made when they are first needed.
     zeroes: OnceLock<AlignedBuf>,
 }
 
@@ -79,8 +81,11 @@ pub(crate) struct Request {
 /// How blocks are being zeroed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroing {
+    /// By a hole in the file.
     Punch,
+    /// By the file system's operation for ranges of zeroes.
     Range,
+    /// By writing zeroes.
     Write,
 }
 
@@ -88,9 +93,13 @@ enum Zeroing {
 pub(crate) trait Engine: Send {
     /// Takes a request. The caller limits their number to the one that the engine was made for.
     fn push(&mut self, request: Request);
+    /// Hands the requests that were pushed to the kernel.
     fn kick(&mut self);
+    /// Adds the finished requests to `done`.
     fn poll(&mut self, done: &mut Vec<Done>);
+    /// A descriptor that becomes readable when a request has finished.
     fn event_fd(&self) -> RawFd;
+    /// The number of requests that were pushed and have not finished.
     fn in_flight(&self) -> usize;
     /// Whether the kernel has refused requests that only the next `poll` hands over again. Nothing
     /// need signal the event descriptor before.

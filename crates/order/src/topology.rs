@@ -31,11 +31,21 @@ pub struct ServerInfo {
 }
 
 /// The drives and servers of a volume, and how its blocks are striped over them.
+///
+/// The stripe units of the volume go to the members in turns. With three members:
+///
+/// ```text
+///              member 0   member 1   member 2
+///   stripe 0    unit 0     unit 1     unit 2
+///   stripe 1    unit 3     unit 4     unit 5
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     members: Vec<MemberInfo>,
     servers: Vec<ServerInfo>,
+    /// Blocks of a stripe unit.
     unit_blocks: u32,
+    /// How many stripes the volume has: as many as whole units fit on the smallest member.
     stripes: u64,
 }
 

@@ -118,8 +118,8 @@ impl Trace {
         self.stage
     }
 
-    /// The write leaves its stage for the `next` one, in which it may have been before.
-    pub(crate) fn turn(&mut self, next: Stage, now: u64) {
+    /// Notes that the write goes from its stage to the `next` one. It may have been there before.
+    pub(crate) fn enter(&mut self, next: Stage, now: u64) {
         self.spent.0[self.stage as usize] += now.saturating_sub(self.since);
         self.stage = next;
         self.since = now;
@@ -127,7 +127,7 @@ impl Trace {
 
     /// The write is done.
     pub(crate) fn end(&mut self, now: u64) -> Spent {
-        self.turn(self.stage, now);
+        self.enter(self.stage, now);
         self.spent
     }
 }
@@ -185,7 +185,7 @@ mod tests {
     fn stages_add_up_to_the_whole() {
         let mut trace = Trace::begin(Stage::Gate, 100);
         for (stage, now) in [(Stage::Device, 150), (Stage::Gate, 400), (Stage::Device, 410)] {
-            trace.turn(stage, now);
+            trace.enter(stage, now);
         }
         let spent = trace.end(1_000);
         assert_eq!((spent.of(Stage::Gate), spent.of(Stage::Device)), (60, 840));
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_clock_that_stops_or_steps_back_adds_no_time() {
         let mut trace = Trace::begin(Stage::Gate, 100);
-        trace.turn(Stage::Device, 90);
+        trace.enter(Stage::Device, 90);
         assert_eq!(trace.end(90).total(), 0);
     }
 
@@ -203,7 +203,7 @@ mod tests {
     fn only_the_stages_of_the_own_side_are_recorded() {
         let stages = Stages::of_target();
         let mut trace = Trace::begin(Stage::Wire, 0);
-        trace.turn(Stage::Device, 50);
+        trace.enter(Stage::Device, 50);
         stages.record(&trace.end(70));
         let all: std::vec::Vec<_> =
             stages.snapshot().map(|(s, d)| (s, d.count(), d.sum())).collect();

@@ -6,7 +6,9 @@ use super::ONE_IN;
 /// of a periodic program are not always sampled at the same phase.
 #[derive(Debug)]
 pub(crate) struct Sampler {
+    /// How many writes were counted.
     seen: u64,
+    /// The number of the write that must be traced next.
     next: u64,
     /// The state of the generator, which is never 0.
     state: u64,

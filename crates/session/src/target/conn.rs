@@ -57,15 +57,18 @@ pub struct TargetConn<E: TargetEnv> {
     rx: Rx,
     /// Nothing is received, because there is no memory for the answers.
     is_starved: bool,
+    /// The fences that it has to acknowledge.
     fences: Fences,
+    /// It is closed, and all of its operations have come back.
     drained: bool,
-    /// The time at which the connection was accepted.
+    /// The time at which the connection was accepted, ns.
     accepted: u64,
-    /// The time at which the connection was accepted, or the last whole PDU consumed.
+    /// The time from which the limit for the next PDU counts, ns: the connection was accepted, the
+    /// last whole PDU was consumed, or the present one began.
     progress: u64,
     /// A PDU has begun and has not arrived completely.
     partial: bool,
-    /// The time since which the peer has taken no bytes that wait for it.
+    /// The time since which the peer takes no bytes although some wait for it, ns.
     unsent_since: Option<u64>,
     /// The address through which the host connected, until Connect.
     local: Option<LocalAddress>,
@@ -209,7 +212,7 @@ impl<E: TargetEnv> TargetConn<E> {
         !self.cx.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
     }
 
-    /// Whether no further command may be taken, because too much waits to be sent.
+    /// Whether no further command may be taken, because too much waits to be sent. Sets `is_starved`.
     #[cold]
     fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
         let unsent = out.len_bytes();
@@ -301,7 +304,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.cx.closing { Ok(()) } else { end }
     }
 
-    /// Takes in the time.
+    /// Checks the time limits.
     ///
     /// # Errors
     /// A time limit has passed, and the connection must be closed.
@@ -327,6 +330,7 @@ impl<E: TargetEnv> TargetConn<E> {
         if self.cx.closing { None } else { self.deadline().map(|d| d.0) }
     }
 
+    /// The first time limit, and the reason to close the connection when it has passed.
     fn deadline(&self) -> Option<(u64, &'static str)> {
         let mut first = None;
         let mut add = |at: u64, why: &'static str| {
@@ -408,6 +412,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.drained
     }
 
+    /// If no command is left, returns the stream's log and gives up everything else that the
+    /// connection has. After this it may be dropped.
     fn finish_if_idle(&mut self, env: &mut E) {
         if self.drained || self.cx.commands.in_use() > 0 {
             return;
@@ -421,6 +427,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.drained = true;
     }
 
+    /// Carries out an ICReq: sets the digests and the other parameters of the connection, and answers.
     fn initialize(
         &mut self,
         request: &IcReq,

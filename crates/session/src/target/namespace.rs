@@ -37,9 +37,11 @@ pub struct Namespace {
 /// and written only by claims and releases. The rest is for FLUSHes.
 #[derive(Debug)]
 pub struct NamespaceState {
+    /// The guard: 0 if every host may write; the association of the owner if only that may write; or
+    /// [`GUARDED_WITHOUT_OWNER`].
     guard: AtomicU64,
-    /// The end of the lease for which the namespace is guarded, ns of the environment's clock
-    /// (T25).
+    /// The end of the lease for which the namespace is guarded, ns of the environment's clock;
+    /// `u64::MAX` if it is guarded for no lease (T25).
     until: AtomicU64,
     pub(super) flushes: DriveFlushes,
 }
@@ -75,13 +77,14 @@ impl NamespaceState {
         self.until.load(Ordering::Acquire) <= now
     }
 
-    /// Keeps every host but the owner's association from writing, until the next call. If the guard
-    /// is for a lease, it ends with the lease.
+    /// Guards the namespace: until the next call, only the association `owner` may write. `until`: the
+    /// end of the lease for which it is guarded, if it is.
     pub(super) fn guard_for(&self, owner: Option<u64>, until: Option<u64>) {
         self.until.store(until.unwrap_or(u64::MAX), Ordering::SeqCst);
         self.guard.store(owner.unwrap_or(GUARDED_WITHOUT_OWNER), Ordering::SeqCst);
     }
 
+    /// Removes the guard: every host may write.
     pub(super) fn open_to_all(&self) {
         self.until.store(u64::MAX, Ordering::SeqCst);
         self.guard.store(0, Ordering::SeqCst);

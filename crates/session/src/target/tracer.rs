@@ -67,7 +67,7 @@ impl Tracer {
         }
         if self.is_new && steps.contains(&Step::Append(Ticket(self.slot))) {
             self.is_new = false;
-            self.trace.turn(Stage::LogAppend, now);
+            self.trace.enter(Stage::LogAppend, now);
             // Up to here every request is reported: it may close the gap before the traced one.
             self.sampler.taken();
         }
@@ -83,8 +83,8 @@ impl Tracer {
     /// it only waits for its turn at the drive.
     #[cold]
     pub(super) fn logged(&mut self, steps: &[Step], now: u64) {
-        let free = steps.contains(&Step::Write(Ticket(self.slot)));
-        self.trace.turn(if free { Stage::Device } else { Stage::Gate }, now);
+        let is_released = steps.contains(&Step::Write(Ticket(self.slot)));
+        self.trace.enter(if is_released { Stage::Device } else { Stage::Gate }, now);
     }
 
     /// Whether the traced write is in slot `index`.
@@ -96,19 +96,19 @@ impl Tracer {
     /// Notes that its data has not arrived yet, or that its FLUSH waits for others.
     #[cold]
     pub(super) fn held(&mut self, now: u64) {
-        self.trace.turn(Stage::Gate, now);
+        self.trace.enter(Stage::Gate, now);
     }
 
     /// Notes that it goes to the drive.
     #[cold]
     pub(super) fn submitted(&mut self, now: u64) {
-        self.trace.turn(Stage::Device, now);
+        self.trace.enter(Stage::Device, now);
     }
 
     /// Notes that it is back from the drive.
     #[cold]
     pub(super) fn landed(&mut self, is_flush_due: bool, now: u64) {
-        self.trace.turn(if is_flush_due { Stage::Gate } else { Stage::Persist }, now);
+        self.trace.enter(if is_flush_due { Stage::Gate } else { Stage::Persist }, now);
     }
 
     /// Whether some write is being traced.
@@ -124,7 +124,7 @@ impl Tracer {
         if done.iter().any(|step| matches!(step, Step::Complete { ticket: t, .. } if *t == ticket))
         {
             self.is_complete = true;
-            self.trace.turn(Stage::Persist, now);
+            self.trace.enter(Stage::Persist, now);
         }
     }
 
@@ -140,7 +140,7 @@ impl Tracer {
         self.slot = NONE;
         self.is_complete = false;
         self.is_answered = true;
-        self.trace.turn(Stage::Completion, now);
+        self.trace.enter(Stage::Completion, now);
     }
 
     /// Whether its answer is in transit to the socket.

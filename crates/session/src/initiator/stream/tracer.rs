@@ -72,7 +72,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         tracer.sampler.taken();
         tracer.seq = seq.0;
         tracer.trace = Trace::begin(Stage::Submit, since);
-        tracer.trace.turn(Stage::OrderQueue, now);
+        tracer.trace.enter(Stage::OrderQueue, now);
     }
 
     /// Whether the session needs a call of [`instant`](Self::instant). The caller checks this after
@@ -87,7 +87,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[cold]
     pub fn instant(&mut self, now: u64) {
         if let Some(stage) = self.tracer.entered.take() {
-            self.tracer.trace.turn(stage, now);
+            self.tracer.trace.enter(stage, now);
         }
     }
 
