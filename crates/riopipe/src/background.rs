@@ -1,5 +1,5 @@
-//! The background thread of a volume: it drives the streams whose owners are not calling, as the
-//! [`BackgroundDriver`] decides.
+//! The background thread of a volume: drives the streams whose owners are not calling, by the
+//! decisions of the [`BackgroundDriver`].
 //!
 //! It takes a stream only if it gets the stream's ownership flag at once. Otherwise it leaves a
 //! request at the flag, and the end of the owner's call wakes it. It sleeps until an event of a stream
@@ -22,8 +22,8 @@ use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
 use crate::watched::Watched;
 
-/// How long the thread sleeps if it cannot wait for events.
-const REST: Duration = Duration::from_millis(50);
+/// The pause after an error or a panic before the thread continues, or another one begins.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// An open stream, in the form that the background thread needs.
 #[derive(Clone, Debug)]
@@ -44,8 +44,9 @@ pub(crate) struct Background {
 #[derive(Debug, Default)]
 struct State {
     streams: BTreeMap<StreamId, OpenStream>,
-    /// Counts changes of `streams`.
+    /// The number of changes of `streams`.
     version: u64,
+    /// Whether there is a thread.
     running: bool,
 }
 
@@ -56,8 +57,8 @@ impl Background {
         Ok(Arc::new(Self { poller, waker, state: Mutex::default() }))
     }
 
-    /// A stream is open from now on. The first one starts the thread. Without the thread, nothing
-    /// would flush an idle stream or send its mark (T1), so the stream is not added.
+    /// Adds a stream that is open from now on. The first stream starts the thread. If the thread can't
+    /// be started, the stream is not added: nothing would flush it or send its mark when idle (T1).
     ///
     /// # Errors
     /// The thread can't be started.
@@ -86,8 +87,8 @@ impl Background {
         Ok(())
     }
 
-    /// A stream has ended. Another stream may have its id already: a closed stream may be opened again
-    /// before the old one is dropped.
+    /// Removes a stream that has ended. Another stream may have its id already, because a closed
+    /// stream may be opened again before the old one is dropped. That other stream stays.
     pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
         let mut state = lock(&self.state);
         if state.streams.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
@@ -106,7 +107,8 @@ impl Background {
         state.streams.iter().map(watched).collect()
     }
 
-    /// An owner's call has ended, and this thread had taken its stream over, or had requested it.
+    /// Wakes the thread after an owner's call has ended, if the thread had taken the stream over or had
+    /// requested it.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
@@ -116,6 +118,7 @@ impl Background {
         &self.waker
     }
 
+    /// The loop of the thread. It ends when no stream is open.
     fn run(self: &Arc<Self>) {
         let mut thread = Thread {
             background: self,
@@ -130,7 +133,7 @@ impl Background {
             let sleep = next.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
                 tracing::error!(%error, "the background thread cannot wait for events");
-                std::thread::sleep(REST);
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
     }
@@ -139,6 +142,7 @@ impl Background {
 /// The state of the thread.
 struct Thread<'a> {
     background: &'a Arc<Background>,
+    /// The version of the open streams that `streams` has.
     version: u64,
     driver: BackgroundDriver,
     /// Each stream, and whether the thread's poller watches the stream's poller.
@@ -162,7 +166,7 @@ impl Drop for Thread<'_> {
         state.running = false;
         // After a pause: the same panic may come again.
         if !state.streams.is_empty()
-            && let Err(error) = self.background.start(&mut state, REST)
+            && let Err(error) = self.background.start(&mut state, RETRY_PAUSE)
         {
             tracing::error!(%error, "no thread drives the streams that are open");
         }
@@ -208,10 +212,10 @@ impl Thread<'_> {
     /// Drives the streams that have an event or are due, and checks whether the owners of the others
     /// call again.
     fn round(&mut self, now: u64, events: &[Event]) {
-        let happened = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
+        let has_event = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
         let handle = |id| self.streams.get(&id).map(|(stream, _)| &stream.handle);
         let awaited = |id| handle(id).is_some_and(|handle| handle.watched.is_awaited());
-        for (id, turn) in self.driver.due(now, happened, awaited) {
+        for (id, must_drive) in self.driver.due(now, has_event, awaited) {
             let Some((OpenStream { shell, handle }, _)) = self.streams.get(&id) else { continue };
             // Without a waiter the owner must not wake this thread at the end of each of its calls.
             let awaited = handle.watched.is_awaited();
@@ -220,13 +224,14 @@ impl Thread<'_> {
                 Some(mut shell) => {
                     let awaited = handle.watched.is_awaited();
                     let attention = shell.driver.attention_mut();
-                    if self.driver.check(id, turn, awaited, attention, now) == Finding::Drive {
+                    if self.driver.check(id, must_drive, awaited, attention, now) == Finding::Drive
+                    {
                         let next = shell.background_turn(self.driver.config().flush_ns);
                         self.driver.on_driven(id, next);
                     }
-                    let due = shell.take_due();
+                    let due_wakers = shell.take_due_wakers();
                     drop(shell);
-                    wake_all(due);
+                    wake_all(due_wakers);
                 }
             }
             self.watch(id, now);

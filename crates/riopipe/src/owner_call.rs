@@ -54,7 +54,7 @@ impl Drop for OwnerCall<'_> {
     fn drop(&mut self) {
         self.handle.watched.owner_called();
         let Some(mut shell) = self.shell.take() else { return };
-        let due = shell.take_due();
+        let due = shell.take_due_wakers();
         let asked = shell.end();
         if asked || self.wakes {
             self.background.wake();

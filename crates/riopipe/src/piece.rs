@@ -16,7 +16,7 @@ use riopipe_order::engine::Payload;
 
 use crate::BLOCK_BYTES;
 
-/// Bytes, and how many pieces refer to them.
+/// The bytes of a buffer, and the number of pieces that refer to them.
 struct Shared {
     bytes: AlignedBuf,
     /// Written with plain stores, by the thread that has the pieces; others only check whether it
@@ -132,7 +132,7 @@ pub(crate) struct Piece {
 struct Bytes {
     /// The buffer.
     shared: NonNull<Shared>,
-    /// Its first byte.
+    /// The first byte of the piece.
     first: NonNull<u8>,
 }
 
@@ -218,8 +218,8 @@ impl<T> Exclusive<T> {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     /// For each length, the buffers of it.
-    classes: Vec<(usize, Vec<Buf>)>,
-    /// The bytes of all of them.
+    by_length: Vec<(usize, Vec<Buf>)>,
+    /// The bytes of all buffers in the pool, and the limit for them.
     bytes: u64,
     bytes_max: u64,
 }
@@ -233,7 +233,7 @@ impl Pool {
     /// A buffer of `len` bytes: zeroed if new, else with the content of its last use. `None` if
     /// there is not so much memory.
     pub(crate) fn take(&mut self, len: usize) -> Option<Buf> {
-        if let Some((_, list)) = self.classes.iter_mut().find(|(size, _)| *size == len)
+        if let Some((_, list)) = self.by_length.iter_mut().find(|(size, _)| *size == len)
             && let Some(buf) = list.pop()
         {
             self.bytes -= len as u64;
@@ -243,15 +243,15 @@ impl Pool {
     }
 
     /// Accepts a buffer for reuse if no piece refers to it and the pool has space.
-    pub(crate) fn give(&mut self, buf: Buf) {
+    pub(crate) fn put_back(&mut self, buf: Buf) {
         let len = buf.len();
         if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
             return;
         }
         self.bytes += len as u64;
-        match self.classes.iter_mut().find(|(size, _)| *size == len) {
+        match self.by_length.iter_mut().find(|(size, _)| *size == len) {
             Some((_, list)) => list.push(buf),
-            None => self.classes.push((len, vec![buf])),
+            None => self.by_length.push((len, vec![buf])),
         }
     }
 }
@@ -262,9 +262,9 @@ impl Pool {
 pub(crate) struct Kept {
     /// The buffers, each with the group that it was written in, oldest first.
     bufs: VecDeque<(Seq, Buf)>,
-    /// Buffers that are no longer needed, but are still being sent: to a target that has answered
+    /// Buffers that are no longer needed, but are still being sent, because a target has answered
     /// before it received all bytes (T18).
-    late: Vec<Buf>,
+    still_sending: Vec<Buf>,
 }
 
 impl Kept {
@@ -273,19 +273,18 @@ impl Kept {
         self.bufs.extend(bufs.map(|buf| (seq, buf)));
     }
 
-    /// Returns the buffers of groups up to `forgotten` to the pool, because their payload is no
-    /// longer needed.
-    pub(crate) fn recycle(&mut self, forgotten: Seq, pool: &mut Pool) {
-        if !self.late.is_empty() {
-            for buf in self.late.extract_if(.., |buf| buf.is_unique()) {
-                pool.give(buf);
+    /// Returns the buffers of groups up to `last_unneeded` to the pool.
+    pub(crate) fn recycle(&mut self, last_unneeded: Seq, pool: &mut Pool) {
+        if !self.still_sending.is_empty() {
+            for buf in self.still_sending.extract_if(.., |buf| buf.is_unique()) {
+                pool.put_back(buf);
             }
         }
-        while self.bufs.front().is_some_and(|(seq, _)| *seq <= forgotten) {
+        while self.bufs.front().is_some_and(|(seq, _)| *seq <= last_unneeded) {
             let Some((_, buf)) = self.bufs.pop_front() else { break };
             match buf.is_unique() {
-                true => pool.give(buf),
-                false => self.late.push(buf),
+                true => pool.put_back(buf),
+                false => self.still_sending.push(buf),
             }
         }
     }
@@ -349,12 +348,12 @@ mod tests {
         kept.keep(Seq(7), [buf].into_iter());
         drop(piece);
         kept.recycle(Seq(6), &mut pool);
-        assert_eq!((kept.bufs.len(), kept.late.len()), (1, 0), "it may be replayed");
+        assert_eq!((kept.bufs.len(), kept.still_sending.len()), (1, 0), "it may be replayed");
         kept.recycle(Seq(7), &mut pool);
         assert_ne!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "a piece of it is left");
         drop(sending);
         kept.recycle(Seq(7), &mut pool);
-        assert_eq!((kept.bufs.len(), kept.late.len()), (0, 0));
+        assert_eq!((kept.bufs.len(), kept.still_sending.len()), (0, 0));
         assert_eq!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "reused");
     }
 
@@ -381,7 +380,7 @@ mod tests {
     fn the_pool_is_bounded() {
         let mut pool = Pool::new(3 * BLOCK_BYTES as u64);
         for _ in 0..5 {
-            pool.give(Buf::zeroed(BLOCK_BYTES).unwrap());
+            pool.put_back(Buf::zeroed(BLOCK_BYTES).unwrap());
         }
         assert_eq!(pool.bytes, 3 * BLOCK_BYTES as u64);
     }

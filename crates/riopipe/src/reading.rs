@@ -108,7 +108,7 @@ impl<'a> Reads<'a> {
                 break Err(failure.into());
             }
             if shell.driver.read_waits() {
-                shell.rest(waiter, worked, None);
+                shell.poll_again_or_sleep(waiter, worked, None);
             }
         };
         // After this, no byte of a read that has not ended may get into the caller's buffers.

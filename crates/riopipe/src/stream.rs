@@ -31,7 +31,7 @@ use crate::time::{deadline_after, nanos};
 use crate::waiters::wake_all;
 use crate::waking::{StreamFd, StreamWaker};
 use crate::watch::Watch;
-use crate::watched::Over;
+use crate::watched::MarksEnd;
 
 /// One sequence of ordered writes. It belongs to one thread at a time, and may be moved to another
 /// thread at any time.
@@ -210,7 +210,7 @@ impl Stream {
 
     /// Returns an unused buffer to the stream, for reuse by [`buf`](Self::buf).
     pub fn recycle(&mut self, buf: Buf) {
-        self.pool.give(buf);
+        self.pool.put_back(buf);
     }
 
     /// Sends the submitted groups as far as the connections take them, receives the answers that have
@@ -253,7 +253,7 @@ impl Stream {
         let Self { shell, handle, background, waiter, pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
         handle.clear_news();
-        shell.take_call();
+        shell.pass_owner_interrupt();
         shell.driver.begin_wait(until)?;
         let (end, marks) = loop {
             let worked = shell.work(&mut |_, _| ());
@@ -267,7 +267,7 @@ impl Stream {
                 let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
                 shell.driver.finish_background_rounds(worked, flush_ns, now);
             }
-            shell.rest(waiter, worked, deadline);
+            shell.poll_again_or_sleep(waiter, worked, deadline);
         };
         shell.driver.marks_reported();
         shell.reclaim(pool);
@@ -394,7 +394,7 @@ impl Stream {
         // From here on no request of the old incarnation reaches a target.
         shell.close_connections();
         // The waiters have their result now, and this call may take long.
-        wake_all(shell.take_due());
+        wake_all(shell.take_due_wakers());
         // With an engine without a log no later group is known to be there after a crash (P2).
         let durable = shell.driver.delivered().durable;
         let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
@@ -429,7 +429,7 @@ impl Drop for Stream {
         let last = self.last();
         // The background thread may hold the stream for a moment longer; the connections end here.
         self.shell.take().close_connections();
-        let over = if self.closed { Over::Closed } else { Over::Dropped };
+        let over = if self.closed { MarksEnd::Closed } else { MarksEnd::Dropped };
         if !self.closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,

@@ -20,7 +20,7 @@ use crate::piece::{Kept, Piece, Pool};
 use crate::shared::Inner;
 use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::waiters::wake_all;
-use crate::watched::Over;
+use crate::watched::MarksEnd;
 
 /// See the [module](self). It owns the buffers of all requests that the driver has in flight: the
 /// pieces of one buffer are never in two shells, and never leave one.
@@ -30,17 +30,18 @@ pub(crate) struct StreamShell {
     pub(crate) kept: Kept,
     connections: Connections,
     volume: Arc<Inner>,
-    /// The time at which the last round began, ns. Reading the clock costs as much as a poll for
-    /// answers, apart from its system call.
+    /// The time at which the last round began, ns. It is kept because reading the clock costs as much
+    /// as a poll for answers without its system call.
     pub(crate) now: u64,
+    /// The failure of the stream, in the form that callers get.
     failure: Option<Box<StreamFailure>>,
     /// The released mark that the ownership checker received last.
-    released: Seq,
+    checker_released: Seq,
     /// The marks that were published last.
     published: Marks,
     /// The waiters whose mark has been reached. The thread that drives the stream wakes them before it
     /// rests, or right after it has released the stream.
-    due: Vec<Waker>,
+    due_wakers: Vec<Waker>,
 }
 
 // SAFETY: only the driver's pieces are not `Send` (asserted below), because the counts of their
@@ -68,10 +69,20 @@ impl StreamShell {
         driver: StreamDriver<Piece>,
         connections: Connections,
     ) -> Self {
-        let released = driver.config().start;
+        let checker_released = driver.config().start;
         let published = driver.delivered();
-        let (kept, now, due) = (Kept::default(), now_ns(), Vec::new());
-        Self { driver, kept, connections, volume, now, failure: None, released, published, due }
+        let (kept, now, due_wakers) = (Kept::default(), now_ns(), Vec::new());
+        Self {
+            driver,
+            kept,
+            connections,
+            volume,
+            now,
+            failure: None,
+            checker_released,
+            published,
+            due_wakers,
+        }
     }
 
     pub(crate) fn id(&self) -> StreamId {
@@ -91,7 +102,7 @@ impl StreamShell {
     /// the owner's calls. The buffers of the old incarnation go to the pool.
     pub(crate) fn restart(&mut self, mut new: Self, pool: &mut Pool) {
         *new.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
-        new.due.append(&mut self.due);
+        new.due_wakers.append(&mut self.due_wakers);
         let mut kept = std::mem::take(&mut self.kept);
         *self = new;
         kept.recycle(Seq(u64::MAX), pool);
@@ -109,7 +120,7 @@ impl StreamShell {
         report_time(&mut self.driver);
         for server in 0..self.connections.servers.len() {
             if let Err(error) = self.connections.send(&mut self.driver, server) {
-                self.lose(server, &error);
+                self.close_after_error(server, &error);
             }
         }
     }
@@ -122,7 +133,7 @@ impl StreamShell {
             self.now = now_ns();
             match self.round(sink) {
                 Ok(worked) => break worked,
-                Err((server, error)) => self.lose(server, &error),
+                Err((server, error)) => self.close_after_error(server, &error),
             }
         };
         if !worked {
@@ -173,7 +184,7 @@ impl StreamShell {
 
     /// Closes the connection to a server after an error. The driver decides what follows.
     #[cold]
-    fn lose(&mut self, server: usize, error: &CallError) {
+    fn close_after_error(&mut self, server: usize, error: &CallError) {
         tracing::warn!(
             volume = %self.volume.name, stream = %self.id(),
             target = %self.volume.server_name(server), %error,
@@ -193,10 +204,10 @@ impl StreamShell {
         self.handle_messages();
     }
 
-    /// Passes another thread's call to the driver. The call may have come while there was no driver,
-    /// because the stream was being reopened.
+    /// Passes an interrupt of the owner by another thread to the driver. The interrupt may have come
+    /// while there was no driver, because the stream was being reopened.
     #[inline]
-    pub(crate) fn take_call(&mut self) {
+    pub(crate) fn pass_owner_interrupt(&mut self) {
         let called = &self.handle().called;
         if called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel) {
             self.driver.wake();
@@ -205,7 +216,7 @@ impl StreamShell {
 
     /// Handles the messages of the targets' threads, and another thread's call.
     fn handle_messages(&mut self) {
-        self.take_call();
+        self.pass_owner_interrupt();
         let now = now_ns();
         for message in self.handle().take_messages() {
             match message {
@@ -219,7 +230,7 @@ impl StreamShell {
                     if self.driver.connected(server as u16, QueuePair::open(*queue), now)
                         && let Err(error) = self.connections.open(server, socket)
                     {
-                        self.lose(server, &poll_error(error));
+                        self.close_after_error(server, &poll_error(error));
                     }
                 }
             }
@@ -238,15 +249,21 @@ impl StreamShell {
 
     /// Takes the waiters that must be woken.
     #[inline]
-    pub(crate) fn take_due(&mut self) -> Vec<Waker> {
-        std::mem::take(&mut self.due)
+    pub(crate) fn take_due_wakers(&mut self) -> Vec<Waker> {
+        std::mem::take(&mut self.due_wakers)
     }
 
-    /// For a call of the owner: returns at once for another poll, or sleeps.
-    pub(crate) fn rest(&mut self, waiter: &mut Waiter, worked: bool, deadline: Option<u64>) {
-        if !self.due.is_empty() {
+    /// Ends a round in a call of the owner. Returns at once if another poll is worth the time, else
+    /// sleeps. Before that, wakes the waiters whose mark has been reached.
+    pub(crate) fn poll_again_or_sleep(
+        &mut self,
+        waiter: &mut Waiter,
+        worked: bool,
+        deadline: Option<u64>,
+    ) {
+        if !self.due_wakers.is_empty() {
             // No other thread waits for the ownership flag meanwhile: only the owner waits for it.
-            wake_all(self.take_due());
+            wake_all(self.take_due_wakers());
         }
         if worked {
             waiter.worked();
@@ -279,15 +296,15 @@ impl StreamShell {
         if marks != self.published {
             self.published = marks;
             let mut due = self.connections.handle.watched.publish(marks);
-            self.due.append(&mut due);
+            self.due_wakers.append(&mut due);
         }
         if let Err(failure) = result {
-            return Err(self.poisoned(failure));
+            return Err(self.record_failure(failure));
         }
         if let Some(ownership) = &self.volume.ownership {
             let released = self.driver.released();
-            if released > self.released {
-                self.released = released;
+            if released > self.checker_released {
+                self.checker_released = released;
                 lock(ownership).on_released(self.driver.id(), released);
             }
         }
@@ -310,15 +327,16 @@ impl StreamShell {
         self.driver.finish_background_rounds(worked, flush_ns, now_ns())
     }
 
-    /// The stream has failed: returns its error, the same one at each call (P6).
+    /// Records the first failure of the stream, and wakes its waiters. Returns the error for callers,
+    /// the same one at each call (P6).
     #[cold]
-    pub(crate) fn poisoned(&mut self, failure: Failure) -> StreamFailure {
+    pub(crate) fn record_failure(&mut self, failure: Failure) -> StreamFailure {
         if let Some(failure) = &self.failure {
             return (**failure).clone();
         }
         let failure = self.describe(failure);
-        let mut due = self.handle().watched.end(Over::Failed(failure.clone()));
-        self.due.append(&mut due);
+        let mut due = self.handle().watched.end(MarksEnd::Failed(failure.clone()));
+        self.due_wakers.append(&mut due);
         self.failure = Some(Box::new(failure.clone()));
         failure
     }

@@ -15,7 +15,7 @@ use crate::background::Background;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
 use crate::stream_handle::StreamHandle;
-use crate::watched::{Over, Wait, Watched};
+use crate::watched::{MarksEnd, Wait, Watched};
 
 /// A handle by which other threads read the marks of a stream, and wait for them. The stream's owner
 /// moves the marks in its calls. While the owner is in no call, and a watch reads the marks or waits
@@ -181,20 +181,20 @@ impl MarkWait {
                 self.place = None;
                 Poll::Ready(Ok(marks))
             }
-            Wait::Over(over) => {
+            Wait::Ended(over) => {
                 self.place = None;
                 Poll::Ready(Err(match over {
-                    Over::Failed(failure) => failure.into(),
-                    Over::Closed => WaitError::Closed { seq, last: watched.marks().durable },
-                    Over::Dropped => WaitError::Dropped { seq },
+                    MarksEnd::Failed(failure) => failure.into(),
+                    MarksEnd::Closed => WaitError::Closed { seq, last: watched.marks().durable },
+                    MarksEnd::Dropped => WaitError::Dropped { seq },
                 }))
             }
-            Wait::Waits { place, background: first, driver: wanted } => {
+            Wait::Waits { place, wake_background, wake_driver } => {
                 self.place = Some(place);
-                if wanted {
+                if wake_driver {
                     driver.wake();
                 }
-                if first {
+                if wake_background {
                     background.wake();
                 }
                 Poll::Pending

@@ -18,15 +18,15 @@ pub(crate) struct Watched<F> {
     durable: AtomicU64,
     released: AtomicU64,
     failed: AtomicBool,
-    /// The incarnation that the marks are of.
+    /// The incarnation of the stream to which the marks belong.
     incarnation: AtomicU64,
-    /// Groups up to this seq become durable without a request of a waiter: the owner has submitted
-    /// them with a FLUSH.
-    asked: AtomicU64,
+    /// The group up to which durability has been requested by the owner. A waiter for these groups
+    /// need not wake the driver.
+    durable_requested: AtomicU64,
     /// The last group for whose durability a thread waits.
-    wanted: AtomicU64,
+    durable_awaited: AtomicU64,
     /// Whether the list of waiters is not empty.
-    waiting: AtomicBool,
+    has_waiters: AtomicBool,
     /// Whether a watch has read the marks since the last call of the stream's owner.
     was_read: AtomicBool,
     waiters: Mutex<Waiters<F>>,
@@ -35,14 +35,15 @@ pub(crate) struct Watched<F> {
 #[derive(Debug)]
 struct Waiters<F> {
     list: Waitlist<Waker>,
-    end: Option<Over<F>>,
+    /// Why the marks do not move any more, if so.
+    end: Option<MarksEnd<F>>,
     /// Why the incarnation before this one ended.
-    lost: Option<Over<F>>,
+    lost: Option<MarksEnd<F>>,
 }
 
 /// Why the marks do not move any more.
 #[derive(Clone, Debug)]
-pub(crate) enum Over<F> {
+pub(crate) enum MarksEnd<F> {
     Failed(F),
     Closed,
     Dropped,
@@ -51,15 +52,17 @@ pub(crate) enum Over<F> {
 /// The state of a wait.
 #[derive(Debug)]
 pub(crate) enum Wait<F> {
+    /// The mark is reached. These are the marks.
     Reached(Marks),
-    Over(Over<F>),
+    /// The mark will not be reached any more.
+    Ended(MarksEnd<F>),
     /// The waiter is in the list.
     Waits {
         place: Place,
         /// Whether the caller must wake the background thread.
-        background: bool,
+        wake_background: bool,
         /// Whether the caller must wake the thread that drives the stream.
-        driver: bool,
+        wake_driver: bool,
     },
 }
 
@@ -71,9 +74,9 @@ impl<F: Clone> Watched<F> {
             released: AtomicU64::new(start.0),
             failed: AtomicBool::new(false),
             incarnation: AtomicU64::new(0),
-            asked: AtomicU64::new(start.0),
-            wanted: AtomicU64::new(0),
-            waiting: AtomicBool::new(false),
+            durable_requested: AtomicU64::new(start.0),
+            durable_awaited: AtomicU64::new(0),
+            has_waiters: AtomicBool::new(false),
             was_read: AtomicBool::new(false),
             waiters: Mutex::new(Waiters { list: Waitlist::new(), end: None, lost: None }),
         }
@@ -89,14 +92,14 @@ impl<F: Clone> Watched<F> {
         // The fence is between these stores and the load. The waiter's fence is between its store and
         // its loads. So at least one of the two threads sees the store of the other.
         fence(Ordering::SeqCst);
-        if self.waiting.load(Ordering::Relaxed) { self.take_reached(marks) } else { Vec::new() }
+        if self.has_waiters.load(Ordering::Relaxed) { self.take_reached(marks) } else { Vec::new() }
     }
 
     #[cold]
     fn take_reached(&self, marks: Marks) -> Vec<Waker> {
         let mut waiters = lock(&self.waiters);
         let reached = waiters.list.take_reached(marks);
-        self.note_waiting(&waiters);
+        self.update_waiter_fields(&waiters);
         reached
     }
 
@@ -112,13 +115,13 @@ impl<F: Clone> Watched<F> {
     /// Groups up to `seq` become durable without a request of a waiter.
     #[inline]
     pub(crate) fn publish_asked(&self, seq: Seq) {
-        self.asked.store(seq.0, Ordering::Release);
+        self.durable_requested.store(seq.0, Ordering::Release);
     }
 
     /// The last group up to `last` for whose durability a thread waits; 0 if there is none.
     #[inline]
     pub(crate) fn wanted(&self, last: Seq) -> Seq {
-        let wanted = Seq(self.wanted.load(Ordering::Acquire));
+        let wanted = Seq(self.durable_awaited.load(Ordering::Acquire));
         if wanted <= last { wanted } else { self.wanted_up_to(last) }
     }
 
@@ -127,22 +130,22 @@ impl<F: Clone> Watched<F> {
         lock(&self.waiters).list.wanted_up_to(last).unwrap_or(Seq::ZERO)
     }
 
-    /// The marks do not move any more; the first reason counts. Returns the waiters that must be
-    /// woken, as [`publish`](Self::publish) does.
+    /// Records that the marks do not move any more. The first reason counts. Returns the waiters that
+    /// must be woken, as [`publish`](Self::publish) does.
     #[must_use]
-    pub(crate) fn end(&self, over: Over<F>) -> Vec<Waker> {
+    pub(crate) fn end(&self, over: MarksEnd<F>) -> Vec<Waker> {
         let mut waiters = lock(&self.waiters);
-        if matches!(over, Over::Failed(_)) {
+        if matches!(over, MarksEnd::Failed(_)) {
             self.failed.store(true, Ordering::Release);
         }
         waiters.end.get_or_insert(over);
         let all = waiters.list.take_all();
-        self.note_waiting(&waiters);
+        self.update_waiter_fields(&waiters);
         all
     }
 
-    /// The stream has been reopened: its marks may go back. No thread waits, because the stream had
-    /// failed.
+    /// Begins a new incarnation after the stream has been reopened. Its marks may go back. No thread
+    /// waits, because the stream had failed.
     pub(crate) fn restart(&self, start: Seq) {
         let mut waiters = lock(&self.waiters);
         waiters.list.restart(start);
@@ -152,7 +155,7 @@ impl<F: Clone> Watched<F> {
         self.durable.store(start.0, Ordering::Release);
         self.complete.store(start.0, Ordering::Release);
         self.released.store(start.0, Ordering::Release);
-        self.asked.store(start.0, Ordering::Release);
+        self.durable_requested.store(start.0, Ordering::Release);
         self.failed.store(false, Ordering::Release);
         waiters.lost = waiters.end.take();
     }
@@ -192,7 +195,8 @@ impl<F: Clone> Watched<F> {
         !self.was_read.load(Ordering::Relaxed) && !self.was_read.swap(true, Ordering::AcqRel)
     }
 
-    /// A call of the owner ends: the next watch that reads the marks is the first.
+    /// Records that a call of the owner ends. After that, the next watch that reads the marks is again
+    /// the first one.
     #[inline]
     pub(crate) fn owner_called(&self) {
         if self.was_read.load(Ordering::Relaxed) {
@@ -202,7 +206,7 @@ impl<F: Clone> Watched<F> {
 
     /// Whether a thread waits for the marks, or has read them since the owner's last call.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) || self.was_read.load(Ordering::Acquire)
+        self.has_waiters.load(Ordering::Acquire) || self.was_read.load(Ordering::Acquire)
     }
 
     /// Begins or continues a wait until `mark` is at group `seq`, for a waiter of this incarnation;
@@ -223,52 +227,54 @@ impl<F: Clone> Watched<F> {
                 Ok(old) => {
                     drop(waiters);
                     drop(old);
-                    return Wait::Waits { place, background: false, driver: false };
+                    return Wait::Waits { place, wake_background: false, wake_driver: false };
                 }
                 Err(back) => waker = back,
             }
         }
         let ended = waiters.end.is_some();
         // Another waiter for the same group has woken the driver.
-        let awaited = waiters.list.wanted_up_to(seq) == Some(seq);
-        let read = || {
-            self.waiting.store(true, Ordering::Relaxed);
+        let is_awaited_already = waiters.list.wanted_up_to(seq) == Some(seq);
+        let read_marks = || {
+            self.has_waiters.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             MarksSnapshot { marks: self.marks(), ended }
         };
-        let wait = match waiters.list.enter(mark, seq, incarnation, waker, read) {
+        let wait = match waiters.list.enter(mark, seq, incarnation, waker, read_marks) {
             Entry::Reached => Wait::Reached(self.marks()),
             Entry::Ended => match waiters.end.clone() {
-                Some(over) => Wait::Over(over),
+                Some(over) => Wait::Ended(over),
                 None => unreachable!("`end` was set under the same lock"),
             },
             Entry::Lost => match waiters.lost.clone() {
-                Some(over) => Wait::Over(over),
+                Some(over) => Wait::Ended(over),
                 None => unreachable!("a stream that is reopened has failed before"),
             },
             Entry::Waits { place, is_first } => {
-                let driver =
-                    mark == Mark::Durable && !awaited && self.asked.load(Ordering::Acquire) < seq.0;
-                Wait::Waits { place, background: is_first, driver }
+                let wake_driver = mark == Mark::Durable
+                    && !is_awaited_already
+                    && self.durable_requested.load(Ordering::Acquire) < seq.0;
+                Wait::Waits { place, wake_background: is_first, wake_driver }
             }
         };
-        self.note_waiting(&waiters);
+        self.update_waiter_fields(&waiters);
         wait
     }
 
-    /// A waiter leaves the list.
+    /// Removes a waiter from the list.
     pub(crate) fn leave(&self, mark: Mark, place: Place) {
         let mut waiters = lock(&self.waiters);
         let waker = waiters.list.remove(mark, place);
-        self.note_waiting(&waiters);
+        self.update_waiter_fields(&waiters);
         drop(waiters);
         // See `wait`.
         drop(waker);
     }
 
-    fn note_waiting(&self, waiters: &MutexGuard<'_, Waiters<F>>) {
-        self.waiting.store(!waiters.list.is_empty(), Ordering::Release);
+    /// Stores what other threads read about the list without its lock.
+    fn update_waiter_fields(&self, waiters: &MutexGuard<'_, Waiters<F>>) {
+        self.has_waiters.store(!waiters.list.is_empty(), Ordering::Release);
         let wanted = waiters.list.wanted().unwrap_or(Seq::ZERO);
-        self.wanted.store(wanted.0, Ordering::Release);
+        self.durable_awaited.store(wanted.0, Ordering::Release);
     }
 }

@@ -51,7 +51,7 @@ use owned::Owned;
 use riopipe::{Marks, Seq};
 use riopipe_session::initiator::stream_driver::{Attention, Mark, StreamIncarnation};
 use std::task::{Wake, Waker};
-use watched::{Over, Wait};
+use watched::{MarksEnd, Wait};
 
 /// Here a failure has no content.
 type Watched = watched::Watched<()>;
@@ -67,17 +67,17 @@ impl Wake for Sleeper {
 }
 
 /// Waits as a blocked thread does; `wake_background` wakes the background thread.
-fn wait(watched: &Watched, seq: u64, wake_background: impl Fn()) -> Result<Marks, Over<()>> {
+fn wait(watched: &Watched, seq: u64, wake_background: impl Fn()) -> Result<Marks, MarksEnd<()>> {
     let sleeper = std::sync::Arc::new(Sleeper::default());
     let waker = Waker::from(std::sync::Arc::clone(&sleeper));
     let (mut at, incarnation) = (None, watched.incarnation());
     loop {
         match watched.wait(Mark::Durable, Seq(seq), incarnation, at, &waker) {
             Wait::Reached(marks) => return Ok(marks),
-            Wait::Over(over) => return Err(over),
-            Wait::Waits { place, background, driver } => {
+            Wait::Ended(over) => return Err(over),
+            Wait::Waits { place, wake_background: is_first, wake_driver } => {
                 at = Some(place);
-                if background || driver {
+                if is_first || wake_driver {
                     wake_background();
                 }
                 sleeper.0.wait();
@@ -169,7 +169,7 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
         wake(watched.publish(marks(9, 8)));
         watched.publish_released(Seq(8));
         assert_eq!(watched.released(), Seq(8));
-        wake(watched.end(Over::Failed(())));
+        wake(watched.end(MarksEnd::Failed(())));
         watched.restart(Seq(5));
         assert_eq!(watched.released(), Seq(5));
         wake(watched.publish(marks(6, 6)));
@@ -214,10 +214,10 @@ fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
                 thread::spawn(move || wait(&watched, seq, || ()))
             };
             wake(watched.publish(marks(1, 1)));
-            wake(watched.end(Over::Dropped));
+            wake(watched.end(MarksEnd::Dropped));
             match waiter.join().unwrap() {
                 Ok(marks) => assert_eq!((seq, marks.durable), (1, Seq(1))),
-                Err(over) => assert!(seq == 2 && matches!(over, Over::Dropped)),
+                Err(over) => assert!(seq == 2 && matches!(over, MarksEnd::Dropped)),
             }
         });
     }

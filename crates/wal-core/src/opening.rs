@@ -1,5 +1,12 @@
 //! Opening: finding the end of a log after a crash.
 //!
+//! ```text
+//! the volume's tag → one block near the end
+//! no tag, or the block is not there → binary search → one block near the end
+//! that block → the last block that was durable when it was written → the chain from there → the end
+//! → a check that no later block shows that the log was longer
+//! ```
+//!
 //! After a crash the ring holds a prefix of the blocks written to it (P1). If the tag of the
 //! stream's last group gives the end, one read confirms it. Otherwise a binary search over the
 //! headers finds a block of the log, and the chain is followed from the last block that was durable
@@ -58,6 +65,7 @@ impl End {
         all.filter(|_| !planted(Plant::W7NotSettled))
     }
 
+    /// The end of a log whose last block has this header.
     fn after(last: &Header) -> Self {
         Self {
             number: last.number + 1,
@@ -91,8 +99,8 @@ impl Unsettled {
     }
 }
 
-/// Checks the blocks that are written again, each just before that. A drive may have lost their
-/// content since opening has read it: a FLUSH of another stream that fails does that.
+/// Checks each block just before it is written again. A drive may have lost the content since opening
+/// has read it, because a FLUSH of another stream has failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Settling {
     end: End,
@@ -112,7 +120,7 @@ pub struct Settling {
 pub struct Changed;
 
 impl Settling {
-    /// Before the first of the blocks of a log that ends at `end`.
+    /// The check of the blocks of a log that ends at `end`, before the first of them.
     #[must_use]
     pub fn new(end: End, log: u64, crc: Crc32c) -> Self {
         Self { end, log, crc, last: None }
@@ -130,9 +138,9 @@ impl Settling {
         let header = Header::parse(block, self.log, self.crc).map_err(|_| Changed)?;
         let follows = self.last.is_none_or(|last| header.comes_after(&last));
         let is_last = number + 1 == self.end.number;
-        let ends = !is_last || (header.end(), header.epoch) == (self.end.lsn, self.end.epoch);
+        let fits_end = !is_last || (header.end(), header.epoch) == (self.end.lsn, self.end.epoch);
         self.last = Some(header);
-        if header.number == number && follows && ends { Ok(()) } else { Err(Changed) }
+        if header.number == number && follows && fits_end { Ok(()) } else { Err(Changed) }
     }
 }
 
@@ -183,27 +191,30 @@ pub fn find_end<E>(
 ) -> Result<End, FindError<E>> {
     let mut find = Find { ring, log, crc, read };
     let tagged = match tag.and_then(|tag| tag.checked_sub(1)) {
-        Some(number) => find.header(number)?,
+        Some(number) => find.read_header(number)?,
         None => None,
     };
-    let some = match tagged {
+    let known = match tagged {
         Some(header) => header,
-        None => match find.search()? {
+        None => match find.find_any_block()? {
             Some(header) => header,
-            None if tag.is_none() && find.is_cut()? => return Err(FindError::CreationCut),
+            None if tag.is_none() && find.was_creation_interrupted()? => {
+                return Err(FindError::CreationCut);
+            }
             None => return Err(FindError::Lost),
         },
     };
-    let end = find.follow(&some)?;
+    let end = find.follow_chain(&known)?;
     if tag.is_some_and(|tag| end.number < tag) {
         return Err(FindError::Damaged { number: end.number });
     }
     if tag != Some(end.number) {
-        find.check_behind(end.number)?;
+        find.check_end(end.number)?;
     }
     Ok(end)
 }
 
+/// The search for the end of one log.
 struct Find<'a, 'b, E> {
     ring: Ring,
     log: u64,
@@ -213,19 +224,20 @@ struct Find<'a, 'b, E> {
 
 impl<E> Find<'_, '_, E> {
     /// The header of block `number`, if that block is in its place.
-    fn header(&mut self, number: u64) -> Result<Option<Header>, FindError<E>> {
-        let found = self.at(number % self.ring.blocks())?;
+    fn read_header(&mut self, number: u64) -> Result<Option<Header>, FindError<E>> {
+        let found = self.read_header_at(number % self.ring.blocks())?;
         Ok(found.filter(|header| header.number == number))
     }
 
     /// The header of the block of this log in this place of the ring, if there is one.
-    fn at(&mut self, place: u64) -> Result<Option<Header>, FindError<E>> {
+    fn read_header_at(&mut self, place: u64) -> Result<Option<Header>, FindError<E>> {
         let mut block = [0; BLOCK_BYTES];
         (self.read)(place, &mut block)?;
-        Ok(self.parse(place, &block))
+        Ok(self.parse_header(place, &block))
     }
 
-    fn parse(&self, place: u64, block: &[u8]) -> Option<Header> {
+    /// The header of a block in this place of the ring, if it is a possible block of this log.
+    fn parse_header(&self, place: u64, block: &[u8]) -> Option<Header> {
         let header = Header::parse(block, self.log, self.crc).ok()?;
         let (blocks, window) = (self.ring.blocks(), self.ring.window());
         let is_ours = header.number % blocks == place
@@ -236,21 +248,21 @@ impl<E> Find<'_, '_, E> {
 
     /// Whether a crash may have interrupted the creation of this log, of which no block was found.
     /// Block 0 was then never written. So its place has no block of this log, also no damaged one.
-    fn is_cut(&mut self) -> Result<bool, FindError<E>> {
+    fn was_creation_interrupted(&mut self) -> Result<bool, FindError<E>> {
         let mut block = [0; BLOCK_BYTES];
         (self.read)(0, &mut block)?;
         let found = Header::parse(&block, self.log, self.crc);
         Ok(matches!(found, Err(BlockError::Blank | BlockError::Foreign(_))))
     }
 
-    /// A block of the log near its end, if the ring has a block of it: a few places show the newest
-    /// lap, then a binary search finds its last block.
-    fn search(&mut self) -> Result<Option<Header>, FindError<E>> {
+    /// A block of the log near its end, if the ring has a block of the log. A few places show the
+    /// newest lap. A binary search then finds the last block of that lap.
+    fn find_any_block(&mut self) -> Result<Option<Header>, FindError<E>> {
         const PLACES: u64 = 8;
         let blocks = self.ring.blocks();
         let mut newest: Option<Header> = None;
         for i in 0..PLACES {
-            newest = newer(newest, self.at(blocks * i / PLACES)?);
+            newest = newer(newest, self.read_header_at(blocks * i / PLACES)?);
         }
         if newest.is_none() {
             // A new log of which a crash has undone the first blocks, or a damaged one.
@@ -263,7 +275,7 @@ impl<E> Find<'_, '_, E> {
         let mut beyond = last.number + blocks;
         while beyond - last.number > 1 {
             let middle = last.number + (beyond - last.number) / 2;
-            match self.header(middle)? {
+            match self.read_header(middle)? {
                 Some(header) => last = header,
                 None => beyond = middle,
             }
@@ -271,10 +283,11 @@ impl<E> Find<'_, '_, E> {
         Ok(Some(last))
     }
 
-    /// Follows the chain from the last block that was durable when `some` was written.
-    fn follow(&mut self, some: &Header) -> Result<End, FindError<E>> {
-        let first = some.settled.saturating_sub(1);
-        let mut last = self.header(first)?.ok_or(FindError::Damaged { number: first })?;
+    /// Follows the chain of blocks to its end, from the last block that was durable when `known` was
+    /// written.
+    fn follow_chain(&mut self, known: &Header) -> Result<End, FindError<E>> {
+        let first = known.settled.saturating_sub(1);
+        let mut last = self.read_header(first)?.ok_or(FindError::Damaged { number: first })?;
         let blocks = self.ring.blocks();
         self.scan(first + 1, blocks, &mut |_, header| {
             let next = header.filter(|header| header.comes_after(&last));
@@ -286,7 +299,7 @@ impl<E> Find<'_, '_, E> {
 
     /// Checks whether a block behind the end shows that block `end` was durable: it is then
     /// damaged, and the log does not end there.
-    fn check_behind(&mut self, end: u64) -> Result<(), FindError<E>> {
+    fn check_end(&mut self, end: u64) -> Result<(), FindError<E>> {
         let mut is_damaged = false;
         self.scan(end + 1, self.ring.window(), &mut |number, header| {
             is_damaged = header.is_some_and(|h| h.number == number && h.settled > end);
@@ -295,27 +308,27 @@ impl<E> Find<'_, '_, E> {
         if is_damaged { Err(FindError::Damaged { number: end }) } else { Ok(()) }
     }
 
-    /// Reads `count` places from that of block `number` on, until `go_on` returns false.
+    /// Reads `count` places from that of block `number` on, until `keep_reading` returns false.
     fn scan(
         &mut self,
         number: u64,
         count: u64,
-        go_on: &mut dyn FnMut(u64, Option<Header>) -> bool,
+        keep_reading: &mut dyn FnMut(u64, Option<Header>) -> bool,
     ) -> Result<(), FindError<E>> {
         let mut bytes = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
         let (mut at, end) = (number, number + count);
         while at < end {
             let place = at % self.ring.blocks();
-            let run = READ_BLOCKS.min(end - at).min(self.ring.blocks() - place);
-            let read = &mut bytes[..run as usize * BLOCK_BYTES];
+            let count = READ_BLOCKS.min(end - at).min(self.ring.blocks() - place);
+            let read = &mut bytes[..count as usize * BLOCK_BYTES];
             (self.read)(place, read)?;
             for (block, number) in read.chunks_exact(BLOCK_BYTES).zip(at..) {
-                let header = self.parse(number % self.ring.blocks(), block);
-                if !go_on(number, header) {
+                let header = self.parse_header(number % self.ring.blocks(), block);
+                if !keep_reading(number, header) {
                     return Ok(());
                 }
             }
-            at += run;
+            at += count;
         }
         Ok(())
     }

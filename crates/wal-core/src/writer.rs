@@ -1,7 +1,7 @@
 //! Writing: the begin of a group, its content, and its blocks.
 //!
-//! Each group begins with a new block, so no block is overwritten while a state that the volume may
-//! recover to needs it. A block is overwritten only after the group with the trim beyond it is
+//! Each group begins with a new block. So no block is overwritten while a state to which the volume may
+//! recover needs it. A block is overwritten only after the group with the trim beyond it is
 //! *released* (T11).
 
 use alloc::collections::VecDeque;
@@ -66,11 +66,13 @@ pub struct Group {
 /// A submitted group that is not yet durable.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
+    /// The number of the group.
     seq: u64,
-    /// Records that begin below this Lsn end in it or before it.
+    /// Records that begin below this Lsn end in this group or an earlier one.
     whole: Lsn,
     /// Number of the block after its last one.
     head: u64,
+    /// Whether it was submitted with a FLUSH.
     flush: bool,
 }
 
@@ -94,7 +96,7 @@ pub enum TrimError {
 #[derive(Debug)]
 pub struct Writer {
     config: Config,
-    /// Number of the next block, and the Lsn of its first byte.
+    /// The number of the next block, and the Lsn of its first byte.
     head: u64,
     end: Lsn,
     /// The epoch of the block before `head`.
@@ -102,9 +104,11 @@ pub struct Writer {
     /// Begin and end of the last record that was packed, perhaps in part.
     last_record: Lsn,
     next_record: Lsn,
+    /// The last checkpoint whose last byte is packed.
     checkpoint: Option<Lsn>,
     /// Begin and end of a checkpoint whose last byte is not packed.
     open_checkpoint: Option<(Lsn, Lsn)>,
+    /// The Lsn below which records are durable, and the number below which blocks are.
     durable: Lsn,
     settled: u64,
     /// A requested FLUSH covers the records that begin below this Lsn, and the blocks below this
@@ -116,13 +120,14 @@ pub struct Writer {
     /// Whether callers waited for the records of the last FLUSHes. A group is then submitted with
     /// its FLUSH, instead of one after it.
     is_waited_for: bool,
+    /// The Lsn below which records are dropped.
     trim: Lsn,
     /// The block that holds `trim`.
     oldest: u64,
     /// The value of `oldest` in the last submitted group.
-    carried: u64,
+    oldest_submitted: u64,
     /// The value of `oldest` in the last released group.
-    free_from: u64,
+    oldest_released: u64,
     /// Groups that are not complete.
     incomplete: VecDeque<u64>,
     /// Groups that are not durable.
@@ -157,8 +162,8 @@ impl Writer {
             is_waited_for: false,
             trim: end.trim,
             oldest: end.oldest,
-            carried: end.oldest,
-            free_from: end.oldest,
+            oldest_submitted: end.oldest,
+            oldest_released: end.oldest,
             incomplete: VecDeque::new(),
             undurable: VecDeque::new(),
             unreleased: VecDeque::new(),
@@ -194,62 +199,73 @@ impl Writer {
     /// Number of blocks that records may be packed into now, as far as the ring allows.
     #[must_use]
     pub fn free(&self) -> u64 {
-        (self.limit() - self.head).saturating_sub(RESERVE)
+        (self.write_limit() - self.head).saturating_sub(RESERVE)
     }
 
     /// Whether space will become free without another trim: a group with one is in flight, or is
     /// due.
     #[must_use]
     pub fn awaits_space(&self) -> bool {
-        self.oldest > self.free_from
+        self.oldest > self.oldest_released
     }
 
     /// The block number below which blocks may be written.
-    fn limit(&self) -> u64 {
+    fn write_limit(&self) -> u64 {
         let early = planted(Plant::W3FreeEarly);
-        (if early { self.oldest } else { self.free_from }) + self.config.ring.blocks()
+        (if early { self.oldest } else { self.oldest_released }) + self.config.ring.blocks()
     }
 
     /// Number of blocks that may be written before an older one has to become durable.
-    fn window(&self) -> u64 {
+    fn window_left(&self) -> u64 {
         self.config.ring.window().saturating_sub(self.head - self.settled)
     }
 
-    /// The next group, if one is due now. `queued` bytes of records wait. A caller waits until all
-    /// records that begin below `wanted` are durable.
+    /// The next group, if one is due now. `queued` bytes of records wait. Callers wait until all
+    /// records that begin below `awaited` are durable.
     #[must_use]
-    pub fn plan(&self, queued: usize, wanted: Lsn) -> Option<Group> {
+    pub fn plan(&self, queued: usize, awaited: Lsn) -> Option<Group> {
         let flushes = self.undurable.iter().filter(|group| group.flush).count();
         let may_flush = self.config.volatile && flushes < self.config.flushes;
-        let is_wanted = wanted > self.flushed || self.is_waited_for;
+        let is_awaited = awaited > self.flushed || self.is_waited_for;
         // The window would close soon: too many blocks are not durable.
         let is_due = 2 * (self.head - self.settled) >= self.config.ring.window();
-        let group = |blocks: u64, bytes: usize, flush: bool| {
+        let due_group = |blocks: u64, bytes: usize, flush: bool| {
             Some(Group { first: self.head, blocks, bytes, flush })
         };
         if queued > 0 {
             let needed = queued.div_ceil(PAYLOAD_BYTES) as u64;
-            let blocks = needed.min(self.config.group_blocks).min(self.free()).min(self.window());
+            let blocks =
+                needed.min(self.config.group_blocks).min(self.free()).min(self.window_left());
             let is_full = blocks == self.config.group_blocks;
             // While no FLUSH may be submitted, another small group would not help the waiting
             // callers.
-            let goes = self.incomplete.len() < self.config.groups
-                && (may_flush || !self.config.volatile || !is_wanted);
-            if blocks > 0 && (is_full || goes) {
+            let may_begin = self.incomplete.len() < self.config.groups
+                && (may_flush || !self.config.volatile || !is_awaited);
+            if blocks > 0 && (is_full || may_begin) {
                 let bytes = queued.min(blocks as usize * PAYLOAD_BYTES);
-                return group(blocks, bytes, may_flush && (is_wanted || is_due));
+                return due_group(blocks, bytes, may_flush && (is_awaited || is_due));
             }
-            // The reserved blocks are for this: the trim that it carries frees at least one block.
-            let carries = self.oldest > self.carried && self.trim_alone.is_none();
-            if self.free() == 0 && carries && self.head < self.limit() && self.window() > 0 {
-                return group(1, 0, may_flush);
+            // The reserved blocks are for a group without records that carries a trim: the trim frees
+            // at least one block.
+            let frees_blocks = self.oldest > self.oldest_submitted && self.trim_alone.is_none();
+            if self.free() == 0
+                && frees_blocks
+                && self.head < self.write_limit()
+                && self.window_left() > 0
+            {
+                return due_group(1, 0, may_flush);
             }
         }
         // Records wait for space that only the release of a submitted trim frees, and only durable
         // groups are released. The log must not depend on a caller that waits for durable records.
-        let is_starved = queued > 0 && self.free() == 0 && self.carried > self.free_from;
-        let alone = may_flush && (wanted > self.flushed || is_due || is_starved);
-        if alone && self.head > self.flushed_blocks { group(0, 0, true) } else { None }
+        let is_starved =
+            queued > 0 && self.free() == 0 && self.oldest_submitted > self.oldest_released;
+        let needs_flush_alone = may_flush && (awaited > self.flushed || is_due || is_starved);
+        if needs_flush_alone && self.head > self.flushed_blocks {
+            due_group(0, 0, true)
+        } else {
+            None
+        }
     }
 
     /// Fills the blocks of `group`. `queue` is all queued bytes from the first unpacked one on, as
@@ -291,7 +307,7 @@ impl Writer {
         }
         assert_eq!((packed, self.end), (group.blocks, until), "a group is packed as planned");
         if group.blocks > 0 {
-            self.carried = self.oldest;
+            self.oldest_submitted = self.oldest;
         }
         if group.flush {
             self.flushed = self.whole();
@@ -337,7 +353,7 @@ impl Writer {
         let (whole, head) = (self.whole(), self.head);
         self.incomplete.push_back(seq);
         self.undurable.push_back(InFlight { seq, whole, head, flush: group.flush });
-        self.unreleased.push_back((seq, self.carried));
+        self.unreleased.push_back((seq, self.oldest_submitted));
         if group.bytes == 0 && group.blocks > 0 {
             self.trim_alone = Some(seq);
         }
@@ -349,7 +365,7 @@ impl Writer {
 
     /// Reports the stream's progress. A caller waits until all records that begin below `wanted`
     /// are durable.
-    pub fn marks(&mut self, marks: Marks, wanted: Lsn) {
+    pub fn marks(&mut self, marks: Marks, awaited: Lsn) {
         while self.incomplete.front().is_some_and(|seq| *seq <= marks.complete) {
             self.incomplete.pop_front();
         }
@@ -359,7 +375,7 @@ impl Writer {
             if group.flush {
                 // It stays set only if a caller waited for the records that this FLUSH made
                 // durable.
-                self.is_waited_for &= wanted > self.flush_done;
+                self.is_waited_for &= awaited > self.flush_done;
                 self.flush_done = group.whole;
             }
             self.durable = group.whole;
@@ -367,7 +383,7 @@ impl Writer {
             self.undurable.pop_front();
         }
         while let Some((seq, oldest)) = self.unreleased.front().filter(|g| g.0 <= marks.released) {
-            self.free_from = *oldest;
+            self.oldest_released = *oldest;
             if self.trim_alone == Some(*seq) {
                 self.trim_alone = None;
             }

@@ -113,7 +113,7 @@ impl Committer {
             if wants_records {
                 self.records.drain(..std::mem::take(&mut self.packed));
             }
-            let requests = self.queue.take(&mut self.records, wants_records);
+            let requests = self.queue.take_work(&mut self.records, wants_records);
             if requests.abandon {
                 return Ok(End::Abandoned);
             }

@@ -99,7 +99,7 @@ impl Durable {
         drop(old);
         if self.waiter.replace(number).is_none() {
             // Drives with a volatile cache are flushed only for callers that wait.
-            self.queue.want(self.lsn);
+            self.queue.request_durable(self.lsn);
         }
         Ok(false)
     }

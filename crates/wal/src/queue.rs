@@ -30,24 +30,28 @@ pub(crate) struct Requests {
     pub(crate) wanted: Lsn,
     /// Records below this Lsn are to be dropped. The committer tries it once for each request.
     pub(crate) trim: Option<Lsn>,
+    /// The reads that are not done.
     pub(crate) reads: Vec<ReadRequest>,
-    /// No more records come; the log is to be closed when all are durable.
+    /// No more records are accepted. The log is to be closed when all are durable.
     pub(crate) close: bool,
     /// The log is to end without waiting.
     pub(crate) abandon: bool,
 }
 
+/// The content of the queue.
 #[derive(Debug)]
 struct State {
+    /// The framed records that the committer has not taken.
     records: Vec<u8>,
     /// The Lsn of the next record.
     end: Lsn,
     requests: Requests,
-    over: Option<WalFailure>,
-    /// The committer sleeps, and has not been woken yet.
+    /// Why no record is accepted any more, if so.
+    ended: Option<WalFailure>,
+    /// Whether the committer sleeps and has not been woken yet.
     asleep: bool,
     /// Number of appenders that wait for space.
-    waiting: usize,
+    waiting_appenders: usize,
 }
 
 /// Records and requests for the committer.
@@ -59,7 +63,7 @@ pub(crate) struct Queue {
     bounds: Bounds,
     /// Whether the committer needs to know which records callers wait for: it then asks for a
     /// FLUSH.
-    flushes: bool,
+    needs_flush_requests: bool,
 }
 
 /// The limits of a queue.
@@ -72,12 +76,17 @@ pub(crate) struct Bounds {
 }
 
 impl Queue {
-    pub(crate) fn new(waker: StreamWaker, end: Lsn, bounds: Bounds, flushes: bool) -> Self {
+    pub(crate) fn new(
+        waker: StreamWaker,
+        end: Lsn,
+        bounds: Bounds,
+        needs_flush_requests: bool,
+    ) -> Self {
         let requests = Requests { wanted: end, ..Requests::default() };
-        let (records, over) = (Vec::new(), None);
-        let state = State { records, end, requests, over, asleep: false, waiting: 0 };
+        let (records, ended) = (Vec::new(), None);
+        let state = State { records, end, requests, ended, asleep: false, waiting_appenders: 0 };
         let (state, space) = (Mutex::new(state), Condvar::new());
-        Self { state, space, waker, bounds, flushes }
+        Self { state, space, waker, bounds, needs_flush_requests }
     }
 
     /// Adds a record that consists of these parts; waits at most `timeout` for space.
@@ -98,7 +107,7 @@ impl Queue {
         let mut state = lock(&self.state);
         let mut since = None;
         loop {
-            if let Some(over) = &state.over {
+            if let Some(over) = &state.ended {
                 return Err(over.clone().into());
             }
             // A record larger than the queue is queued alone.
@@ -114,16 +123,16 @@ impl Queue {
                     false => AppendError::Busy { waited },
                 });
             }
-            state.waiting += 1;
+            state.waiting_appenders += 1;
             state = self.space.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-            state.waiting -= 1;
+            state.waiting_appenders -= 1;
         }
         let lsn = state.end;
         state.records.extend_from_slice(&Frame::encode(kind, len, sum, lsn, crc32c));
         state.records.extend_from_slice(parts[0]);
         state.records.extend_from_slice(parts[1]);
         state.end = lsn.plus(total);
-        self.notify(state);
+        self.wake_committer(state);
         Ok(lsn)
     }
 
@@ -138,42 +147,46 @@ impl Queue {
     }
 
     /// Reports that a caller waits until the record at `lsn` is durable.
-    pub(crate) fn want(&self, lsn: Lsn) {
-        if !self.flushes {
+    pub(crate) fn request_durable(&self, lsn: Lsn) {
+        if !self.needs_flush_requests {
             return;
         }
         let mut state = lock(&self.state);
         if state.requests.wanted <= lsn {
             state.requests.wanted = lsn.plus(1);
-            self.notify(state);
+            self.wake_committer(state);
         }
     }
 
     /// Makes a request to the committer.
-    pub(crate) fn ask(&self, request: impl FnOnce(&mut Requests)) -> Result<(), WalFailure> {
+    pub(crate) fn request(
+        &self,
+        add_request: impl FnOnce(&mut Requests),
+    ) -> Result<(), WalFailure> {
         let mut state = lock(&self.state);
-        if let Some(over) = state.over.clone().filter(|_| !state.requests.close) {
+        if let Some(over) = state.ended.clone().filter(|_| !state.requests.close) {
             return Err(over);
         }
-        request(&mut state.requests);
+        add_request(&mut state.requests);
         if state.requests.close {
             // From here on no record is accepted; queued ones are still written.
-            let _ = state.over.get_or_insert(WalFailure::Closed);
+            let _ = state.ended.get_or_insert(WalFailure::Closed);
             self.space.notify_all();
         }
-        self.notify(state);
+        self.wake_committer(state);
         Ok(())
     }
 
-    fn notify(&self, mut state: MutexGuard<'_, State>) {
+    /// Wakes the committer if it sleeps.
+    fn wake_committer(&self, mut state: MutexGuard<'_, State>) {
         if std::mem::take(&mut state.asleep) {
             drop(state);
             self.waker.wake();
         }
     }
 
-    /// The committer takes the requests, and, if it wants them, the records.
-    pub(crate) fn take(&self, records: &mut Vec<u8>, wants_records: bool) -> Requests {
+    /// Takes the requests for the committer, and, if `wants_records`, the records.
+    pub(crate) fn take_work(&self, records: &mut Vec<u8>, wants_records: bool) -> Requests {
         let mut state = lock(&self.state);
         if wants_records && !state.records.is_empty() {
             if records.is_empty() {
@@ -181,7 +194,7 @@ impl Queue {
             } else {
                 records.append(&mut state.records);
             }
-            if state.waiting > 0 {
+            if state.waiting_appenders > 0 {
                 self.space.notify_all();
             }
         }
@@ -190,23 +203,24 @@ impl Queue {
         Requests { wanted, trim, close, abandon, reads: std::mem::take(&mut state.requests.reads) }
     }
 
-    /// The committer is about to sleep; false if there is something new for it.
-    pub(crate) fn may_sleep(&self, seen: &Requests, wants_records: bool) -> bool {
+    /// Called by the committer before it sleeps, with the requests that it has handled. Returns false
+    /// if there is something new for it.
+    pub(crate) fn may_sleep(&self, handled: &Requests, wants_records: bool) -> bool {
         let mut state = lock(&self.state);
         let Requests { wanted, trim, close, abandon, reads } = &state.requests;
         let is_quiet = reads.is_empty()
             && trim.is_none()
-            && *wanted == seen.wanted
-            && (*close, *abandon) == (seen.close, seen.abandon)
+            && *wanted == handled.wanted
+            && (*close, *abandon) == (handled.close, handled.abandon)
             && (state.records.is_empty() || !wants_records);
         state.asleep = is_quiet;
         is_quiet
     }
 
-    /// The log has ended: nothing more is accepted, and waiting readers get the reason.
+    /// Ends the queue: no more records are accepted, and waiting readers get the reason.
     pub(crate) fn end_with(&self, why: &WalFailure) {
         let mut state = lock(&self.state);
-        let over = state.over.insert(why.clone()).clone();
+        let over = state.ended.insert(why.clone()).clone();
         state.requests.close = false;
         let reads = std::mem::take(&mut state.requests.reads);
         drop(state);

@@ -41,7 +41,7 @@ impl Record {
 /// Reads through the committer: blocks of the ring, from a place in it on.
 fn read_remotely(queue: &Queue, place: u64, bytes: &mut [u8]) -> Result<(), ReadError> {
     let (reply, answer) = sync_channel(1);
-    queue.ask(|requests| {
+    queue.request(|requests| {
         requests.reads.push(ReadRequest { place, bytes: bytes.len(), reply });
     })?;
     // The channel closes without an answer only if the log has ended meanwhile.

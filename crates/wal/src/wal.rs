@@ -335,7 +335,7 @@ impl Wal {
         if lsn > durable {
             return Err(TrimError::NotDurable { asked: lsn, durable });
         }
-        self.queue.ask(|requests| requests.trim = requests.trim.max(Some(lsn)))?;
+        self.queue.request(|requests| requests.trim = requests.trim.max(Some(lsn)))?;
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl Wal {
     pub fn close(&self, timeout: Option<Duration>) -> Result<(), CloseError> {
         let since = Instant::now();
         // An error means that the log has ended already; the reason is read below.
-        let _ = self.queue.ask(|requests| requests.close = true);
+        let _ = self.queue.request(|requests| requests.close = true);
         if !self.marks.wait_over(timeout) {
             let queued = self.stat().queued_bytes;
             return Err(CloseError::Deadline { waited: since.elapsed(), queued });
@@ -409,7 +409,7 @@ impl Wal {
 impl Drop for Wal {
     fn drop(&mut self) {
         let Some(thread) = lock(&self.committer).take() else { return };
-        let _ = self.queue.ask(|requests| requests.abandon = true);
+        let _ = self.queue.request(|requests| requests.abandon = true);
         // A waker may drop the log. The log's own thread can't wait for its own end.
         if thread.thread().id() == std::thread::current().id() {
             return;

@@ -55,7 +55,7 @@ impl Stream {
                     shell.driver.give_up_close();
                     return Ok(None);
                 }
-                Ok(None) => shell.rest(waiter, worked, deadline),
+                Ok(None) => shell.poll_again_or_sleep(waiter, worked, deadline),
                 Err(refused) => {
                     shell.driver.give_up_close();
                     let cause = FailureCause::Forget(refused.status);

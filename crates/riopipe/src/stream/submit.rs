@@ -22,7 +22,7 @@ impl Stream {
         let staged = self.staged.get_mut();
         staged.writes.clear();
         while let Some(buf) = staged.bufs.pop() {
-            self.pool.give(buf);
+            self.pool.put_back(buf);
         }
     }
 
@@ -89,7 +89,7 @@ impl Stream {
             if let Some(end) = shell.driver.wait_step_unwoken(Until::Space, deadline, now_ns) {
                 break end;
             }
-            shell.rest(waiter, worked, deadline);
+            shell.poll_again_or_sleep(waiter, worked, deadline);
         };
         shell.reclaim(pool);
         Ok(end == WaitEnd::Reached)
@@ -110,7 +110,7 @@ impl Stream {
                     Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
                     Refusal::Empty => SubmitErrorKind::Empty,
                     Refusal::Poisoned(failure) => {
-                        SubmitErrorKind::Poisoned(shell.poisoned(failure))
+                        SubmitErrorKind::Poisoned(shell.record_failure(failure))
                     }
                 },
             )?;
