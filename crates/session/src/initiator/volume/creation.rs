@@ -31,6 +31,8 @@
 //! has no deadline of its own. If it fails after partitions were made, it asks the targets to forget
 //! the new volume.
 
+mod old_volumes;
+
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -41,11 +43,11 @@ use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::ENTRY_BYTES;
 use riopipe_order::log_region::{MemberNamespace, PARTITION_ALIGN};
-use riopipe_order::ordering_log::partition_bytes;
 use riopipe_order::topology::{
     MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
 };
 
+use self::old_volumes::{Dropping, OldState, OldVolume};
 use super::calls::{Associations, TargetAnswer, Targets};
 use super::error::{CallFailure, Nonsense, VolumeCreateError, VolumeOptionsError};
 use super::labels;
@@ -150,17 +152,6 @@ enum Step {
     Ended,
 }
 
-/// The old volumes that are dropped now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dropping {
-    /// One old volume on `target`, whose log has refused the partitions. Then the partitions are
-    /// requested there again, because it may be enough to drop one old volume. If `only_guarding`,
-    /// only an old volume that keeps its drives guarded is dropped.
-    First { target: usize, only_guarding: bool },
-    /// All, on all targets: the new volume is made.
-    All,
-}
-
 /// The drives, once their targets have reported them.
 #[derive(Debug)]
 struct Drives {
@@ -170,61 +161,6 @@ struct Drives {
     requested: Vec<bool>,
     /// For each member whose label has been read, the label of the volume that it belongs to.
     labels: Vec<Option<Option<Label>>>,
-}
-
-/// An old volume, on one target.
-#[derive(Debug)]
-struct OldVolume {
-    target: usize,
-    volume: VolumeId,
-    /// Its drives there.
-    members: Vec<MemberNamespace>,
-    /// The largest generation of the volume that is known.
-    generation: u32,
-    streams: u16,
-    /// The log slots per stream on the target.
-    slots: u32,
-    /// What the target's log has of the volume.
-    state: OldState,
-}
-
-impl OldVolume {
-    /// Whether the volume is one of those to be dropped.
-    fn is_due(&self, dropping: Dropping) -> bool {
-        let OldState::Partitions { guards } = self.state else { return false };
-        match dropping {
-            Dropping::First { target, only_guarding } => {
-                self.target == target && (guards || !only_guarding)
-            }
-            Dropping::All => true,
-        }
-    }
-
-    /// The log slots of all its streams.
-    fn slots(&self) -> u64 {
-        u64::from(self.streams) * u64::from(self.slots)
-    }
-
-    /// The bytes of its partitions. A target has sent both counts, and they may have any value (T18).
-    fn bytes(&self) -> u64 {
-        let entries = u64::from(self.slots) * ENTRY_BYTES as u64;
-        let partition = partition_bytes(0) as u64 + entries;
-        u64::from(self.streams) * partition.next_multiple_of(PARTITION_ALIGN as u64)
-    }
-}
-
-/// The state of an old volume in the log of a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OldState {
-    /// Nothing, as far as is known.
-    Nothing,
-    /// Partitions that cannot be used. They are forgotten without a claim.
-    Lost,
-    /// Partitions. `guards`: something in them waits for recovery, and keeps the drives guarded
-    /// (T21).
-    Partitions { guards: bool },
-    /// Partitions of a volume that has been claimed.
-    Claimed,
 }
 
 /// The creation of a volume; see the [module](self).
