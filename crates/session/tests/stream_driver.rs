@@ -14,6 +14,7 @@ use riopipe_session::initiator::stream_driver::{
     Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
     StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
 };
+use riopipe_session::stages::ONE_IN;
 use riopipe_testkit::peer;
 use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
 use stream_rig::{shared, status, write};
@@ -338,6 +339,7 @@ fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     rig.scripts[0] = Script::default();
     assert!(rig.driver.connected(0, new_queue(&rig.shape), rig.now));
     let bind = rig.take_one(0, BIND);
+    assert_eq!(rig.events(), [], "it is not back yet, and that is looked at again");
     rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
     let list = rig.take_one(0, LIST);
     let page = peer::target::Page {
@@ -697,6 +699,10 @@ fn a_wait_ends_with_what_comes_first() {
     rig.driver.wake();
     assert_eq!(step(&mut rig, Until::Idle, now + 5), Some(WaitEnd::Reached));
     assert_eq!(rig.driver.wait_step_unwoken(Until::Moved, deadline, || now), None);
+    let ended = rig.driver.wait_step_unwoken(Until::Idle, deadline, || now);
+    assert_eq!(ended, Some(WaitEnd::Reached));
+    let ended = rig.driver.wait_step_unwoken(Until::Moved, deadline, || now + 5);
+    assert_eq!(ended, Some(WaitEnd::Deadline));
     assert_eq!(step(&mut rig, Until::Moved, now + 5), Some(WaitEnd::Woken));
     assert_eq!(step(&mut rig, Until::Moved, now), None);
     rig.driver.wake();
@@ -709,6 +715,42 @@ fn a_wait_ends_with_what_comes_first() {
     assert_eq!(step(&mut rig, Until::Moved, now), Some(WaitEnd::Reached));
     rig.driver.marks_reported();
     assert_eq!(step(&mut rig, Until::Moved, now), None);
+}
+
+#[test]
+fn a_wait_for_space_ends_when_buffers_are_free_that_were_not_before() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(0);
+    rig.submit(1);
+    let commands = rig.take(0);
+    let has_space = |rig: &Rig| rig.driver.reached(Until::Space);
+    assert!(!has_space(&rig));
+    rig.answer(0, &commands[0]);
+    rig.driver.marks().unwrap();
+    assert!(has_space(&rig), "the first group is complete, the second is not");
+    rig.driver.reclaim();
+    assert!(!has_space(&rig), "its buffers have been reclaimed");
+    rig.answer(0, &commands[1]);
+    rig.driver.marks().unwrap();
+    assert!(has_space(&rig));
+}
+
+#[test]
+fn a_close_that_is_given_up_ends_nothing_later() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.write(0);
+    rig.driver.begin_close();
+    rig.driver.give_up_close();
+    for _ in 0..3 {
+        rig.driver.marks().unwrap();
+        assert_eq!(rig.driver.close_step(), Ok(None));
+        for command in rig.take(0) {
+            rig.answer(0, &command);
+        }
+    }
+    // What is submitted now is not part of a close.
+    rig.write(1);
+    assert_eq!(rig.driver.close_step(), Ok(None));
 }
 
 #[test]
@@ -732,4 +774,74 @@ fn a_close_that_is_given_up_leaves_the_stream_as_it_was() {
     rig.answer(0, &mark);
     let closed = Closed { last: Seq(2), released: Seq(2) };
     assert_eq!(rig.driver.close_step(), Ok(Some(closed)));
+}
+
+#[test]
+fn p7_the_requests_that_were_sent_again_are_counted() {
+    let mut rig = Rig::new(Shape::of(1, false));
+    rig.submit(0);
+    rig.take_one(0, 1);
+    assert_eq!(rig.driver.replayed(), 0);
+    for sent_again in 1..3 {
+        rig.driver.closed(0, rig.now);
+        rig.events();
+        rig.scripts[0] = Script::default();
+        assert!(rig.driver.connected(0, new_queue(&rig.shape), rig.now));
+        let bind = rig.take_one(0, BIND);
+        rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
+        let list = rig.take_one(0, LIST);
+        let page = peer::target::Page {
+            volume: stream_rig::VOLUME.0,
+            stream: 3,
+            more: false,
+            settled: false,
+            released: 0,
+            next: 0,
+            entries: vec![],
+        };
+        rig.scripts[0].answer_data(&list, page.encode());
+        rig.take_one(0, 1);
+        assert_eq!(rig.driver.replayed(), sent_again);
+    }
+}
+
+#[test]
+fn the_driver_reports_the_length_of_the_next_pdu() {
+    let rig = Rig::new(Shape::of(1, false));
+    // The header of a response capsule: its length is in bytes 4 to 7.
+    assert_eq!(rig.driver.need(0, &[5, 0, 24, 0, 24, 0, 0, 0]), 24);
+}
+
+#[test]
+fn the_driver_reports_the_time_of_traced_groups() {
+    const ROUNDS: u64 = 40 * ONE_IN;
+    let mut rig = Rig::new(Shape::of(1, false));
+    let give_instant = |rig: &mut Rig| {
+        if rig.driver.wants_instant() {
+            rig.driver.instant(rig.now);
+            assert!(!rig.driver.wants_instant());
+        }
+    };
+    let mut traced = 0;
+    for round in 0..ROUNDS {
+        let since = rig.now;
+        let is_traced = rig.driver.traces_next();
+        rig.now += 5;
+        let seq = rig.submit(round % 8);
+        if is_traced {
+            rig.driver.trace(seq, since, rig.now);
+        }
+        let command = rig.take_one(0, 1);
+        give_instant(&mut rig);
+        rig.now += 100;
+        rig.answer(0, &command);
+        give_instant(&mut rig);
+        rig.driver.marks().unwrap();
+        let now = rig.now;
+        if let Some(spent) = rig.driver.traced(|| now) {
+            assert_eq!(spent.total(), 105);
+            traced += 1;
+        }
+    }
+    assert!((20..80).contains(&traced), "{traced} of about 40");
 }

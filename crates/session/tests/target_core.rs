@@ -409,16 +409,32 @@ fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
         assert!(t.cores[0].place(&mut t.world.host).is_none());
         t.act(0);
         assert_eq!(t.did(), [("listen", 0)]);
+        assert_eq!(t.logged("Full"), 1, "at the first attempt, and not again");
         assert!(t.cores[0].place(&mut t.world.host).is_none());
         assert_eq!(t.deadline(0), Some(CHECK_NS));
         t.env().now += CHECK_NS;
         t.round();
         assert_eq!(t.did(), [("listen", 1)]);
     }
-    assert_eq!(t.logged("Full"), 1, "reported once");
     t.hang_up(1);
     t.accept(3);
     assert!(t.cores[1].place(&mut t.world.host).is_none(), "it does not listen");
+}
+
+#[test]
+fn t28_the_pause_of_accepting_is_never_shorter_than_it_should_be() {
+    let mut t = target(2, 1);
+    assert_eq!((t.cores[0].index(), t.cores[1].index()), (0, 1));
+    t.accept(1);
+    t.did();
+    t.env().now += CHECK_NS / 2;
+    assert!(t.cores[0].place(&mut t.world.host).is_none());
+    t.env().now += CHECK_NS / 2;
+    t.round();
+    assert_eq!(t.did(), [("listen", 0)], "half of the pause is over");
+    t.env().now += CHECK_NS;
+    t.round();
+    assert_eq!(t.did(), [("listen", 1)]);
 }
 
 #[test]

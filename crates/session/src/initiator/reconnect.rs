@@ -117,6 +117,9 @@ mod tests {
         }
         assert!(back_off.after(50, 1023) > 70 * back_off.first_ns);
         assert_eq!(back_off.after(3, 0), 40_000_000);
+        // Half of the range of `chance` shortens the pause by half of a quarter.
+        assert_eq!(back_off.after(3, 512), 35_000_000);
+        assert_eq!(back_off.after(3, 1024 + 512), 35_000_000, "`chance` is any number");
     }
 
     #[test]

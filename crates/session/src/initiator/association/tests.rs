@@ -357,3 +357,116 @@ fn failures_of_commands_are_answers() {
     assert_eq!((answer.queue, answer.question, answer.page.len()), (DrivesQueue, 5, 8192));
     assert_eq!(answer.page[8], crate::label::LABEL_VERSION as u8);
 }
+
+#[test]
+fn the_queue_to_the_drives_is_opened_once_and_only_when_attached() {
+    let mut target = ScriptedTarget::new();
+    let mut association = Association::<Payload>::new(config());
+    association.open_drives(0);
+    assert_eq!(association.drives(), DrivesState::Closed, "there is no controller yet");
+    let mut association = with_drives(&mut target);
+    association.open_drives(0);
+    assert_eq!(association.drives(), DrivesState::Ready, "it is open already");
+}
+
+#[test]
+fn closing_the_queue_to_the_drives_drops_its_answers_alone() {
+    let mut target = ScriptedTarget::new();
+    let mut association = with_drives(&mut target);
+    ask(&mut association, DrivesQueue, 1, 0x00);
+    ask(&mut association, Admin, 2, 0xc1);
+    assert_eq!(association.unanswered(DrivesQueue), 1);
+    carry(&mut association, &mut target, 0);
+    assert_eq!(association.unanswered(DrivesQueue), 0);
+    association.close_drives();
+    assert_eq!(names(&mut association), [2]);
+}
+
+#[test]
+fn a_queue_to_the_drives_that_is_closed_fails_alone() {
+    let mut target = ScriptedTarget::new();
+    let mut association = with_drives(&mut target);
+    association.closed(DrivesQueue, ConnectionEnd::Closed, 0);
+    assert_eq!(association.drives(), DrivesState::Failed(&AssociationError::Closed));
+    assert!(association.is_attached());
+}
+
+#[test]
+fn what_a_failed_queue_to_the_drives_leaves_behind() {
+    // A connection that has ended: nothing is sent, and only its own answers are dropped.
+    let mut target = ScriptedTarget::new();
+    let mut association = with_drives(&mut target);
+    ask(&mut association, DrivesQueue, 1, 0x00);
+    ask(&mut association, Admin, 2, 0xc1);
+    carry(&mut association, &mut target, 0);
+    ask(&mut association, DrivesQueue, 3, 0x08);
+    association.closed(DrivesQueue, ConnectionEnd::Closed, 0);
+    assert!(association.outbox(DrivesQueue).is_empty());
+    assert_eq!(names(&mut association), [2]);
+    // A target that breaks the protocol there gets a report of it.
+    let mut association = with_drives(&mut target);
+    association.received(DrivesQueue, &[9, 0, 8, 0, 8, 0, 0, 0], 0);
+    assert!(matches!(association.drives(), DrivesState::Failed(AssociationError::Session(_))));
+    assert!(association.is_attached());
+    assert!(!association.outbox(DrivesQueue).is_empty());
+}
+
+#[test]
+fn the_queue_to_the_drives_has_to_be_started_in_time() {
+    let mut target = ScriptedTarget::new();
+    let mut association = attached(&mut target);
+    association.open_drives(0);
+    let wanted = ConnectionId::Control(DrivesQueue);
+    assert_eq!(association.wants_connection(), Some(wanted));
+    association.connected(wanted, true, 0);
+    association.timeout(1000 * MS - 1);
+    assert_eq!(association.drives(), DrivesState::Opening);
+    association.timeout(1000 * MS);
+    let timed_out = AssociationError::TimedOut(1000 * MS);
+    assert_eq!(association.drives(), DrivesState::Failed(&timed_out));
+}
+
+#[test]
+fn a_refused_queue_to_the_drives_is_requested_after_a_pause() {
+    let mut target = ScriptedTarget { refusals: vec![CONNECT_INVALID], ..ScriptedTarget::new() };
+    let mut association = attached(&mut target);
+    association.open_drives(0);
+    carry(&mut association, &mut target, 0);
+    association.timeout(2 * MS - 1);
+    assert_eq!(association.wants_connection(), None);
+    association.timeout(2 * MS);
+    assert_eq!(association.wants_connection(), Some(ConnectionId::Control(DrivesQueue)));
+}
+
+#[test]
+fn a_discovery_service_that_does_not_answer_is_given_up() {
+    let mut association =
+        Association::<Payload>::new(AssociationConfig { subnqn: None, ..config() });
+    association.connected(ConnectionId::Control(ControlQueue::Discovery), true, 5);
+    assert_eq!(association.deadline(), Some(1000 * MS + 5));
+    association.timeout(1000 * MS + 4);
+    assert!(association.is_open(ControlQueue::Discovery));
+    association.timeout(1000 * MS + 5);
+    assert_eq!(lost(&association), AssociationError::TimedOut(1000 * MS));
+}
+
+#[test]
+fn each_queue_reports_the_length_of_the_next_pdu() {
+    // A completion capsule is 24 bytes long; the header has the length in bytes 4 to 7.
+    let header = [5, 0, 24, 0, 24, 0, 0, 0];
+    let handshake = [1, 0, 128, 0, 128, 0, 0, 0];
+    let mut association =
+        Association::<Payload>::new(AssociationConfig { subnqn: None, ..config() });
+    assert_eq!(association.need(ControlQueue::Discovery, &handshake), 0, "no connection");
+    association.connected(ConnectionId::Control(ControlQueue::Discovery), true, 0);
+    assert_eq!(association.need(ControlQueue::Discovery, &handshake), 128);
+    let mut association = Association::<Payload>::new(config());
+    association.connected(ConnectionId::Control(Admin), true, 0);
+    assert_eq!(association.need(Admin, &handshake), 128);
+    let mut target = ScriptedTarget::new();
+    let association = with_drives(&mut target);
+    for queue in [Admin, DrivesQueue] {
+        assert_eq!(association.need(queue, &header), 24, "{queue:?}");
+    }
+    assert_eq!(association.need(ControlQueue::Discovery, &header), 0);
+}

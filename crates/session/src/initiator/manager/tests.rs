@@ -294,3 +294,85 @@ fn t25_a_volume_that_is_closed_is_released() {
         assert!(events(&mut manager).is_empty(), "that is no loss");
     }
 }
+
+#[test]
+fn a_volume_that_is_released_already_is_not_released_again() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    manager.set_released();
+    manager.stop(0);
+    carry(&mut manager, &mut target, 0);
+    assert!(!target.asked.contains(&ADMIN_RELEASE));
+}
+
+#[test]
+fn one_connection_is_made_at_a_time_and_no_request_is_lost() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    let other = ConnectRequest { stream: StreamId(4), qid: 5, ..request(0) };
+    manager.request(request(0), 0);
+    manager.request(other, 0);
+    manager.timeout(0);
+    assert_eq!(manager.wants_connection(), Some(ConnectionId::Stream(StreamId(3))));
+    manager.timeout(0);
+    assert_eq!(manager.wants_connection(), Some(ConnectionId::Stream(StreamId(3))));
+    assert!(manager.deadline().is_none_or(|at| at > 0), "the second waits for the first");
+    manager.request(other, 0);
+    assert_eq!(manager.wants_connection(), Some(ConnectionId::Stream(StreamId(3))));
+    manager.request(request(0), 0);
+    assert_eq!(manager.wants_connection(), None, "the stream has asked anew");
+    manager.request(other, 0);
+    manager.timeout(0);
+    assert_eq!(manager.wants_connection(), Some(ConnectionId::Stream(StreamId(3))));
+    carry(&mut manager, &mut target, 0);
+    manager.timeout(0);
+    assert_eq!(manager.wants_connection(), Some(ConnectionId::Stream(StreamId(4))));
+    carry(&mut manager, &mut target, 0);
+    assert_eq!(events(&mut manager), ["stream", "stream"]);
+}
+
+#[test]
+fn the_pauses_between_attempts_vary() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    let pauses: Vec<u64> = (0..64)
+        .map(|_| {
+            manager.request(request(20), 0);
+            manager.requests.deadline().expect("a request")
+        })
+        .collect();
+    let mut different = pauses.clone();
+    different.sort_unstable();
+    different.dedup();
+    assert!(different.len() > 32, "{different:?}");
+    // From three quarters of the longest pause to all of it.
+    assert!(pauses.iter().all(|pause| (750 * MS..=1000 * MS).contains(pause)));
+    assert!(pauses.iter().any(|pause| *pause < 850 * MS));
+    assert!(pauses.iter().any(|pause| *pause > 900 * MS));
+}
+
+#[test]
+fn the_length_of_the_next_pdu_is_that_of_the_association() {
+    let mut target = ScriptedTarget::new();
+    let manager = manager(&mut target, LOSS, true);
+    let header = [5, 0, 24, 0, 24, 0, 0, 0];
+    assert_eq!(manager.need(ControlQueue::Admin, &header), 24);
+}
+
+#[test]
+fn p7_a_connection_that_ends_while_a_label_is_read_is_made_again() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    let mut now = 0;
+    cut(&mut manager, &mut target, now);
+    target.up = true;
+    target.mute = Some(true);
+    pass(&mut manager, &mut target, &mut now, 100 * MS);
+    assert_eq!(target.asked, [0x02], "the label is not answered");
+    target.mute = None;
+    manager.closed(ControlQueue::Drives, ConnectionEnd::Closed, now);
+    // At the next attempt, and not when the answer is overdue.
+    pass(&mut manager, &mut target, &mut now, 150 * MS);
+    assert!(manager.is_standing());
+    assert_eq!(events(&mut manager), ["lost", "back"]);
+}
