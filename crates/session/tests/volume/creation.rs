@@ -1,22 +1,29 @@
 //! Making a volume.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion, NewVolume};
 use riopipe_order::region::RegionError;
-use riopipe_session::initiator::association::ControlQueue;
-use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
+use riopipe_session::engine_choice::{Lack, Lacking};
+use riopipe_session::initiator::association::{Association, AssociationError, ControlQueue};
+use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreationConfig};
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
-use riopipe_session::label::DATA_START;
+use riopipe_session::label::{DATA_START, Label, MEMBERS_MAX, NAME_MAX};
 use riopipe_session::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use riopipe_session::target::{Split, Volumes};
-use riopipe_session::wire::in_order;
+use riopipe_session::wire::{Extension, STATUS_LEN, VolumeStatus, in_order};
 
-use crate::cluster::{Cluster, creating, opening};
+use crate::cluster::{Cluster, Wires, creating, opening};
 use crate::opening::crash_with_a_gap;
-use crate::world::{BOOT, Part, Parts, VOLUME, World, crc, identity};
+use crate::peer::HOSTNQN;
+use crate::world::{
+    BLOCKS, BOOT, LOG_LEN, Part, Parts, TestHost, VOLUME, What, World, crc, identity,
+};
 
 fn again(targets: usize) -> VolumeCreationConfig {
     VolumeCreationConfig { volume: VolumeId([9; 16]), name: "data".into(), ..creating(targets) }
@@ -54,6 +61,149 @@ fn what_makes_no_volume_is_refused_before_any_target_is_asked() {
 }
 
 #[test]
+fn a_name_and_members_are_allowed_up_to_their_bounds() {
+    let named = |len| VolumeCreationConfig { name: "n".repeat(len), ..creating(1) };
+    let with_members = |count: usize, targets: usize| {
+        let place = |at| MemberPlace { target: at % targets, nsid: (at / targets) as u32 + 1 };
+        let places = (0..count).map(place).collect();
+        VolumeCreationConfig { places, targets, ..creating(1) }
+    };
+    for (allowed, refused) in [
+        (named(1), named(0)),
+        (named(NAME_MAX), named(NAME_MAX + 1)),
+        (with_members(MEMBERS_MAX, 8), with_members(MEMBERS_MAX + 1, 8)),
+        (with_members(16, 1), with_members(17, 1)),
+    ] {
+        assert_eq!(VolumeCreation::new(allowed).err(), None);
+        assert!(VolumeCreation::new(refused).is_err());
+    }
+}
+
+#[test]
+fn a_drive_gives_a_volume_whole_stripe_units_and_at_least_one() {
+    let with = |unit_blocks| VolumeCreationConfig { unit_blocks, ..creating(1) };
+    let most = (BLOCKS - DATA_START) as u32;
+    let error = Cluster::new(1).create(with(most + 1)).unwrap_err();
+    let needed = BLOCKS + 1;
+    assert_eq!(error, VolumeCreateError::TooSmall { member: 0, blocks: BLOCKS, needed });
+    for (unit, blocks) in [(most, 9744), (16, 9744), (100, 9700)] {
+        assert_eq!(Cluster::new(1).create(with(unit)).unwrap().data_blocks, blocks);
+    }
+}
+
+/// Changes the data of the answers that wait at a target, and lets these answers go. Later answers
+/// wait for the next call.
+fn alter_waiting_answers(world: &mut World, alter: &mut dyn FnMut(&mut [u8])) {
+    for at in 0..world.links.len() {
+        let out = &mut world.links[at].out;
+        let mut bytes: Vec<u8> = out.slices().flatten().copied().collect();
+        out.consume(bytes.len());
+        let mut rest = &mut bytes[..];
+        while let Some(len) = rest.get(4..8) {
+            let len = u32::from_le_bytes([len[0], len[1], len[2], len[3]]);
+            let (pdu, after) = rest.split_at_mut(len as usize);
+            let data_at = usize::from(pdu[3]);
+            if pdu[0] == 0x07 {
+                alter(&mut pdu[data_at..]);
+            }
+            rest = after;
+        }
+        if !bytes.is_empty() {
+            out.push_payload(bytes);
+        }
+        world.resume_reading(at);
+        world.links[at].reading = false;
+    }
+}
+
+/// How many claims a target got, those that it has refused included.
+fn claims(world: &World) -> usize {
+    let is_claim = |event: &&String| event.starts_with("Claimed") || event.contains("refused");
+    world.host.log.iter().filter(is_claim).count()
+}
+
+/// Creates a volume of a target that is not this project's: `alter` changes what it answers.
+fn create_with_foreign(
+    cluster: &mut Cluster,
+    config: VolumeCreationConfig,
+    alter: &mut dyn FnMut(&mut [u8]),
+) -> Result<Label, VolumeCreateError> {
+    let made = cluster.create_with(config, &mut |cluster, _, _| {
+        cluster.worlds.iter_mut().for_each(|world| alter_waiting_answers(world, alter));
+        true
+    });
+    made.expect("it ends")
+}
+
+#[test]
+fn drives_with_other_blocks_or_with_metadata_are_refused() {
+    // In Identify Namespace: the metadata bytes of the first format, and the power of its block
+    // size.
+    for (at, value, size) in [(128, 8, 4096), (130, 9, 512)] {
+        let mut cluster = Cluster::new(1);
+        let error = create_with_foreign(&mut cluster, creating(1), &mut |data| {
+            let blocks = BLOCKS.to_le_bytes();
+            if data.len() == 4096 && data[..8] == blocks && data[8..16] == blocks {
+                data[at] = value;
+            }
+        });
+        assert_eq!(error.unwrap_err(), VolumeCreateError::BlockSize { member: 0, size });
+        assert!(!knows(&cluster, VOLUME));
+    }
+}
+
+#[test]
+fn t17_a_target_without_the_extension_gets_no_command_of_it() {
+    let mut cluster = Cluster::new(1);
+    let label = create_with_foreign(&mut cluster, creating(1), &mut |data| {
+        if Extension::find(data).is_some() {
+            data[3072..].fill(0);
+        }
+    });
+    assert_eq!(label.unwrap().engine, EngineKind::Sync);
+    assert_eq!(claims(&cluster.worlds[0]), 0);
+}
+
+#[test]
+fn t13_a_target_that_chooses_too_few_slots_makes_no_volume() {
+    for (slots, suffice) in [(3, false), (4, true)] {
+        let mut cluster = Cluster::new(1);
+        let config = VolumeCreationConfig { slots: 0, ..creating(1) };
+        let result = create_with_foreign(&mut cluster, config, &mut |data| {
+            if data.len() == STATUS_LEN
+                && let Some(status) = VolumeStatus::decode(data)
+            {
+                data.copy_from_slice(&VolumeStatus { slots, ..status }.encode());
+            }
+        });
+        let few = VolumeCreateError::TooFewSlots { target: 0, slots, needed: 4 };
+        assert_eq!(result.err(), (!suffice).then_some(few));
+        assert_eq!(knows(&cluster, VOLUME), suffice);
+    }
+}
+
+#[test]
+fn t17_the_reason_for_engine_sync_is_reported_once() {
+    let mut cluster = Cluster::new(1);
+    let world = cluster.worlds.remove(0);
+    cluster.worlds.push(world.restarted_with_another_log(None));
+    let unused = cluster.open(opening(1)).associations;
+    let again = unused.iter().map(|association| Association::new(association.config().clone()));
+    let (mut associations, mut wires) = (again.collect::<Vec<_>>(), Wires::default());
+    let mut creation = VolumeCreation::new(creating(1)).unwrap();
+    let made = loop {
+        cluster.carry(0, &mut associations[0], &mut wires);
+        creation.advance(cluster.now, &mut associations);
+        if let Some(result) = creation.take_result() {
+            break result.unwrap();
+        }
+    };
+    assert_eq!(made.engine, EngineKind::Sync);
+    let lacking = Lacking { target: 0, what: Lack::Log };
+    assert_eq!([(); 2].map(|()| creation.take_fallback()), [Some(lacking), None]);
+}
+
+#[test]
 fn drives_that_cannot_be_distinguished_or_are_too_small_are_refused() {
     let mut cluster = Cluster::new(2);
     let place = |target, nsid| MemberPlace { target, nsid };
@@ -68,6 +218,97 @@ fn drives_that_cannot_be_distinguished_or_are_too_small_are_refused() {
     let small = cluster.create(huge).unwrap_err();
     assert!(matches!(small, VolumeCreateError::TooSmall { member: 0, .. }), "{small}");
     assert!(!knows(&cluster, VOLUME));
+}
+
+#[test]
+fn a_drive_whose_label_cannot_be_read_is_not_taken_for_a_free_one() {
+    let mut cluster = Cluster::with_volume(1);
+    cluster.worlds[0].host.drives[0].failing = true;
+    let error = cluster.create(again(1)).unwrap_err();
+    let doing = "reading the label";
+    let right =
+        matches!(error, VolumeCreateError::Call { target: 0, doing: at, .. } if at == doing);
+    assert!(right, "{error}");
+    assert!(!knows(&cluster, VolumeId([9; 16])));
+}
+
+#[test]
+fn every_step_of_writing_a_label_is_done_once_and_made_durable_before_the_next() {
+    let mut cluster = Cluster::new(1);
+    cluster.worlds[0].host.drives[0].holds = true;
+    let mut waited = 0;
+    let made = cluster.create_with(creating(1), &mut |cluster, _, _| {
+        let world = &mut cluster.worlds[0];
+        assert!(world.host.drives[0].pending.len() <= 1, "one step at a time");
+        waited += world.host.drives[0].pending.len();
+        if waited == 3 {
+            waited = 0;
+            world.complete_all(0);
+        }
+        true
+    });
+    made.expect("it ends").unwrap();
+    let step = |(lba, what): &(u64, What)| match what {
+        What::Read(_) => None,
+        What::Write(_) => Some(Some(*lba)),
+        _ => Some(None),
+    };
+    let steps: Vec<_> = cluster.worlds[0].host.drives[0].history.iter().filter_map(step).collect();
+    assert_eq!(steps, [Some(DATA_START), None, Some(1), None, Some(0), None]);
+}
+
+#[test]
+fn no_label_is_written_before_every_target_has_reported_its_slots() {
+    let mut cluster = Cluster::new(1);
+    let mut rounds = 0;
+    let made = cluster.create_with(creating(1), &mut |cluster, _, _| {
+        rounds += usize::from(knows(cluster, VOLUME));
+        let world = &mut cluster.worlds[0];
+        match rounds {
+            0 => {}
+            // The admin queue's answers stay where they are.
+            1..=3 => world.links[0].reading = false,
+            4 => {
+                let history = &world.host.drives[0].history;
+                assert!(!history.iter().any(|(_, what)| matches!(what, What::Write(_))));
+                world.resume_reading(0);
+            }
+            _ => {}
+        }
+        true
+    });
+    made.expect("it ends").unwrap();
+}
+
+/// The second initiator makes its volume while the first one waits, after each step of the first
+/// one.
+#[test]
+fn of_two_initiators_that_use_the_same_drives_only_one_makes_a_volume() {
+    let (mut first_made, mut second_made) = (0, 0);
+    for step in 1.. {
+        let mut cluster = Cluster::new(2);
+        let mut second = None;
+        let first = cluster.create_with(creating(2), &mut |cluster, _, round| {
+            if round == step {
+                second = Some(cluster.create(again(2)));
+            }
+            true
+        });
+        let Some(second) = second else { break };
+        let name = match (first.expect("it ends"), second) {
+            (Ok(label), Err(_)) => {
+                first_made += 1;
+                label.name
+            }
+            (Err(_), Ok(label)) => {
+                second_made += 1;
+                label.name
+            }
+            (first, second) => panic!("after {step}: {first:?}, {second:?}"),
+        };
+        cluster.open(named(&name, 2)).opened();
+    }
+    assert!(first_made > 3 && second_made > 1, "{first_made}, {second_made}");
 }
 
 #[test]
@@ -133,6 +374,16 @@ fn on(nsids: &[u32], id: u8, slots: u32) -> VolumeCreationConfig {
     VolumeCreationConfig { places, streams: 1, slots, ..forced(1, id) }
 }
 
+#[test]
+fn an_old_volume_of_many_streams_is_dropped_where_the_space_of_all_of_them_is_needed() {
+    let mut cluster = Cluster::new(1);
+    for id in [20, 21] {
+        let config = VolumeCreationConfig { streams: 16, slots: 800, ..forced(1, id) };
+        cluster.create(config).unwrap();
+        assert_eq!(known(&cluster), [[id]]);
+    }
+}
+
 /// The space beside the old volume lies in two pieces. Its own joins them.
 #[test]
 fn an_old_volume_between_two_gaps_is_dropped_where_all_three_are_needed() {
@@ -196,6 +447,25 @@ fn slots_that_make_no_volume_cost_the_old_one_nothing() {
     // Without a log the number has no meaning.
     let engine = Some(EngineKind::None);
     cluster.create(VolumeCreationConfig { slots: 3, engine, ..forced(2, 20) }).unwrap();
+}
+
+#[test]
+fn t13_slots_are_enough_from_two_for_each_member_and_two_more_on() {
+    let mut cluster = Cluster::new(1);
+    let error = cluster.create(on(&[1, 2, 3], 20, 7)).unwrap_err();
+    assert_eq!(error, VolumeCreateError::TooFewSlots { target: 0, slots: 7, needed: 8 });
+    cluster.create(on(&[1, 2, 3], 20, 8)).unwrap();
+}
+
+/// The target decides about them. This one has less space.
+#[test]
+fn t28_as_many_slots_as_a_target_may_keep_can_be_requested() {
+    for (streams, slots) in [(2, STREAM_SLOTS_MAX), (1024, (LOG_SLOTS_MAX / 1024) as u32)] {
+        let mut cluster = Cluster::new(1);
+        let config = VolumeCreationConfig { streams, slots, ..creating(1) };
+        let error = cluster.create(config).unwrap_err();
+        assert!(matches!(error, VolumeCreateError::LogTooSmall { target: 0, .. }), "{error}");
+    }
 }
 
 /// A target whose log is large, and that keeps only so many slots more. Other volumes, which can't
@@ -280,6 +550,45 @@ fn what_a_log_that_is_gone_had_of_the_old_volume_is_not_needed() {
         assert!(!knows(&cluster, VOLUME));
         cluster.open(named("data", 2)).opened();
     }
+}
+
+#[test]
+fn an_old_volume_that_has_nothing_in_a_log_is_not_claimed() {
+    let mut cluster = Cluster::new(1);
+    let engine = Some(EngineKind::Sync);
+    cluster.create(VolumeCreationConfig { engine, ..creating(1) }).unwrap();
+    cluster.create(forced(1, 20)).unwrap();
+    assert_eq!(claims(&cluster.worlds[0]), 2, "one for each new volume");
+}
+
+/// The target is started again and can't read the partitions of its volumes.
+fn restarted_with_damaged_partitions(world: World) -> World {
+    let TestHost { drives, parts, .. } = world.host;
+    let header = parts.part(0..HEADER_BYTES);
+    let region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    let is_started = Arc::new(AtomicBool::new(false));
+    let (readable, all) = (Arc::clone(&is_started), parts.clone());
+    let split: Split<Part> = Box::new(move |range| match readable.load(Ordering::Relaxed) {
+        true => Ok(all.part(range)),
+        false => Err(RegionError::new("not read")),
+    });
+    let (volumes, problems) = Volumes::with_log(region, split, crc);
+    assert!(!problems.is_empty());
+    is_started.store(true, Ordering::Relaxed);
+    let mut world = World::over(&[false; 3], identity(), parts, volumes);
+    world.host.drives = drives;
+    world
+}
+
+/// It cannot be claimed, and keeps the drives guarded.
+#[test]
+fn t19_an_old_volume_whose_log_is_lost_is_forgotten_first() {
+    let mut cluster = Cluster::with_volume(1);
+    let world = cluster.worlds.remove(0);
+    cluster.worlds.push(restarted_with_damaged_partitions(world));
+    cluster.create(forced(1, 20)).unwrap();
+    assert_eq!(known(&cluster), [[20]]);
+    cluster.open(named("data", 1)).opened();
 }
 
 #[test]
@@ -372,6 +681,76 @@ fn t8_drives_of_a_volume_with_an_owner_are_not_given_up() {
 }
 
 #[test]
+fn t8_the_old_volume_that_has_an_owner_is_named() {
+    let mut cluster = Cluster::new(1);
+    cluster.create(on(&[1], 20, 64)).unwrap();
+    let owned = VolumeCreationConfig { name: "owned".into(), ..on(&[2], 21, 64) };
+    cluster.create(owned.clone()).unwrap();
+    let places = owned.places;
+    let _owner = cluster.open(VolumeOpeningConfig { places, ..named("owned", 1) }).opened();
+    let error = cluster.create(on(&[1, 2], 22, 64)).unwrap_err();
+    let (volume, owner) = ("owned".into(), HOSTNQN.into());
+    assert_eq!(error, VolumeCreateError::Owned { member: 1, volume, owner });
+}
+
+/// No target has to forget anything, so the error is not delayed by one that answers no more.
+#[test]
+fn a_creation_that_has_made_no_partitions_fails_at_once() {
+    let mut cluster = Cluster::with_volume(1);
+    let (began, done_before) = (cluster.now, cluster.worlds[0].host.drives[0].history.len());
+    let result = cluster.create_with(again(1), &mut |cluster, _, _| {
+        let label_was_read = cluster.worlds[0].host.drives[0].history.len() > done_before;
+        cluster.mute = label_was_read.then_some(0);
+        true
+    });
+    let error = result.expect("it ends").unwrap_err();
+    assert_eq!(error, VolumeCreateError::InUse { member: 0, volume: "logs".into() });
+    assert_eq!(cluster.now, began);
+}
+
+/// The second target refuses the partitions after the first one has made them.
+#[test]
+fn partitions_of_a_volume_that_is_not_made_stay_on_no_target() {
+    let mut cluster = Cluster::new(2);
+    cluster.worlds[1] = with_slots_left(20);
+    let error = cluster.create(creating(2)).unwrap_err();
+    assert!(matches!(error, VolumeCreateError::TooManySlots { target: 1, .. }), "{error}");
+    assert_eq!(known(&cluster), [vec![], vec![200, 201]]);
+}
+
+/// A target is lost after each step. As long as not all labels are written, the other target
+/// forgets the volume. After that, the volume exists, and keeps its log.
+#[test]
+fn a_creation_that_fails_leaves_the_whole_volume_or_nothing() {
+    let (mut nothing, mut whole) = (0, 0);
+    for lost in 1.. {
+        let mut cluster = Cluster::new(2);
+        let mut was_lost = false;
+        let result = cluster.create_with(creating(2), &mut |cluster, wires, round| {
+            if round == lost {
+                was_lost = true;
+                cluster.cut_one(1, ControlQueue::Admin, wires);
+            }
+            true
+        });
+        if !was_lost {
+            break;
+        }
+        let result = result.expect("it ends");
+        match (cluster.open(opening(2)).result, result) {
+            (Ok(_), Err(_)) => whole += 1,
+            (Ok(_), Ok(_)) => {}
+            (Err(_), Err(_)) => {
+                nothing += 1;
+                assert_eq!(known(&cluster)[0], [0; 0], "after {lost}");
+            }
+            (Err(error), Ok(_)) => panic!("after {lost}: {error}"),
+        }
+    }
+    assert!(nothing > 3 && whole > 0, "{nothing}, {whole}");
+}
+
+#[test]
 fn a_log_without_space_is_reported_with_numbers_and_nothing_stays() {
     let mut cluster = Cluster::new(2);
     let error = cluster
@@ -391,6 +770,19 @@ fn t20_a_target_that_cannot_be_reached_makes_no_volume() {
     };
     assert_eq!(failed[0].0, 1);
     assert!(!knows(&cluster, VOLUME));
+}
+
+/// Its admin queue is connected by then.
+#[test]
+fn t20_a_target_whose_drives_queue_cannot_be_connected_counts_as_one_that_cannot_be_reached() {
+    let mut cluster = Cluster::new(2);
+    let result = cluster.create_with(creating(2), &mut |cluster, _, round| {
+        cluster.down[1] = round > 0;
+        true
+    });
+    let error = result.expect("it ends").unwrap_err();
+    let VolumeCreateError::Attach(failed) = error else { panic!("{error}") };
+    assert!(matches!(failed[..], [(1, AssociationError::Connect(_))]), "{failed:?}");
 }
 
 #[test]

@@ -4,21 +4,23 @@ use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::EngineKind;
 use riopipe_session::claim::ClaimError;
 use riopipe_session::engine_choice::Hindrance;
-use riopipe_session::initiator::association::{AssociationError, ControlQueue};
+use riopipe_session::initiator::association::{AssociationError, ControlQueue, DrivesState};
 use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::initiator::opening::{OpeningError, Phase};
 use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
-use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
+use riopipe_session::initiator::volume::members::{Layout, MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
     OpeningEvent, OwnerWait, Purpose, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::ranges::BlockRange;
 use riopipe_session::initiator::volume::saving::{SaveStep, UndoneExtent};
 use riopipe_session::label::{AssembleError, DATA_START};
+use riopipe_session::target::limits::TRANSFER_BYTES_MAX;
+use riopipe_session::wire::VolumeStatus;
 
 use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, rival};
-use crate::world::{VOLUME, What, World, attribute, block, ordered};
+use crate::world::{BLOCKS, VOLUME, What, World, attribute, block, ordered};
 
 /// An owner writes groups 1 and 3 of stream 0 to blocks 0 and 2 of the first drive, and dies.
 pub(crate) fn crash_with_a_gap(cluster: &mut Cluster) {
@@ -70,6 +72,7 @@ fn a_volume_is_taken_on_all_targets_and_its_labels_show_it() {
         let controller = association.controller().expect("attached");
         assert_eq!(opened.known_target(target).check(controller), Ok(()));
         assert!(association.is_attached(), "kept alive for its manager");
+        assert!(matches!(association.drives(), DrivesState::Closed), "no queue is left over");
     }
 }
 
@@ -276,6 +279,71 @@ fn drives_that_are_not_the_volume_are_refused_by_name() {
     let missing = vec![MemberPlace { target: 0, nsid: 1 }, MemberPlace { target: 1, nsid: 9 }];
     let error = cluster.open(VolumeOpeningConfig { places: missing, ..opening(2) }).error();
     assert_eq!(error, VolumeOpenError::NoNamespace { member: 1 });
+}
+
+fn inspecting(layout: Layout) -> VolumeOpeningConfig {
+    VolumeOpeningConfig { purpose: Purpose::Inspect, layout, ..opening(1) }
+}
+
+#[test]
+fn t19_a_drive_that_is_smaller_than_its_label_requires_is_refused() {
+    let mut cluster = Cluster::new(1);
+    let config = VolumeCreationConfig { unit_blocks: 100, ..creating(1) };
+    let label = cluster.create(config).unwrap();
+    let last_start = BLOCKS - label.data_blocks;
+    assert!(last_start > DATA_START, "the drive has blocks to spare");
+    let at = |start| inspecting(Layout { start, ..Layout::default() });
+    for start in [DATA_START, last_start] {
+        cluster.open(at(start)).opened();
+    }
+    let shrunk = MembersError::Shrunk { member: 0, blocks: BLOCKS, needed: BLOCKS + 1 };
+    assert_eq!(cluster.open(at(last_start + 1)).error(), VolumeOpenError::Members(shrunk));
+}
+
+#[test]
+fn no_request_is_larger_than_the_target_and_the_layout_allow() {
+    let mut cluster = Cluster::with_volume(1);
+    let mdts_blocks = TRANSFER_BYTES_MAX / 4096;
+    for (allowed, expected) in [(0, 1), (32, 32), (mdts_blocks + 1, mdts_blocks)] {
+        let layout = Layout { request_blocks_max: allowed, ..Layout::default() };
+        let opened = cluster.open(inspecting(layout)).opened().volume;
+        assert_eq!(opened.topology.members()[0].request_blocks_max, expected);
+    }
+}
+
+#[test]
+fn t19_t24_a_log_that_is_gone_or_older_than_the_labels_is_lost() {
+    for engine in [EngineKind::Rio, EngineKind::Sync] {
+        let mut cluster = Cluster::new(1);
+        let config = VolumeCreationConfig { engine: Some(engine), ..creating(1) };
+        cluster.create(config).unwrap();
+        let members = cluster.open(inspecting(Layout::default())).opened().volume.members;
+        let generation = members.label_generation();
+        let current = VolumeStatus { known: true, generation, ..VolumeStatus::default() };
+        let older = VolumeStatus { generation: generation - 1, ..current.clone() };
+        let gone = VolumeStatus { log_lost: true, ..current.clone() };
+        let is_lost = [current, older, gone].map(|status| members.is_log_lost(0, &status));
+        // A volume without a log has none that could be older.
+        assert_eq!(is_lost, [false, engine == EngineKind::Rio, true], "{engine}");
+    }
+}
+
+#[test]
+fn p8_a_target_that_owes_recovery_an_answer_ends_the_attempt_when_the_time_is_up() {
+    let mut cluster = Cluster::with_volume(2);
+    let (began, mut ended) = (cluster.now, None);
+    let config = VolumeOpeningConfig { timeout_ns: S, ..opening(2) };
+    let run = cluster.open_with(config, &mut |cluster, _, event| {
+        match event {
+            OpeningEvent::Progress(_) => cluster.mute = Some(1),
+            OpeningEvent::Releases { .. } => ended = Some(cluster.now - began),
+            _ => {}
+        }
+        true
+    });
+    assert_eq!(ended, Some(S + 1), "no sooner and no later");
+    let error = run.error();
+    assert!(matches!(error, VolumeOpenError::Call { server: 1, .. }), "{error}");
 }
 
 #[test]

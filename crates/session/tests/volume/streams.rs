@@ -1,16 +1,21 @@
 //! Recovering streams of an open volume, acknowledging, and releasing the volume.
 
-use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::attribute::{Member, Seq, StreamId};
+use riopipe_order::recovery::DriveExtent;
+use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::association::{ConnectionEnd, ControlQueue};
 use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig};
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningConfig, OpeningError, Outcome};
 use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
+use riopipe_session::initiator::volume::ranges::{BlockRange, volume_ranges};
+use riopipe_session::initiator::volume::recovery::{RecoveryDriver, RecoveryError};
 use riopipe_session::initiator::volume::streams::{
     StreamsRecovery, StreamsRecoveryError, VolumeRelease,
 };
 use riopipe_session::label::DATA_START;
+use riopipe_session::wire::status;
 
 use crate::cluster::{Cluster, Opened, S, TIMEOUT, Wires, opening, rival};
 use crate::world::{Drive, VOLUME, World, attribute, block, ordered};
@@ -71,10 +76,19 @@ impl Owner {
     }
 
     fn begin(&mut self) -> StreamsRecovery {
+        let opening = self.next_opening();
+        StreamsRecovery::new(opening, self.attempt, TIMEOUT, self.cluster.now)
+    }
+
+    fn next_opening(&mut self) -> Opening {
         self.attempt += 1;
         let mode = Mode::Reopen { generation: self.generation, streams: vec![StreamId(0)] };
-        let opening = Opening::new(self.config.clone(), mode, self.attempt).expect("all are there");
-        StreamsRecovery::new(opening, self.attempt, TIMEOUT, self.cluster.now)
+        Opening::new(self.config.clone(), mode, self.attempt).expect("all are there")
+    }
+
+    /// The connections that the targets have ever got.
+    fn connections(&self) -> usize {
+        self.cluster.worlds.iter().map(|world| world.links.len()).sum()
     }
 
     /// Goes on until it ends.
@@ -108,9 +122,57 @@ fn a_stream_of_an_open_volume_is_recovered() {
     assert_eq!(owner.cluster.byte(0, 0, DATA_START + 2), 0);
     assert!(owner.managers.iter().all(|manager| !manager.is_open(ControlQueue::Drives)));
     // Again: there is nothing to do, and no drive is asked.
+    let connections = owner.connections();
     let recovery = owner.begin();
     let outcome = owner.run(recovery).expect("it is recovered again");
     assert_eq!((outcome.streams[0].plan.k, outcome.counts.undos), (Seq(1), 0));
+    assert_eq!(owner.connections(), connections, "no queue to a drive was opened");
+}
+
+#[test]
+fn the_time_of_the_decision_is_counted_by_itself() {
+    let mut owner = Owner::new(1, 0);
+    owner.leave_a_gap();
+    let mut recovery = owner.begin();
+    while !recovery.is_over() {
+        if recovery.driver().phase().is_pause() {
+            let decided = owner.cluster.now + 7;
+            owner.cluster.go_to(decided);
+        }
+        let (now, managers) = (owner.cluster.now, &mut owner.managers);
+        recovery.advance(now, |server, work| work(&mut managers[server])).unwrap();
+        owner.carry();
+    }
+    let (_, times) = recovery.finish();
+    assert_eq!((times.decide, times.undo), (7, 0));
+}
+
+#[test]
+fn p8_a_target_may_put_commands_off_for_the_whole_time_and_no_longer() {
+    let mut owner = Owner::new(1, 0);
+    let opening = owner.next_opening();
+    let mut driver = RecoveryDriver::new(opening, owner.attempt, TIMEOUT, 0);
+    let mut put_off = |now| {
+        let (ticket, _) = driver.next_command(0, now).expect("it is due");
+        driver.on_answer(0, ticket, Err(status::STREAM_BUSY), now)
+    };
+    assert_eq!([0, TIMEOUT].map(&mut put_off), [Ok(()), Ok(())]);
+    let too_long = put_off(2 * TIMEOUT);
+    assert!(matches!(too_long, Err(RecoveryError::PutOff { server: 0, .. })), "{too_long:?}");
+}
+
+#[test]
+fn blocks_of_drives_are_blocks_of_the_volume_wherever_the_data_area_begins() {
+    for start in [0, 1, DATA_START, DATA_START + 1] {
+        let drive =
+            MemberInfo { server: 0, start, blocks: 64, request_blocks_max: 32, volatile: false };
+        let topology = Topology::new(vec![drive, drive], vec![ServerInfo { slots: 8 }], 4).unwrap();
+        let at = |block, blocks| DriveExtent { member: Member(0), lba: start + block, blocks };
+        // The first stripe unit of the drive has the volume's blocks 0–3, the second one 8–11.
+        let ranges = volume_ranges(&topology, &[at(0, 1), at(2, 4)]);
+        let expected = [(0, 1), (2, 2), (8, 2)].map(|(lba, blocks)| BlockRange { lba, blocks });
+        assert_eq!(ranges, expected, "{start}");
+    }
 }
 
 #[test]

@@ -82,4 +82,18 @@ mod tests {
         assert!(check(&checker));
         assert_eq!(checker.holder(5), None);
     }
+
+    #[test]
+    fn t15_a_released_group_holds_no_block_and_takes_no_memory() {
+        let mut checker = BlockOwnershipChecker::default();
+        checker.note(StreamId(0), [(5, 1)].into_iter(), Seq(2));
+        checker.note(StreamId(0), [(6, 1)].into_iter(), Seq(3));
+        checker.on_released(StreamId(0), Seq(2));
+        assert_eq!([5, 6].map(|block| checker.holder(block)), [None, Some(StreamId(0))]);
+        assert_eq!(checker.checker.writer(5), None, "it is not kept");
+        // The same holds for a group that is noted only after its release.
+        checker.note(StreamId(0), [(7, 1)].into_iter(), Seq(2));
+        assert_eq!(checker.holder(7), None);
+        assert_eq!(checker.check(StreamId(1), [(7, 1, true)].into_iter()), Ok(()));
+    }
 }

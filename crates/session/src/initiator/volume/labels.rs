@@ -79,3 +79,16 @@ pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [Label
     let [first, second] = copies.map(|(lba, block)| LabelIo::Write { member, lba, block });
     [blank, flush(), first, flush(), second, flush()]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_whether_a_label_was_read_or_written() {
+        let write = LabelIo::Write { member: 0, lba: 0, block: Vec::new() };
+        let steps = [LabelIo::Read { member: 0 }, write, LabelIo::Flush { member: 0 }];
+        let names = steps.each_ref().map(action_name);
+        assert_eq!(names, ["reading the label", "writing the label", "writing the label"]);
+    }
+}

@@ -291,11 +291,18 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_keeps_a_log_or_not_as_its_engine_does() {
+        let is_logged = |logged| VolumeState::new(8, vec![3], logged, 0).is_logged();
+        assert_eq!([true, false].map(is_logged), [true, false]);
+    }
+
+    #[test]
     fn a_stream_that_was_closed_frees_its_queues_and_goes_on_from_its_mark() {
         let mut state = state();
         state.reserve(StreamId(4)).unwrap();
         assert_eq!(state.reserve(StreamId(4)), Err(ReserveError::Open));
         assert_eq!(state.reserve(StreamId(8)), Err(ReserveError::NoSuchStream { streams: 8 }));
+        assert_eq!(state.open_streams(), 1);
         state.on_stream_closed(StreamId(4), Seq(9));
         assert_eq!(state.open_streams(), 0);
         let again = state.reserve(StreamId(4)).unwrap();
@@ -306,14 +313,14 @@ mod tests {
     fn t9_a_stream_with_in_place_updates_waits_for_them_to_be_acknowledged() {
         let mut state = state();
         let range = BlockRange { lba: 5, blocks: 1 };
-        state.on_stream_recovered(
-            StreamId(1),
-            Seq(3),
-            Some(vec![InPlaceRange { seq: Seq(4), range }]),
-        );
+        let updates = vec![InPlaceRange { seq: Seq(4), range }];
+        state.on_stream_recovered(StreamId(1), Seq(3), Some(updates.clone()));
         assert_eq!(state.reserve(StreamId(1)), Err(ReserveError::Pending { updates: 1 }));
         assert_eq!(state.pending_streams().collect::<Vec<_>>(), [StreamId(1)]);
+        assert_eq!(state.pending(StreamId(1)), Some(&updates[..]));
+        assert_eq!(state.pending(StreamId(0)), None, "another stream");
         state.on_updates_acknowledged(StreamId(1));
+        assert_eq!(state.pending(StreamId(1)), None);
         assert_eq!(state.reserve(StreamId(1)).unwrap().start, Seq(3));
     }
 
