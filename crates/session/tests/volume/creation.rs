@@ -793,3 +793,33 @@ fn a_volume_without_a_log_has_none_due() {
     assert_eq!((label.engine, label.members[0].region), (EngineKind::None, [0; 16]));
     assert!(!cluster.open(opening(1)).opened().volume.members.is_logged(0));
 }
+/// A volume whose target has an older copy of the log than the labels require, and the options of a
+/// creation that gives the volume up. With `needs_space` the log has no space beside the old volume.
+fn with_log_behind(needs_space: bool) -> (Cluster, VolumeCreationConfig) {
+    let slots = if needs_space { 6000 } else { 64 };
+    let mut cluster = Cluster::new(1);
+    cluster.create(VolumeCreationConfig { slots, ..creating(1) }).unwrap();
+    let earlier = cluster.worlds[0].host.parts.crash(0);
+    let mut opened = cluster.open(opening(1)).opened();
+    cluster.cut(&mut opened.wires);
+    let world = cluster.worlds.remove(0);
+    let mut restored = World::with(&[false; 3], identity(), earlier);
+    restored.host.drives = world.host.drives;
+    cluster.worlds.push(restored);
+    (cluster, VolumeCreationConfig { slots, ..forced(1, 20) })
+}
+
+#[test]
+fn t24_an_older_log_counts_as_the_newest_at_no_moment_of_a_forced_creation() {
+    for needs_space in [true, false] {
+        for rounds in 0.. {
+            let (mut cluster, config) = with_log_behind(needs_space);
+            let ended = cluster.create_until(config, rounds);
+            assert!(cluster.open(opening(1)).result.is_err(), "cut off in round {rounds}");
+            if let Some(ended) = ended {
+                assert_eq!(ended.is_ok(), !needs_space, "the old volume keeps its space");
+                break;
+            }
+        }
+    }
+}

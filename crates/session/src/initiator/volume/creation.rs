@@ -23,6 +23,9 @@
 //! small, because the free bytes may not be adjacent. A volume that keeps its drives guarded is
 //! dropped first in any case: the space is not known until that volume is dropped.
 //!
+//! An old volume whose log is older than its labels is not dropped first: the claim would make that
+//! log count as the newest (T24). Where it takes the space, the creation is refused.
+//!
 //! Only its owner may drop a volume, so an old volume is claimed first (T18). No owner is displaced
 //! (T8). An old volume that cannot be dropped stays in the log: the new volume does not depend on
 //! it.
@@ -52,6 +55,7 @@ use super::calls::{Associations, TargetAnswer, Targets};
 use super::error::{CallFailure, Nonsense, VolumeCreateError, VolumeOptionsError};
 use super::labels;
 use super::members::{MemberPlace, members_on, namespaces};
+use crate::claim;
 use crate::engine_choice::{Choice, Lacking, choose_for_new};
 use crate::initiator::association::ControlQueue;
 use crate::initiator::attach::{Controller, Namespace};
@@ -451,12 +455,14 @@ impl VolumeCreation {
                     return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
                 }
                 let old = &mut self.old_volumes[at];
+                let is_behind = claim::is_behind(&status, old.generation);
                 old.generation = old.generation.max(status.generation);
                 (old.streams, old.slots) = (status.streams, status.slots);
                 old.state = if status.log_lost {
                     OldState::Lost
                 } else if status.known && !status.unlogged {
-                    OldState::Partitions { guards: status.unrecovered || status.kept }
+                    let guards = status.unrecovered || status.kept;
+                    OldState::Partitions { guards, is_behind }
                 } else {
                     OldState::Nothing
                 };
@@ -836,7 +842,13 @@ impl VolumeCreation {
             {
                 return Err(VolumeCreateError::InUse { member, volume: old.name.clone() });
             }
-            let copies = [1, 2].map(|sequence| {
+            // The first copy replaces the older copy of the old label, and counts as newer than the
+            // other. So a crash leaves the newest label of the old volume, or the new label. With an
+            // earlier label of the old volume, an older copy of a log would count as the newest
+            // (T24).
+            let last = self.present_label(member).map_or(0, |old| old.sequence);
+            let last = if last > u32::MAX - 2 { 0 } else { last };
+            let copies = [last + 1, last + 2].map(|sequence| {
                 let copy = Label { index: member as u16, sequence, ..label.clone() };
                 (Label::block_of(sequence), copy.encode(self.config.crc32c))
             });

@@ -37,10 +37,10 @@ pub(super) struct OldVolume {
 impl OldVolume {
     /// Whether the volume is one of those to be dropped.
     pub(super) fn is_due(&self, dropping: Dropping) -> bool {
-        let OldState::Partitions { guards } = self.state else { return false };
+        let OldState::Partitions { guards, is_behind } = self.state else { return false };
         match dropping {
             Dropping::First { target, only_guarding } => {
-                self.target == target && (guards || !only_guarding)
+                self.target == target && (guards || !only_guarding) && !is_behind
             }
             Dropping::All => true,
         }
@@ -67,8 +67,10 @@ pub(super) enum OldState {
     /// Partitions that cannot be used. They are forgotten without a claim.
     Lost,
     /// Partitions. `guards`: something in them waits for recovery, and keeps the drives guarded
-    /// (T21).
-    Partitions { guards: bool },
+    /// (T21). `is_behind`: the log is older than the labels of the volume. Such a volume is dropped
+    /// only after the new labels were written. The claim that comes first would make the log as new
+    /// as the labels, and a crash after it would leave a volume that opens with that log (T24).
+    Partitions { guards: bool, is_behind: bool },
     /// Partitions of a volume that has been claimed.
     Claimed,
 }
