@@ -17,15 +17,15 @@ use crate::failure::StreamFailure;
 use crate::stream_handle::StreamHandle;
 use crate::watched::{MarksEnd, Wait, Watched};
 
-/// A handle by which other threads read the marks of a stream, and wait for them. The stream's owner
-/// moves the marks in its calls. While the owner is in no call, and a watch reads the marks or waits
-/// for them, the volume's background thread moves them, without delay.
+/// A handle by which other threads read the marks of a stream, and wait for them. The marks advance
+/// in each call of the stream's owner. Between its calls the volume's background thread advances
+/// them, without delay, as soon as a watch reads the marks or waits for them.
 ///
 /// A watch does not keep the stream open, and may be cloned and dropped at any time.
 ///
-/// A stream that is [reopened](crate::Stream::reopen) uses the seqs of lost groups again. So a thread
-/// that waits for another thread's group should receive a [`MarkWait`], made right after the
-/// submission, and not the seq: a later group with the same seq does not end that wait.
+/// A stream that is [reopened](crate::Stream::reopen) uses the seqs of lost groups again. If that may
+/// happen, give another thread a [`MarkWait`], made right after the submission, and not the seq. A
+/// later group with the same seq does not end that wait.
 ///
 /// ```no_run
 /// # fn commits(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +34,8 @@ use crate::watched::{MarksEnd, Wait, Watched};
 /// let watch = stream.watch();
 /// let page = stream.buf(4096)?;
 /// let seq = stream.group().write(0, page, Place::Fresh).submit_durable()?;
-/// std::thread::spawn(move || watch.wait_durable(seq, None)); // or: watch.durable(seq).await
+/// let durable = watch.durable(seq); // a MarkWait, which is a future, too
+/// std::thread::spawn(move || durable.wait(None));
 /// # Ok(())
 /// # }
 /// ```
@@ -78,8 +79,8 @@ impl Watch {
     }
 
     /// Blocks until group `seq` and all earlier ones are durable, for `timeout` at most; `None` means
-    /// without limit. If no durable group was submitted from `seq` on, the drives are flushed. The
-    /// group may be submitted later.
+    /// without limit. The drives are flushed if neither this group nor a later one was submitted as
+    /// durable. The group may also be submitted after this call has begun.
     ///
     /// # Errors
     /// The time is up; or the stream has failed, was closed or was dropped, and the group was not

@@ -18,7 +18,7 @@ use super::flushes::{Doubt, Ticket};
 pub(super) enum Stage {
     /// No command.
     Free,
-    /// Waiting until the connection may hold its buffer.
+    /// Waiting for a share of the connection's memory, for its buffer.
     Budget,
     /// Its R2T is sent; data arrives.
     Receiving,
@@ -61,12 +61,13 @@ pub(super) struct Command<B> {
     pub(super) ranges_begun: u16,
     /// Carries an ordering attribute.
     pub(super) ordered: bool,
-    /// For a plain FLUSH: how many FLUSHes of the drive had failed when the first write that this one
-    /// covers was submitted. If more have failed when this one succeeds, writes are lost (T22).
+    /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
+    /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost (T22).
     pub(super) failures_before: Option<u64>,
     /// The ticket of its FLUSH, from submission until it has come back.
     pub(super) flush: Option<Ticket>,
-    /// For a FLUSH in doubt: the end of the doubt. Otherwise without meaning.
+    /// For a FLUSH in doubt: the doubt, with the rounds after which it is resolved. Otherwise without
+    /// meaning.
     pub(super) doubt: Option<Doubt>,
     /// The in-capsule data of an ordered write: the first byte in the receive buffer, and the one
     /// after the last; (0, 0) for none. Valid only within one `receive`.
@@ -84,7 +85,7 @@ pub(super) struct Entry {
     /// Its position in the log, once it is appended.
     pub(super) position: Position,
     pub(super) data: Data,
-    /// The gate has given the step to write it, but its data has not arrived yet.
+    /// The gate has allowed its write, but its data has not arrived yet.
     pub(super) may_write: bool,
 }
 

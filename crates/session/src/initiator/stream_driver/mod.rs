@@ -270,7 +270,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
-    /// The group up to which a flush must be requested now, because other threads wait for that.
+    /// The group up to which a flush must be requested now, because another thread waits until it is
+    /// durable; `None` if no thread does, or the flush was requested before.
     fn durable_to_request(&self) -> Option<Seq> {
         if self.durable_awaited <= self.durable_requested {
             return None;
@@ -314,7 +315,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.unsent
     }
 
-    /// The time until which an owner in a call may sleep if nothing arrives, ns.
+    /// The time until which a call of the owner may sleep if nothing arrives, ns.
     #[must_use]
     pub fn sleeps_until(&self, now: u64) -> u64 {
         let latest = now.saturating_add(SLEEP_NS_MAX);
@@ -322,18 +323,18 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.deadline(now).into_iter().chain(read).fold(latest, u64::min)
     }
 
-    /// The group up to which payload is not needed any more. The caller frees those buffers.
-    /// [`Until::Space`] waits until this is a later group than at the last call.
+    /// Returns the last group whose payload the driver does not need any more: the caller frees the
+    /// buffers up to it. Remembers the group, because [`Until::Space`] waits for a later one.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
         self.freed = self.session.engine().kept_after();
         self.freed
     }
 
-    /// Ends some rounds of the background driver, after [`marks`](Self::marks). Requests a flush of a
-    /// stream that has been idle for `flush_ns`, so that the logs can drop its entries (T1). `worked`:
-    /// whether the last round did any work. Returns when the next round is due even if nothing
-    /// arrives; `None` for a stream that has failed.
+    /// The background driver calls this after its rounds, and after [`marks`](Self::marks). A stream
+    /// that has been idle for `flush_ns` is flushed, so that the targets can drop its entries from
+    /// their logs (T1). Returns when the next round is due even if nothing arrives: at once if the
+    /// last round `worked`, and never (`None`) for a stream that has failed.
     pub fn finish_background_rounds(
         &mut self,
         worked: bool,

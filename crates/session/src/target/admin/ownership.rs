@@ -65,10 +65,9 @@ impl Admin {
             let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
             let host = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
             let number = s.claim(&claim, host, now)?;
-            // From here on, the guard refuses writes of plain hosts, and streams of older owners are
-            // refused. Operations of both that are in flight must come back before the owner may
-            // read a list or write anything. Otherwise a late write could land over newer data (T8,
-            // T21).
+            // From here on, writes of plain hosts and streams of former owners are refused. Their
+            // operations that are in flight must come back before the new owner reads a log or
+            // writes. Otherwise a late write could land over newer data (T8, T21).
             Ok((s.raise_fence(conn, claim.volume, None), number))
         });
         match granted {
@@ -82,9 +81,9 @@ impl Admin {
                 env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
                 if claim.give_up {
                     cx.trouble(
-                        "what the ordering log knew of the volume was given up by its new owner \
-                         (accept_lost_log): what could not be read is begun anew, and nothing is \
-                         undone",
+                        "the new owner has accepted the loss of the volume's ordering log \
+                         (accept_lost_log): what could not be read of it begins anew, and no \
+                         write is undone",
                         env,
                     );
                 }

@@ -18,13 +18,13 @@ pub enum Action<E: TargetEnv, T> {
     Send(ConnKey),
     /// All of the connection's bytes are sent. Close its sending direction.
     FinishSending(ConnKey),
-    /// Watch the connection's socket for this from now on. It was not watched before if `is_new`.
+    /// Watch the connection's socket for `interest` from now on.
     Watch {
         /// The connection.
         key: ConnKey,
         /// The events to watch for.
         interest: Interest,
-        /// Whether it is new to this core.
+        /// Whether this core has not watched the socket before.
         is_new: bool,
     },
     /// Stop watching the connection's socket, and send the connection to another core, as
@@ -35,15 +35,16 @@ pub enum Action<E: TargetEnv, T> {
         /// The connection.
         connection: Box<Connection<E, T>>,
     },
-    /// Send [`Message::MovesEnded`](super::Message::MovesEnded) with this core's index to all others.
+    /// This core stops, and hands over no more connections. Inform all others, by
+    /// [`Message::MovesEnded`](super::Message::MovesEnded) with its index.
     EndMoves,
     /// The connection is over: its socket is to be closed.
     Drop(Box<Connection<E, T>>),
 }
 
 impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
-    /// The next action of this round; `None` when all is done. Ends the batch of device operations
-    /// that were handed in.
+    /// The next action of this round; `None` when all is done. First it ends the batch of the device
+    /// operations of this round.
     ///
     /// Each action is to be carried out before the next is asked for.
     pub fn next_action(&mut self, env: &mut E) -> Option<Action<E, T>> {
