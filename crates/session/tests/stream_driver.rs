@@ -14,7 +14,7 @@ use riopipe_session::initiator::stream_driver::{
     Closed, NotSubmitted, ReadFailure, StartError, StartStep, StreamDriver, StreamEvent,
     StreamShared, StreamSpec, StreamStart, Until, WaitEnd,
 };
-use riopipe_session::stages::ONE_IN;
+use riopipe_session::stages::{ONE_IN, Stage};
 use riopipe_testkit::peer;
 use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
 use stream_rig::{shared, status, write};
@@ -321,11 +321,60 @@ fn a_target_that_does_not_bind_the_stream_gives_the_reason() {
 }
 
 #[test]
+fn a_start_waits_for_its_connections_until_the_time_is_over() {
+    let mut start = start(&Shape::of(1, false), 5);
+    let StartStep::Connect(_) = start.step(5) else { panic!("nothing is connected") };
+    assert_eq!(start.step(4 + START_NS), StartStep::Drive);
+    assert!(start.driver().is_none());
+    let late = StartError::TimedOut { server: 0, after_ns: START_NS };
+    assert_eq!(start.step(5 + START_NS), StartStep::Failed(late));
+}
+
+#[test]
+fn a_stream_that_is_not_bound_yet_is_not_handed_out() {
+    let shape = Shape::of(1, false);
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    assert!(start.driver().is_some());
+    assert!(start.into_driver().is_none());
+}
+
+#[test]
+fn t27_a_refusal_on_an_association_that_has_ended_is_asked_for_again() {
+    let shape = Shape::of(2, false);
+    for (ended, at, begins_again) in
+        [(0, 7, true), (1, 7, false), (0, START_NS, false), (1, START_NS, false)]
+    {
+        let mut start = start(&shape, 0);
+        connect(&mut start, &shape, 0);
+        let mut scripts = vec![Script::default(), Script::default()];
+        carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+        let bind = scripts[0].commands.remove(0);
+        scripts[0].answer(&bind, status::UNRECOVERED, 0);
+        carry(start.driver().unwrap(), &mut scripts, &mut vec![], 0);
+        let refused = start.step(0);
+        assert!(matches!(refused, StartStep::Failed(StartError::Refused(_))), "{refused:?}");
+        start.association_ended(ended, at);
+        let expected = if begins_again { StartStep::Pause(at + 5 * MS) } else { refused };
+        assert_eq!(start.step(at), expected, "association {ended} at {at}");
+    }
+    // The reason of a failure stays when there is no time for another attempt.
+    let mut start = start(&shape, 0);
+    connect(&mut start, &shape, 0);
+    let error = refused(Status::CONNECT_INVALID_HOST);
+    start.failed(1, error.clone(), 1);
+    start.association_ended(1, START_NS);
+    let ended = StartError::Ended { server: 1, error };
+    assert_eq!(start.step(START_NS), StartStep::Failed(ended));
+}
+
+#[test]
 fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     let mut rig = Rig::new(Shape::of(2, false));
     let sent = rig.write(0);
     rig.driver.closed(0, rig.now);
     assert!(!rig.driver.is_open(0) && rig.driver.is_open(1));
+    assert!(!rig.driver.connected(0, new_queue(&rig.shape), rig.now), "it has not asked yet");
     let over = StreamEvent::ConnectionEnded { server: 0 };
     assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 0))]);
     assert_eq!(rig.events(), [], "once");
@@ -839,7 +888,8 @@ fn the_driver_reports_the_time_of_traced_groups() {
         rig.driver.marks().unwrap();
         let now = rig.now;
         if let Some(spent) = rig.driver.traced(|| now) {
-            assert_eq!(spent.total(), 105);
+            let stages = Stage::INITIATOR.map(|stage| spent.of(stage));
+            assert_eq!(stages, [5, 0, 100, 0], "admitted, sent at once, in transit");
             traced += 1;
         }
     }
