@@ -49,7 +49,7 @@ pub(super) enum SetUpEvent {
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Handles the loss of the connection to a server, also of one that has sent nothing for too long.
     /// The stream waits until [`rejoin`](Self::rejoin) gives it another connection (P7). If the engine
-    /// cannot replay, or [`loss_ns`](StreamConfig::loss_ns) is 0, the stream is poisoned (P6).
+    /// cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the stream is poisoned (P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         if !connection.has_connection() {
@@ -144,7 +144,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Gives up every server that has been unreachable for longer than
-    /// [`loss_ns`](StreamConfig::loss_ns). [`pump`](Self::pump) does this, too.
+    /// [`loss_ns`](super::StreamConfig::loss_ns). [`pump`](Self::pump) does this, too.
     pub fn give_up_overdue_servers(&mut self, now: u64) {
         for server in 0..self.connections.len() {
             let connection = &self.connections[server];
