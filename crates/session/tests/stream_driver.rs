@@ -3,7 +3,7 @@
 
 mod stream_rig;
 
-use peer::target::{Command, Script};
+use peer::target::{Command, Page, Script};
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::{Cause, EngineKind};
@@ -156,6 +156,12 @@ impl Rig {
 fn request(server: u16, attempts: u32) -> ConnectRequest {
     let stream = riopipe_order::attribute::StreamId(3);
     ConnectRequest { stream, server, qid: 5 + server, depth: 24, attempts }
+}
+
+/// The list of the stream's log with these entries, of which none is released.
+fn page(entries: Vec<[u8; 64]>) -> Page {
+    let (volume, stream) = (stream_rig::VOLUME.0, 3);
+    Page { volume, stream, more: false, settled: false, released: 0, next: 0, entries }
 }
 
 fn refused(status: Status) -> Option<SessionError> {
@@ -391,16 +397,7 @@ fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     assert_eq!(rig.events(), [], "it is not back yet, and that is looked at again");
     rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
     let list = rig.take_one(0, LIST);
-    let page = peer::target::Page {
-        volume: stream_rig::VOLUME.0,
-        stream: 3,
-        more: false,
-        settled: false,
-        released: 0,
-        next: 0,
-        entries: log(&[(sent, true)]),
-    };
-    rig.scripts[0].answer_data(&list, page.encode());
+    rig.scripts[0].answer_data(&list, page(log(&[(sent, true)])).encode());
     rig.carry();
     rig.carry();
     assert_eq!(rig.driver.connection(0), ConnectionState::Up);
@@ -839,16 +836,7 @@ fn p7_the_requests_that_were_sent_again_are_counted() {
         let bind = rig.take_one(0, BIND);
         rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
         let list = rig.take_one(0, LIST);
-        let page = peer::target::Page {
-            volume: stream_rig::VOLUME.0,
-            stream: 3,
-            more: false,
-            settled: false,
-            released: 0,
-            next: 0,
-            entries: vec![],
-        };
-        rig.scripts[0].answer_data(&list, page.encode());
+        rig.scripts[0].answer_data(&list, page(vec![]).encode());
         rig.take_one(0, 1);
         assert_eq!(rig.driver.replayed(), sent_again);
     }
