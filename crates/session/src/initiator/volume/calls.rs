@@ -7,6 +7,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_order::attribute::VolumeId;
 
 use super::error::CallFailure;
 use crate::initiator::association::{
@@ -14,6 +15,7 @@ use crate::initiator::association::{
 };
 use crate::initiator::attach::Controller;
 use crate::initiator::queue_pair::Data;
+use crate::wire::{STATUS_LEN, status_command};
 
 /// Access to the associations with a volume's targets, which the program owns.
 pub trait Associations {
@@ -170,6 +172,32 @@ impl<Q> Targets<Q> {
         self.next_number += 1;
         self.pending.insert(number, PendingQuestion { target, purpose });
         Ok(())
+    }
+
+    /// Sends a question to a target over its admin queue; else as [`ask`](Self::ask).
+    pub(super) fn ask_admin<A: Associations>(
+        &mut self,
+        associations: &mut A,
+        target: usize,
+        sqe: Sqe,
+        data: Data<'_, A::Piece>,
+        purpose: Q,
+        now: u64,
+    ) -> Result<(), CallFailure> {
+        self.ask(associations, (target, ControlQueue::Admin), sqe, data, purpose, now)
+    }
+
+    /// Asks a target for its status of a volume.
+    pub(super) fn ask_status(
+        &mut self,
+        associations: &mut impl Associations,
+        target: usize,
+        volume: VolumeId,
+        purpose: Q,
+        now: u64,
+    ) -> Result<(), CallFailure> {
+        let data = Data::Read(STATUS_LEN as u32);
+        self.ask_admin(associations, target, status_command(volume), data, purpose, now)
     }
 
     /// The next answer that has arrived. An answer to a question that was dropped is left out.

@@ -34,72 +34,28 @@
 //! has no deadline of its own. If it fails after partitions were made, it asks the targets to forget
 //! the new volume.
 
+mod config;
+mod drives;
+mod new_volume;
 mod old_volumes;
 
 use alloc::collections::VecDeque;
-use alloc::string::String;
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::Cqe;
-use riopipe_nvme::digest::Crc32c;
-use riopipe_order::attribute::{Member, VolumeId};
+use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
-use riopipe_order::entry::ENTRY_BYTES;
-use riopipe_order::log_region::{MemberNamespace, PARTITION_ALIGN};
-use riopipe_order::topology::{
-    MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
-};
 
+pub use self::config::VolumeCreationConfig;
+use self::drives::Drives;
 use self::old_volumes::{Dropping, OldState, OldVolume};
 use super::calls::{Associations, TargetAnswer, Targets};
-use super::error::{CallFailure, Nonsense, VolumeCreateError, VolumeOptionsError};
+use super::error::{CallFailure, Nonsense, VolumeCreateError};
 use super::labels;
-use super::members::{MemberPlace, members_on, namespaces};
-use crate::claim;
+use super::members::namespaces;
 use crate::engine_choice::{Choice, Lacking, choose_for_new};
-use crate::initiator::association::ControlQueue;
-use crate::initiator::attach::{Controller, Namespace};
-use crate::initiator::queue_pair::Data;
-use crate::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
+use crate::label::Label;
 use crate::label_work::{self, LabelIo};
-use crate::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
-use crate::wire::{
-    BLOCK_BYTES, Claim, STATUS_LEN, STREAMS_MAX, VolumeStatus, claim_command, release_command,
-    status, status_command,
-};
-
-/// The generation with which a volume is made.
-const FIRST_GENERATION: u32 = 1;
-/// The most members on one target.
-const MEMBERS_ON_TARGET_MAX: usize = 16;
-/// The most blocks of a stripe unit.
-const UNIT_BLOCKS_MAX: u32 = 1 << 20;
-
-/// The options for a new volume.
-#[derive(Clone, Debug)]
-pub struct VolumeCreationConfig {
-    /// The name of the volume.
-    pub name: String,
-    /// The id of the volume. It is random, so that no two volumes have the same id.
-    pub volume: VolumeId,
-    /// The place of each member, in the order of the volume.
-    pub places: Vec<MemberPlace>,
-    /// The number of the volume's targets.
-    pub targets: usize,
-    /// The number of blocks of a stripe unit.
-    pub unit_blocks: u32,
-    /// The number of streams.
-    pub streams: u16,
-    /// The engine of the volume; `None`: `rio` if it can run on every target, else `sync` (T17).
-    pub engine: Option<EngineKind>,
-    /// The number of log slots per stream and target; 0: as many as fit.
-    pub slots: u32,
-    /// Whether volumes to which the drives belong are given up with all their data. A volume that
-    /// has an owner is never given up.
-    pub force: bool,
-    /// CRC32C, for the labels.
-    pub crc32c: Crc32c,
-}
+use crate::wire::VolumeStatus;
 
 /// The purpose of a question to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,17 +112,6 @@ enum Step {
     Ended,
 }
 
-/// The drives, once their targets have reported them.
-#[derive(Debug)]
-struct Drives {
-    controllers: Vec<Controller>,
-    namespaces: Vec<Namespace>,
-    /// For each member, whether its label has been requested.
-    requested: Vec<bool>,
-    /// For each member whose label has been read, the label of the volume that it belongs to.
-    labels: Vec<Option<Option<Label>>>,
-}
-
 /// The creation of a volume; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeCreation {
@@ -181,8 +126,9 @@ pub struct VolumeCreation {
     given_up: Vec<VolumeId>,
     /// The same volumes, with one item for each target on which they have drives.
     old_volumes: Vec<OldVolume>,
-    /// The steps of writing labels that are not done, and whether the first one is in flight.
+    /// The steps of writing labels that are not done.
     label_writes: VecDeque<LabelIo>,
+    /// Whether the first of these steps has been sent.
     write_in_flight: bool,
     /// Whether partitions may have been made on some target. If the creation fails, the targets
     /// must then forget them.
@@ -192,137 +138,6 @@ pub struct VolumeCreation {
     /// The error to be reported when the targets have forgotten the new volume.
     error: Option<VolumeCreateError>,
     result: Option<Result<Label, VolumeCreateError>>,
-}
-
-impl VolumeCreationConfig {
-    /// Checks all that can be checked before any target is asked.
-    fn check(&self) -> Result<(), VolumeCreateError> {
-        let (name, places) = (&self.name, &self.places);
-        if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-            return Err(VolumeCreateError::Name);
-        }
-        if places.is_empty() || places.len() > MEMBERS_MAX {
-            return Err(VolumeOptionsError::Members.into());
-        }
-        let on = |target| places.iter().filter(|place| place.target == target).count();
-        if places.iter().any(|place| on(place.target) > MEMBERS_ON_TARGET_MAX) {
-            return Err(VolumeOptionsError::MembersOnTarget.into());
-        }
-        if !(1..=STREAMS_MAX).contains(&self.streams) {
-            return Err(VolumeOptionsError::Streams.into());
-        }
-        if !(1..=UNIT_BLOCKS_MAX).contains(&self.unit_blocks) {
-            return Err(VolumeOptionsError::UnitBlocks.into());
-        }
-        Ok(())
-    }
-
-    /// Checks that a volume can use these namespaces, and that no two are the same.
-    fn check_drives(&self, namespaces: &[Namespace]) -> Result<(), VolumeCreateError> {
-        let needed = DATA_START + u64::from(self.unit_blocks);
-        for (member, (place, namespace)) in self.places.iter().zip(namespaces).enumerate() {
-            let before = self.places.iter().zip(namespaces).take(member);
-            for (earlier, other) in before {
-                if earlier == place {
-                    return Err(VolumeCreateError::DuplicateMember { member });
-                }
-                if namespace.nguid != [0; 16] && other.nguid == namespace.nguid {
-                    return Err(VolumeCreateError::SameNguid { member });
-                }
-            }
-            if namespace.block_size != BLOCK_BYTES as u32 || namespace.metadata != 0 {
-                let size = namespace.block_size;
-                return Err(VolumeCreateError::BlockSize { member, size });
-            }
-            if namespace.blocks < needed {
-                let blocks = namespace.blocks;
-                return Err(VolumeCreateError::TooSmall { member, blocks, needed });
-            }
-        }
-        Ok(())
-    }
-
-    /// The label of member 0. `drives` have been checked.
-    fn label(&self, drives: &Drives, engine: EngineKind) -> Result<Label, TopologyError> {
-        let unit = u64::from(self.unit_blocks);
-        let units = |n: &Namespace| (n.blocks - DATA_START) / unit * unit;
-        let blocks = drives.namespaces.iter().map(units).min().unwrap_or(0);
-        let member = |(place, namespace): (&MemberPlace, &Namespace)| {
-            let extension = drives.controllers[place.target].extension;
-            let region = extension.filter(|_| engine.capabilities().keeps_log);
-            MemberId { nguid: namespace.nguid, region: region.map_or([0; 16], |e| e.region) }
-        };
-        // The same check that opening will make.
-        let members = self.places.iter().map(|place| MemberLayout {
-            server: place.target as u16,
-            start: DATA_START,
-            blocks,
-            request_blocks_max: 1,
-            volatile: false,
-        });
-        let servers = alloc::vec![ServerLayout { slots: 0 }; drives.controllers.len()];
-        Topology::new(members.collect(), servers, self.unit_blocks)?;
-        Ok(Label {
-            volume: self.volume,
-            name: self.name.clone(),
-            block_size: BLOCK_BYTES as u32,
-            unit_blocks: self.unit_blocks,
-            data_blocks: blocks,
-            streams: self.streams,
-            engine,
-            index: 0,
-            generation: FIRST_GENERATION,
-            sequence: 1,
-            members: self.places.iter().zip(&drives.namespaces).map(member).collect(),
-        })
-    }
-
-    /// Checks the number of slots that the caller requests. The targets check it too, but by then
-    /// an old volume may have been dropped.
-    fn check_requested_slots(&self) -> Result<(), VolumeCreateError> {
-        let share = LOG_SLOTS_MAX / u64::from(self.streams);
-        let most = u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX);
-        let slots = self.slots;
-        for target in 0..self.targets {
-            self.check_slots_suffice(target, slots)?;
-            if slots > most {
-                return Err(VolumeCreateError::TooManySlots { target, slots, most });
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that `slots` log slots per stream on a target are enough.
-    fn check_slots_suffice(&self, target: usize, slots: u32) -> Result<(), VolumeCreateError> {
-        let needed = self.min_slots(target);
-        if slots < needed {
-            return Err(VolumeCreateError::TooFewSlots { target, slots, needed });
-        }
-        Ok(())
-    }
-
-    /// The fewest slots per stream on a target: more than the slots that are reserved for flush
-    /// entries (T13).
-    fn min_slots(&self, target: usize) -> u32 {
-        2 * members_on(&self.places, target).len() as u32 + 2
-    }
-
-    /// The claim that makes partitions in a target's log.
-    fn claim(&self, target: usize, keeps_log: bool) -> Claim {
-        Claim {
-            volume: self.volume,
-            generation: FIRST_GENERATION,
-            create: true,
-            give_up: false,
-            take_over: false,
-            unlogged: !keeps_log,
-            resume: false,
-            streams: self.streams,
-            slots: self.slots,
-            lease_ms: 0,
-            members: members_on(&self.places, target),
-        }
-    }
 }
 
 impl VolumeCreation {
@@ -412,60 +227,28 @@ impl VolumeCreation {
     /// Handles the answer to a question.
     fn on_answer(&mut self, answer: TargetAnswer<Question>) -> Result<(), VolumeCreateError> {
         let TargetAnswer { target, purpose: question, cqe, page } = answer;
-        let answer = cqe.status();
-        if question == Question::Claim
-            && let Some(dropping) = self.old_volumes_to_drop(target, cqe)
-        {
-            self.step = Step::DroppingOld(dropping);
-            return Ok(());
-        }
+        let status = cqe.status();
         match question {
+            // The status of these answers is no error of the creation.
             Question::Forget => return Ok(()),
             Question::ClaimOld(at) => {
-                let claimed = answer.is_ok();
-                self.old_volumes[at].state =
-                    if claimed { OldState::Claimed } else { OldState::Nothing };
+                self.on_old_claimed(at, status.is_ok());
+                return Ok(());
             }
-            Question::Claim if answer.is(status::LOG_DIRECTORY_FULL) => {
-                let volumes = cqe.result() as u32;
-                return Err(VolumeCreateError::LogDirectoryFull { target, volumes });
-            }
-            Question::Claim if answer.is(status::LOG_TOO_SMALL) => {
-                let (need, free) = (cqe.result() as u32, (cqe.result() >> 32) as u32);
-                return Err(VolumeCreateError::LogTooSmall { target, need, free });
-            }
-            Question::Claim if answer.is(status::TOO_MANY_SLOTS) => {
-                let (slots, most) = (self.config.slots, cqe.result() as u32);
-                return Err(VolumeCreateError::TooManySlots { target, slots, most });
-            }
-            _ if !answer.is_ok() => {
-                return Err(self.call_error(target, CallFailure::Status(answer)));
+            Question::Claim => return self.on_partitions_answer(target, cqe),
+            _ if !status.is_ok() => {
+                return Err(self.call_error(target, CallFailure::Status(status)));
             }
             Question::Label(member) => {
                 // Only the label itself matters here, so the identity of the drive is left out.
                 let label = label_work::found([0; 16], None, &page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
-                    drives.labels[member] = Some(label.ok());
+                    drives.set_label(member, label.ok());
                 }
             }
             Question::OldStatus(at) => {
                 let status = self.decode_status(target, &page)?;
-                if status.owned {
-                    let (member, volume) = self.first_member_of(self.old_volumes[at].volume);
-                    return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
-                }
-                let old = &mut self.old_volumes[at];
-                let is_behind = claim::is_behind(&status, old.generation);
-                old.generation = old.generation.max(status.generation);
-                (old.streams, old.slots) = (status.streams, status.slots);
-                old.state = if status.log_lost {
-                    OldState::Lost
-                } else if status.known && !status.unlogged {
-                    let guards = status.unrecovered || status.kept;
-                    OldState::Partitions { guards, is_behind }
-                } else {
-                    OldState::Nothing
-                };
+                self.on_old_status(at, status)?;
             }
             Question::Status => {
                 let slots = self.decode_status(target, &page)?.slots;
@@ -475,7 +258,7 @@ impl VolumeCreation {
                 self.write_in_flight = false;
                 self.label_writes.pop_front();
             }
-            Question::Claim | Question::Release => {}
+            Question::Release => {}
         }
         Ok(())
     }
@@ -503,12 +286,11 @@ impl VolumeCreation {
                 self.step = Step::MakingPartitions(0)
             }
             Step::DroppingOld(dropping) => {
-                match (self.claim_next_old(dropping, now, associations), dropping) {
-                    (true, _) => self.step = Step::ClaimingOld(dropping),
-                    (false, Dropping::First { target, .. }) => {
-                        self.step = Step::MakingPartitions(target);
-                    }
-                    (false, Dropping::All) => self.end_with_label(associations),
+                let has_claimed = self.claim_next_old(dropping, now, associations);
+                match dropping {
+                    _ if has_claimed => self.step = Step::ClaimingOld(dropping),
+                    Dropping::First { target, .. } => self.step = Step::MakingPartitions(target),
+                    Dropping::All => self.end_with_label(associations),
                 }
             }
             Step::ClaimingOld(dropping) if !self.targets.has_pending_answers() => {
@@ -522,22 +304,18 @@ impl VolumeCreation {
                 };
             }
             Step::MakingPartitions(target) if !self.targets.has_pending_answers() => {
-                let next = self.targets_with_extension().find(|at| *at >= target);
-                self.step = match next {
-                    Some(target) => {
-                        self.make_partitions(target, now, associations)?;
-                        Step::MakingPartitions(target + 1)
-                    }
-                    None => {
-                        self.count_slots(now, associations)?;
-                        Step::CountingSlots
-                    }
-                };
+                let mut with_extension = self.targets_with_extension().into_iter();
+                if let Some(target) = with_extension.find(|next| *next >= target) {
+                    self.make_partitions(target, now, associations)?;
+                    self.step = Step::MakingPartitions(target + 1);
+                } else {
+                    self.count_slots(now, associations)?;
+                    self.step = Step::CountingSlots;
+                }
             }
             Step::CountingSlots if !self.targets.has_pending_answers() => {
                 if let Some(drives) = &mut self.drives {
-                    drives.requested.fill(false);
-                    drives.labels.fill(None);
+                    drives.clear_labels();
                 }
                 self.step = Step::ReadingLabelsAgain;
             }
@@ -545,26 +323,15 @@ impl VolumeCreation {
                 if !self.read_labels(now, associations)? {
                     return Ok(false);
                 }
-                self.check_still_free()?;
+                self.check_drives_still_free()?;
+                self.plan_label_writes();
                 self.step = Step::WritingLabels;
             }
             Step::WritingLabels => {
                 if !self.write_labels(now, associations)? {
                     return Ok(false);
                 }
-                for target in self.targets_with_extension().collect::<Vec<_>>() {
-                    let release = release_command(self.config.volume, false);
-                    let to = (target, ControlQueue::Admin);
-                    let sent = self.targets.ask(
-                        associations,
-                        to,
-                        release,
-                        Data::None,
-                        Question::Release,
-                        now,
-                    );
-                    sent.map_err(|source| failed_call(target, RELEASING, source))?;
-                }
+                self.send_release(now, associations)?;
                 self.step = Step::Releasing;
             }
             // While the new volume has an owner, no other volume of its drives can be claimed.
@@ -596,9 +363,7 @@ impl VolumeCreation {
                 VolumeCreateError::Engine { engine, lacking }
             })?;
         self.fallback = fallback;
-        let members = namespaces.len();
-        let (requested, labels) = (alloc::vec![false; members], alloc::vec![None; members]);
-        let drives = Drives { controllers, namespaces, requested, labels };
+        let drives = Drives::new(controllers, namespaces);
         self.label = Some(self.config.label(&drives, engine)?);
         self.drives = Some(drives);
         if self.config.slots != 0 && self.keeps_log() {
@@ -607,282 +372,6 @@ impl VolumeCreation {
         self.targets.open_drives_queues(associations, now);
         self.step = Step::ReadingLabels;
         Ok(true)
-    }
-
-    /// Reads the labels of all members. Returns whether all have been read.
-    fn read_labels(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeCreateError> {
-        let Some(drives) = &mut self.drives else { return Ok(false) };
-        for (member, place) in self.config.places.iter().enumerate() {
-            if drives.requested[member]
-                || !self.targets.is_drives_queue_ready(associations, place.target)
-            {
-                continue;
-            }
-            let io = LabelIo::Read { member };
-            labels::send(
-                &mut self.targets,
-                associations,
-                &self.config.places,
-                io,
-                Question::Label(member),
-                now,
-            )
-            .map_err(|(target, source)| failed_call(target, labels::READING, source))?;
-            drives.requested[member] = true;
-        }
-        Ok(drives.labels.iter().all(Option::is_some))
-    }
-
-    /// Lists the old volumes, and asks their targets whether they have owners. If old volumes may not
-    /// be given up, the first drive that belongs to one is an error.
-    fn begin_old_statuses(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<(), VolumeCreateError> {
-        for member in 0..self.config.places.len() {
-            let Some(old) = self.present_label(member).cloned() else { continue };
-            if !self.config.force {
-                return Err(VolumeCreateError::InUse { member, volume: old.name });
-            }
-            if self.given_up.contains(&old.volume) {
-                continue;
-            }
-            self.given_up.push(old.volume);
-            for target in self.targets_with_extension().collect::<Vec<_>>() {
-                let members = self.old_members(&old, target);
-                if members.is_empty() {
-                    continue;
-                }
-                let (volume, streams, slots) = (old.volume, old.streams, 0);
-                let labels =
-                    (0..self.config.places.len()).filter_map(|member| self.present_label(member));
-                let same_volume = labels.filter(|label| label.volume == volume);
-                let generation = same_volume.map(|label| label.generation).max().unwrap_or(0);
-                let state = OldState::Nothing;
-                self.old_volumes.push(OldVolume {
-                    target,
-                    volume,
-                    members,
-                    generation,
-                    streams,
-                    slots,
-                    state,
-                });
-                let purpose = Question::OldStatus(self.old_volumes.len() - 1);
-                let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
-                self.targets
-                    .ask(associations, to, status_command(volume), data, purpose, now)
-                    .map_err(|source| failed_call(target, ASKING_OLD, source))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The drives of an old volume on a target, as the claim of the old volume needs them. A crash
-    /// during an earlier creation may have left a drive without the label. Such a drive is found by
-    /// its identity (NGUID), first among the drives of the new volume.
-    fn old_members(&self, old: &Label, target: usize) -> Vec<MemberNamespace> {
-        let Some(drives) = &self.drives else { return Vec::new() };
-        let mut places = alloc::vec![None; old.members.len()];
-        for (place, label) in self.config.places.iter().zip(&drives.labels) {
-            if let Some(Some(label)) = label
-                && label.volume == old.volume
-                && let Some(found) = places.get_mut(usize::from(label.index))
-            {
-                *found = Some(*place);
-            }
-        }
-        let given = self.config.places.iter().zip(&drives.namespaces);
-        for (found, id) in places.iter_mut().zip(&old.members).filter(|(found, _)| found.is_none())
-        {
-            let given = given.clone().find(|(_, namespace)| namespace.nguid == id.nguid);
-            let others = || {
-                let mut all = drives.controllers[target].namespaces.iter();
-                let other = all.find(|namespace| namespace.nguid == id.nguid)?;
-                Some(MemberPlace { target, nsid: other.nsid })
-            };
-            *found = given.map(|(place, _)| *place).or_else(others);
-        }
-        let here = |(at, place): (usize, Option<MemberPlace>)| {
-            let place = place.filter(|place| place.target == target)?;
-            Some(MemberNamespace { member: Member(at as u8), nsid: place.nsid })
-        };
-        places.into_iter().enumerate().filter_map(here).collect()
-    }
-
-    /// The old volumes of which one is dropped from a target's log after the target has refused the
-    /// partitions; `None` if that cannot help. Each old volume is dropped only once.
-    fn old_volumes_to_drop(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
-        let guards = refusal.status().is(status::GUARDED);
-        let dropping = Dropping::First { target, only_guarding: guards };
-        let may_help = guards || self.may_make_space(target, refusal);
-        let mut olds = self.old_volumes.iter();
-        (may_help && olds.any(|old| old.is_due(dropping))).then_some(dropping)
-    }
-
-    /// Whether a target's log that has refused the partitions may have enough space once all old
-    /// volumes are dropped from it.
-    fn may_make_space(&self, target: usize, refusal: Cqe) -> bool {
-        let all = Dropping::First { target, only_guarding: false };
-        let olds = || self.old_volumes.iter().filter(|old| old.is_due(all));
-        let (answer, result) = (refusal.status(), refusal.result());
-        if answer.is(status::LOG_TOO_SMALL) {
-            // `free` is the size of the largest gap, so no gap is larger. `n` volumes that go leave
-            // at most `n + 1` gaps around them.
-            let (need, free) = (result as u32, (result >> 32) as u32);
-            let gaps = (olds().count() as u64 + 1) * u64::from(free);
-            u64::from(need) <= gaps + olds().map(OldVolume::bytes).sum::<u64>()
-        } else if answer.is(status::TOO_MANY_SLOTS) {
-            // `most` is the number of free slots divided by `streams`, rounded down. So this is the
-            // largest number of free slots that the target may have.
-            let (most, streams) = (result as u32, u64::from(self.config.streams));
-            let left = streams * (u64::from(most) + 1) - 1;
-            // 0: the target chooses the number. Its partitions are then whole pages.
-            let slots = match self.config.slots {
-                0 => self.config.min_slots(target).max(SLOTS_OF_A_PAGE),
-                slots => slots,
-            };
-            streams * u64::from(slots) <= left + olds().map(OldVolume::slots).sum::<u64>()
-        } else {
-            answer.is(status::LOG_DIRECTORY_FULL)
-        }
-    }
-
-    /// Claims the next old volume that is to be dropped, on all its targets. A target that refuses
-    /// keeps the old volume. Returns whether there was one.
-    ///
-    /// Old volumes are claimed one after the other. After a creation that a crash has cut off, two
-    /// old volumes may have the same drives, and a target refuses the claim of one while the other
-    /// has an owner (T21).
-    fn claim_next_old(
-        &mut self,
-        dropping: Dropping,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> bool {
-        let next = self.old_volumes.iter().find(|old| old.is_due(dropping));
-        let Some(volume) = next.map(|old| old.volume) else { return false };
-        for (at, old) in self.old_volumes.iter_mut().enumerate() {
-            if old.volume != volume || !old.is_due(dropping) {
-                continue;
-            }
-            // If no answer arrives, nothing more is done about this volume.
-            old.state = OldState::Nothing;
-            // Without a higher generation it cannot be claimed.
-            let Some(generation) = old.generation.checked_add(1) else { continue };
-            let claim = Claim::plain(volume, generation, old.streams, old.members.clone());
-            let (bytes, to) = (claim.encode(), (old.target, ControlQueue::Admin));
-            let (data, purpose) = (Data::Bytes(&bytes), Question::ClaimOld(at));
-            // A target that can't get a command is lost, and the next question reports that.
-            let _ = self.targets.ask(associations, to, claim_command(), data, purpose, now);
-        }
-        true
-    }
-
-    /// Sends the command to forget for every old volume that is in this state.
-    fn send_forget_old(&mut self, state: OldState, now: u64, associations: &mut impl Associations) {
-        for old in self.old_volumes.iter_mut().filter(|old| old.state == state) {
-            old.state = OldState::Nothing;
-            let to = (old.target, ControlQueue::Admin);
-            let sqe = release_command(old.volume, true);
-            // A target that can't get a command is lost, and the next question reports that.
-            let _ = self.targets.ask(associations, to, sqe, Data::None, Question::Forget, now);
-        }
-    }
-
-    /// Whether the volume's engine has entries in the targets' logs.
-    fn keeps_log(&self) -> bool {
-        self.label.as_ref().is_some_and(|label| label.engine.capabilities().keeps_log)
-    }
-
-    /// Claims the new volume on a target, which makes the partitions if the engine keeps a log.
-    fn make_partitions(
-        &mut self,
-        target: usize,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<(), VolumeCreateError> {
-        let claim = self.config.claim(target, self.keeps_log()).encode();
-        self.may_have_partitions = true;
-        let (to, data) = ((target, ControlQueue::Admin), Data::Bytes(&claim));
-        let sent = self.targets.ask(associations, to, claim_command(), data, Question::Claim, now);
-        sent.map_err(|source| failed_call(target, MAKING_PARTITIONS, source))
-    }
-
-    /// Asks each target for the number of slots in its partitions, if the volume has a log.
-    fn count_slots(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<(), VolumeCreateError> {
-        if !self.keeps_log() {
-            return Ok(());
-        }
-        for target in 0..self.targets.len() {
-            let (to, data) = ((target, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
-            let sqe = status_command(self.config.volume);
-            let sent = self.targets.ask(associations, to, sqe, data, Question::Status, now);
-            sent.map_err(|source| failed_call(target, ASKING, source))?;
-        }
-        Ok(())
-    }
-
-    /// Checks that no other volume was made of the drives since the first reading of the labels. Then
-    /// lists the writes of the new labels.
-    fn check_still_free(&mut self) -> Result<(), VolumeCreateError> {
-        let Some(label) = &self.label else { return Ok(()) };
-        for member in 0..self.config.places.len() {
-            if let Some(old) = self.present_label(member)
-                && !self.given_up.contains(&old.volume)
-            {
-                return Err(VolumeCreateError::InUse { member, volume: old.name.clone() });
-            }
-            // The first copy replaces the older copy of the old label, and counts as newer than the
-            // other. So a crash leaves the newest label of the old volume, or the new label. With an
-            // earlier label of the old volume, an older copy of a log would count as the newest
-            // (T24).
-            let last = self.present_label(member).map_or(0, |old| old.sequence);
-            let last = if last > u32::MAX - 2 { 0 } else { last };
-            let copies = [last + 1, last + 2].map(|sequence| {
-                let copy = Label { index: member as u16, sequence, ..label.clone() };
-                (Label::block_of(sequence), copy.encode(self.config.crc32c))
-            });
-            self.label_writes.extend(labels::first_labels(member, copies));
-        }
-        Ok(())
-    }
-
-    /// Writes both copies of every label, one step after the other. Returns whether that is done.
-    fn write_labels(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeCreateError> {
-        let Some(io) = self.label_writes.front() else { return Ok(true) };
-        let target = self.config.places[labels::member_of(io)].target;
-        let failed = |source| failed_call(target, labels::WRITING, source);
-        if !self.write_in_flight && self.targets.is_drives_queue_ready(associations, target) {
-            let (io, places) = (io.clone(), &self.config.places);
-            labels::send(&mut self.targets, associations, places, io, Question::WriteLabel, now)
-                .map_err(|(_, source)| failed(source))?;
-            self.write_in_flight = true;
-        }
-        Ok(false)
-    }
-
-    /// Sends the command to forget a volume to every target. A target that does not know the volume
-    /// answers with an error, which does not matter.
-    fn send_forget(&mut self, volume: VolumeId, now: u64, associations: &mut impl Associations) {
-        for target in self.targets_with_extension().collect::<Vec<_>>() {
-            let (to, sqe) = ((target, ControlQueue::Admin), release_command(volume, true));
-            // A target that can't get a command is lost, and the next question reports that.
-            let _ = self.targets.ask(associations, to, sqe, Data::None, Question::Forget, now);
-        }
     }
 
     /// Begins to undo the creation after it has failed with `error`: the targets forget the new
@@ -897,7 +386,7 @@ impl VolumeCreation {
         // Once every label is written, the new volume exists, and keeps its partitions.
         let is_labelled = matches!(self.step, Step::Releasing);
         if self.may_have_partitions && !is_labelled {
-            self.send_forget(self.config.volume, now, associations);
+            self.send_forget(now, associations);
         }
         self.error = Some(error);
         self.step = Step::Failing;
@@ -942,8 +431,8 @@ impl VolumeCreation {
     }
 
     /// The targets that have the extension.
-    fn targets_with_extension(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.targets.len()).filter(|target| self.has_extension(*target))
+    fn targets_with_extension(&self) -> Vec<usize> {
+        (0..self.targets.len()).filter(|target| self.has_extension(*target)).collect()
     }
 
     /// Whether a target has the extension.
@@ -951,23 +440,7 @@ impl VolumeCreation {
         let controller = self.drives.as_ref().and_then(|drives| drives.controllers.get(target));
         controller.is_some_and(|controller| controller.extension.is_some())
     }
-
-    /// The label that was read from a member's drive, if there was one.
-    fn present_label(&self, member: usize) -> Option<&Label> {
-        self.drives.as_ref()?.labels.get(member)?.as_ref()?.as_ref()
-    }
-
-    /// The first member whose drive belongs to an old volume, and the name of that volume.
-    fn first_member_of(&self, volume: VolumeId) -> (usize, String) {
-        let labels =
-            (0..self.config.places.len()).filter_map(|at| Some((at, self.present_label(at)?)));
-        let mut named = labels.filter(|(_, label)| label.volume == volume);
-        named.next().map(|(at, label)| (at, label.name.clone())).unwrap_or_default()
-    }
 }
-
-/// The fewest slots per stream that a target chooses: a partition of one page.
-const SLOTS_OF_A_PAGE: u32 = (PARTITION_ALIGN / ENTRY_BYTES) as u32;
 
 const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";

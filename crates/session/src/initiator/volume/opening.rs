@@ -23,6 +23,8 @@
 //! (T25), each over new associations. If an attempt fails after the volume may have been claimed,
 //! the opening releases the volume.
 
+mod failing;
+mod recovering;
 mod steps;
 
 use alloc::collections::VecDeque;

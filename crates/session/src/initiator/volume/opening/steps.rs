@@ -1,37 +1,29 @@
-//! The steps of an opening: the questions that each step sends, the handling of the answers, and the
-//! choice of the next step.
+//! The steps of an opening up to the claim, and its end: the questions that each step sends, the
+//! handling of the answers, and the choice of the next step.
 //!
 //! ```text
-//! continue_attaching → read_labels → begin_inspection → finish_inspection
-//!                                  → begin_claim → continue_recovery ⇄ its two pauses
-//!     pause after the claim:     begin_relabeling → continue_relabeling
-//!     pause after the decision:  on_prefixes_decided → continue_saving
-//!     at the end:                on_recovery_ended → end_with_result
-//! any step that fails → release_after_failure → continue_release → the result, or a new attempt
+//! continue_attaching → read_labels → begin_claim      → recovery (see the module `recovering`)
+//!                                  → begin_inspection → finish_inspection → end_with_result
+//! any step that fails → release_after_failure (see the module `failing`)
 //! ```
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::Sqe;
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Topology;
 
 use super::super::calls::{Associations, TargetAnswer};
 use super::super::error::{CallFailure, Nonsense, VolumeOpenError};
 use super::super::labels;
-use super::super::members::{MemberPlace, Members, namespaces, region_of};
-use super::super::recovery::{RecoveryDriver, StepTimes, command_of};
-use super::super::saving::{Next, ReadPart, Saving};
-use super::{
-    LabelReading, OpenedVolume, OpeningEvent, Purpose, Question, SaveState, Step, VolumeOpening,
-};
-use crate::claim::{ClaimError, Intent};
+use super::super::members::{Members, namespaces, region_of};
+use super::super::recovery::{RecoveryDriver, StepTimes};
+use super::failing::{label_error, status_error};
+use super::{LabelReading, OpenedVolume, Purpose, Question, SaveState, Step, VolumeOpening};
+use crate::claim::Intent;
 use crate::engine_choice::{Choice, choose};
-use crate::initiator::association::ControlQueue;
-use crate::initiator::opening::{Mode, Opening, OpeningError, Outcome, Phase};
-use crate::initiator::queue_pair::Data;
-use crate::label_work::{self, LabelIo, Relabel};
-use crate::wire::{STATUS_LEN, VolumeStatus, release_command, status_command};
+use crate::initiator::opening::{Mode, Opening, Outcome};
+use crate::label_work::{self, LabelIo};
+use crate::wire::VolumeStatus;
 
 impl VolumeOpening {
     /// Handles failures and answers of targets. Then runs steps until one must wait for a target, for
@@ -67,7 +59,7 @@ impl VolumeOpening {
     }
 
     /// Runs the present step as far as possible. Returns whether the next call may do more.
-    fn run_step(
+    pub(super) fn run_step(
         &mut self,
         now: u64,
         associations: &mut impl Associations,
@@ -88,7 +80,7 @@ impl VolumeOpening {
     }
 
     /// Begins another attempt after the wait for an owner, over new associations.
-    fn begin_next_attempt(&mut self, now: u64, associations: &mut impl Associations) {
+    pub(super) fn begin_next_attempt(&mut self, now: u64, associations: &mut impl Associations) {
         self.targets.replace_associations(associations);
         (self.driver, self.last_progress, self.block_map) = (None, None, None);
         (self.attempt_began, self.step_times) = (now, StepTimes::default());
@@ -96,7 +88,7 @@ impl VolumeOpening {
     }
 
     /// Stores the answer to a question, for the step that has sent it.
-    fn on_answer(
+    pub(super) fn on_answer(
         &mut self,
         answer: TargetAnswer<Question>,
         now: u64,
@@ -143,7 +135,7 @@ impl VolumeOpening {
 
     /// Once all targets are attached, opens the drives queues and begins to read the labels. Returns
     /// whether that is done.
-    fn continue_attaching(
+    pub(super) fn continue_attaching(
         &mut self,
         now: u64,
         associations: &mut impl Associations,
@@ -164,7 +156,7 @@ impl VolumeOpening {
 
     /// Reads the labels of all members. Once all have been read, checks them, and begins the claim or
     /// the inspection. Returns whether that is done.
-    fn read_labels(
+    pub(super) fn read_labels(
         &mut self,
         now: u64,
         associations: &mut impl Associations,
@@ -204,7 +196,7 @@ impl VolumeOpening {
     }
 
     /// Begins the inspection of a volume whose labels are valid, or its claim and recovery.
-    fn begin_claim_or_inspection(
+    pub(super) fn begin_claim_or_inspection(
         &mut self,
         members: Members,
         now: u64,
@@ -219,7 +211,7 @@ impl VolumeOpening {
     }
 
     /// Asks every target that has the extension for its state of the volume.
-    fn begin_inspection(
+    pub(super) fn begin_inspection(
         &mut self,
         members: Members,
         block_map: Topology,
@@ -231,10 +223,8 @@ impl VolumeOpening {
         self.engine = members.head.engine;
         for server in 0..members.controllers.len() {
             if members.controllers[server].extension.is_some() {
-                let (to, data) = ((server, ControlQueue::Admin), Data::Read(STATUS_LEN as u32));
-                let sqe = status_command(volume);
                 self.targets
-                    .ask(associations, to, sqe, data, Question::Status, now)
+                    .ask_status(associations, server, volume, Question::Status, now)
                     .map_err(|source| status_error(server, source))?;
             }
         }
@@ -245,7 +235,7 @@ impl VolumeOpening {
 
     /// Chooses the engine, and makes the driver that claims and recovers the volume. In a dry run, the
     /// driver changes nothing.
-    fn begin_claim(
+    pub(super) fn begin_claim(
         &mut self,
         members: Members,
         block_map: Topology,
@@ -282,7 +272,7 @@ impl VolumeOpening {
 
     /// Ends the inspection, once all targets have reported their state of the volume. Returns false:
     /// nothing follows.
-    fn finish_inspection(
+    pub(super) fn finish_inspection(
         &mut self,
         associations: &mut impl Associations,
     ) -> Result<bool, VolumeOpenError> {
@@ -299,206 +289,9 @@ impl VolumeOpening {
         Ok(false)
     }
 
-    /// Continues the recovery: sends the commands that are due. If the recovery has come to a pause or
-    /// to its end, begins the step that belongs there. Returns whether there may be more to do now.
-    fn continue_recovery(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeOpenError> {
-        let Some(driver) = &mut self.driver else { return Ok(false) };
-        driver.check_timeouts(now)?;
-        let is_dry = self.config.purpose == Purpose::DryRun;
-        match driver.phase() {
-            Phase::Claimed => {
-                self.begin_relabeling();
-                return Ok(true);
-            }
-            Phase::Decided => return self.on_prefixes_decided(now, associations),
-            Phase::Over if is_dry => return self.on_prefixes_decided(now, associations),
-            Phase::Over => {
-                self.on_recovery_ended(associations)?;
-                return Ok(false);
-            }
-            _ => {}
-        }
-        let needs_drives = driver.needs_drives();
-        let phase = driver.phase();
-        for server in 0..self.targets.len() {
-            if needs_drives && !self.targets.is_drives_queue_ready(associations, server) {
-                continue;
-            }
-            let doing = phase.action_name();
-            let call_error = |source| VolumeOpenError::Call { server, doing, source };
-            while let Some((ticket, call)) = driver.next_command(server, now) {
-                let (queue, sqe, data) = command_of(&call);
-                let purpose = Question::Recovery(ticket);
-                self.targets
-                    .ask(associations, (server, queue), sqe, data, purpose, now)
-                    .map_err(call_error)?;
-                self.events.push_back(OpeningEvent::Sent { server, call });
-            }
-        }
-        self.report_progress();
-        // A phase without a command ends at once, and the next one begins.
-        Ok(self.driver.as_ref().is_some_and(|driver| driver.phase() != phase))
-    }
-
-    /// After the claim, begins to write the new generation into the labels. That happens before
-    /// recovery changes anything, so that a log from before this claim is known to be old (T24).
-    fn begin_relabeling(&mut self) {
-        let (Some(driver), Some(members)) = (&self.driver, &self.members) else { return };
-        let generation = driver.opening().generation();
-        self.events.push_back(OpeningEvent::Claimed { generation });
-        let nguids = members.namespaces.iter().map(|namespace| namespace.nguid).collect();
-        let region_on_target = |place: &MemberPlace| {
-            let extension = members.controllers[place.target].extension;
-            extension.map_or([0; 16], |extension| extension.region)
-        };
-        let regions = members.places.iter().map(region_on_target);
-        // If the caller accepts that a log is lost, the labels name the logs that the targets have
-        // now.
-        let regions = self.config.accept_lost_log.then(|| regions.collect());
-        let work = Relabel::new(&members.head, nguids, generation, regions, self.config.crc32c);
-        self.step = Step::Relabeling { work, in_flight: false };
-    }
-
-    /// Writes the new generation into the labels, one step after the other. After the last one,
-    /// recovery continues. Returns whether that is done.
-    fn continue_relabeling(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeOpenError> {
-        let Step::Relabeling { work, in_flight } = &mut self.step else { return Ok(false) };
-        if *in_flight {
-            return Ok(false);
-        }
-        if let Some(io) = work.next_step() {
-            let (action, member) = (labels::action_name(&io), labels::member_of(&io));
-            if self.targets.is_drives_queue_ready(associations, self.config.places[member].target) {
-                labels::send(
-                    &mut self.targets,
-                    associations,
-                    &self.config.places,
-                    io,
-                    Question::Relabel,
-                    now,
-                )
-                .map_err(|(server, source)| label_error(server, action, source))?;
-                *in_flight = true;
-            }
-            return Ok(false);
-        }
-        let finished = core::mem::replace(&mut self.step, Step::Recovering);
-        if let (Step::Relabeling { work, .. }, Some(members)) = (finished, &mut self.members) {
-            members.labels = work.into_labels();
-        }
-        if let Some(driver) = &mut self.driver {
-            driver.end_pause(now)?;
-        }
-        self.report_progress();
-        Ok(true)
-    }
-
-    /// Continues after the recovered seqs have been decided. Nothing has been zeroed so far. If the
-    /// caller requests that, begins to save the data that will be zeroed. Returns whether there may
-    /// be more to do now.
-    fn on_prefixes_decided(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeOpenError> {
-        let (Some(driver), Some(map)) = (&mut self.driver, &self.block_map) else {
-            return Ok(false);
-        };
-        if !core::mem::replace(&mut self.clock_read_since_decision, true) {
-            // The decision may have taken long, and `now` was read before it. So this function runs
-            // again in the next call of `advance`, which has a new clock value.
-            self.advance_at_once = true;
-            return Ok(false);
-        }
-        driver.count_decide_time(now);
-        let saving = self.config.save_undone.then(|| {
-            let volume = self.members.as_ref()?.head.volume;
-            Saving::new(volume, driver.opening().outcome(), map)
-        });
-        match saving.flatten() {
-            Some(saving) => {
-                self.step = Step::Saving { saving, state: SaveState::Idle, since: now };
-            }
-            None if driver.phase() == Phase::Over => {
-                self.on_recovery_ended(associations)?;
-                return Ok(false);
-            }
-            None => driver.end_pause(now)?,
-        }
-        self.report_progress();
-        Ok(true)
-    }
-
-    /// Continues to save the data that will be zeroed: reads it, and prepares each step for the
-    /// program, which writes the file. After the last step, recovery continues. A dry run ends then.
-    /// Returns whether saving is done.
-    fn continue_saving(
-        &mut self,
-        now: u64,
-        associations: &mut impl Associations,
-    ) -> Result<bool, VolumeOpenError> {
-        let Step::Saving { saving, state, since } = &mut self.step else { return Ok(false) };
-        let (Some(driver), Some(map), Some(members)) =
-            (&mut self.driver, &self.block_map, &self.members)
-        else {
-            return Ok(false);
-        };
-        if *state != SaveState::Idle {
-            // A read is in flight, or the program has to do a step.
-            return Ok(false);
-        }
-        match saving.next(map) {
-            Next::Step(step) => *state = SaveState::Due(step),
-            Next::Read(parts) => {
-                *state = SaveState::Reading;
-                for ReadPart { extent, at, len } in parts {
-                    let place = members.places[usize::from(extent.member.0)];
-                    let (to, data) = ((place.target, ControlQueue::Drives), Data::Read(len as u32));
-                    let sqe = Sqe::read(place.nsid, extent.lba, extent.blocks);
-                    self.targets
-                        .ask(associations, to, sqe, data, Question::ReadForSaving(at), now)
-                        .map_err(|source| save_error(place.target, source))?;
-                }
-            }
-            Next::Saved => {
-                let since = *since;
-                self.step = Step::Recovering;
-                if driver.phase() == Phase::Over {
-                    self.step_times.save = now.saturating_sub(since);
-                    self.on_recovery_ended(associations)?;
-                } else {
-                    driver.end_pause(now)?;
-                }
-                self.report_progress();
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Takes the result of the recovery, and ends the opening with it.
-    fn on_recovery_ended(
-        &mut self,
-        associations: &mut impl Associations,
-    ) -> Result<(), VolumeOpenError> {
-        let Some(driver) = &self.driver else { return Ok(()) };
-        let (opening, step_times) = (driver.opening(), driver.step_times());
-        let generation = opening.generation();
-        let (statuses, outcome) = (opening.statuses().to_vec(), opening.outcome().clone());
-        self.end_with_result(generation, statuses, outcome, step_times, associations)
-    }
-
     /// Ends the opening with its result. The associations are kept only if the volume was claimed.
     /// `step_times`: the times that the driver has measured.
-    fn end_with_result(
+    pub(super) fn end_with_result(
         &mut self,
         generation: u32,
         statuses: Vec<(usize, VolumeStatus)>,
@@ -534,125 +327,4 @@ impl VolumeOpening {
         }));
         Ok(())
     }
-
-    /// The error that a lost or failing target causes at this step.
-    fn call_error(&self, server: usize, source: CallFailure) -> VolumeOpenError {
-        let doing = match (&self.step, &self.driver) {
-            (Step::Relabeling { work, .. }, _) => {
-                work.next_step().as_ref().map_or(labels::WRITING, labels::action_name)
-            }
-            (Step::Saving { .. }, _) => return VolumeOpenError::Save { server, source },
-            (Step::Recovering, Some(driver)) => driver.phase().action_name(),
-            (Step::ReadingStatuses { .. }, _) => Phase::Ask.action_name(),
-            _ => labels::READING,
-        };
-        VolumeOpenError::Call { server, doing, source }
-    }
-
-    /// Begins to release the volume, if it may have been claimed, after the attempt has failed with
-    /// `error`. [`continue_release`](Self::continue_release) reports the error.
-    pub(super) fn release_after_failure(
-        &mut self,
-        error: VolumeOpenError,
-        now: u64,
-        associations: &mut impl Associations,
-    ) {
-        self.targets.drop_pending_answers();
-        let claims = self.config.purpose == Purpose::Claim;
-        if let (true, Some(driver), Some(members)) = (claims, &self.driver, &self.members) {
-            let generation = driver.opening().generation();
-            self.events.push_back(OpeningEvent::Releases { generation });
-            let release = release_command(members.head.volume, false);
-            for (server, controller) in members.controllers.iter().enumerate() {
-                if controller.extension.is_some() {
-                    let to = (server, ControlQueue::Admin);
-                    // A target that can't get the command notices the end of the association when
-                    // the connection closes.
-                    let _ = self.targets.ask(
-                        associations,
-                        to,
-                        release,
-                        Data::None,
-                        Question::Release,
-                        now,
-                    );
-                }
-            }
-        }
-        self.step = Step::Releasing(error);
-    }
-
-    /// Ends the attempt, once every reachable target has answered the release. Then the opening waits
-    /// for its next attempt, or ends with the error.
-    pub(super) fn continue_release(&mut self, now: u64, associations: &mut impl Associations) {
-        // The content of the answers does not matter.
-        while self.targets.next_answer(associations).is_some() {}
-        self.targets.drop_answers_of_lost_targets(associations);
-        if self.targets.has_pending_answers() {
-            return;
-        }
-        self.targets.close_associations(associations);
-        let Step::Releasing(error) = core::mem::replace(&mut self.step, Step::Ended) else {
-            return;
-        };
-        match self.time_of_next_attempt(&error, now) {
-            Some(until) => self.step = Step::Waiting { until },
-            None => self.result = Some(Err(error)),
-        }
-    }
-
-    /// The time of the next attempt, ns, if this one has failed because the volume has an owner and
-    /// the caller allows a longer wait (T25). Reports the wait as an event from time to time.
-    fn time_of_next_attempt(&mut self, error: &VolumeOpenError, now: u64) -> Option<u64> {
-        let VolumeOpenError::Opening(OpeningError::Claim(ClaimError::Owned {
-            target,
-            owner,
-            lease_left_ms,
-        })) = error
-        else {
-            return None;
-        };
-        let waited = now.saturating_sub(self.opening_began);
-        let left = self.config.wait.for_ns.saturating_sub(waited);
-        if left == 0 {
-            return None;
-        }
-        if self
-            .last_owned_report
-            .is_none_or(|reported| now.saturating_sub(reported) >= self.config.wait.report_ns)
-        {
-            self.last_owned_report = Some(now);
-            self.events.push_back(OpeningEvent::Owned {
-                server: *target,
-                owner: owner.clone(),
-                lease_left_ms: *lease_left_ms,
-                give_up_ns: left,
-            });
-        }
-        Some(now.saturating_add(self.config.wait.ask_ns.min(left)))
-    }
-
-    /// Reports the progress of the recovery as an event, if it has changed.
-    fn report_progress(&mut self) {
-        let progress = self.driver.as_ref().map(RecoveryDriver::progress);
-        if progress == self.last_progress {
-            return;
-        }
-        if let Some(progress) = progress {
-            self.events.push_back(OpeningEvent::Progress(progress));
-        }
-        self.last_progress = progress;
-    }
-}
-
-fn label_error(server: usize, doing: &'static str, source: CallFailure) -> VolumeOpenError {
-    VolumeOpenError::Call { server, doing, source }
-}
-
-fn status_error(server: usize, source: CallFailure) -> VolumeOpenError {
-    VolumeOpenError::Call { server, doing: Phase::Ask.action_name(), source }
-}
-
-fn save_error(server: usize, source: CallFailure) -> VolumeOpenError {
-    VolumeOpenError::Save { server, source }
 }

@@ -1,0 +1,112 @@
+//! The drives of a new volume, and the reading of their labels.
+
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::VolumeId;
+
+use super::super::calls::Associations;
+use super::super::error::VolumeCreateError;
+use super::super::labels;
+use super::{Question, VolumeCreation, failed_call};
+use crate::initiator::attach::{Controller, Namespace};
+use crate::label::Label;
+use crate::label_work::LabelIo;
+
+/// The drives, once their targets have reported them.
+#[derive(Debug)]
+pub(super) struct Drives {
+    /// The controller of each target.
+    pub(super) controllers: Vec<Controller>,
+    /// The namespace of each member.
+    pub(super) namespaces: Vec<Namespace>,
+    /// The label of each member's drive.
+    labels: Vec<DriveLabel>,
+}
+
+/// The label of a drive, as far as it has been read.
+#[derive(Clone, Debug)]
+enum DriveLabel {
+    /// The read has not been sent.
+    Unread,
+    /// The read has been sent.
+    Requested,
+    /// The drive has a label, and so belongs to this volume.
+    Volume(Label),
+    /// The drive has no label.
+    None,
+}
+
+impl Drives {
+    /// Drives whose labels have not been read.
+    pub(super) fn new(controllers: Vec<Controller>, namespaces: Vec<Namespace>) -> Self {
+        let labels = alloc::vec![DriveLabel::Unread; namespaces.len()];
+        Self { controllers, namespaces, labels }
+    }
+
+    /// Forgets all labels, so that they are read again.
+    pub(super) fn clear_labels(&mut self) {
+        self.labels.fill(DriveLabel::Unread);
+    }
+
+    /// Stores the label that was read from a member's drive.
+    pub(super) fn set_label(&mut self, member: usize, label: Option<Label>) {
+        self.labels[member] = label.map_or(DriveLabel::None, DriveLabel::Volume);
+    }
+
+    /// The label that was read from a member's drive, if there was one.
+    pub(super) fn label(&self, member: usize) -> Option<&Label> {
+        match self.labels.get(member) {
+            Some(DriveLabel::Volume(label)) => Some(label),
+            _ => None,
+        }
+    }
+
+    /// The members whose drives have a label, and those labels.
+    pub(super) fn labels(&self) -> impl Iterator<Item = (usize, &Label)> {
+        (0..self.labels.len()).filter_map(|member| Some((member, self.label(member)?)))
+    }
+
+    /// The members whose drives have a label of `volume`, and those labels.
+    pub(super) fn labels_of(&self, volume: VolumeId) -> impl Iterator<Item = (usize, &Label)> {
+        self.labels().filter(move |(_, label)| label.volume == volume)
+    }
+
+    /// Whether the labels of all members have been read.
+    fn are_labels_read(&self) -> bool {
+        let is_missing = |label| matches!(label, &DriveLabel::Unread | &DriveLabel::Requested);
+        !self.labels.iter().any(is_missing)
+    }
+}
+
+impl VolumeCreation {
+    /// Reads the labels of all members. Returns whether all have been read.
+    pub(super) fn read_labels(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let Some(drives) = &mut self.drives else { return Ok(false) };
+        for (member, place) in self.config.places.iter().enumerate() {
+            let is_due = matches!(drives.labels[member], DriveLabel::Unread);
+            if !is_due || !self.targets.is_drives_queue_ready(associations, place.target) {
+                continue;
+            }
+            labels::send(
+                &mut self.targets,
+                associations,
+                &self.config.places,
+                LabelIo::Read { member },
+                Question::Label(member),
+                now,
+            )
+            .map_err(|(target, source)| failed_call(target, labels::READING, source))?;
+            drives.labels[member] = DriveLabel::Requested;
+        }
+        Ok(drives.are_labels_read())
+    }
+
+    /// The label that was read from a member's drive, if there was one.
+    pub(super) fn present_label(&self, member: usize) -> Option<&Label> {
+        self.drives.as_ref()?.label(member)
+    }
+}
