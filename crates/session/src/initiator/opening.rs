@@ -21,10 +21,12 @@
 //! target takes too long, the driver drops the machine and begins a new one, which finds the same
 //! prefixes.
 
+mod decision;
 mod error;
+mod jobs;
 mod outcome;
 mod pages;
-mod steps;
+mod phases;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -39,9 +41,9 @@ use crate::claim::Intent;
 use crate::wire::list::SettleStream;
 use crate::wire::{VolumeStatus, retry};
 pub use error::OpeningError;
+use jobs::Job;
 pub use outcome::{Counts, Outcome, StreamOutcome};
 use pages::Lists;
-use steps::Job;
 
 /// Limit of commands in flight on an admin queue.
 pub const ADMIN_COMMANDS_MAX: usize = 8;
