@@ -249,14 +249,22 @@ pub const fn loggable(a: &Attribute) -> bool {
         && a.flags.are_known(a.kind)
 }
 
+/// The little-endian number of 8 bytes at offset `at`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes were sliced"))
+    u64::from_le_bytes(bytes_at(bytes, at))
 }
 
+/// The little-endian number of 4 bytes at offset `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes were sliced"))
+    u32::from_le_bytes(bytes_at(bytes, at))
 }
 
+/// The little-endian number of 2 bytes at offset `at`.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("2 bytes were sliced"))
+    u16::from_le_bytes(bytes_at(bytes, at))
+}
+
+/// The `N` bytes at offset `at`.
+pub(crate) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("N bytes were sliced")
 }

@@ -8,7 +8,7 @@ use super::error::AppendError;
 use super::scan::LoggedEntry;
 use crate::attribute::{Attribute, Seq};
 use crate::entry::{Origin, Position};
-use crate::group::same_shape;
+use crate::group::has_same_shape;
 
 /// The entries of older bindings that are not released yet.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Adoption {
     pub(super) fn find(&self, replayed: &Attribute) -> Option<Result<Position, AppendError>> {
         let Attribute { seq, index, .. } = *replayed;
         let (position, known) = self.entries.get(&(seq, index))?;
-        let same = same_shape(known, replayed);
+        let same = has_same_shape(known, replayed);
         Some(if same { Ok(*position) } else { Err(AppendError::OtherShape { seq, index }) })
     }
 

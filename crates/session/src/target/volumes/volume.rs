@@ -136,7 +136,7 @@ impl<R: Region> Volume<R> {
             last_owner: record.owner,
             partitions: Vec::new(),
             lost,
-            given_up: record.given_up,
+            given_up: record.given_up_generation,
             claims: 0,
             fences: Vec::new(),
             drained: false,
