@@ -399,7 +399,7 @@ mod tests {
             generation: 1,
             state: VolumeState::Closed,
             owner: [0; 16],
-            given_up: 0,
+            given_up_generation: 0,
             lease_ms: 0,
             streams: *streams,
             slots: *slots,
