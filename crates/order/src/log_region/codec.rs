@@ -7,7 +7,7 @@ use super::{
     RegionHeader, VERSION, VOLUMES_MAX, VolumeRecord, VolumeState,
 };
 use crate::attribute::{Member, VolumeId};
-use crate::entry::{bytes_at, u16_at, u32_at, u64_at};
+use crate::bytes::{bytes_at, put, u16_at, u32_at, u64_at};
 use crate::ordering_log::{SLOTS_MAX, SLOTS_MIN};
 use crate::probe::{self, Plant};
 use crate::region::Crc32c;
@@ -123,11 +123,6 @@ fn encode_record(volume: &VolumeRecord, record: &mut [u8]) {
         bytes[member_at::MEMBER] = namespace.member.0;
         put(bytes, member_at::NSID, &namespace.nsid.to_le_bytes());
     }
-}
-
-/// Copies `field` to the offset `at`.
-fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
-    bytes[at..at + field.len()].copy_from_slice(field);
 }
 
 /// Reads one copy of the header.

@@ -259,7 +259,7 @@ impl World {
             in_doubt: false,
             server: t as u16,
             released: scan.released,
-            tag: scan.tag,
+            newest_tag: scan.newest_tag,
             settled: scan.settled,
             entries: entries.collect(),
         }
@@ -277,7 +277,7 @@ impl World {
         let (mut log, _) = StreamLog::open(log.clone(), ID, crate::crc32c).unwrap();
         log.settle(k, tag).unwrap();
         if !keep {
-            log.forget().unwrap();
+            log.remove_entries().unwrap();
         }
         log.region().as_is()
     }

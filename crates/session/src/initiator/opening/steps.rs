@@ -9,7 +9,7 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
-use riopipe_order::attribute::{Attribute, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::recovery::{self, DriveExtent, ListedEntry, StreamList, StreamPlan};
@@ -509,7 +509,7 @@ impl Opening {
                     None => lists.push(StreamList {
                         server,
                         released: Seq::ZERO,
-                        tag: (Seq::ZERO, 0),
+                        newest_tag: GroupTag::NONE,
                         settled: false,
                         in_doubt: true,
                         entries: Vec::new(),
