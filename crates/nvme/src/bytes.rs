@@ -1,7 +1,7 @@
 //! Little-endian fields in byte slices, and fixed-size text fields.
 //!
-//! Every caller has checked the length of the whole structure before. An offset beyond the slice is
-//! a programming error here, never the peer's.
+//! `at` is the byte offset of a field in its structure. The callers check the length of the whole
+//! structure first. So an offset beyond the slice is a programming error, and never the peer's.
 
 use alloc::string::String;
 
@@ -13,7 +13,7 @@ pub struct ShortData {
     pub what: &'static str,
     /// Its length by the specification, in bytes.
     pub need: usize,
-    /// The length at hand, in bytes.
+    /// The length that was received, in bytes.
     pub have: usize,
 }
 
@@ -28,66 +28,75 @@ pub(crate) fn whole<'a, const N: usize>(
     data.first_chunk::<N>().ok_or(ShortData { what, need: N, have: data.len() })
 }
 
+/// The `N` bytes at offset `at`.
 #[inline(always)]
-pub(crate) fn array<const N: usize>(b: &[u8], at: usize) -> [u8; N] {
-    let mut out = [0; N];
-    out.copy_from_slice(&b[at..at + N]);
-    out
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
 }
 
+/// The 16-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn u16_at(b: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(array(b, at))
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(array(bytes, at))
 }
 
+/// The 32-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn u32_at(b: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(array(b, at))
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
 }
 
+/// The 64-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn u64_at(b: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array(b, at))
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
 }
 
+/// Copies `field` to offset `at`.
 #[inline(always)]
-pub(crate) fn put(b: &mut [u8], at: usize, bytes: &[u8]) {
-    b[at..at + bytes.len()].copy_from_slice(bytes);
+pub(crate) fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
+    bytes[at..at + field.len()].copy_from_slice(field);
 }
 
+/// Writes a 16-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn put16(b: &mut [u8], at: usize, v: u16) {
-    put(b, at, &v.to_le_bytes());
+pub(crate) fn put_u16(bytes: &mut [u8], at: usize, value: u16) {
+    put(bytes, at, &value.to_le_bytes());
 }
 
+/// Writes a 32-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn put32(b: &mut [u8], at: usize, v: u32) {
-    put(b, at, &v.to_le_bytes());
+pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
+    put(bytes, at, &value.to_le_bytes());
 }
 
+/// Writes a 64-bit number at offset `at`.
 #[inline(always)]
-pub(crate) fn put64(b: &mut [u8], at: usize, v: u64) {
-    put(b, at, &v.to_le_bytes());
+pub(crate) fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
+    put(bytes, at, &value.to_le_bytes());
 }
 
 /// Writes an ASCII field padded with `pad`. Identify strings are padded with spaces, NQNs and
 /// addresses with NULs (Base §1.4.2). Text that is longer than the field is cut.
-pub(crate) fn put_text(b: &mut [u8], at: usize, len: usize, text: &str, pad: u8) {
-    let field = &mut b[at..at + len];
+pub(crate) fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str, pad: u8) {
+    let field = &mut bytes[at..at + len];
     field.fill(pad);
-    let n = text.len().min(len);
-    field[..n].copy_from_slice(&text.as_bytes()[..n]);
+    let text_len = text.len().min(len);
+    field[..text_len].copy_from_slice(&text.as_bytes()[..text_len]);
 }
 
 /// An ASCII field without its padding. Each byte that is not printable ASCII becomes `?`, so that a
 /// hostile name cannot send control sequences to a terminal (T18).
-pub(crate) fn text_at(b: &[u8], at: usize, len: usize) -> String {
-    let field = &b[at..at + len];
-    let end = field.iter().position(|&c| c == 0).unwrap_or(len);
-    let text: String = field[..end]
-        .iter()
-        .map(|&c| if (0x20..0x7f).contains(&c) { char::from(c) } else { '?' })
-        .collect();
+pub(crate) fn text_at(bytes: &[u8], at: usize, len: usize) -> String {
+    let field = &bytes[at..at + len];
+    let end = field.iter().position(|&byte| byte == 0).unwrap_or(len);
+    let printable = |&byte: &u8| match byte {
+        b' '..=b'~' => char::from(byte),
+        _ => '?',
+    };
+    let text: String = field[..end].iter().map(printable).collect();
     String::from(text.trim_end_matches(' '))
 }
 

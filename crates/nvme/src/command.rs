@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::bytes::{put16, put32, put64, u16_at, u32_at, u64_at};
+use crate::bytes::{put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
 pub use crate::status::Status;
 
 /// Opcodes of admin commands (Base Figure 138) and of Fabrics commands.
@@ -105,6 +105,13 @@ const SGL_TRANSPORT: u8 = 0x5a;
 /// PSDT 01b: the data pointer is an SGL (required over fabrics).
 const PSDT_SGL: u8 = 0b01 << 6;
 
+/// DEAC of Write Zeroes, in dword 12: the drive may deallocate the blocks.
+const CDW12_DEAC: u32 = 1 << 25;
+/// FUA of a block command, in dword 12: the blocks are durable on completion.
+const CDW12_FUA: u32 = 1 << 30;
+/// AD of Dataset Management, in dword 11: deallocate the ranges.
+const CDW11_DSM_DEALLOCATE: u32 = 1 << 2;
+
 impl Default for Sqe {
     fn default() -> Self {
         Self([0; 64])
@@ -112,14 +119,15 @@ impl Default for Sqe {
 }
 
 impl Sqe {
-    /// A command with everything but opcode and namespace zero.
+    /// A command with this opcode and namespace. All other fields are zero.
     #[must_use]
     #[inline]
     pub const fn new(opcode: u8, nsid: u32) -> Self {
-        let n = nsid.to_le_bytes();
-        let mut b = [0; 64];
-        *b.first_chunk_mut::<8>().expect("64 are more") = [opcode, 0, 0, 0, n[0], n[1], n[2], n[3]];
-        Self(b)
+        let [nsid0, nsid1, nsid2, nsid3] = nsid.to_le_bytes();
+        let mut bytes = [0; 64];
+        let first_two_dwords = bytes.first_chunk_mut::<8>().expect("64 bytes are more than 8");
+        *first_two_dwords = [opcode, 0, 0, 0, nsid0, nsid1, nsid2, nsid3];
+        Self(bytes)
     }
 
     /// A command of which only the opcode is set.
@@ -156,7 +164,7 @@ impl Sqe {
     pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Self {
         let mut sqe = Self::blocks_command(opcode::WRITE_ZEROES, nsid, lba, blocks);
         if deallocate {
-            sqe.set_dword(12, sqe.dword(12) | 1 << 25);
+            sqe.set_dword(12, sqe.dword(12) | CDW12_DEAC);
         }
         sqe
     }
@@ -167,7 +175,7 @@ impl Sqe {
     pub fn dsm_deallocate(nsid: u32, ranges: u32) -> Self {
         let mut sqe = Self::new(opcode::DATASET_MANAGEMENT, nsid);
         sqe.set_dword(10, ranges.wrapping_sub(1) & 0xff);
-        sqe.set_dword(11, 1 << 2);
+        sqe.set_dword(11, CDW11_DSM_DEALLOCATE);
         sqe
     }
 
@@ -205,7 +213,7 @@ impl Sqe {
         let dwords = (len / 4).wrapping_sub(1);
         sqe.set_dword(10, u32::from(lid) | dwords << 16);
         sqe.set_dword(11, dwords >> 16);
-        put64(&mut sqe.0, 48, offset);
+        put_u64(&mut sqe.0, 48, offset);
         sqe
     }
 
@@ -233,8 +241,8 @@ impl Sqe {
     fn blocks_command(opcode: u8, nsid: u32, lba: u64, blocks: u32) -> Self {
         debug_assert!((1..=65536).contains(&blocks));
         let mut sqe = Self::new(opcode, nsid);
-        put64(&mut sqe.0, 40, lba);
-        put64(&mut sqe.0, 48, u64::from(blocks.wrapping_sub(1) & 0xffff));
+        put_u64(&mut sqe.0, 40, lba);
+        put_u64(&mut sqe.0, 48, u64::from(blocks.wrapping_sub(1) & 0xffff));
         sqe
     }
 
@@ -262,7 +270,7 @@ impl Sqe {
     /// Sets the command identifier.
     #[inline]
     pub fn set_cid(&mut self, cid: u16) {
-        put16(&mut self.0, 2, cid);
+        put_u16(&mut self.0, 2, cid);
     }
 
     /// Namespace identifier, dword 1.
@@ -288,7 +296,7 @@ impl Sqe {
     /// If `i` is above 15.
     #[inline]
     pub fn set_dword(&mut self, i: usize, value: u32) {
-        put32(&mut self.0, i * 4, value);
+        put_u32(&mut self.0, i * 4, value);
     }
 
     /// Sets dwords `i` and `i + 1` with one store.
@@ -297,7 +305,7 @@ impl Sqe {
     /// If `i` is above 14.
     #[inline]
     pub fn set_dwords(&mut self, i: usize, first: u32, second: u32) {
-        put64(&mut self.0, i * 4, u64::from(first) | u64::from(second) << 32);
+        put_u64(&mut self.0, i * 4, u64::from(first) | u64::from(second) << 32);
     }
 
     /// Starting LBA of a block command: dwords 10 and 11.
@@ -318,19 +326,19 @@ impl Sqe {
     #[must_use]
     #[inline]
     pub fn fua(&self) -> bool {
-        self.dword(12) & 1 << 30 != 0
+        self.dword(12) & CDW12_FUA != 0
     }
 
     /// Sets or clears force unit access.
     pub fn set_fua(&mut self, on: bool) {
-        let rest = self.dword(12) & !(1 << 30);
-        self.set_dword(12, rest | u32::from(on) << 30);
+        let others = self.dword(12) & !CDW12_FUA;
+        self.set_dword(12, if on { others | CDW12_FUA } else { others });
     }
 
     /// DEAC of Write Zeroes, dword 12 bit 25.
     #[must_use]
     pub fn deac(&self) -> bool {
-        self.dword(12) & 1 << 25 != 0
+        self.dword(12) & CDW12_DEAC != 0
     }
 
     /// Protection information field (PRINFO), dword 12 bits 29:26.
@@ -349,7 +357,7 @@ impl Sqe {
     /// Whether Dataset Management asks to deallocate (AD, dword 11 bit 2).
     #[must_use]
     pub fn dsm_deallocates(&self) -> bool {
-        self.dword(11) & 1 << 2 != 0
+        self.dword(11) & CDW11_DSM_DEALLOCATE != 0
     }
 
     /// CNS of Identify, dword 10 bits 7:0.
@@ -415,10 +423,10 @@ impl Sqe {
         u64_at(&self.0, 48)
     }
 
-    /// Submission queue identifier and command identifier that an Abort names (dword 10).
+    /// The command that an Abort names (dword 10).
     #[must_use]
-    pub fn abort_target(&self) -> (u16, u16) {
-        (u16_at(&self.0, 40), u16_at(&self.0, 42))
+    pub fn abort_target(&self) -> AbortTarget {
+        AbortTarget { sqid: u16_at(&self.0, 40), cid: u16_at(&self.0, 42) }
     }
 
     /// Type of a Fabrics command (byte 4; constants in [`crate::fabrics::fctype`]).
@@ -450,8 +458,8 @@ impl Sqe {
             Sgl::InCapsule { offset, len } => (offset, len, SGL_IN_CAPSULE),
             Sgl::Transport { len } => (0, len, SGL_TRANSPORT),
         };
-        put64(&mut self.0, 24, address);
-        put64(&mut self.0, 32, u64::from(len) | u64::from(kind) << 56);
+        put_u64(&mut self.0, 24, address);
+        put_u64(&mut self.0, 32, u64::from(len) | u64::from(kind) << 56);
     }
 }
 
@@ -463,6 +471,15 @@ impl fmt::Debug for Sqe {
         }
         f.write_str(")")
     }
+}
+
+/// The command that an Abort names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AbortTarget {
+    /// Submission queue identifier.
+    pub sqid: u16,
+    /// Command identifier.
+    pub cid: u16,
 }
 
 /// A completion queue entry: 16 bytes.
@@ -478,10 +495,10 @@ impl Cqe {
         // Two wide stores. A wide load right after several small stores to the same bytes would
         // stall the processor.
         let ids = u64::from(sqhd) | u64::from(sqid) << 16 | u64::from(cid) << 32;
-        let mut b = [0; 16];
-        put64(&mut b, 0, result);
-        put64(&mut b, 8, ids | u64::from(status.0 << 1) << 48);
-        Self(b)
+        let mut bytes = [0; 16];
+        put_u64(&mut bytes, 0, result);
+        put_u64(&mut bytes, 8, ids | u64::from(status.0 << 1) << 48);
+        Self(bytes)
     }
 
     /// Dwords 0 and 1: the command's result.
@@ -546,16 +563,16 @@ impl DsmRange {
     /// The range as bytes, context attributes zero.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut b = [0; Self::LEN];
-        put32(&mut b, 4, self.blocks);
-        put64(&mut b, 8, self.lba);
-        b
+        let mut bytes = [0; Self::LEN];
+        put_u32(&mut bytes, 4, self.blocks);
+        put_u64(&mut bytes, 8, self.lba);
+        bytes
     }
 
-    /// The range that `b` encodes.
+    /// The range that `bytes` encodes.
     #[must_use]
-    pub fn decode(b: &[u8; Self::LEN]) -> Self {
-        Self { blocks: u32_at(b, 4), lba: u64_at(b, 8) }
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Self {
+        Self { blocks: u32_at(bytes, 4), lba: u64_at(bytes, 8) }
     }
 }
 

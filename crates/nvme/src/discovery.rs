@@ -2,7 +2,7 @@
 
 use alloc::string::String;
 
-use crate::bytes::{ShortData, put_text, put16, put64, text_at, u16_at, u64_at, whole};
+use crate::bytes::{ShortData, put_text, put_u16, put_u64, text_at, u16_at, u64_at, whole};
 use crate::fabrics::NQN_MAX;
 
 /// Bytes of the log's header.
@@ -43,11 +43,11 @@ impl Header {
     /// The header as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
-        let mut b = [0; HEADER_LEN];
-        put64(&mut b, 0, self.genctr);
-        put64(&mut b, 8, self.numrec);
-        put16(&mut b, 16, self.recfmt);
-        b
+        let mut bytes = [0; HEADER_LEN];
+        put_u64(&mut bytes, 0, self.genctr);
+        put_u64(&mut bytes, 8, self.numrec);
+        put_u16(&mut bytes, 16, self.recfmt);
+        bytes
     }
 
     /// Reads a header from its first 18 bytes; the rest is reserved.
@@ -55,8 +55,8 @@ impl Header {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 18 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<18>(data, "discovery log header")?;
-        Ok(Self { genctr: u64_at(b, 0), numrec: u64_at(b, 8), recfmt: u16_at(b, 16) })
+        let bytes = whole::<18>(data, "discovery log header")?;
+        Ok(Self { genctr: u64_at(bytes, 0), numrec: u64_at(bytes, 8), recfmt: u16_at(bytes, 16) })
     }
 }
 
@@ -89,20 +89,20 @@ impl Entry {
     /// The record as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; ENTRY_LEN] {
-        let mut b = [0; ENTRY_LEN];
-        b[0] = self.trtype;
-        b[1] = self.adrfam;
-        b[2] = self.subtype;
-        b[3] = self.treq;
-        put16(&mut b, 4, self.portid);
-        put16(&mut b, 6, self.cntlid);
-        put16(&mut b, 8, self.asqsz);
-        // Base §1.4.2 pads ASCII with spaces; hosts remove them.
-        put_text(&mut b, 32, 32, &self.trsvcid, b' ');
-        put_text(&mut b, 256, NQN_MAX, &self.subnqn, 0);
-        put_text(&mut b, 512, 256, &self.traddr, b' ');
-        // TSAS SECTYPE 0: no TLS.
-        b
+        let mut bytes = [0; ENTRY_LEN];
+        bytes[0] = self.trtype;
+        bytes[1] = self.adrfam;
+        bytes[2] = self.subtype;
+        bytes[3] = self.treq;
+        put_u16(&mut bytes, 4, self.portid);
+        put_u16(&mut bytes, 6, self.cntlid);
+        put_u16(&mut bytes, 8, self.asqsz);
+        // ASCII fields are padded with spaces (Base §1.4.2). Hosts remove them.
+        put_text(&mut bytes, 32, 32, &self.trsvcid, b' ');
+        put_text(&mut bytes, 256, NQN_MAX, &self.subnqn, 0);
+        put_text(&mut bytes, 512, 256, &self.traddr, b' ');
+        // The transport specific part (TSAS) stays zero: SECTYPE 0, no TLS.
+        bytes
     }
 
     /// Reads a record. Bytes of its text that are not printable ASCII become `?`.
@@ -110,18 +110,18 @@ impl Entry {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 1024 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<ENTRY_LEN>(data, "discovery record")?;
+        let bytes = whole::<ENTRY_LEN>(data, "discovery record")?;
         Ok(Self {
-            trtype: b[0],
-            adrfam: b[1],
-            subtype: b[2],
-            treq: b[3],
-            portid: u16_at(b, 4),
-            cntlid: u16_at(b, 6),
-            asqsz: u16_at(b, 8),
-            trsvcid: text_at(b, 32, 32),
-            subnqn: text_at(b, 256, 256),
-            traddr: text_at(b, 512, 256),
+            trtype: bytes[0],
+            adrfam: bytes[1],
+            subtype: bytes[2],
+            treq: bytes[3],
+            portid: u16_at(bytes, 4),
+            cntlid: u16_at(bytes, 6),
+            asqsz: u16_at(bytes, 8),
+            trsvcid: text_at(bytes, 32, 32),
+            subnqn: text_at(bytes, 256, 256),
+            traddr: text_at(bytes, 512, 256),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::string::String;
 
-use crate::bytes::{array, put, put_text, put16, put32, put64, u16_at, u32_at, u64_at};
+use crate::bytes::{array, put, put_text, put_u16, put_u32, put_u64, u16_at, u32_at, u64_at};
 use crate::command::{Sqe, admin};
 
 /// Types of Fabrics command (Base §6).
@@ -47,8 +47,10 @@ pub const DISCOVERY_PORT: u16 = 8009;
 pub const NQN_MAX: usize = 223;
 /// Controller identifier in Connect by which a host asks for any controller.
 pub const CNTLID_ANY: u16 = 0xffff;
-/// Bytes of the Connect command's data.
+/// Length of the Connect command's data in bytes.
 pub const CONNECT_DATA_LEN: usize = 1024;
+/// Length of a field for a name in the Connect command's data, in bytes.
+const NQN_FIELD_LEN: usize = 256;
 /// Version property of Base 2.0.
 pub const VERSION_2_0: u32 = 0x0002_0000;
 /// Version property of Base 1.4.
@@ -115,12 +117,12 @@ impl ConnectData {
     /// The data as it is sent: 1024 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; CONNECT_DATA_LEN] {
-        let mut b = [0; CONNECT_DATA_LEN];
-        put(&mut b, 0, &self.hostid);
-        put16(&mut b, 16, self.cntlid);
-        put_text(&mut b, 256, NQN_MAX, &self.subnqn, 0);
-        put_text(&mut b, 512, NQN_MAX, &self.hostnqn, 0);
-        b
+        let mut bytes = [0; CONNECT_DATA_LEN];
+        put(&mut bytes, 0, &self.hostid);
+        put_u16(&mut bytes, 16, self.cntlid);
+        put_text(&mut bytes, 256, NQN_MAX, &self.subnqn, 0);
+        put_text(&mut bytes, 512, NQN_MAX, &self.hostnqn, 0);
+        bytes
     }
 
     /// Reads the data of a Connect.
@@ -129,27 +131,29 @@ impl ConnectData {
     /// [`ConnectInvalid`], if `data` is too short or if a name is not a NUL-terminated NQN of at
     /// most 223 bytes (T18). The command completes with *connect: invalid parameters*.
     pub fn decode(data: &[u8]) -> Result<Self, ConnectInvalid> {
-        let b: &[u8; CONNECT_DATA_LEN] = data.first_chunk().ok_or(ConnectInvalid {
+        let bytes: &[u8; CONNECT_DATA_LEN] = data.first_chunk().ok_or(ConnectInvalid {
             offset: 0,
             in_data: true,
             why: "the connect data is shorter than 1024 bytes",
         })?;
         Ok(Self {
-            hostid: array(b, 0),
-            cntlid: u16_at(b, 16),
-            subnqn: nqn_field(b, 256)?,
-            hostnqn: nqn_field(b, 512)?,
+            hostid: array(bytes, 0),
+            cntlid: u16_at(bytes, 16),
+            subnqn: nqn_field(bytes, 256)?,
+            hostnqn: nqn_field(bytes, 512)?,
         })
     }
 }
 
-fn nqn_field(b: &[u8; CONNECT_DATA_LEN], at: usize) -> Result<String, ConnectInvalid> {
+/// Reads the NQN in the field at offset `at` of the Connect data.
+fn nqn_field(bytes: &[u8; CONNECT_DATA_LEN], at: usize) -> Result<String, ConnectInvalid> {
     let invalid = |why| ConnectInvalid { offset: at as u16, in_data: true, why };
-    let field = &b[at..at + 256];
-    let end =
-        field.iter().position(|&c| c == 0).ok_or(invalid("the name has no NUL at its end"))?;
+    let field = &bytes[at..at + NQN_FIELD_LEN];
+    let Some(end) = field.iter().position(|&byte| byte == 0) else {
+        return Err(invalid("the name has no NUL at its end"));
+    };
     let name = core::str::from_utf8(&field[..end]).map_err(|_| invalid("the name is not UTF-8"))?;
-    check_nqn(name).map_err(|e| invalid(e.0))?;
+    check_nqn(name).map_err(|error| invalid(error.0))?;
     Ok(String::from(name))
 }
 
@@ -170,13 +174,15 @@ pub fn check_nqn(name: &str) -> Result<(), NqnError> {
     let Some(rest) = name.strip_prefix("nqn.") else {
         return Err(NqnError("the name does not begin with \"nqn.\""));
     };
-    let shape = b"dddd-dd.";
-    let dated = rest.len() > shape.len()
-        && rest.bytes().zip(shape).all(|(c, &s)| match s {
-            b'd' => c.is_ascii_digit(),
-            s => c == s,
-        });
-    if !dated {
+    // `d` stands for a digit.
+    let date_pattern = b"dddd-dd.";
+    let matches_pattern = |(byte, &pattern): (u8, &u8)| match pattern {
+        b'd' => byte.is_ascii_digit(),
+        literal => byte == literal,
+    };
+    let has_date_and_domain =
+        rest.len() > date_pattern.len() && rest.bytes().zip(date_pattern).all(matches_pattern);
+    if !has_date_and_domain {
         return Err(NqnError("\"nqn.\" is not followed by year-month and a domain"));
     }
     if name.chars().any(char::is_control) {
@@ -188,13 +194,13 @@ pub fn check_nqn(name: &str) -> Result<(), NqnError> {
 impl Sqe {
     /// A Connect command; its data is a [`ConnectData`].
     #[must_use]
-    pub fn connect(c: &Connect) -> Self {
+    pub fn connect(connect: &Connect) -> Self {
         let mut sqe = Self::fabrics(fctype::CONNECT);
-        put16(&mut sqe.0, 40, c.recfmt);
-        put16(&mut sqe.0, 42, c.qid);
-        put16(&mut sqe.0, 44, c.sqsize);
-        sqe.0[46] = c.cattr;
-        put32(&mut sqe.0, 48, c.kato_ms);
+        put_u16(&mut sqe.0, 40, connect.recfmt);
+        put_u16(&mut sqe.0, 42, connect.qid);
+        put_u16(&mut sqe.0, 44, connect.sqsize);
+        sqe.0[46] = connect.cattr;
+        put_u32(&mut sqe.0, 48, connect.kato_ms);
         sqe
     }
 
@@ -215,7 +221,7 @@ impl Sqe {
     pub fn property_get(offset: u32, wide: bool) -> Self {
         let mut sqe = Self::fabrics(fctype::PROPERTY_GET);
         sqe.0[40] = u8::from(wide);
-        put32(&mut sqe.0, 44, offset);
+        put_u32(&mut sqe.0, 44, offset);
         sqe
     }
 
@@ -224,8 +230,8 @@ impl Sqe {
     pub fn property_set(offset: u32, wide: bool, value: u64) -> Self {
         let mut sqe = Self::fabrics(fctype::PROPERTY_SET);
         sqe.0[40] = u8::from(wide);
-        put32(&mut sqe.0, 44, offset);
-        put64(&mut sqe.0, 48, value);
+        put_u32(&mut sqe.0, 44, offset);
+        put_u64(&mut sqe.0, 48, value);
         sqe
     }
 
@@ -276,25 +282,28 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// The property's value, with CQR (contiguous queues, required over fabrics).
+    /// The property's value. CQR is set, because over fabrics all queues are contiguous. MPSMAX is the
+    /// same as MPSMIN.
     #[must_use]
     pub const fn value(&self) -> u64 {
+        const CQR: u64 = 1 << 16;
+        let page_size = (self.mpsmin & 0xf) as u64;
         self.mqes as u64
-            | 1 << 16
+            | CQR
             | (self.timeout as u64) << 24
             | (self.css as u64) << 37
-            | ((self.mpsmin & 0xf) as u64) << 48
-            | ((self.mpsmin & 0xf) as u64) << 52
+            | page_size << 48
+            | page_size << 52
     }
 
     /// The fields of a property value.
     #[must_use]
-    pub const fn from_value(v: u64) -> Self {
+    pub const fn from_value(value: u64) -> Self {
         Self {
-            mqes: v as u16,
-            timeout: (v >> 24) as u8,
-            css: (v >> 37) as u8,
-            mpsmin: (v >> 48) as u8 & 0xf,
+            mqes: value as u16,
+            timeout: (value >> 24) as u8,
+            css: (value >> 37) as u8,
+            mpsmin: (value >> 48) as u8 & 0xf,
         }
     }
 }
@@ -306,12 +315,15 @@ pub struct Cc(pub u32);
 impl Cc {
     /// Enabled, NVM command set, 4 KiB pages, round robin, entries of 64 and 16 bytes: the value
     /// that a host writes to enable a controller.
-    pub const ENABLE: Self = Self(1 | 6 << 16 | 4 << 20);
+    pub const ENABLE: Self = Self(Self::EN | 6 << 16 | 4 << 20);
 
     /// EN, bit 0.
+    const EN: u32 = 1 << 0;
+
+    /// Whether the controller is enabled (EN).
     #[must_use]
     pub const fn enabled(self) -> bool {
-        self.0 & 1 != 0
+        self.0 & Self::EN != 0
     }
 
     /// SHN, bits 15:14: 0 none, 1 normal, 2 abrupt shutdown.
@@ -360,7 +372,9 @@ impl Csts {
     pub const READY: u32 = 1;
     /// CFS, bit 1: controller fatal status; only a reset clears it.
     pub const FATAL: u32 = 1 << 1;
-    /// SHST, bits 3:2, 10b: shutdown complete.
+    /// SHST, bits 3:2: the state of a shutdown.
+    const SHST: u32 = 3 << 2;
+    /// SHST 10b: shutdown complete.
     pub const SHUTDOWN_DONE: u32 = 2 << 2;
 
     /// Whether the controller is ready.
@@ -378,7 +392,7 @@ impl Csts {
     /// Whether a requested shutdown is complete.
     #[must_use]
     pub const fn shutdown_done(self) -> bool {
-        self.0 & 3 << 2 == Self::SHUTDOWN_DONE
+        self.0 & Self::SHST == Self::SHUTDOWN_DONE
     }
 }
 

@@ -40,10 +40,19 @@ pub const fn queues(submission: u16, completion: u16) -> u32 {
     submission.saturating_sub(1) as u32 | (completion.saturating_sub(1) as u32) << 16
 }
 
-/// The numbers of submission and completion queues in a value of Number of Queues.
+/// The content of a value of Number of Queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// The number of submission queues, at least 1.
+    pub submission: u32,
+    /// The number of completion queues, at least 1.
+    pub completion: u32,
+}
+
+/// The numbers of queues in a value of Number of Queues.
 #[must_use]
-pub const fn queues_of(value: u32) -> (u32, u32) {
-    ((value & 0xffff) + 1, (value >> 16) + 1)
+pub const fn queues_of(value: u32) -> QueueCounts {
+    QueueCounts { submission: (value & 0xffff) + 1, completion: (value >> 16) + 1 }
 }
 
 /// Asynchronous events (Base §5.2).
@@ -66,10 +75,21 @@ pub mod event {
         (kind & 7) as u64 | (info as u64) << 8 | (log_page as u64) << 16
     }
 
-    /// Event type, event information and log page of a result.
+    /// The fields of a result.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Fields {
+        /// Event type, 3 bits.
+        pub kind: u8,
+        /// Event information.
+        pub info: u8,
+        /// The log page with the details.
+        pub log_page: u8,
+    }
+
+    /// The fields of a result.
     #[must_use]
-    pub const fn fields(result: u64) -> (u8, u8, u8) {
-        (result as u8 & 7, (result >> 8) as u8, (result >> 16) as u8)
+    pub const fn fields(result: u64) -> Fields {
+        Fields { kind: result as u8 & 7, info: (result >> 8) as u8, log_page: (result >> 16) as u8 }
     }
 }
 
@@ -80,14 +100,15 @@ mod tests {
     #[test]
     fn queue_counts_are_encoded_less_one() {
         assert_eq!(queues(4, 2), 0x0001_0003);
-        assert_eq!(queues_of(0x0001_0003), (4, 2));
-        assert_eq!(queues_of(0xffff_ffff), (65536, 65536));
+        assert_eq!(queues_of(0x0001_0003), QueueCounts { submission: 4, completion: 2 });
+        assert_eq!(queues_of(0xffff_ffff), QueueCounts { submission: 65536, completion: 65536 });
     }
 
     #[test]
     fn a_namespace_notice() {
         let r = event::result(event::NOTICE, event::NAMESPACE_CHANGED, 0x04);
         assert_eq!(r, 0x0004_0002);
-        assert_eq!(event::fields(0x0070_f002), (2, 0xf0, 0x70));
+        let fields = event::Fields { kind: 2, info: 0xf0, log_page: 0x70 };
+        assert_eq!(event::fields(0x0070_f002), fields);
     }
 }

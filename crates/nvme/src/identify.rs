@@ -1,11 +1,15 @@
 //! Identify data structures (Base §5.17; NVM §4.1.5). All are 4096 bytes.
+//!
+//! The documentation of each field begins with its byte offset in the structure. The encoder and the
+//! decoder of the structure use these offsets.
 
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::bytes::{
-    ShortData, array, put, put_text, put16, put32, put64, text_at, u16_at, u32_at, u64_at, whole,
+    ShortData, array, put, put_text, put_u16, put_u32, put_u64, text_at, u16_at, u32_at, u64_at,
+    whole,
 };
 use crate::fabrics::NQN_MAX;
 
@@ -165,52 +169,57 @@ pub struct Controller {
     pub ofcs: u16,
 }
 
+/// Unit of IOCCSZ and IORCSZ in bytes.
+const CAPSULE_UNIT: u32 = 16;
+/// Length of a submission queue entry in bytes. Each command capsule begins with one.
+const SQE_LEN: u32 = 64;
+
 impl Controller {
     /// The structure as it is sent: 4096 bytes. The table at 2048 has one power state (active); the
     /// vendor specific area is zero.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut b = [0; LEN];
-        put16(&mut b, 0, self.vid);
-        put16(&mut b, 2, self.ssvid);
-        put_text(&mut b, 4, 20, &self.serial, b' ');
-        put_text(&mut b, 24, 40, &self.model, b' ');
-        put_text(&mut b, 64, 8, &self.firmware, b' ');
-        b[72] = self.rab;
-        put(&mut b, 73, &self.ieee);
-        b[76] = self.cmic;
-        b[77] = self.mdts;
-        put16(&mut b, 78, self.cntlid);
-        put32(&mut b, 80, self.version);
-        put32(&mut b, 92, self.oaes);
-        put32(&mut b, 96, self.ctratt);
-        b[111] = self.cntrltype;
-        put16(&mut b, 256, self.oacs);
-        b[258] = self.acl;
-        b[259] = self.aerl;
-        b[260] = self.frmw;
-        b[261] = self.lpa;
-        b[262] = self.elpe;
-        put16(&mut b, 320, self.kas);
-        b[512] = self.sqes;
-        b[513] = self.cqes;
-        put16(&mut b, 514, self.maxcmd);
-        put32(&mut b, 516, self.nn);
-        put16(&mut b, 520, self.oncs);
-        b[524] = self.fna;
-        b[525] = self.vwc;
-        put16(&mut b, 526, self.awun);
-        put16(&mut b, 528, self.awupf);
-        put32(&mut b, 536, self.sgls);
-        put32(&mut b, 540, self.mnan);
-        put_text(&mut b, 768, NQN_MAX, &self.subnqn, 0);
-        put32(&mut b, 1792, self.ioccsz);
-        put32(&mut b, 1796, self.iorcsz);
-        put16(&mut b, 1800, self.icdoff);
-        b[1802] = self.fcatt;
-        b[1803] = self.msdbd;
-        put16(&mut b, 1804, self.ofcs);
-        b
+        let mut bytes = [0; LEN];
+        put_u16(&mut bytes, 0, self.vid);
+        put_u16(&mut bytes, 2, self.ssvid);
+        put_text(&mut bytes, 4, 20, &self.serial, b' ');
+        put_text(&mut bytes, 24, 40, &self.model, b' ');
+        put_text(&mut bytes, 64, 8, &self.firmware, b' ');
+        bytes[72] = self.rab;
+        put(&mut bytes, 73, &self.ieee);
+        bytes[76] = self.cmic;
+        bytes[77] = self.mdts;
+        put_u16(&mut bytes, 78, self.cntlid);
+        put_u32(&mut bytes, 80, self.version);
+        put_u32(&mut bytes, 92, self.oaes);
+        put_u32(&mut bytes, 96, self.ctratt);
+        bytes[111] = self.cntrltype;
+        put_u16(&mut bytes, 256, self.oacs);
+        bytes[258] = self.acl;
+        bytes[259] = self.aerl;
+        bytes[260] = self.frmw;
+        bytes[261] = self.lpa;
+        bytes[262] = self.elpe;
+        put_u16(&mut bytes, 320, self.kas);
+        bytes[512] = self.sqes;
+        bytes[513] = self.cqes;
+        put_u16(&mut bytes, 514, self.maxcmd);
+        put_u32(&mut bytes, 516, self.nn);
+        put_u16(&mut bytes, 520, self.oncs);
+        bytes[524] = self.fna;
+        bytes[525] = self.vwc;
+        put_u16(&mut bytes, 526, self.awun);
+        put_u16(&mut bytes, 528, self.awupf);
+        put_u32(&mut bytes, 536, self.sgls);
+        put_u32(&mut bytes, 540, self.mnan);
+        put_text(&mut bytes, 768, NQN_MAX, &self.subnqn, 0);
+        put_u32(&mut bytes, 1792, self.ioccsz);
+        put_u32(&mut bytes, 1796, self.iorcsz);
+        put_u16(&mut bytes, 1800, self.icdoff);
+        bytes[1802] = self.fcatt;
+        bytes[1803] = self.msdbd;
+        put_u16(&mut bytes, 1804, self.ofcs);
+        bytes
     }
 
     /// Reads the structure.
@@ -218,59 +227,59 @@ impl Controller {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<LEN>(data, "identify controller")?;
+        let bytes = whole::<LEN>(data, "identify controller")?;
         Ok(Self {
-            vid: u16_at(b, 0),
-            ssvid: u16_at(b, 2),
-            serial: text_at(b, 4, 20),
-            model: text_at(b, 24, 40),
-            firmware: text_at(b, 64, 8),
-            rab: b[72],
-            ieee: array(b, 73),
-            cmic: b[76],
-            mdts: b[77],
-            cntlid: u16_at(b, 78),
-            version: u32_at(b, 80),
-            oaes: u32_at(b, 92),
-            ctratt: u32_at(b, 96),
-            cntrltype: b[111],
-            oacs: u16_at(b, 256),
-            acl: b[258],
-            aerl: b[259],
-            frmw: b[260],
-            lpa: b[261],
-            elpe: b[262],
-            kas: u16_at(b, 320),
-            sqes: b[512],
-            cqes: b[513],
-            maxcmd: u16_at(b, 514),
-            nn: u32_at(b, 516),
-            oncs: u16_at(b, 520),
-            fna: b[524],
-            vwc: b[525],
-            awun: u16_at(b, 526),
-            awupf: u16_at(b, 528),
-            sgls: u32_at(b, 536),
-            mnan: u32_at(b, 540),
-            subnqn: text_at(b, 768, 256),
-            ioccsz: u32_at(b, 1792),
-            iorcsz: u32_at(b, 1796),
-            icdoff: u16_at(b, 1800),
-            fcatt: b[1802],
-            msdbd: b[1803],
-            ofcs: u16_at(b, 1804),
+            vid: u16_at(bytes, 0),
+            ssvid: u16_at(bytes, 2),
+            serial: text_at(bytes, 4, 20),
+            model: text_at(bytes, 24, 40),
+            firmware: text_at(bytes, 64, 8),
+            rab: bytes[72],
+            ieee: array(bytes, 73),
+            cmic: bytes[76],
+            mdts: bytes[77],
+            cntlid: u16_at(bytes, 78),
+            version: u32_at(bytes, 80),
+            oaes: u32_at(bytes, 92),
+            ctratt: u32_at(bytes, 96),
+            cntrltype: bytes[111],
+            oacs: u16_at(bytes, 256),
+            acl: bytes[258],
+            aerl: bytes[259],
+            frmw: bytes[260],
+            lpa: bytes[261],
+            elpe: bytes[262],
+            kas: u16_at(bytes, 320),
+            sqes: bytes[512],
+            cqes: bytes[513],
+            maxcmd: u16_at(bytes, 514),
+            nn: u32_at(bytes, 516),
+            oncs: u16_at(bytes, 520),
+            fna: bytes[524],
+            vwc: bytes[525],
+            awun: u16_at(bytes, 526),
+            awupf: u16_at(bytes, 528),
+            sgls: u32_at(bytes, 536),
+            mnan: u32_at(bytes, 540),
+            subnqn: text_at(bytes, 768, 256),
+            ioccsz: u32_at(bytes, 1792),
+            iorcsz: u32_at(bytes, 1796),
+            icdoff: u16_at(bytes, 1800),
+            fcatt: bytes[1802],
+            msdbd: bytes[1803],
+            ofcs: u16_at(bytes, 1804),
         })
     }
 
     /// Largest in-capsule data of an I/O command, in bytes: the capsule less its queue entry.
     #[must_use]
     pub const fn in_capsule_bytes(&self) -> u32 {
-        self.ioccsz.saturating_mul(16).saturating_sub(64)
+        self.ioccsz.saturating_mul(CAPSULE_UNIT).saturating_sub(SQE_LEN)
     }
 
     /// Sets IOCCSZ for `bytes` of in-capsule data; `bytes` is a multiple of 16.
     pub const fn set_in_capsule_bytes(&mut self, bytes: u32) {
-        self.ioccsz = (bytes + 64) / 16;
+        self.ioccsz = (bytes + SQE_LEN) / CAPSULE_UNIT;
     }
 
     /// Largest data of one command in bytes, with memory pages of 2^(12 + `mpsmin`) bytes; `None`:
@@ -280,8 +289,9 @@ impl Controller {
         if self.mdts == 0 {
             return None;
         }
-        let shift = self.mdts as u32 + 12 + mpsmin as u32;
-        Some(if shift >= 31 { 1 << 31 } else { 1 << shift })
+        let exponent = self.mdts as u32 + 12 + mpsmin as u32;
+        // Larger limits do not fit the result.
+        Some(if exponent >= 31 { 1 << 31 } else { 1 << exponent })
     }
 }
 
@@ -330,35 +340,40 @@ pub const NSFEAT_ATOMICS: u8 = 1 << 1;
 pub const NSFEAT_DAE: u8 = 1 << 2;
 /// NSFEAT bit: the preferred granularities are valid.
 pub const NSFEAT_OPTPERF: u8 = 1 << 4;
-/// DLFEAT bits 2:0, 001b: deallocated blocks read as zeroes (T10).
+/// DLFEAT bits 2:0, 001b: deallocated blocks read as zeroes.
 pub const DLFEAT_ZEROES: u8 = 1;
 /// DLFEAT bit: Write Zeroes may deallocate.
 pub const DLFEAT_DEAC: u8 = 1 << 3;
+
+/// Offset of the first LBA format in Identify Namespace.
+const FORMATS_AT: usize = 128;
+/// Length of an LBA format: metadata bytes per block (2 bytes), LBADS (1), relative performance (1).
+const FORMAT_LEN: usize = 4;
 
 impl Namespace {
     /// The structure as it is sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut b = [0; LEN];
-        put64(&mut b, 0, self.nsze);
-        put64(&mut b, 8, self.ncap);
-        put64(&mut b, 16, self.nuse);
-        b[24] = self.nsfeat;
+        let mut bytes = [0; LEN];
+        put_u64(&mut bytes, 0, self.nsze);
+        put_u64(&mut bytes, 8, self.ncap);
+        put_u64(&mut bytes, 16, self.nuse);
+        bytes[24] = self.nsfeat;
         // NLBAF (25) and FLBAS (26) zero: one format, number 0, in use.
-        b[30] = self.nmic;
-        b[33] = self.dlfeat;
-        put16(&mut b, 34, self.nawun);
-        put16(&mut b, 36, self.nawupf);
-        put16(&mut b, 64, self.npwg);
-        put16(&mut b, 66, self.npwa);
-        put16(&mut b, 68, self.npdg);
-        put16(&mut b, 70, self.npda);
-        b[99] = self.nsattr;
-        put(&mut b, 104, &self.nguid);
-        put(&mut b, 120, &self.eui64);
-        put16(&mut b, 128, self.metadata);
-        b[130] = self.lbads;
-        b
+        bytes[30] = self.nmic;
+        bytes[33] = self.dlfeat;
+        put_u16(&mut bytes, 34, self.nawun);
+        put_u16(&mut bytes, 36, self.nawupf);
+        put_u16(&mut bytes, 64, self.npwg);
+        put_u16(&mut bytes, 66, self.npwa);
+        put_u16(&mut bytes, 68, self.npdg);
+        put_u16(&mut bytes, 70, self.npda);
+        bytes[99] = self.nsattr;
+        put(&mut bytes, 104, &self.nguid);
+        put(&mut bytes, 120, &self.eui64);
+        put_u16(&mut bytes, FORMATS_AT, self.metadata);
+        bytes[FORMATS_AT + 2] = self.lbads;
+        bytes
     }
 
     /// Reads the structure, with the format in use.
@@ -366,34 +381,34 @@ impl Namespace {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<LEN>(data, "identify namespace")?;
-        // FLBAS: bits 3:0, and since Base 2.0 also bits 6:5 above them. The number is at most 63,
-        // so it stays in bounds.
-        let format = usize::from(b[26] & 0xf | (b[26] >> 5 & 3) << 4);
-        let at = 128 + 4 * format;
+        let bytes = whole::<LEN>(data, "identify namespace")?;
+        // FLBAS, byte 26: the low bits of the format's number are bits 3:0, and since Base 2.0 the
+        // high bits are bits 6:5. The number is at most 63, so the format is within the structure.
+        let format = usize::from(bytes[26] & 0xf | (bytes[26] >> 5 & 3) << 4);
+        let format_at = FORMATS_AT + FORMAT_LEN * format;
         Ok(Self {
-            nsze: u64_at(b, 0),
-            ncap: u64_at(b, 8),
-            nuse: u64_at(b, 16),
-            nsfeat: b[24],
-            nmic: b[30],
-            dlfeat: b[33],
-            nawun: u16_at(b, 34),
-            nawupf: u16_at(b, 36),
-            npwg: u16_at(b, 64),
-            npwa: u16_at(b, 66),
-            npdg: u16_at(b, 68),
-            npda: u16_at(b, 70),
-            nsattr: b[99],
-            nguid: array(b, 104),
-            eui64: array(b, 120),
-            metadata: u16_at(b, at),
-            lbads: b[at + 2],
+            nsze: u64_at(bytes, 0),
+            ncap: u64_at(bytes, 8),
+            nuse: u64_at(bytes, 16),
+            nsfeat: bytes[24],
+            nmic: bytes[30],
+            dlfeat: bytes[33],
+            nawun: u16_at(bytes, 34),
+            nawupf: u16_at(bytes, 36),
+            npwg: u16_at(bytes, 64),
+            npwa: u16_at(bytes, 66),
+            npdg: u16_at(bytes, 68),
+            npda: u16_at(bytes, 70),
+            nsattr: bytes[99],
+            nguid: array(bytes, 104),
+            eui64: array(bytes, 120),
+            metadata: u16_at(bytes, format_at),
+            lbads: bytes[format_at + 2],
         })
     }
 
-    /// Block size in bytes; `None` if the format gives less than 512 bytes or more than 2 GiB
-    /// (T18).
+    /// Block size in bytes; `None` if the format gives less than 512 bytes or more than 2 GiB, which no
+    /// real drive has.
     #[must_use]
     pub const fn block_size(&self) -> Option<u32> {
         match self.lbads {
@@ -407,43 +422,56 @@ impl Namespace {
 /// most 1024.
 #[must_use]
 pub fn namespace_list(sorted: impl IntoIterator<Item = u32>, after: u32) -> [u8; LEN] {
-    let mut b = [0; LEN];
+    let mut bytes = [0; LEN];
     let listed = sorted.into_iter().filter(|&nsid| nsid > after).take(LEN / 4);
-    for (i, nsid) in listed.enumerate() {
-        put32(&mut b, 4 * i, nsid);
+    for (index, nsid) in listed.enumerate() {
+        put_u32(&mut bytes, 4 * index, nsid);
     }
-    b
+    bytes
 }
 
-/// The namespaces of a list. Stops at the first that is zero or does not ascend (T18).
+/// The namespaces of a list. The list ends at the first element that is not above the one before it:
+/// zero fills the rest of a list, and a hostile list need not ascend.
 ///
 /// # Errors
 /// [`ShortData`], if `data` has fewer than 4096 bytes.
 pub fn namespaces_of(data: &[u8]) -> Result<Vec<u32>, ShortData> {
-    let b = whole::<LEN>(data, "namespace list")?;
+    let bytes = whole::<LEN>(data, "namespace list")?;
+    let mut nsids = Vec::new();
     let mut last = 0;
-    let ids = (0..LEN / 4).map(|i| u32_at(b, 4 * i));
-    Ok(ids
-        .take_while(|&nsid| {
-            let up = nsid > last;
-            last = nsid;
-            up
-        })
-        .collect())
+    for nsid in (0..LEN / 4).map(|index| u32_at(bytes, 4 * index)) {
+        if nsid <= last {
+            break;
+        }
+        nsids.push(nsid);
+        last = nsid;
+    }
+    Ok(nsids)
 }
 
 /// A list of controllers (CNS 12h, 13h): those of `sorted` from `first` on, at most 2047.
 #[must_use]
 pub fn controller_list(sorted: impl IntoIterator<Item = u16>, first: u16) -> [u8; LEN] {
-    let mut b = [0; LEN];
+    let mut bytes = [0; LEN];
     let mut count = 0;
-    for cntlid in sorted.into_iter().filter(|&c| c >= first).take(LEN / 2 - 1) {
+    for cntlid in sorted.into_iter().filter(|&cntlid| cntlid >= first).take(LEN / 2 - 1) {
         count += 1;
-        put16(&mut b, 2 * count, cntlid);
+        put_u16(&mut bytes, 2 * count, cntlid);
     }
-    put16(&mut b, 0, count as u16);
-    b
+    put_u16(&mut bytes, 0, count as u16);
+    bytes
 }
+
+/// Types of namespace identification descriptors (Base Figure 277).
+mod descriptor {
+    pub(super) const EUI64: u8 = 1;
+    pub(super) const NGUID: u8 = 2;
+    pub(super) const UUID: u8 = 3;
+    pub(super) const CSI: u8 = 4;
+}
+
+/// Length of the header of a descriptor: type, length of the identifier, 2 reserved bytes.
+const DESCRIPTOR_HEADER_LEN: usize = 4;
 
 /// The identifiers of a namespace (CNS 03h, Base Figure 277).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -462,47 +490,49 @@ impl Descriptors {
     /// The descriptors as they are sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut b = [0; LEN];
-        let mut at = 0;
-        let mut add = |kind: u8, id: &[u8]| {
-            put(&mut b, at, &[kind, id.len() as u8]);
-            put(&mut b, at + 4, id);
-            at += 4 + id.len();
+        let mut bytes = [0; LEN];
+        let mut end = 0;
+        let mut append = |kind: u8, id: &[u8]| {
+            put(&mut bytes, end, &[kind, id.len() as u8]);
+            put(&mut bytes, end + DESCRIPTOR_HEADER_LEN, id);
+            end += DESCRIPTOR_HEADER_LEN + id.len();
         };
         if let Some(id) = &self.eui64 {
-            add(1, id);
+            append(descriptor::EUI64, id);
         }
         if let Some(id) = &self.nguid {
-            add(2, id);
+            append(descriptor::NGUID, id);
         }
         if let Some(id) = &self.uuid {
-            add(3, id);
+            append(descriptor::UUID, id);
         }
         if let Some(csi) = self.csi {
-            add(4, &[csi]);
+            append(descriptor::CSI, &[csi]);
         }
-        b
+        bytes
     }
 
-    /// Reads the descriptors. Those of unknown type are skipped. The list ends at a length that is
-    /// zero or that goes beyond the structure (T18).
+    /// Reads the descriptors. Descriptors of unknown type are skipped. The list ends at a length that
+    /// is zero or that goes beyond the structure.
     ///
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
         let mut rest = &whole::<LEN>(data, "namespace identification descriptors")?[..];
         let mut found = Self::default();
-        while let Some((&[kind, len, _, _], tail)) = rest.split_first_chunk::<4>() {
+        while let Some((&[kind, len, _, _], tail)) =
+            rest.split_first_chunk::<DESCRIPTOR_HEADER_LEN>()
+        {
             let len = usize::from(len);
             if len == 0 || len > tail.len() {
                 break;
             }
             let (id, tail) = tail.split_at(len);
             match (kind, len) {
-                (1, 8) => found.eui64 = Some(array(id, 0)),
-                (2, 16) => found.nguid = Some(array(id, 0)),
-                (3, 16) => found.uuid = Some(array(id, 0)),
-                (4, 1) => found.csi = Some(id[0]),
+                (descriptor::EUI64, 8) => found.eui64 = Some(array(id, 0)),
+                (descriptor::NGUID, 16) => found.nguid = Some(array(id, 0)),
+                (descriptor::UUID, 16) => found.uuid = Some(array(id, 0)),
+                (descriptor::CSI, 1) => found.csi = Some(id[0]),
                 _ => {}
             }
             rest = tail;
@@ -529,12 +559,12 @@ impl NvmController {
     /// The structure as it is sent: 4096 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut b = [0; LEN];
-        b[1] = self.wzsl;
-        b[3] = self.dmrl;
-        put32(&mut b, 4, self.dmrsl);
-        put64(&mut b, 8, self.dmsl);
-        b
+        let mut bytes = [0; LEN];
+        bytes[1] = self.wzsl;
+        bytes[3] = self.dmrl;
+        put_u32(&mut bytes, 4, self.dmrsl);
+        put_u64(&mut bytes, 8, self.dmsl);
+        bytes
     }
 
     /// Reads the structure.
@@ -542,8 +572,8 @@ impl NvmController {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 4096 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<LEN>(data, "identify controller of the NVM command set")?;
-        Ok(Self { wzsl: b[1], dmrl: b[3], dmrsl: u32_at(b, 4), dmsl: u64_at(b, 8) })
+        let bytes = whole::<LEN>(data, "identify controller of the NVM command set")?;
+        Ok(Self { wzsl: bytes[1], dmrl: bytes[3], dmrsl: u32_at(bytes, 4), dmsl: u64_at(bytes, 8) })
     }
 }
 
@@ -554,24 +584,27 @@ pub const fn nvm_namespace() -> [u8; LEN] {
     [0; LEN]
 }
 
+/// NSTAT: the namespace is ready.
+const NSTAT_READY: u8 = 1;
+
 /// Identify Namespace, common to all command sets (CNS 08h, Base §5.17.2.8).
 #[must_use]
 pub fn common_namespace(nsfeat: u8, nmic: u8, nsattr: u8) -> [u8; LEN] {
-    let mut b = [0; LEN];
-    b[0] = nsfeat;
-    b[1] = nmic;
-    b[8] = nsattr;
-    b[14] = 1; // NSTAT: ready
-    b
+    let mut bytes = [0; LEN];
+    bytes[0] = nsfeat;
+    bytes[1] = nmic;
+    bytes[8] = nsattr;
+    bytes[14] = NSTAT_READY;
+    bytes
 }
 
 /// Identify I/O Command Set (CNS 1Ch, Base §5.17.2.21): one combination, of the NVM command set
 /// alone.
 #[must_use]
 pub const fn command_sets() -> [u8; LEN] {
-    let mut b = [0; LEN];
-    b[0] = 1 << CSI_NVM;
-    b
+    let mut bytes = [0; LEN];
+    bytes[0] = 1 << CSI_NVM;
+    bytes
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use alloc::vec::Vec;
 
-use crate::bytes::{ShortData, put, put_text, put16, put32, put64, u16_at, u32_at, u64_at, whole};
+use crate::bytes::{
+    ShortData, put, put_text, put_u16, put_u32, put_u64, u16_at, u32_at, u64_at, whole,
+};
 use crate::command::{Status, admin, opcode};
 
 /// Supported Log Pages.
@@ -23,11 +25,11 @@ pub const DISCOVERY: u8 = 0x70;
 /// Supported Log Pages: 1024 bytes, one dword per page, bit 0 set for each page of `pages`.
 #[must_use]
 pub fn supported(pages: &[u8]) -> [u8; 1024] {
-    let mut b = [0; 1024];
+    let mut bytes = [0; 1024];
     for &lid in pages {
-        b[4 * usize::from(lid)] = 1;
+        bytes[4 * usize::from(lid)] = 1;
     }
-    b
+    bytes
 }
 
 /// One entry of the Error Information page: 64 bytes.
@@ -56,16 +58,16 @@ impl ErrorEntry {
     /// The entry as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut b = [0; Self::LEN];
-        put64(&mut b, 0, self.count);
-        put16(&mut b, 8, self.sqid);
-        put16(&mut b, 10, self.cid);
-        put16(&mut b, 12, self.status.0 << 1);
-        put16(&mut b, 14, self.parameter);
-        put64(&mut b, 16, self.lba);
-        put32(&mut b, 24, self.nsid);
-        b[29] = crate::discovery::TRTYPE_TCP;
-        b
+        let mut bytes = [0; Self::LEN];
+        put_u64(&mut bytes, 0, self.count);
+        put_u16(&mut bytes, 8, self.sqid);
+        put_u16(&mut bytes, 10, self.cid);
+        put_u16(&mut bytes, 12, self.status.0 << 1);
+        put_u16(&mut bytes, 14, self.parameter);
+        put_u64(&mut bytes, 16, self.lba);
+        put_u32(&mut bytes, 24, self.nsid);
+        bytes[29] = crate::discovery::TRTYPE_TCP;
+        bytes
     }
 
     /// Reads an entry.
@@ -73,15 +75,15 @@ impl ErrorEntry {
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 64 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<{ Self::LEN }>(data, "error log entry")?;
+        let bytes = whole::<{ Self::LEN }>(data, "error log entry")?;
         Ok(Self {
-            count: u64_at(b, 0),
-            sqid: u16_at(b, 8),
-            cid: u16_at(b, 10),
-            status: Status(u16_at(b, 12) >> 1),
-            parameter: u16_at(b, 14),
-            lba: u64_at(b, 16),
-            nsid: u32_at(b, 24),
+            count: u64_at(bytes, 0),
+            sqid: u16_at(bytes, 8),
+            cid: u16_at(bytes, 10),
+            status: Status(u16_at(bytes, 12) >> 1),
+            parameter: u16_at(bytes, 14),
+            lba: u64_at(bytes, 16),
+            nsid: u32_at(bytes, 24),
         })
     }
 }
@@ -97,7 +99,7 @@ pub struct Smart {
     pub spare: u8,
     /// Byte 4: spare capacity below which the controller warns, in percent.
     pub spare_threshold: u8,
-    /// Byte 5: life used, in percent.
+    /// Byte 5: the part of the drive's endurance that is used, in percent.
     pub used: u8,
     /// Byte 32: data read, in units of 512,000 bytes, rounded up.
     pub data_read: u64,
@@ -126,45 +128,45 @@ impl Smart {
     /// The page as it is sent: 512 bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
-        let mut b = [0; Self::LEN];
-        b[0] = self.critical_warning;
-        put16(&mut b, 1, self.temperature);
-        b[3] = self.spare;
-        b[4] = self.spare_threshold;
-        b[5] = self.used;
-        put64(&mut b, 32, self.data_read);
-        put64(&mut b, 48, self.data_written);
-        put64(&mut b, 64, self.reads);
-        put64(&mut b, 80, self.writes);
-        put64(&mut b, 112, self.power_cycles);
-        put64(&mut b, 128, self.power_on_hours);
-        put64(&mut b, 144, self.unsafe_shutdowns);
-        put64(&mut b, 160, self.media_errors);
-        put64(&mut b, 176, self.error_entries);
-        b
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = self.critical_warning;
+        put_u16(&mut bytes, 1, self.temperature);
+        bytes[3] = self.spare;
+        bytes[4] = self.spare_threshold;
+        bytes[5] = self.used;
+        put_u64(&mut bytes, 32, self.data_read);
+        put_u64(&mut bytes, 48, self.data_written);
+        put_u64(&mut bytes, 64, self.reads);
+        put_u64(&mut bytes, 80, self.writes);
+        put_u64(&mut bytes, 112, self.power_cycles);
+        put_u64(&mut bytes, 128, self.power_on_hours);
+        put_u64(&mut bytes, 144, self.unsafe_shutdowns);
+        put_u64(&mut bytes, 160, self.media_errors);
+        put_u64(&mut bytes, 176, self.error_entries);
+        bytes
     }
 
-    /// Reads the page. Of each counter, the low 64 bits are taken.
+    /// Reads the page. Only the low 64 bits of each counter are read.
     ///
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 512 bytes.
     pub fn decode(data: &[u8]) -> Result<Self, ShortData> {
-        let b = whole::<{ Self::LEN }>(data, "SMART log page")?;
+        let bytes = whole::<{ Self::LEN }>(data, "SMART log page")?;
         Ok(Self {
-            critical_warning: b[0],
-            temperature: u16_at(b, 1),
-            spare: b[3],
-            spare_threshold: b[4],
-            used: b[5],
-            data_read: u64_at(b, 32),
-            data_written: u64_at(b, 48),
-            reads: u64_at(b, 64),
-            writes: u64_at(b, 80),
-            power_cycles: u64_at(b, 112),
-            power_on_hours: u64_at(b, 128),
-            unsafe_shutdowns: u64_at(b, 144),
-            media_errors: u64_at(b, 160),
-            error_entries: u64_at(b, 176),
+            critical_warning: bytes[0],
+            temperature: u16_at(bytes, 1),
+            spare: bytes[3],
+            spare_threshold: bytes[4],
+            used: bytes[5],
+            data_read: u64_at(bytes, 32),
+            data_written: u64_at(bytes, 48),
+            reads: u64_at(bytes, 64),
+            writes: u64_at(bytes, 80),
+            power_cycles: u64_at(bytes, 112),
+            power_on_hours: u64_at(bytes, 128),
+            unsafe_shutdowns: u64_at(bytes, 144),
+            media_errors: u64_at(bytes, 160),
+            error_entries: u64_at(bytes, 176),
         })
     }
 }
@@ -172,24 +174,29 @@ impl Smart {
 /// Firmware Slot Information: 512 bytes, slot 1 active with `revision` (8 characters).
 #[must_use]
 pub fn firmware(revision: &str) -> [u8; 512] {
-    let mut b = [0; 512];
-    b[0] = 1;
-    put_text(&mut b, 8, 8, revision, b' ');
-    b
+    let mut bytes = [0; 512];
+    bytes[0] = 1;
+    put_text(&mut bytes, 8, 8, revision, b' ');
+    bytes
 }
+
+/// The most namespaces of a Changed Namespace List.
+const CHANGED_NAMESPACES_MAX: usize = 1024;
+/// The first element of a Changed Namespace List if more namespaces have changed.
+const TOO_MANY_CHANGED: u32 = 0xffff_ffff;
 
 /// Changed Namespace List: 4096 bytes. More than 1024 namespaces are encoded as FFFFFFFFh alone.
 #[must_use]
 pub fn changed_namespaces(nsids: &[u32]) -> [u8; 4096] {
-    let mut b = [0; 4096];
-    if nsids.len() > 1024 {
-        put32(&mut b, 0, 0xffff_ffff);
+    let mut bytes = [0; 4096];
+    if nsids.len() > CHANGED_NAMESPACES_MAX {
+        put_u32(&mut bytes, 0, TOO_MANY_CHANGED);
     } else {
-        for (i, &nsid) in nsids.iter().enumerate() {
-            put32(&mut b, 4 * i, nsid);
+        for (index, &nsid) in nsids.iter().enumerate() {
+            put_u32(&mut bytes, 4 * index, nsid);
         }
     }
-    b
+    bytes
 }
 
 /// The namespaces of a Changed Namespace List; `None` if the list had no space for all.
@@ -197,11 +204,12 @@ pub fn changed_namespaces(nsids: &[u32]) -> [u8; 4096] {
 /// # Errors
 /// [`ShortData`], if `data` has fewer than 4096 bytes.
 pub fn changed_namespaces_of(data: &[u8]) -> Result<Option<Vec<u32>>, ShortData> {
-    let b = whole::<4096>(data, "changed namespace list")?;
-    if u32_at(b, 0) == 0xffff_ffff {
+    let bytes = whole::<4096>(data, "changed namespace list")?;
+    if u32_at(bytes, 0) == TOO_MANY_CHANGED {
         return Ok(None);
     }
-    Ok(Some((0..1024).map(|i| u32_at(b, 4 * i)).take_while(|&nsid| nsid != 0).collect()))
+    let nsids = (0..CHANGED_NAMESPACES_MAX).map(|index| u32_at(bytes, 4 * index));
+    Ok(Some(nsids.take_while(|&nsid| nsid != 0).collect()))
 }
 
 /// CSUPP: the controller supports the command.
@@ -209,19 +217,21 @@ const CSUPP: u32 = 1 << 0;
 /// LBCC: the command may change the content of blocks.
 const LBCC: u32 = 1 << 1;
 
-/// Commands Supported and Effects: 4096 bytes, one dword per opcode. Admin commands begin at byte
-/// 0, I/O commands at byte 1024.
+/// Offset of the I/O commands in Commands Supported and Effects. The admin commands begin at byte 0.
+const IO_EFFECTS_AT: usize = 1024;
+
+/// Commands Supported and Effects: 4096 bytes, one dword per opcode.
 ///
-/// `io_queues` is whether the controller has I/O queues; a discovery controller has none.
+/// `has_io_queues` says whether the controller has I/O queues. A discovery controller has none.
 #[must_use]
-pub fn effects(io_queues: bool) -> [u8; 4096] {
-    let mut b = [0; 4096];
+pub fn effects(has_io_queues: bool) -> [u8; 4096] {
+    let mut bytes = [0; 4096];
     let common = [admin::GET_LOG_PAGE, admin::IDENTIFY, admin::KEEP_ALIVE, admin::ASYNC_EVENT];
     let features = [admin::SET_FEATURES, admin::GET_FEATURES, admin::ABORT];
     for code in common.into_iter().chain(features) {
-        put32(&mut b, 4 * usize::from(code), CSUPP);
+        put_u32(&mut bytes, 4 * usize::from(code), CSUPP);
     }
-    if io_queues {
+    if has_io_queues {
         for (code, effect) in [
             (opcode::FLUSH, CSUPP),
             (opcode::WRITE, CSUPP | LBCC),
@@ -229,10 +239,10 @@ pub fn effects(io_queues: bool) -> [u8; 4096] {
             (opcode::WRITE_ZEROES, CSUPP | LBCC),
             (opcode::DATASET_MANAGEMENT, CSUPP | LBCC),
         ] {
-            put32(&mut b, 1024 + 4 * usize::from(code), effect);
+            put_u32(&mut bytes, IO_EFFECTS_AT + 4 * usize::from(code), effect);
         }
     }
-    b
+    bytes
 }
 
 /// The part of a page that Get Log Page asks for: `len` bytes from `offset` on. Bytes beyond the
@@ -242,11 +252,13 @@ pub fn effects(io_queues: bool) -> [u8; 4096] {
 /// [`OffsetBeyond`], if `offset` is beyond the end; the command completes with *invalid field*
 /// (Base §5.16).
 pub fn slice(page: &[u8], offset: u64, len: u32) -> Result<Vec<u8>, OffsetBeyond> {
-    let start = usize::try_from(offset).ok().filter(|&o| o <= page.len()).ok_or(OffsetBeyond)?;
-    let mut out = alloc::vec![0; len as usize];
-    let n = out.len().min(page.len() - start);
-    put(&mut out, 0, &page[start..start + n]);
-    Ok(out)
+    let Some(rest) = usize::try_from(offset).ok().and_then(|start| page.get(start..)) else {
+        return Err(OffsetBeyond);
+    };
+    let mut part = alloc::vec![0; len as usize];
+    let available = part.len().min(rest.len());
+    put(&mut part, 0, &rest[..available]);
+    Ok(part)
 }
 
 /// A log page offset beyond the page's end.

@@ -1,16 +1,18 @@
 //! The ordering attribute: the identity of one ordered request (Rio paper §4.2).
 //!
-//! One attribute describes one *entry*: a request as it travels to one target. A group that the
-//! volume's stripes, merging or the drive's transfer limit turn into several requests has several
-//! entries; each carries their count ([`Attribute::num`]) and its own place among them
-//! ([`Attribute::index`]). So recovery counts distinct entries and notices an entry that never
-//! arrived (T6).
+//! One attribute describes one *entry*: a request as it travels to one target. The initiator sends the
+//! attribute with the request, and the target appends it to its ordering log.
+//!
+//! A group may have several entries, because it has several writes, or because a write was split at a
+//! stripe unit or a transfer limit. Each entry has the number of entries of its group
+//! ([`Attribute::num`]) and its own place among them ([`Attribute::index`]). So recovery can notice
+//! that an entry never arrived.
 
 use core::fmt;
 
-/// The number of a group in its stream. 64 bits in memory and in the log, 32 on the wire (T5).
+/// The number of a group in its stream. It has 64 bits in memory and in the log, and 32 on the wire.
 ///
-/// The first group of a stream is 1; 0 means "before the first".
+/// The first group of a stream is 1. The number 0 means "before the first".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
@@ -30,14 +32,14 @@ impl Seq {
         Self(self.0 + 1)
     }
 
-    /// The low 32 bits of the seq. They travel on the wire.
+    /// The low 32 bits of the seq, which travel on the wire.
     #[must_use]
     pub const fn wire(self) -> u32 {
         self.0 as u32
     }
 
-    /// Widens a wire value to the 64-bit seq nearest to `near` (T5). Values up to 2³¹ ahead and 2³¹
-    /// − 1 behind are distinguished. A value that would lie before 0 counts as ahead.
+    /// The seq nearest to `near` whose low 32 bits are `wire`. It lies at most 2³¹ ahead of `near`, or
+    /// less than 2³¹ behind. If it would lie before 0, the one ahead is returned.
     #[must_use]
     pub const fn widen(wire: u32, near: Self) -> Self {
         let delta = wire.wrapping_sub(near.0 as u32) as i32 as i64;
@@ -68,7 +70,7 @@ impl fmt::Display for StreamId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u8);
 
-/// The name of an ordered volume across restarts.
+/// The identity of an ordered volume. It stays the same across restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub [u8; 16]);
 
@@ -92,7 +94,7 @@ pub enum Kind {
     Write = 1,
     /// Makes `blocks` blocks from `lba` on read as zeroes.
     Discard = 2,
-    /// Writes nothing: the entry that a joint FLUSH gives to each device it reaches (T3).
+    /// Writes nothing. A joint FLUSH has such an entry for each drive that its group does not write.
     Flush = 3,
 }
 
@@ -119,15 +121,15 @@ pub struct Flags(pub u8);
 impl Flags {
     /// The last entry of its group, in submission order.
     pub const BOUNDARY: Self = Self(1 << 0);
-    /// FLUSH the device after this entry. When the FLUSH is done, the entry covers the stream's
-    /// earlier writes on the same device in the same incarnation (T4).
+    /// FLUSH the drive after this entry. When the FLUSH is done, the entry covers the stream's earlier
+    /// writes on the same drive: they are durable, too.
     pub const FLUSH: Self = Self(1 << 1);
-    /// In-place update. Undo leaves its blocks alone; recovery lists it after a crash (T11).
+    /// In-place update. Undo does not touch the blocks, and recovery lists them after a crash.
     pub const IN_PLACE: Self = Self(1 << 2);
     /// One of several fragments of a request that was split.
     pub const SPLIT: Self = Self(1 << 3);
-    /// Extension of the content of the blocks. Undo leaves its blocks alone, and recovery does not
-    /// list it after a crash (T11). Only for [`Kind::Write`], and never with
+    /// Extension of the content of the blocks. Undo does not touch the blocks, and recovery does not
+    /// list them after a crash. Only for [`Kind::Write`], and never with
     /// [`IN_PLACE`](Self::IN_PLACE).
     pub const EXTEND: Self = Self(1 << 4);
     /// The bits that decide what undo does with the blocks. A fresh write has none of them.
@@ -141,11 +143,11 @@ impl Flags {
     #[must_use]
     #[inline]
     pub const fn are_known(self, kind: Kind) -> bool {
-        let place = match kind {
+        let is_place_possible = match kind {
             Kind::Write => !self.has(Self::PLACE),
             Kind::Discard | Kind::Flush => !self.has(Self::EXTEND),
         };
-        place && self.0 & !Self::KNOWN == 0
+        is_place_possible && self.0 & !Self::KNOWN == 0
     }
 
     /// Whether all bits of `other` are set.
@@ -154,38 +156,72 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// These bits and `other`'s.
+    /// These flags and those of `other`.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// These bits, and `other`'s if `on`.
+    /// These flags, and those of `other` if `on` is set.
     #[must_use]
     pub const fn with_if(self, other: Self, on: bool) -> Self {
         if on { self.with(other) } else { self }
     }
 }
 
-/// Most entries of one group (`num` is 16 bits).
+/// The most entries of one group: `num` has 16 bits.
 pub const GROUP_ENTRIES_MAX: u16 = u16::MAX;
-/// Most groups that one merged request covers (`span` is 8 bits, stored less one).
+/// The most groups that one merged request covers: a log entry stores `span` less one in 8 bits.
 pub const SPAN_MAX: u16 = 256;
+
+/// A group, and the tag that the caller has given to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupTag {
+    /// The group; 0 for "no group is known".
+    pub seq: Seq,
+    /// The caller's tag of the group.
+    pub tag: u64,
+}
+
+impl GroupTag {
+    /// No group is known.
+    pub const NONE: Self = Self { seq: Seq::ZERO, tag: 0 };
+
+    /// The group `seq` with this tag.
+    #[must_use]
+    pub const fn new(seq: Seq, tag: u64) -> Self {
+        Self { seq, tag }
+    }
+
+    /// The last group of an entry.
+    #[must_use]
+    pub const fn of_last_group(attribute: &Attribute) -> Self {
+        Self { seq: attribute.seq_end(), tag: attribute.tag }
+    }
+
+    /// Replaces this group by `other`, if `other` is newer and released.
+    #[inline]
+    pub(crate) fn advance_to(&mut self, other: Self, released: Seq) {
+        if other.seq <= released && other.seq > self.seq {
+            *self = other;
+        }
+    }
+}
 
 /// The record of one ordered request (Rio paper §4.2, Table 1), in memory form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attribute {
-    /// The (first) group.
+    /// The group of the entry; the first one if the entry covers several groups.
     pub seq: Seq,
-    /// How many whole groups the entry covers, 1 unless merged across groups (T16). If more than
-    /// one, `num` is 1.
+    /// The number of whole groups that the entry covers. It is above 1 if requests of several groups
+    /// were merged. Then `num` is 1.
     pub span: u16,
-    /// How many entries the group has, on all targets, flush entries and fragments included.
+    /// The number of entries of the group on all targets, flush entries and fragments included.
     pub num: u16,
-    /// Which of the group's entries this one is, `0..num` (T6).
+    /// The place of this entry among the entries of the group, `0..num`.
     pub index: u16,
-    /// The entry's place among the stream's entries on this server, counted densely from 1 in
-    /// each binding: the paper's `prev` plus one (T5).
+    /// The place of this entry among the stream's entries on this server. Each binding counts from 1
+    /// without gaps. This is the paper's `prev` plus one.
     pub ordinal: u32,
     /// The drive, by its index in the volume's member list.
     pub member: Member,
@@ -193,11 +229,11 @@ pub struct Attribute {
     pub kind: Kind,
     /// The flags: boundary, flush, in place, split, extend.
     pub flags: Flags,
-    /// First block on the drive; 0 for [`Kind::Flush`]. Below 2⁴⁸.
+    /// The first block on the drive, below 2⁴⁸; 0 for [`Kind::Flush`].
     pub lba: u64,
-    /// Blocks, 0 for [`Kind::Flush`], else 1 to 65536.
+    /// The number of blocks, 1 to 65536; 0 for [`Kind::Flush`].
     pub blocks: u32,
-    /// The caller's tag of the (last) group: an LSN, a transaction id.
+    /// The caller's tag of the last group of the entry, such as an LSN or a transaction id.
     pub tag: u64,
 }
 
@@ -208,7 +244,7 @@ impl Attribute {
         Seq(self.seq.0 + self.span as u64 - 1)
     }
 
-    /// Whether a device FLUSH follows this entry.
+    /// Whether a FLUSH of the drive follows this entry.
     #[must_use]
     pub const fn is_flush(&self) -> bool {
         self.flags.has(Flags::FLUSH)

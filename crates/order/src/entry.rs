@@ -1,28 +1,45 @@
 //! The 64-byte log entry: one ordering attribute at rest (`docs/log-format.md`, "Entry").
 //!
-//! An entry fills one cache line. Word 0 is the *persist word*, stored alone once the data is
-//! durable; words 1 to 7 are written with the append and covered by a checksum. Half an entry, an
-//! entry of an older lap in a reused slot, or another partition's entry is never valid (T7).
+//! An entry fills one cache line. The numbers are byte offsets:
+//!
+//! ```text
+//!       0        1        2        3        4        5        6        7
+//!     +--------+--------+--------+--------+--------+--------+--------+---------------+
+//!   0 | persist word                                                                 |
+//!   8 | checksum of bytes 12..64          | generation                               |
+//!  16 | position                                                                     |
+//!  24 | seq                                                                          |
+//!  32 | tag                                                                          |
+//!  40 | lba                                                 | member | kind, unfenced |
+//!  48 | ordinal                           | num             | index                  |
+//!  56 | blocks - 1      | span-1 | flags  | incarnation                              |
+//!     +--------+--------+--------+--------+--------+--------+--------+---------------+
+//! ```
+//!
+//! The append writes all words but the *persist word*, and the checksum covers them. The persist word
+//! is stored alone, when the data of the entry is durable. Half an entry, an entry of an older lap in
+//! a reused slot, and an entry of another partition are never valid (T7).
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use crate::bytes::{put, u16_at, u32_at, u64_at};
 use crate::probe::{self, Plant};
 use crate::region::{Crc32c, mix};
 
 /// Size of a log entry in bytes.
 pub const ENTRY_BYTES: usize = 64;
 
-/// The number of an append in its partition, counted without end; never used again for a durable
-/// entry. The slot is `position % slots`, so the position includes the lap (T7).
+/// The number of an append in its partition, counted from 0 without end. The number of a durable
+/// entry is never used again. The slot is `position % slots`, so the position also shows the lap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
-/// The identity of a partition. It seeds the checksums, so that bytes of another partition are not
-/// taken for entries of this one (T19).
+/// The identity of a partition. The checksums start from it, so that bytes of another partition are
+/// never valid entries of this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PartitionId {
     /// The volume.
     pub volume: VolumeId,
-    /// Its stream.
+    /// The stream of the volume.
     pub stream: StreamId,
 }
 
@@ -37,15 +54,15 @@ impl PartitionId {
 /// The ownership and the incarnation of the target in which an entry was appended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// The volume's generation. It identifies the owner (T8).
+    /// The volume's generation. It identifies the owner.
     pub generation: u32,
-    /// The target's incarnation. No entry covers an entry of another incarnation (T4).
+    /// The target's incarnation.
     pub incarnation: u32,
 }
 
 impl Origin {
-    /// The persist word of the entry at `position`. It is never 0, and never equal to that of
-    /// another lap of the same slot, so a stale word is not valid for the entry (T7).
+    /// The persist word of the entry at `position`. It is never 0. It differs from the persist word of
+    /// every other lap of the same slot, so a word that an older lap left is not valid (T7).
     #[must_use]
     #[inline]
     pub const fn stamp(self, position: Position) -> u64 {
@@ -64,8 +81,7 @@ pub struct Entry {
     pub position: Position,
     /// The owner and the incarnation of the target that appended it.
     pub origin: Origin,
-    /// How many appends before it may not have been durable yet when it was written, as a power
-    /// of two; see [`fenced_before`](Self::fenced_before).
+    /// How many appends before this one may not have been durable when this entry was written.
     pub unfenced: Unfenced,
     /// The attribute.
     pub attribute: Attribute,
@@ -73,23 +89,27 @@ pub struct Entry {
 
 /// An upper bound of how many appends before an entry were not fenced when that entry was written.
 ///
-/// All appends before these were durable. If one of *them* is unreadable, it was not torn by a crash
-/// but damaged. So the log is refused, instead of being read as a shorter one (T19).
+/// All older appends were durable by then. If one of them is unreadable, the medium has damaged it,
+/// because a crash tears only appends that are not fenced. Such a log is refused. It must not be read
+/// as a shorter one, because then the undo of the lost entries would be missing (T19).
 ///
-/// The value is the exponent of a power of two: fewer than 2ⁿ appends were not fenced.
+/// The value is an exponent n of 4 bits: fewer than 2ⁿ appends were not fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfenced(u8);
 
+/// The exponent that stands for "no bound".
+const UNKNOWN_EXPONENT: u8 = 15;
+
 impl Unfenced {
     /// No bound: 2¹⁴ or more appends were not fenced.
-    pub const UNKNOWN: Self = Self(15);
+    pub const UNKNOWN: Self = Self(UNKNOWN_EXPONENT);
 
     /// The bound for `count` unfenced appends.
     #[must_use]
     #[inline]
     pub const fn of(count: u64) -> Self {
         let bits = 64 - count.leading_zeros() as u8;
-        if bits < 15 { Self(bits) } else { Self::UNKNOWN }
+        if bits < UNKNOWN_EXPONENT { Self(bits) } else { Self::UNKNOWN }
     }
 }
 
@@ -98,13 +118,13 @@ impl Entry {
     #[must_use]
     pub const fn fenced_before(&self) -> Position {
         match self.unfenced.0 {
-            15 => Position(0),
-            bits => Position(self.position.0.saturating_add(1).saturating_sub(1 << bits)),
+            UNKNOWN_EXPONENT => Position(0),
+            exponent => Position(self.position.0.saturating_add(1).saturating_sub(1 << exponent)),
         }
     }
 }
 
-/// The entry's bytes with a persist word of 0.
+/// The bytes of an entry whose persist word is not set.
 ///
 /// The attribute must be [`loggable`].
 #[must_use]
@@ -112,8 +132,8 @@ impl Entry {
 pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     let a = &entry.attribute;
     debug_assert!(loggable(a), "{a:?}");
-    // The entry is stored word by word, because the checksum reads it word by word right after. A
-    // load that spans several stores has to wait for all of them in the processor.
+    // The entry is stored word by word, because the checksum reads it word by word right after. In
+    // the processor, a load that spans several stores must wait for all of them.
     let words = [
         // Word 0: the persist word.
         0,
@@ -137,10 +157,15 @@ pub fn encode(entry: &Entry, seed: u32, crc: Crc32c) -> [u8; ENTRY_BYTES] {
     for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
     }
-    let check = crc(seed, &bytes[12..]);
-    bytes[8..12].copy_from_slice(&check.to_le_bytes());
+    let checksum = crc(seed, &bytes[CHECKED_FROM..]);
+    put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
     bytes
 }
+
+/// The byte offset of the checksum.
+const CHECKSUM_AT: usize = 8;
+/// The checksum covers the bytes from here to the end of the entry.
+const CHECKED_FROM: usize = 12;
 
 /// The content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,15 +192,15 @@ pub enum Decoded {
     },
 }
 
-/// The state of the persist word of an entry (T7).
+/// The state of the persist word of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persist {
-    /// 0: the data may not be durable.
+    /// The word is 0: the data may not be durable.
     No,
-    /// The stamp of exactly this entry: the data is durable.
+    /// The word is the stamp of exactly this entry: the data is durable.
     Yes,
-    /// Something else: the word of an older lap, left by a crash that lost the overwrite, or
-    /// damage. It is not valid.
+    /// The word is neither. An older lap has left it, because a crash lost the word that overwrote it,
+    /// or the word is damaged. It is not valid.
     Invalid,
 }
 
@@ -185,7 +210,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
     if bytes.iter().all(|&byte| byte == 0) {
         return Decoded::Blank;
     }
-    let checksum_matches = crc(seed, &bytes[12..]) == u32_at(bytes, 8);
+    let checksum_matches = crc(seed, &bytes[CHECKED_FROM..]) == u32_at(bytes, CHECKSUM_AT);
     if !checksum_matches && !probe::planted(Plant::T7NoChecksum) {
         return Decoded::Torn;
     }
@@ -211,8 +236,8 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         blocks: if kind == Kind::Flush { 0 } else { blocks },
         tag: u64_at(bytes, 32),
     };
-    // A checksum is only 32 bits. An attribute that no writer of this version writes is not
-    // accepted.
+    // A checksum of 32 bits can match by accident. So an attribute that no writer of this version
+    // writes is not accepted.
     if !loggable(&attribute) {
         return Decoded::Torn;
     }
@@ -227,18 +252,24 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
     }
 }
 
+/// The largest LBA, which has 48 bits in the entry.
 const LBA_MASK: u64 = (1 << 48) - 1;
+/// The most blocks of an entry: the entry stores one less in 16 bits.
+const ENTRY_BLOCKS_MAX: u32 = 1 << 16;
 
-/// Whether an attribute fits the entry's fields: an LBA below 2⁴⁸ that stays there to its last
-/// block, 1 to 65536 blocks (none for [`Kind::Flush`]), a span of 1 to 256 groups that ends
-/// below 2⁶⁴, an index below `num`, and flags that this version gives to its kind.
+/// Whether an attribute fits the fields of an entry:
+///
+/// - all blocks are below LBA 2⁴⁸, and there are 1 to 65536 of them (none for [`Kind::Flush`]),
+/// - the span is 1 to 256 groups, and the last group is below 2⁶⁴,
+/// - the index is below `num`,
+/// - this version gives these flags to an entry of this kind.
 #[must_use]
 #[inline]
 pub const fn loggable(a: &Attribute) -> bool {
     let extent_fits = match a.kind {
         Kind::Flush => a.blocks == 0 && a.lba == 0,
         Kind::Write | Kind::Discard => {
-            a.blocks >= 1 && a.blocks <= 1 << 16 && a.lba <= LBA_MASK + 1 - a.blocks as u64
+            a.blocks >= 1 && a.blocks <= ENTRY_BLOCKS_MAX && a.lba <= LBA_MASK + 1 - a.blocks as u64
         }
     };
     extent_fits
@@ -247,16 +278,4 @@ pub const fn loggable(a: &Attribute) -> bool {
         && a.seq.0.checked_add(a.span as u64).is_some()
         && a.index < a.num
         && a.flags.are_known(a.kind)
-}
-
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes were sliced"))
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes were sliced"))
-}
-
-pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("2 bytes were sliced"))
 }

@@ -1,4 +1,8 @@
-//! Counting the entries of a group: whole, partial or contradictory (T6).
+//! Counts the entries of a group: whole, partial or contradictory.
+//!
+//! A crash can lose entries of a group, and a replay can log an entry a second time. Recovery keeps
+//! a group only if all its entries are there. So it counts the *distinct* entries, and compares
+//! their number with [`Attribute::num`], the number that each entry records (T6).
 
 use alloc::collections::BTreeMap;
 
@@ -7,13 +11,13 @@ use crate::attribute::Attribute;
 /// The result of counting a set of entries of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupCount {
-    /// Every one of the group's entries is there.
+    /// Every entry of the group is there.
     Whole,
     /// Some entries are missing.
     Partial {
-        /// Distinct entries found.
+        /// The number of distinct entries found.
         found: u16,
-        /// How many entries the group has.
+        /// The number of entries that the group has.
         num: u16,
     },
     /// The entries cannot be of one group: different seq, size, tag or shape, or an index that
@@ -24,36 +28,44 @@ pub enum GroupCount {
 /// Counts the *distinct* entries of one group.
 ///
 /// An entry that was replayed after a target's crash is logged twice, with the same index and the
-/// same shape: it counts once. A missing index shows a fragment that never arrived (T6).
+/// same shape: it counts once. A missing index shows a fragment that never arrived.
 pub fn count_group<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> GroupCount {
-    let mut distinct: BTreeMap<u16, &Attribute> = BTreeMap::new();
-    let mut group: Option<&Attribute> = None;
+    let mut entry_by_index: BTreeMap<u16, &Attribute> = BTreeMap::new();
+    let mut first_entry: Option<&Attribute> = None;
     for entry in entries {
-        let first = *group.get_or_insert(entry);
-        let fits = entry.seq == first.seq
-            && entry.span == first.span
-            && entry.num == first.num
-            && entry.tag == first.tag
-            && entry.index < entry.num;
-        let same = *distinct.entry(entry.index).or_insert(entry);
-        if !fits || !same_shape(same, entry) {
+        let first = *first_entry.get_or_insert(entry);
+        let earlier_copy = *entry_by_index.entry(entry.index).or_insert(entry);
+        if !can_be_of_one_group(first, entry) || !has_same_shape(earlier_copy, entry) {
             return GroupCount::Contradictory;
         }
     }
-    let num = group.map_or(0, |first| first.num);
-    match u16::try_from(distinct.len()) {
+    let num = first_entry.map_or(0, |first| first.num);
+    match u16::try_from(entry_by_index.len()) {
         Ok(found) if found < num || num == 0 => GroupCount::Partial { found, num },
         _ => GroupCount::Whole,
     }
 }
 
-/// Whether all of one group's entries are among these (T6).
-pub fn group_complete<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> bool {
+/// Whether all entries of one group are among `entries`.
+pub fn is_group_whole<'a>(entries: impl IntoIterator<Item = &'a Attribute>) -> bool {
     count_group(entries) == GroupCount::Whole
 }
 
-/// Replay keeps shapes: a copy differs in its ordinal alone, which every binding counts anew.
-pub(crate) fn same_shape(a: &Attribute, b: &Attribute) -> bool {
+/// Whether an entry has the fields that it must share with the first entry of its group, and an
+/// index that the group has.
+fn can_be_of_one_group(first: &Attribute, entry: &Attribute) -> bool {
+    entry.seq == first.seq
+        && entry.span == first.span
+        && entry.num == first.num
+        && entry.tag == first.tag
+        && entry.index < entry.num
+}
+
+/// Whether two entries differ in their ordinal at most.
+///
+/// A replay sends an entry again as it was. Only the ordinal is new, because every binding counts
+/// ordinals from 1.
+pub(crate) fn has_same_shape(a: &Attribute, b: &Attribute) -> bool {
     Attribute { ordinal: 0, ..*a } == Attribute { ordinal: 0, ..*b }
 }
 
@@ -86,9 +98,9 @@ mod tests {
             GroupCount::Partial { found: 2, num: 3 },
             "four logged entries, but fragment 2 never arrived"
         );
-        assert!(!group_complete(&replayed));
-        assert!(group_complete(&[part(2, 1), part(0, 2), part(2, 9), part(1, 3)]));
-        assert!(!group_complete([]));
+        assert!(!is_group_whole(&replayed));
+        assert!(is_group_whole(&[part(2, 1), part(0, 2), part(2, 9), part(1, 3)]));
+        assert!(!is_group_whole([]));
     }
 
     #[test]

@@ -13,6 +13,7 @@ extern crate alloc;
 
 pub mod attribute;
 pub mod block_device;
+mod bytes;
 pub mod engine;
 pub mod entry;
 pub mod gate;

@@ -1,24 +1,39 @@
 //! A whole log region: header, directory of volumes, partitions (`docs/log-format.md`).
 //!
-//! The first [`HEADER_BYTES`] hold two copies of the header; every change writes both, one after
-//! the other with a fence in between, so that neither a crash in the middle nor the loss of one
-//! copy loses it. Partitions follow; [`VolumeRecord::partition`] gives their places. The owner of the
-//! region splits it there: this module touches the header only.
+//! ```text
+//!  0               4096            8192 = HEADER_BYTES
+//! +---------------+---------------+-------------------+-------------------+-- - -
+//! | header copy 0 | header copy 1 | volume A stream 0 | volume A stream 1 |
+//! +---------------+---------------+-------------------+-------------------+-- - -
+//! ```
 //!
-//! The region's bytes are input. A region that is not surely this one, of this version, whole and
-//! valid, is refused with advice, never taken for "nothing to undo" (T19).
+//! Every change of the header writes both copies, one after the other with a fence in between. So
+//! neither a crash in the middle of a change nor the damage of one copy loses the header.
+//!
+//! This module reads and writes the header only. [`VolumeRecord::partition`] returns the place of
+//! each partition, and the target opens a [`StreamLog`](crate::ordering_log::StreamLog) there.
+//!
+//! The region's bytes are input. A region that is damaged, of another version or no longer valid is
+//! refused with advice. It is never read as a log with "nothing to undo", because then the undo of a
+//! crash would be missing (T19).
 
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::attribute::{Member, StreamId, VolumeId};
-use crate::ordering_log::{SLOTS_MAX, SLOTS_MIN, partition_bytes};
+use crate::attribute::{StreamId, VolumeId};
+use crate::ordering_log::{SLOTS_MAX, SLOTS_MIN};
 use crate::region::{Crc32c, Region, RegionError};
-use codec::{Copy as HeaderCopy, decode, encode};
+use codec::{HeaderCopy, encode};
 pub use error::{AddError, ChangeError, CreateError, OpenError};
+use header::partition_stride;
+pub use header::{LogKind, MemberNamespace, RegionHeader, VolumeRecord, VolumeState};
+use inspect::read_header_copy;
+pub use inspect::{Class, inspect};
 
 mod codec;
 mod error;
+mod header;
+mod inspect;
 pub mod opening;
 mod stamp;
 
@@ -35,229 +50,18 @@ pub const MEMBERS_MAX: usize = 16;
 /// Version of the header's layout.
 pub const VERSION: u32 = 1;
 
-/// The kind of medium that the region is on. It decides which failures the region survives. The
-/// same codes as on the wire (`docs/wire-format.md`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum LogKind {
-    /// A mapped file: survives the process, not a power cut. Its content is valid only within the
-    /// boot that wrote it, or if it was written back when service ended (T19, T24).
-    File = 1,
-    /// Persistent memory.
-    Dax = 2,
-    /// A small drive with power-loss protection.
-    Block = 3,
-    /// A drive's persistent memory region.
-    Pci = 4,
-}
-
-impl LogKind {
-    /// Whether fenced bytes survive a power cut.
-    #[must_use]
-    pub const fn survives_power_cut(self) -> bool {
-        !matches!(self, Self::File)
-    }
-
-    /// The name of the kind in the program and the library.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::File => "file",
-            Self::Dax => "dax",
-            Self::Block => "block",
-            Self::Pci => "pci",
-        }
-    }
-
-    /// The kind with this code, in the region's header and on the wire; `None` for a code that is
-    /// not known.
-    #[must_use]
-    pub const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::File),
-            2 => Some(Self::Dax),
-            3 => Some(Self::Block),
-            4 => Some(Self::Pci),
-            _ => None,
-        }
-    }
-}
-
-/// Whether an initiator may still need a volume's log (T21).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum VolumeState {
-    /// Closed: nothing to recover, plain hosts may write.
-    Closed = 1,
-    /// Owned, or its owner vanished. Its log must be recovered before another initiator writes.
-    Owned = 2,
-}
-
-impl VolumeState {
-    const fn from_code(code: u8) -> Option<Self> {
-        match code {
-            1 => Some(Self::Closed),
-            2 => Some(Self::Owned),
-            _ => None,
-        }
-    }
-}
-
-/// A namespace of this server that is a member of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemberNamespace {
-    /// Its number in the volume.
-    pub member: Member,
-    /// The namespace.
-    pub nsid: u32,
-}
-
-/// One volume in the directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeRecord {
-    /// The volume.
-    pub id: VolumeId,
-    /// The number of the current ownership. Each new owner raises it before it reads any list (T8).
-    pub generation: u32,
-    /// Whether its log may be needed.
-    pub state: VolumeState,
-    /// Host identifier of the last owner, all zero if there was none.
-    pub owner: [u8; 16],
-    /// The generation of the owner that has last given up what was in the log (T26); 0 for none.
-    /// Every group of a stream from before that is in doubt, until the stream is started again.
-    pub given_up: u32,
-    /// How long the target keeps the volume for that owner when it has lost its connection,
-    /// milliseconds (T25).
-    pub lease_ms: u32,
-    /// The number of streams. Each has a partition of its own.
-    pub streams: u16,
-    /// Slots per partition.
-    pub slots: u32,
-    /// Where its first partition begins in the region, in bytes.
-    pub offset: u64,
-    /// Its members on this server, at most [`MEMBERS_MAX`].
-    pub members: Vec<MemberNamespace>,
-}
-
-impl VolumeRecord {
-    /// The bytes of a stream's partition, counted from the start of the region; `None` if the
-    /// volume has no such stream.
-    #[must_use]
-    pub fn partition(&self, stream: StreamId) -> Option<Range<usize>> {
-        let start = self.offset as usize + usize::from(stream.0) * stride(self.slots);
-        (stream.0 < self.streams).then(|| start..start + partition_bytes(self.slots))
-    }
-
-    /// All bytes of the volume's partitions, padding included.
-    #[must_use]
-    pub fn extent(&self) -> Range<usize> {
-        let start = self.offset as usize;
-        start..start + usize::from(self.streams) * stride(self.slots)
-    }
-}
-
-/// The content of the header.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RegionHeader {
-    /// How often the header was written.
-    pub number: u64,
-    /// The region's identity.
-    pub uuid: [u8; 16],
-    /// The boot in which the region was last opened for service.
-    pub boot: [u8; 16],
-    /// The target's incarnation. Every start raises it, so that no entry covers one of an earlier
-    /// incarnation (T4).
-    pub incarnation: u32,
-    /// The medium.
-    pub kind: LogKind,
-    /// A clean stop has ended the service, and all of the region was written back before this flag:
-    /// the region is whole in every later boot. Only for kinds whose fences do not survive a power
-    /// cut.
-    pub synced: bool,
-    /// Size of the whole region in bytes.
-    pub len: u64,
-    /// The directory, in order of offset.
-    pub volumes: Vec<VolumeRecord>,
-}
-
-/// The classes of content at the start of a region (T19).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// All zero: never used, or erased.
-    Blank,
-    /// A log region of this version, fit for service.
-    Ours(RegionHeader),
-    /// A `file:` log of another boot with volumes in it that was not written back when its service
-    /// ended. Its pages may be of different moments, so nothing in it is valid, not even that a
-    /// volume was closed (T24).
-    StaleBoot(RegionHeader),
-    /// A log region of a later version.
-    Newer {
-        /// Its version.
-        version: u32,
-    },
-    /// Something else altogether.
-    NotALog,
-    /// A log region whose header copies are both unreadable, or contradict each other or the
-    /// place they are in.
-    Damaged {
-        /// The damage.
-        what: &'static str,
-    },
-}
-
-/// Reads a region's header and returns its class. `header` covers at least the first
-/// [`HEADER_BYTES`]; `len` is the whole region's size in bytes, `boot` the running system's boot.
-#[must_use]
-pub fn inspect<R: Region>(header: &R, len: usize, boot: [u8; 16], crc: Crc32c) -> Class {
-    if header.len() < HEADER_BYTES {
-        return Class::NotALog;
-    }
-    let mut bytes = [0; HEADER_COPY_BYTES];
-    let mut copies = [0, HEADER_COPY_BYTES].map(|at| {
-        header.read(at, &mut bytes);
-        decode(&bytes, crc)
-    });
-    for copy in &copies {
-        if let HeaderCopy::Newer { version } = *copy {
-            return Class::Newer { version };
-        }
-    }
-    copies.sort_by_key(|copy| match copy {
-        HeaderCopy::Whole(header) => core::cmp::Reverse(header.number.saturating_add(1)),
-        _ => core::cmp::Reverse(0),
-    });
-    match copies {
-        [HeaderCopy::Whole(a), HeaderCopy::Whole(b)] if a.number == b.number && a != b => {
-            Class::Damaged { what: "its two header copies contradict each other" }
-        }
-        [HeaderCopy::Whole(found), _] => {
-            if found.len != len as u64 {
-                Class::Damaged { what: "its size is not the one it was made with" }
-            } else if found.is_valid(boot) {
-                Class::Ours(found)
-            } else {
-                Class::StaleBoot(found)
-            }
-        }
-        [HeaderCopy::Blank, HeaderCopy::Blank] => Class::Blank,
-        [HeaderCopy::Foreign, HeaderCopy::Foreign | HeaderCopy::Blank]
-        | [HeaderCopy::Blank, HeaderCopy::Foreign] => Class::NotALog,
-        _ => Class::Damaged { what: "neither header copy is readable" },
-    }
-}
-
 /// A log region in service.
 #[derive(Debug)]
 pub struct LogRegion<R> {
     region: R,
     header: RegionHeader,
     crc: Crc32c,
-    /// The offset of the header copy that is known to hold `header`. The next change writes the other
-    /// copy first.
-    sure_copy: usize,
-    /// Why nothing may be written any more: the region has failed, or its service has ended.
-    failed: Option<RegionError>,
+    /// The offset of a header copy that is known to hold `header`. The next change writes the other
+    /// copy first, so that this copy stays whole.
+    current_copy_offset: usize,
+    /// The reason why nothing may be written any more: the region has failed, or its service has
+    /// ended.
+    write_refusal: Option<RegionError>,
 }
 
 /// The request for a new volume.
@@ -267,19 +71,20 @@ pub struct NewVolume {
     pub id: VolumeId,
     /// The number of streams.
     pub streams: u16,
-    /// Slots per stream, [`SLOTS_MIN`] to [`SLOTS_MAX`].
+    /// The number of slots for each stream, [`SLOTS_MIN`] to [`SLOTS_MAX`].
     pub slots: u32,
-    /// Its members on this server.
+    /// The members of the volume on this server.
     pub members: Vec<MemberNamespace>,
 }
 
 impl<R: Region> LogRegion<R> {
-    /// Makes a new, empty log region, durable before it returns. The old content of the header is
-    /// lost: call [`inspect`] first.
+    /// Makes a new, empty log region, and makes it durable before it returns. The old content of
+    /// the header is lost, so the caller calls [`inspect`] first. `len` is the size of the whole
+    /// region in bytes.
     ///
     /// # Errors
     ///
-    /// The region is too small, or failed.
+    /// The region is too small, or it failed.
     pub fn create(
         region: R,
         len: usize,
@@ -302,17 +107,23 @@ impl<R: Region> LogRegion<R> {
             len: len as u64,
             volumes: Vec::new(),
         };
-        let mut log = Self { region, header: header.clone(), crc, sure_copy: 0, failed: None };
-        log.begin(header)?;
+        let mut log = Self {
+            region,
+            header: header.clone(),
+            crc,
+            current_copy_offset: 0,
+            write_refusal: None,
+        };
+        log.begin_incarnation(header)?;
         Ok(log)
     }
 
-    /// Opens an existing log region for service: begins a new incarnation and stamps the boot,
-    /// durable before it returns.
+    /// Opens an existing log region for service: begins a new incarnation of the target, and records
+    /// the boot. The change is durable before this returns.
     ///
     /// # Errors
     ///
-    /// Every class of [`inspect`] but [`Class::Ours`] is refused with advice (T19).
+    /// Every class of [`inspect`] but [`Class::Ours`] is refused with advice.
     pub fn open(region: R, len: usize, boot: [u8; 16], crc: Crc32c) -> Result<Self, OpenError> {
         let header = match inspect(&region, len, boot, crc) {
             Class::Ours(header) => header,
@@ -328,9 +139,10 @@ impl<R: Region> LogRegion<R> {
         let Some(incarnation) = header.incarnation.checked_add(1) else {
             return Err(OpenError::Damaged { what: "its incarnations are used up" });
         };
-        let sure_copy = sure_copy(&region, &header, crc);
-        let mut log = Self { region, header: header.clone(), crc, sure_copy, failed: None };
-        log.begin(RegionHeader { incarnation, boot, ..header })?;
+        let current_copy_offset = current_copy_offset(&region, &header, crc);
+        let mut log =
+            Self { region, header: header.clone(), crc, current_copy_offset, write_refusal: None };
+        log.begin_incarnation(RegionHeader { incarnation, boot, ..header })?;
         Ok(log)
     }
 
@@ -340,7 +152,7 @@ impl<R: Region> LogRegion<R> {
         &self.header
     }
 
-    /// The target's incarnation, for every entry (T4).
+    /// The target's incarnation. Every entry that this incarnation appends records it.
     #[must_use]
     pub const fn incarnation(&self) -> u32 {
         self.header.incarnation
@@ -352,12 +164,15 @@ impl<R: Region> LogRegion<R> {
         self.header.volumes.iter().find(|record| record.id == id)
     }
 
-    /// Adds a volume to the directory. `format` is called for every stream with the byte range of
-    /// its partition and must format it; the volume becomes visible, durably, only afterwards.
+    /// Adds a volume to the directory.
+    ///
+    /// Calls `format` for every stream, with the byte range of its partition. `format` must format
+    /// that partition. Only then is the volume recorded, durably. So a listed volume whose partition
+    /// is blank has lost its log.
     ///
     /// # Errors
     ///
-    /// See [`AddError`]; the directory is unchanged.
+    /// See [`AddError`]. The directory is unchanged.
     pub fn add_volume(
         &mut self,
         volume: NewVolume,
@@ -370,27 +185,28 @@ impl<R: Region> LogRegion<R> {
         }
         let mut header = self.header.clone();
         let id = record.id;
-        let at = header.volumes.partition_point(|v| v.offset < record.offset);
-        header.volumes.insert(at, record);
+        let index = header.volumes.partition_point(|v| v.offset < record.offset);
+        header.volumes.insert(index, record);
         self.write_header(header)?;
         Ok(self.volume(id).expect("the volume was just added"))
     }
 
-    /// Forgets a volume and frees its place. The change is durable before this returns. The caller
-    /// must know that the log is not needed any more.
+    /// Removes a volume from the directory and frees its space. The change is durable before this
+    /// returns. The caller must know that the log is not needed any more.
     ///
     /// # Errors
     ///
     /// There is no such volume, or the region failed.
     pub fn remove_volume(&mut self, id: VolumeId) -> Result<(), ChangeError> {
-        let at = self.position(id)?;
+        let index = self.index_of(id)?;
         let mut header = self.header.clone();
-        header.volumes.remove(at);
+        header.volumes.remove(index);
         Ok(self.write_header(header)?)
     }
 
-    /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is
-    /// durable before this returns. Only then may any list be read (T8).
+    /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is durable
+    /// before this returns. The caller may read the lists of the log only after that, because from
+    /// then on the earlier owner can append nothing (T8).
     ///
     /// # Errors
     ///
@@ -402,16 +218,17 @@ impl<R: Region> LogRegion<R> {
         owner: [u8; 16],
         lease_ms: u32,
     ) -> Result<(), ChangeError> {
-        let at = self.position(id)?;
-        let current = self.header.volumes[at].generation;
+        let index = self.index_of(id)?;
+        let current = self.header.volumes[index].generation;
         if generation <= current {
             return Err(ChangeError::Generation { volume: id, given: generation, current });
         }
         let mut header = self.header.clone();
-        header.volumes[at].generation = generation;
-        header.volumes[at].owner = owner;
-        header.volumes[at].lease_ms = lease_ms;
-        header.volumes[at].state = VolumeState::Owned;
+        let record = &mut header.volumes[index];
+        record.generation = generation;
+        record.owner = owner;
+        record.lease_ms = lease_ms;
+        record.state = VolumeState::Owned;
         Ok(self.write_header(header)?)
     }
 
@@ -422,28 +239,30 @@ impl<R: Region> LogRegion<R> {
     ///
     /// There is no such volume, or the region failed.
     pub fn renew(&mut self, id: VolumeId, lease_ms: u32) -> Result<(), ChangeError> {
-        let at = self.position(id)?;
-        let record = &self.header.volumes[at];
-        if (record.state, record.lease_ms) == (VolumeState::Owned, lease_ms) {
+        let index = self.index_of(id)?;
+        let record = &self.header.volumes[index];
+        if record.state == VolumeState::Owned && record.lease_ms == lease_ms {
             return Ok(());
         }
         let mut header = self.header.clone();
-        header.volumes[at].lease_ms = lease_ms;
-        header.volumes[at].state = VolumeState::Owned;
+        let record = &mut header.volumes[index];
+        record.lease_ms = lease_ms;
+        record.state = VolumeState::Owned;
         Ok(self.write_header(header)?)
     }
 
     /// Records that the owner with this generation gives up the log of a volume. The record is
-    /// durable before this returns. Only then may a recovery use it, or a partition be started
-    /// again (T26).
+    /// durable before this returns. The caller recovers without the log, or starts a partition
+    /// again, only after that. Otherwise a
+    /// recovery after a crash would undo groups by a log that was given up (T26).
     ///
     /// # Errors
     ///
     /// There is no such volume, or the region failed.
     pub fn give_up(&mut self, id: VolumeId, generation: u32) -> Result<(), ChangeError> {
-        let at = self.position(id)?;
+        let index = self.index_of(id)?;
         let mut header = self.header.clone();
-        header.volumes[at].given_up = generation;
+        header.volumes[index].given_up_generation = generation;
         Ok(self.write_header(header)?)
     }
 
@@ -454,12 +273,12 @@ impl<R: Region> LogRegion<R> {
     ///
     /// There is no such volume, or the region failed.
     pub fn set_state(&mut self, id: VolumeId, state: VolumeState) -> Result<(), ChangeError> {
-        let at = self.position(id)?;
-        if self.header.volumes[at].state == state {
+        let index = self.index_of(id)?;
+        if self.header.volumes[index].state == state {
             return Ok(());
         }
         let mut header = self.header.clone();
-        header.volumes[at].state = state;
+        header.volumes[index].state = state;
         Ok(self.write_header(header)?)
     }
 
@@ -470,26 +289,17 @@ impl<R: Region> LogRegion<R> {
     }
 
     /// The index of a volume in the directory.
-    fn position(&self, id: VolumeId) -> Result<usize, ChangeError> {
+    fn index_of(&self, id: VolumeId) -> Result<usize, ChangeError> {
         let mut volumes = self.header.volumes.iter();
-        let at = volumes.position(|record| record.id == id);
-        at.ok_or(ChangeError::NoSuchVolume { volume: id })
+        let index = volumes.position(|record| record.id == id);
+        index.ok_or(ChangeError::NoSuchVolume { volume: id })
     }
 
     /// The record of a new volume, in the first gap between the other volumes that is large enough
     /// for its partitions.
     fn place_volume(&self, volume: NewVolume) -> Result<VolumeRecord, AddError> {
+        check_shape(&volume)?;
         let NewVolume { id, streams, slots, members } = volume;
-        let mut seen = [false; 256];
-        let has_duplicate =
-            members.iter().any(|m| core::mem::replace(&mut seen[usize::from(m.member.0)], true));
-        if streams == 0
-            || !(SLOTS_MIN..=SLOTS_MAX).contains(&slots)
-            || !(1..=MEMBERS_MAX).contains(&members.len())
-            || has_duplicate
-        {
-            return Err(AddError::Shape { streams, slots, members: members.len() });
-        }
         if self.volume(id).is_some() {
             return Err(AddError::AlreadyThere { volume: id });
         }
@@ -497,23 +307,15 @@ impl<R: Region> LogRegion<R> {
             return Err(AddError::DirectoryFull);
         }
         let need = usize::from(streams)
-            .checked_mul(stride(slots))
+            .checked_mul(partition_stride(slots))
             .ok_or(AddError::TooSmall { need: usize::MAX, have: self.header.len as usize })?;
-        let used = self.header.volumes.iter().map(VolumeRecord::extent);
-        let end = self.header.len as usize;
-        let ends = core::iter::once(HEADER_BYTES).chain(used.clone().map(|e| e.end));
-        let starts = used.map(|e| e.start).chain(core::iter::once(end));
-        let gaps = ends.zip(starts).map(|(from, to)| (from, to.saturating_sub(from)));
-        let Some((offset, _)) = gaps.clone().find(|&(_, size)| size >= need) else {
-            let have = gaps.map(|(_, size)| size).max().unwrap_or(0);
-            return Err(AddError::TooSmall { need, have });
-        };
+        let offset = self.find_gap(need)?;
         Ok(VolumeRecord {
             id,
             generation: 0,
             state: VolumeState::Closed,
             owner: [0; 16],
-            given_up: 0,
+            given_up_generation: 0,
             lease_ms: 0,
             streams,
             slots,
@@ -522,46 +324,79 @@ impl<R: Region> LogRegion<R> {
         })
     }
 
-    /// Writes both copies of the header: first the one that is older or unreadable, then the other. So
-    /// one copy is whole at any time.
+    /// The offset of the first gap of at least `need` bytes between the header, the volumes and the
+    /// end of the region.
+    fn find_gap(&self, need: usize) -> Result<usize, AddError> {
+        let mut largest_gap = 0;
+        let mut gap_start = HEADER_BYTES;
+        // The directory is in order of offset, so each gap ends where the next volume begins.
+        let volumes = self.header.volumes.iter().map(VolumeRecord::extent);
+        let region_end = self.header.len as usize;
+        for used in volumes.chain(core::iter::once(region_end..region_end)) {
+            let gap = used.start.saturating_sub(gap_start);
+            if gap >= need {
+                return Ok(gap_start);
+            }
+            largest_gap = largest_gap.max(gap);
+            gap_start = used.end;
+        }
+        Err(AddError::TooSmall { need, have: largest_gap })
+    }
+
+    /// Writes both copies of the header, and fences after each: first the copy that is older or
+    /// unreadable, then the other one. So one copy is whole at any time.
     fn write_header(&mut self, header: RegionHeader) -> Result<(), RegionError> {
         self.write_both_copies(header, R::fence)
     }
 
-    /// Writes both copies of the header, and makes each durable with `make_durable` before the next
-    /// is written.
+    /// Writes both copies of the header, and makes the first durable with `make_durable` before it
+    /// writes the second.
     fn write_both_copies(
         &mut self,
         header: RegionHeader,
         make_durable: impl Fn(&mut R) -> Result<(), RegionError>,
     ) -> Result<(), RegionError> {
-        if let Some(error) = &self.failed {
+        if let Some(error) = &self.write_refusal {
             return Err(error.clone());
         }
         let header = RegionHeader { number: self.header.number + 1, ..header };
         let bytes = encode(&header, self.crc);
-        for at in [HEADER_COPY_BYTES - self.sure_copy, self.sure_copy] {
-            self.region.write(at, &bytes);
+        let other_copy_offset = HEADER_COPY_BYTES - self.current_copy_offset;
+        for offset in [other_copy_offset, self.current_copy_offset] {
+            self.region.write(offset, &bytes);
             make_durable(&mut self.region)
-                .inspect_err(|error| self.failed = Some(error.clone()))?;
+                .inspect_err(|error| self.write_refusal = Some(error.clone()))?;
         }
-        self.sure_copy = HEADER_COPY_BYTES - self.sure_copy;
+        self.current_copy_offset = other_copy_offset;
         self.header = header;
         Ok(())
     }
 }
 
-/// The offset of a copy that has this content.
-fn sure_copy<R: Region>(region: &R, header: &RegionHeader, crc: Crc32c) -> usize {
-    let mut bytes = [0; HEADER_COPY_BYTES];
-    region.read(0, &mut bytes);
-    match decode(&bytes, crc) {
+/// Checks the counts of a new volume, and that no member is listed twice.
+fn check_shape(volume: &NewVolume) -> Result<(), AddError> {
+    let NewVolume { streams, slots, ref members, .. } = *volume;
+    let mut is_listed = [false; 1 + u8::MAX as usize];
+    let mut has_duplicate = false;
+    for namespace in members {
+        let seen_before = &mut is_listed[usize::from(namespace.member.0)];
+        has_duplicate |= *seen_before;
+        *seen_before = true;
+    }
+    if streams == 0
+        || !(SLOTS_MIN..=SLOTS_MAX).contains(&slots)
+        || !(1..=MEMBERS_MAX).contains(&members.len())
+        || has_duplicate
+    {
+        return Err(AddError::Shape { streams, slots, members: members.len() });
+    }
+    Ok(())
+}
+
+/// The offset of a header copy that has this content.
+fn current_copy_offset<R: Region>(region: &R, header: &RegionHeader, crc: Crc32c) -> usize {
+    match read_header_copy(region, 0, crc) {
         HeaderCopy::Whole(first) if first == *header => 0,
         _ => HEADER_COPY_BYTES,
     }
-}
-
-/// Bytes from one partition to the next.
-const fn stride(slots: u32) -> usize {
-    partition_bytes(slots).next_multiple_of(PARTITION_ALIGN)
 }

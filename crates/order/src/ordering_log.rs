@@ -20,23 +20,25 @@
 //!
 //! `append_limit` is the durable head plus the number of slots.
 //!
-//! When the owner or the incarnation of the target changes, there are two ways to go on. The same
-//! owner [resumes](StreamLog::resume) the log. Otherwise recovery undoes the groups beyond the
-//! prefix; then the log is [settled](StreamLog::settle), [emptied](StreamLog::forget) and
-//! [started](StreamLog::start) anew.
+//! When the owner or the incarnation of the target changes, the log needs a new *binding*:
+//!
+//! - The same owner [resumes](StreamLog::resume) the log, and replays what is not durable.
+//! - For another owner, recovery undoes the groups beyond the prefix. Then the log is
+//!   [settled](StreamLog::settle), [emptied](StreamLog::remove_entries) and
+//!   [started](StreamLog::start).
 
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem;
 
-use crate::attribute::{Attribute, Seq};
+use crate::attribute::{Attribute, GroupTag, Seq};
 use crate::entry::{ENTRY_BYTES, Entry, Origin, PartitionId, Position, Unfenced, encode, loggable};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Crc32c, Region, RegionError};
 use adoption::Adoption;
 pub use error::{AppendError, BindError, Damage, ForgetError, FormatError, LogError, SettleError};
 use mark::{MARK_BYTES, Mark};
-use scan::{End, SLOTS_AT, read_mark, scan};
+use scan::{FoundMark, HOLE, SLOTS_AT, read_mark, scan};
 pub use scan::{LoggedEntry, Scan};
 
 mod adoption;
@@ -47,7 +49,7 @@ mod scan;
 
 use error::TooSmall;
 
-/// Bytes that a partition with this many slots takes.
+/// The size of a partition with this number of slots, in bytes.
 #[must_use]
 pub const fn partition_bytes(slots: u32) -> usize {
     SLOTS_AT + slots as usize * ENTRY_BYTES
@@ -58,13 +60,17 @@ pub const SLOTS_MIN: u32 = 4;
 /// The most slots of a partition. The positions of one lap must fit well inside 32 bits.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
+/// A fence also makes the mark durable if the mark frees this fraction of the slots: an eighth.
+const MARK_WITH_FENCE_DIVISOR: u32 = 8;
+
+/// Whether the log accepts appends.
 #[derive(Debug)]
-enum State {
-    /// It is not started or resumed, so nothing may be appended.
+enum Binding {
+    /// The log is neither started nor resumed, so it accepts none.
     Unbound,
-    /// It is started or resumed.
+    /// The log is started or resumed.
     Bound,
-    /// A fence has failed, so nothing can be recorded any more.
+    /// A fence has failed, so the log can record nothing any more.
     Failed(RegionError),
 }
 
@@ -78,15 +84,15 @@ pub struct StreamLog<R> {
     checksum_seed: u32,
     /// The number of slots.
     slots: u32,
-    state: State,
-    /// For each slot: the last group of the entry that was appended there, and its tag.
-    ends: Vec<End>,
+    binding: Binding,
+    /// For each slot, the last group of the entry that was appended there last.
+    ends: Vec<GroupTag>,
     /// The position of the next append.
     next: u64,
     /// The slot of `next`.
     next_slot: u32,
-    /// Appends stop at this position: the head of the durable mark plus `slots`; 0 while nothing may
-    /// be appended.
+    /// Appends must stop before this position. It is the head of the durable mark plus `slots`, or 0
+    /// while nothing may be appended.
     append_limit: u64,
     /// The first position that is not released, by the mark in memory.
     head: u64,
@@ -98,22 +104,22 @@ pub struct StreamLog<R> {
     binding_start: u64,
     /// The released mark in memory.
     released: Seq,
-    /// The newest released group before `head`, and the caller's tag of it.
-    tag: (Seq, u64),
+    /// The newest released group before `head`, with the caller's tag.
+    newest_tag: GroupTag,
     /// The mark as it was last written to the region.
     durable_mark: Mark,
-    /// The copy of the mark that is written next was torn by a crash.
+    /// Whether a crash has torn the copy of the mark that is written next.
     next_copy_is_torn: bool,
-    /// The last group that has entries in `adoption`; 0 if there is none. It saves most appends a
-    /// search there.
+    /// The last group that has entries in `adoption`; 0 if there is none. Because of it, an append of a
+    /// later group needs no search there.
     last_adoptable: Seq,
-    /// The entries of older bindings.
+    /// The entries of older bindings, for a replay.
     adoption: Adoption,
 }
 
 impl<R: Region> StreamLog<R> {
-    /// Makes a new, empty partition of the whole region, durable before it returns. The old content
-    /// of the region is lost.
+    /// Makes the whole region a new, empty partition. The partition is durable before this returns. The
+    /// old content of the region is lost.
     ///
     /// # Errors
     ///
@@ -124,14 +130,14 @@ impl<R: Region> StreamLog<R> {
         generation: u32,
         crc: Crc32c,
     ) -> Result<Self, FormatError> {
-        let slots = slots_of(&region)?;
-        // The marks are zeroed first, and the new mark is written last. So a crash in between leaves
-        // a blank partition, and never a new mark with old entries.
+        let slots = slot_count(&region)?;
+        // The first chunk has both marks. It is zeroed first, and the new mark is written last. So a
+        // crash in between leaves a blank partition, and never a new mark with old entries.
         const ZEROES: [u8; 4096] = [0; 4096];
         let len = partition_bytes(slots);
-        for at in (0..len).step_by(ZEROES.len()) {
-            region.write(at, &ZEROES[..ZEROES.len().min(len - at)]);
-            if at == 0 {
+        for offset in (0..len).step_by(ZEROES.len()) {
+            region.write(offset, &ZEROES[..ZEROES.len().min(len - offset)]);
+            if offset == 0 {
                 region.fence()?;
             }
         }
@@ -143,7 +149,7 @@ impl<R: Region> StreamLog<R> {
             origin: Origin { generation, incarnation: 0 },
             id,
             slots,
-            tag: (Seq::ZERO, 0),
+            newest_tag: GroupTag::NONE,
             settled: false,
         };
         let mut log = Self::from_mark(region, mark, crc);
@@ -151,18 +157,18 @@ impl<R: Region> StreamLog<R> {
         Ok(log)
     }
 
-    /// Reads an existing partition. Nothing is written; appending needs [`start`](Self::start)
-    /// or [`resume`](Self::resume) first.
+    /// Reads an existing partition. Nothing is written. The log accepts appends only after
+    /// [`start`](Self::start) or [`resume`](Self::resume).
     ///
     /// # Errors
     ///
-    /// See [`LogError`]: bytes that are not surely this partition, whole, are refused (T19).
+    /// See [`LogError`]. A partition that is damaged, or is another one, is refused.
     pub fn open(region: R, id: PartitionId, crc: Crc32c) -> Result<(Self, Scan), LogError> {
-        let slots = slots_of(&region)?;
-        let (mark, torn) = read_mark(&region, id, slots, crc)?;
+        let slot_count = slot_count(&region)?;
+        let FoundMark { mark, is_other_copy_torn } = read_mark(&region, id, slot_count, crc)?;
         let (found, slots) = scan(&region, &mark, crc)?;
         let mut log = Self::from_mark(region, mark, crc);
-        log.next_copy_is_torn = torn;
+        log.next_copy_is_torn = is_other_copy_torn;
         for end in slots.ends {
             log.count_append(end);
         }
@@ -174,23 +180,23 @@ impl<R: Region> StreamLog<R> {
 
     /// An unbound log with this mark, and without entries.
     fn from_mark(region: R, mark: Mark, crc: Crc32c) -> Self {
-        let slot = (mark.head % u64::from(mark.slots)) as u32;
+        let head_slot = (mark.head % u64::from(mark.slots)) as u32;
         Self {
             region,
             crc,
             checksum_seed: mark.id.seed(crc),
             slots: mark.slots,
-            state: State::Unbound,
-            ends: vec![End::HOLE; mark.slots as usize],
+            binding: Binding::Unbound,
+            ends: vec![HOLE; mark.slots as usize],
             next: mark.head,
-            next_slot: slot,
+            next_slot: head_slot,
             append_limit: 0,
             head: mark.head,
-            head_slot: slot,
+            head_slot,
             fenced: mark.head,
             binding_start: mark.head,
             released: mark.released,
-            tag: mark.tag,
+            newest_tag: mark.newest_tag,
             durable_mark: mark,
             next_copy_is_torn: false,
             last_adoptable: Seq::ZERO,
@@ -198,16 +204,15 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Appends an entry with its persist word unset. Durable after the next
-    /// [`fence`](Self::fence), and only then may the write be submitted.
+    /// Appends an entry whose persist word is not set. The entry is durable after the next
+    /// [`fence`](Self::fence), and only then may the caller submit the write.
     ///
-    /// An entry that a [resumed](Self::resume) log has already is *adopted*: its old position is
-    /// returned, and nothing is written. So a full log can be replayed, too (T13), and nothing is
-    /// logged twice (T6).
+    /// An entry that a [resumed](Self::resume) log has already is *adopted*: the old position is
+    /// returned, and nothing is written. So no entry is logged twice, and a full log can be replayed.
     ///
     /// # Errors
     ///
-    /// See [`AppendError`]; the log is unchanged.
+    /// See [`AppendError`]. The log is unchanged.
     #[inline]
     pub fn append(&mut self, attribute: &Attribute) -> Result<Position, AppendError> {
         if !loggable(attribute) {
@@ -230,16 +235,16 @@ impl<R: Region> StreamLog<R> {
         };
         self.region
             .write(slot_offset(self.next_slot), &encode(&entry, self.checksum_seed, self.crc));
-        self.count_append(End::of(attribute));
+        self.count_append(GroupTag::of_last_group(attribute));
         if self.next_slot == 0 {
             probe::hit(Rare::LogLap);
         }
         Ok(position)
     }
 
-    /// Records that the entry's data is durable (and, for a flushed entry, the data of the earlier
-    /// entries that it covers, T4). The record is durable after the next [`fence`](Self::fence),
-    /// and only then may the completion be sent (T7).
+    /// Records that the data of the entry is durable, and for a flush entry the data of the earlier
+    /// entries that it covers. The record is durable after the next [`fence`](Self::fence), and only
+    /// then may the caller send the completion (T7).
     ///
     /// # Panics
     ///
@@ -257,15 +262,16 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// The region failed. The log is unusable from then on. Writes whose entries were appended
-    /// since the last fence must not be submitted. Requests whose persist words were set since
-    /// then must not be answered (P6).
+    /// The region failed, and the log is unusable from then on. The caller must not submit the writes
+    /// whose entries were appended since the last fence, and must not answer the requests whose persist
+    /// words were set since then.
     #[inline]
     pub fn fence(&mut self) -> Result<(), RegionError> {
-        // If the mark in memory frees an eighth of the slots or more, this fence makes it durable,
-        // too. Otherwise appends would have to stop for another fence at `append_limit`.
         self.check_region()?;
-        if self.head - self.durable_mark.head >= u64::from(self.slots / 8).max(1) {
+        // If the mark in memory frees enough slots, this fence makes it durable, too. Otherwise an
+        // append at `append_limit` would have to wait for another fence.
+        let freed_slots = self.head - self.durable_mark.head;
+        if freed_slots >= u64::from(self.slots / MARK_WITH_FENCE_DIVISOR).max(1) {
             return self.make_mark_durable();
         }
         self.fence_region()?;
@@ -273,22 +279,23 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Records that groups up to `mark` are complete on all servers, durable and delivered (T1).
-    /// The mark is made durable only when slots are needed. A smaller mark than before is ignored,
-    /// and a settled log takes none.
+    /// Records that the groups up to `mark` are complete on all servers, durable and delivered. The
+    /// mark becomes durable later, when slots are needed. A mark that is not above the last one is
+    /// ignored, and so is a mark for a settled log.
     #[inline]
     pub fn release(&mut self, mark: Seq) {
         if mark > self.released && !self.durable_mark.settled {
             self.released = mark;
             self.advance_head();
             if self.last_adoptable > Seq::ZERO {
-                self.adoption.release(mark);
-                self.last_adoptable = self.adoption.last();
+                self.adoption.remove_released(mark);
+                self.last_adoptable = self.adoption.last_group();
             }
         }
     }
 
-    /// Like [`release`](Self::release), but durable before it returns: for the close of a volume.
+    /// Like [`release`](Self::release), but the mark is durable before this returns. The close of a
+    /// volume needs this.
     ///
     /// # Errors
     ///
@@ -306,36 +313,35 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// See [`LogError`]; [`LogError::Region`] once a fence has failed, because the next incarnation
-    /// of the target may find other bytes.
+    /// See [`LogError`]. After a failed fence the result is always [`LogError::Region`], because the
+    /// next incarnation of the target may find other bytes.
     pub fn scan(&self) -> Result<Scan, LogError> {
         self.check_region()?;
         Ok(scan(&self.region, &self.mark(), self.crc)?.0)
     }
 
-    /// How many entries the partition can hold.
+    /// The number of slots: the most entries that the partition can hold.
     #[must_use]
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// How many appends will succeed before more is released (T13).
+    /// The number of appends that will succeed before more groups are released.
     #[must_use]
-    pub const fn free(&self) -> u32 {
+    pub const fn free_slots(&self) -> u32 {
         self.slots - (self.next - self.head) as u32
     }
 
-    /// The released mark as last noted, durable or not; of a settled log, the k of its recovery.
+    /// The released mark in memory, durable or not. For a settled log this is the recovered seq.
     #[must_use]
     pub const fn released(&self) -> Seq {
         self.released
     }
 
-    /// The newest released group that was ever logged here, and the caller's tag of it; seq 0 if
-    /// there is none.
+    /// The newest released group that was ever logged here, with the caller's tag.
     #[must_use]
-    pub fn tag(&self) -> (Seq, u64) {
-        self.tag_up_to(self.released)
+    pub fn newest_tag(&self) -> GroupTag {
+        self.newest_tag_up_to(self.released)
     }
 
     /// Whether recovery has [settled](Self::settle) the log and no owner has started it since.
@@ -344,13 +350,13 @@ impl<R: Region> StreamLog<R> {
         self.durable_mark.settled
     }
 
-    /// Whether the region has failed: nothing can be recorded any more.
+    /// Whether the region has failed, so that the log can record nothing any more.
     #[must_use]
     pub const fn has_failed(&self) -> bool {
-        matches!(self.state, State::Failed(_))
+        matches!(self.binding, Binding::Failed(_))
     }
 
-    /// The generation and incarnation of the binding.
+    /// The generation and the incarnation of the last binding.
     #[must_use]
     pub const fn origin(&self) -> Origin {
         self.durable_mark.origin
@@ -374,16 +380,16 @@ impl<R: Region> StreamLog<R> {
         self.region
     }
 
-    /// Makes slots available for appends: writes a mark, so that the slots of released entries may
-    /// be used again (T1).
+    /// Makes slots available for appends: makes the mark in memory durable, so that the slots of
+    /// released entries may be used again (T1).
     #[cold]
     fn free_space(&mut self) -> Result<(), AppendError> {
-        match &self.state {
-            State::Unbound => return Err(AppendError::Unbound),
-            State::Failed(error) => return Err(error.clone().into()),
-            State::Bound => {}
+        match &self.binding {
+            Binding::Unbound => return Err(AppendError::Unbound),
+            Binding::Failed(error) => return Err(error.clone().into()),
+            Binding::Bound => {}
         }
-        if self.free() == 0 {
+        if self.free_slots() == 0 {
             return Err(AppendError::Full { slots: self.slots, released: self.released });
         }
         probe::hit(Rare::MarkForSpace);
@@ -395,11 +401,10 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// The position of an entry that the resumed log has already (T6); `None` if it has no such
-    /// entry.
+    /// The position of an entry that the resumed log has already; `None` if it has no such entry.
     #[cold]
     fn adopt(&self, attribute: &Attribute) -> Option<Result<Position, AppendError>> {
-        if !matches!(self.state, State::Bound) || probe::planted(Plant::T6CountTwice) {
+        if !matches!(self.binding, Binding::Bound) || probe::planted(Plant::T6CountTwice) {
             return None;
         }
         let adopted = self.adoption.find(attribute)?;
@@ -421,14 +426,14 @@ impl<R: Region> StreamLog<R> {
     /// Stores the persist word of an entry, unless its slot has been used again.
     #[inline]
     fn write_persist_word(&mut self, position: Position, origin: Origin) {
-        // A mark may release an entry whose write is still in flight. Then a later entry may have
-        // its slot.
+        // A mark may release an entry whose write is still in flight. A later entry may have its slot.
         let appends_since = self.next - position.0;
         if appends_since <= u64::from(self.slots) {
-            // The slot is counted back from the next one. A division, `position % slots`, would
-            // cost more than all the rest.
-            let (back, next) = (appends_since as u32, self.next_slot);
-            let slot = if back <= next { next - back } else { next + self.slots - back };
+            // The slot is counted back from the next one, because the division `position % slots`
+            // would cost more than all the rest.
+            let (slots_back, next) = (appends_since as u32, self.next_slot);
+            let slot =
+                if slots_back <= next { next - slots_back } else { next + self.slots - slots_back };
             self.region.write_word(slot_offset(slot), origin.stamp(position));
         }
     }
@@ -436,28 +441,31 @@ impl<R: Region> StreamLog<R> {
     /// Fails if an earlier fence of the region has failed.
     #[inline]
     fn check_region(&self) -> Result<(), RegionError> {
-        match &self.state {
-            State::Failed(error) => Err(error.clone()),
-            State::Unbound | State::Bound => Ok(()),
+        match &self.binding {
+            Binding::Failed(error) => Err(error.clone()),
+            Binding::Unbound | Binding::Bound => Ok(()),
         }
     }
 
-    /// Writes the mark in memory to the region and fences. This makes everything else durable, too.
+    /// Writes the mark in memory to the region, and fences. The fence makes all other stores durable,
+    /// too.
     #[cold]
     fn make_mark_durable(&mut self) -> Result<(), RegionError> {
         self.write_mark_copy(self.mark())?;
         self.fenced = self.next;
-        if matches!(self.state, State::Bound) {
+        if matches!(self.binding, Binding::Bound) {
             self.append_limit = self.head + u64::from(self.slots);
         }
         Ok(())
     }
 
-    /// Writes both copies of the mark, one after the other. This is for rare changes, which must
-    /// survive the damage of one copy. The change is made as soon as the first copy is durable.
+    /// Writes both copies of the mark, one after the other. The rare changes of a binding need this,
+    /// because they must survive the damage of one copy. The change is made as soon as the first copy
+    /// is durable.
     fn write_both_marks(&mut self, mark: Mark) -> Result<(), RegionError> {
         self.write_mark_copy(mark)?;
-        (self.released, self.tag) = (mark.released, mark.tag);
+        self.released = mark.released;
+        self.newest_tag = mark.newest_tag;
         self.head = mark.head;
         self.head_slot = self.slot_of(Position(mark.head));
         self.write_mark_copy(mark)?;
@@ -465,47 +473,54 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// The newest group up to `released` that the log holds or has passed, and its tag.
-    fn tag_up_to(&self, released: Seq) -> (Seq, u64) {
-        let mut tag = if self.tag.0 <= released { self.tag } else { (Seq::ZERO, 0) };
+    /// The newest group up to `released` that the log has now or had before, with the caller's tag.
+    fn newest_tag_up_to(&self, released: Seq) -> GroupTag {
+        let is_up_to = self.newest_tag.seq <= released;
+        let mut newest = if is_up_to { self.newest_tag } else { GroupTag::NONE };
         for position in self.head..self.next {
-            self.ends[self.slot_of(Position(position)) as usize].update_newest(released, &mut tag);
+            let end = self.ends[self.slot_of(Position(position)) as usize];
+            newest.advance_to(end, released);
         }
-        tag
+        newest
     }
 
     /// The mark in memory.
     const fn mark(&self) -> Mark {
-        Mark { head: self.head, released: self.released, tag: self.tag, ..self.durable_mark }
+        Mark {
+            head: self.head,
+            released: self.released,
+            newest_tag: self.newest_tag,
+            ..self.durable_mark
+        }
     }
 
-    /// Writes the older of the two copies of the mark anew, and fences.
+    /// Writes the mark over the older of its two copies, and fences.
     fn write_mark_copy(&mut self, mark: Mark) -> Result<(), RegionError> {
         let mark = Mark { number: self.durable_mark.number + 1, ..mark };
-        let at = (mark.number % 2) as usize * MARK_BYTES;
+        let copy_offset = (mark.number % 2) as usize * MARK_BYTES;
         if mem::take(&mut self.next_copy_is_torn) {
             // The torn copy has some words of an earlier mark. If the power fails again while this
-            // mark is written, these words and some of the new ones could form a whole mark. So its
-            // checksum is destroyed first.
-            self.region.write_word(at, 0);
+            // mark is written, these words and some of the new ones could form a whole mark. So the
+            // checksum of the torn copy is destroyed first.
+            self.region.write_word(copy_offset, 0);
             self.fence_region()?;
         }
-        self.region.write(at, &mark.encode(self.crc));
+        self.region.write(copy_offset, &mark.encode(self.crc));
         self.fence_region()?;
         self.durable_mark = mark;
         Ok(())
     }
 
-    /// Fences the region. If that fails, the log is unusable from then on.
+    /// Fences the region. If the fence fails, the log is unusable from then on.
     #[inline]
     fn fence_region(&mut self) -> Result<(), RegionError> {
         self.region.fence().inspect_err(|error| {
-            self.state = State::Failed(error.clone());
+            self.binding = Binding::Failed(error.clone());
             self.append_limit = 0;
         })
     }
 
-    /// Moves `head` behind the entries that are released.
+    /// Moves `head` behind the released entries.
     #[inline]
     fn advance_head(&mut self) {
         while self.head < self.next {
@@ -513,20 +528,22 @@ impl<R: Region> StreamLog<R> {
             if end.seq > self.released {
                 break;
             }
-            end.update_newest(self.released, &mut self.tag);
+            self.newest_tag.advance_to(end, self.released);
             self.head += 1;
             self.head_slot = self.slot_after(self.head_slot);
         }
     }
 
-    /// Moves `next` behind an entry that has been written, or was found, at `next`.
+    /// Moves `next` behind an entry that was written, or found, at `next`. `end` is the last group of
+    /// the entry.
     #[inline]
-    fn count_append(&mut self, end: End) {
+    fn count_append(&mut self, end: GroupTag) {
         self.ends[self.next_slot as usize] = end;
         self.next += 1;
         self.next_slot = self.slot_after(self.next_slot);
     }
 
+    /// The slot of a position.
     #[inline]
     const fn slot_of(&self, position: Position) -> u32 {
         (position.0 % self.slots as u64) as u32
@@ -539,8 +556,8 @@ impl<R: Region> StreamLog<R> {
     }
 }
 
-/// How many slots a partition of this region has.
-fn slots_of<R: Region>(region: &R) -> Result<u32, TooSmall> {
+/// The number of slots that fit into the region.
+fn slot_count<R: Region>(region: &R) -> Result<u32, TooSmall> {
     let have = region.len();
     let slots = have.saturating_sub(SLOTS_AT) / ENTRY_BYTES;
     if slots < SLOTS_MIN as usize {

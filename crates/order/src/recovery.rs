@@ -1,126 +1,137 @@
-//! The decisions of recovery: which entries are durable, how far each stream reaches, and which
-//! blocks must be undone (Rio paper §4.4).
+//! The decisions of recovery (Rio paper §4.4). Nothing here changes a log or a drive.
 //!
-//! A target [`validate`]s the live entries of each of its partitions; the initiator merges the
-//! lists of all targets and [`decide`]s. Nothing here changes anything.
+//! 1. Each target reads the live entries of its partitions, and [`validate`]s them: which of them are
+//!    durable?
+//! 2. The initiator takes the lists of all targets, and [`decide`]s for each stream: which group is the
+//!    last of the prefix, and which blocks of the groups beyond it must be undone?
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use crate::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use crate::entry::Position;
 use crate::group::{GroupCount, count_group};
 use crate::ordering_log::LoggedEntry;
 use crate::probe::{self, Plant, Rare};
 
-/// For each live entry of a partition, in the order given: whether it is durable (T4).
+/// For each live entry of a partition, in the order given: whether it is durable.
 ///
 /// An entry is durable if
 ///
 /// - its persist word is set, or
-/// - a persisted flush entry on the same drive comes later in stream order: the gate issued that
-///   FLUSH after all earlier entries there had completed, without a failure among them, or
-/// - a durable entry on the same drive comes later in stream order and overlaps it: the later one
-///   was submitted only after this one had completed (T12).
+/// - a persisted flush entry on the same drive comes later in stream order. The gate issued that FLUSH
+///   after all earlier entries on the drive had completed without a failure (T4). Or
+/// - a durable entry on the same drive comes later in stream order and overlaps it. The gate submitted
+///   the later one only after this one had completed (T12).
 ///
-/// The last rule applies whether or not the drive has a volatile cache now. While a drive has one,
-/// only flush entries get a persist word there, and they cover all earlier entries anyway. So if
-/// another entry has a persist word, the drive had no volatile cache *at that time*, and kept
-/// completed writes. An owner that came back at that time has counted the overlapped entry as done,
-/// and does not send it again. So the entry stays durable when the drive comes back without its
-/// protection (T27).
+/// The last rule applies whether or not the drive has a volatile cache now. While a drive has one, only
+/// flush entries get a persist word, and these cover all earlier entries anyway. So if another entry has
+/// a persist word, the drive had no volatile cache *at that time*, and kept completed writes. An owner
+/// that came back at that time has counted the overlapped entry as done, and does not send it again. So
+/// the entry stays durable when the drive comes back without its protection (T27).
 ///
-/// An entry covers no entry of another drive or generation (live entries of a partition are of one
-/// generation). It does cover entries of earlier incarnations within its generation. Within a
-/// generation the owner replays everything that is not durable, in order, before anything new (P7).
-/// So a later flush covers the replayed writes, too.
+/// An entry covers no entry of another drive or of another generation. (The live entries of a partition
+/// are of one generation.) But it covers entries of earlier incarnations: within a generation, the owner
+/// replays everything that is not durable, in order, before anything new. So a later flush covers the
+/// replayed writes, too.
 #[must_use]
 pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     let mut order: Vec<usize> = (0..entries.len()).collect();
-    order.sort_by_key(|&i| stream_order(&entries[i].attribute));
+    order.sort_by_key(|&index| stream_order(&entries[index].attribute));
     let mut durable = vec![false; entries.len()];
-    let mut flushed: Vec<Member> = Vec::new();
-    // The blocks that later durable entries cover, by member: disjoint runs, first to end.
-    let mut covered: BTreeMap<(u8, u64), u64> = BTreeMap::new();
-    for &i in order.iter().rev() {
-        let LoggedEntry { attribute: a, persisted, .. } = &entries[i];
-        let is_covered_by_flush = flushed.contains(&a.member)
-            || probe::planted(Plant::T4CoverOtherDrive) && !flushed.is_empty();
+    let mut flushed_members: Vec<Member> = Vec::new();
+    let mut overwritten = BlockRuns::default();
+    // From the newest entry to the oldest, so that all entries that may cover one are known before it.
+    for &index in order.iter().rev() {
+        let LoggedEntry { attribute, persisted, .. } = &entries[index];
+        let is_covered_by_flush = flushed_members.contains(&attribute.member)
+            || probe::planted(Plant::T4CoverOtherDrive) && !flushed_members.is_empty();
         let is_covered_by_overlap =
-            overlaps(&covered, a) && !probe::planted(Plant::T12NoOverlapCover);
-        durable[i] = *persisted || is_covered_by_flush || is_covered_by_overlap;
+            overwritten.overlaps(attribute) && !probe::planted(Plant::T12NoOverlapCover);
+        durable[index] = *persisted || is_covered_by_flush || is_covered_by_overlap;
         if !persisted && is_covered_by_flush {
             probe::hit(Rare::CoveredByFlush);
         } else if !persisted && is_covered_by_overlap {
             probe::hit(Rare::CoveredByOverlap);
         }
-        if *persisted && a.is_flush() && !flushed.contains(&a.member) {
-            flushed.push(a.member);
+        if *persisted && attribute.is_flush() && !flushed_members.contains(&attribute.member) {
+            flushed_members.push(attribute.member);
         }
-        if durable[i] {
-            cover(&mut covered, a);
+        if durable[index] {
+            overwritten.add(attribute);
         }
     }
     durable
 }
 
-/// The order of a stream's entries on one server.
-fn stream_order(a: &Attribute) -> (Seq, u16) {
-    (a.seq, a.index)
+/// The sort key for the order of a stream's entries on one server.
+fn stream_order(attribute: &Attribute) -> (Seq, u16) {
+    (attribute.seq, attribute.index)
 }
 
-/// Whether an entry touches a block of a covered run.
-fn overlaps(covered: &BTreeMap<(u8, u64), u64>, a: &Attribute) -> bool {
-    let end = a.lba.saturating_add(u64::from(a.blocks));
-    let before = covered.range((a.member.0, 0)..(a.member.0, end)).next_back();
-    before.is_some_and(|(_, &run_end)| run_end > a.lba)
+/// A set of blocks of the drives of one server, as runs that do not touch each other.
+#[derive(Default)]
+struct BlockRuns {
+    /// The end of each run (the block after its last), by member and first block.
+    end_by_start: BTreeMap<(Member, u64), u64>,
 }
 
-/// Adds the blocks of an entry to the covered runs, and joins runs that touch.
-fn cover(covered: &mut BTreeMap<(u8, u64), u64>, a: &Attribute) {
-    let (mut first, mut end) = (a.lba, a.lba.saturating_add(u64::from(a.blocks)));
-    while let Some((&key, &run_end)) =
-        covered.range((a.member.0, 0)..=(a.member.0, end)).next_back()
-    {
-        if run_end < first {
-            break;
-        }
-        (first, end) = (first.min(key.1), end.max(run_end));
-        covered.remove(&key);
+impl BlockRuns {
+    /// Whether an entry touches a block of the set.
+    fn overlaps(&self, entry: &Attribute) -> bool {
+        let entry_end = entry.lba.saturating_add(u64::from(entry.blocks));
+        let mut before_end = self.end_by_start.range((entry.member, 0)..(entry.member, entry_end));
+        before_end.next_back().is_some_and(|(_, &run_end)| run_end > entry.lba)
     }
-    covered.insert((a.member.0, first), end);
+
+    /// Adds the blocks of an entry, and joins runs that touch.
+    fn add(&mut self, entry: &Attribute) {
+        let member = entry.member;
+        let (mut first, mut end) = (entry.lba, entry.lba.saturating_add(u64::from(entry.blocks)));
+        while let Some((&(_, run_first), &run_end)) =
+            self.end_by_start.range((member, 0)..=(member, end)).next_back()
+        {
+            if run_end < first {
+                break;
+            }
+            first = first.min(run_first);
+            end = end.max(run_end);
+            self.end_by_start.remove(&(member, run_first));
+        }
+        self.end_by_start.insert((member, first), end);
+    }
 }
 
-/// One live entry as a target reports it.
+/// A live entry, as a target reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedEntry {
-    /// Its position in the log.
+    /// The position of the entry in its log.
     pub position: Position,
-    /// Its attribute.
+    /// The attribute.
     pub attribute: Attribute,
-    /// The incarnation of the target that appended it.
+    /// The incarnation of the target that appended the entry.
     pub incarnation: u32,
-    /// Whether its persist word is set.
+    /// Whether the persist word is set.
     pub persisted: bool,
-    /// Whether it is durable, by [`validate`].
+    /// Whether the entry is durable, by [`validate`].
     pub durable: bool,
 }
 
 /// The content of one server's partition of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamList {
-    /// The server, as the volume's topology counts them.
+    /// The server, by its index in the volume's topology.
     pub server: u16,
-    /// The last group that is released (T1).
+    /// The last group that is released.
     pub released: Seq,
-    /// The newest group up to `released` of which the partition knows, and the caller's tag of it.
-    pub tag: (Seq, u64),
-    /// An earlier recovery has settled the partition. `released` is its k, and a listed entry has
-    /// been undone or is an in-place update (T9).
+    /// The newest group up to `released` that the partition knows, with the caller's tag.
+    pub newest_tag: GroupTag,
+    /// Whether an earlier recovery has settled the partition. Then `released` is the seq that it
+    /// recovered, and a listed entry has been undone or is an in-place update.
     pub settled: bool,
-    /// The content of this server's log was given up for the stream, and the stream has not been
-    /// started since (T26).
+    /// Whether the content of this server's log was given up for the stream, and the stream has not
+    /// been started since (T26).
     pub in_doubt: bool,
     /// The live entries.
     pub entries: Vec<ListedEntry>,
@@ -131,19 +142,19 @@ pub struct StreamList {
 pub struct DriveExtent {
     /// The drive.
     pub member: Member,
-    /// First block on it.
+    /// The first block on the drive.
     pub lba: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
-/// An in-place update beyond the prefix: the blocks may hold the old content, the new, or, where a
-/// fresh write beyond the prefix touched them too, zeroes (T11).
+/// An in-place update beyond the prefix. Its blocks may hold the old content or the new. If a fresh
+/// write beyond the prefix touched them, too, they may hold zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InPlace {
-    /// Its (first) group.
+    /// The group of the update; the first one if the entry covers several groups.
     pub seq: Seq,
-    /// Its blocks.
+    /// The blocks of the update.
     pub extent: DriveExtent,
 }
 
@@ -154,38 +165,39 @@ pub struct StreamPlan {
     pub stream: StreamId,
     /// The largest released mark among the servers.
     pub released: Seq,
-    /// The prefix: every group up to this is whole and durable (P1, P2).
+    /// The recovered seq: every group up to this one is whole and durable.
     pub k: Seq,
-    /// The caller's tag of group k; 0 if no log knows it (a stream that was never written).
+    /// The caller's tag of group k; 0 if no log knows it, because the stream was never written.
     pub tag: u64,
-    /// Entries listed by all servers, replayed copies and those up to `released` included.
+    /// The number of entries that all servers list, including replayed copies and entries up to
+    /// `released`.
     pub found: u32,
-    /// How many groups beyond the released mark are kept.
+    /// The number of groups beyond the released mark that are kept.
     pub kept: u64,
-    /// How many groups beyond k are dropped. At least one entry of each was found; of a request
-    /// merged over several groups, all of them.
+    /// The number of groups beyond k that are dropped. Only groups with at least one listed entry
+    /// count. A request that was merged over several groups counts all of them.
     pub dropped: u64,
-    /// Fresh blocks of dropped groups, to be zeroed: sorted, adjacent ones joined.
+    /// The fresh blocks of dropped groups, which must be zeroed: sorted, adjacent ones joined.
     pub undo: Vec<DriveExtent>,
-    /// In-place updates of dropped groups, in order of seq.
+    /// The in-place updates of dropped groups, in order of seq.
     pub in_place: Vec<InPlace>,
-    /// Whether a log was given up. Then nothing is undone, on no server (T26).
+    /// Whether a log was given up. Then no server undoes anything (T26).
     pub log_given_up: bool,
-    /// Fresh blocks and extensions of dropped groups that are left because a log was given up, in
-    /// order of seq. They may be of a group that was durable and confirmed.
+    /// The fresh blocks and the extensions of dropped groups that are left as they are because a log
+    /// was given up, in order of seq. They may be of a group that was durable and confirmed.
     pub in_doubt: Vec<InPlace>,
-    /// How many servers an earlier, interrupted recovery has settled.
+    /// The number of servers that an earlier, interrupted recovery has settled.
     pub settled: u16,
 }
 
 impl StreamPlan {
-    /// Whether no server lists anything.
+    /// Whether no server lists an entry.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.found == 0
     }
 
-    /// How many blocks are zeroed.
+    /// The number of blocks that are zeroed.
     #[must_use]
     pub fn undone_blocks(&self) -> u64 {
         self.undo.iter().map(|extent| extent.blocks).sum()
@@ -200,7 +212,8 @@ pub const ADVICE: &str = "put the right logs back, or open the volume with accep
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecideError {
-    /// Entries of one group that cannot both be true (T6).
+    /// Two entries of one group contradict each other: a group has one number of entries and one tag,
+    /// and a replay changes no entry.
     #[error(
         "the logs contradict each other about group {seq} of stream {stream}: they are damaged, or \
          not all of this volume; {ADVICE}"
@@ -211,7 +224,7 @@ pub enum DecideError {
         /// The group.
         seq: Seq,
     },
-    /// An entry for a drive that the reporting server does not have.
+    /// An entry is for a drive that the reporting server does not have.
     #[error(
         "a target's log has an entry of stream {stream}, group {seq}, for member {member}, which is \
          not on that target; {ADVICE}"
@@ -226,8 +239,9 @@ pub enum DecideError {
         /// The member.
         member: u8,
     },
-    /// A server was settled at another group than another one, or at one before the released mark
-    /// of another. No stream starts before all are settled, so that cannot be (T9).
+    /// Two servers were settled at different groups, or a server was settled at a group before the
+    /// released mark of another. This cannot happen to logs of one volume, because no stream starts
+    /// before all its logs are settled at one group.
     #[error(
         "stream {stream} was settled at group {k} on one target, and is at {other} on another: \
          the logs are not all of this volume, or not of the same time; {ADVICE}"
@@ -254,48 +268,39 @@ impl DecideError {
     }
 }
 
-/// Merges the lists of all servers for one stream, and decides.
+/// Merges the lists of all servers for one stream, and decides what the recovery must do.
 ///
-/// `server_of` returns the server of a drive; `None` for a drive that the volume does not have.
-/// `lists` has one element for **every** server of the volume (T20).
+/// `server_of` returns the server of a drive, or `None` for a drive that the volume does not have.
+/// `lists` must have one element for **every** server of the volume. Without the list of one server, the
+/// prefix could end too late (T20).
 ///
-/// Where a log was given up, part of the order is missing, and no undo is safe: a group behind a
-/// gap in the remaining lists may have been confirmed. Then nothing is undone. Groups are counted
-/// from the largest mark on, as long as the remaining lists show them whole. All entries beyond are
-/// listed, whatever their place (T26). An entry that contradicts the others is then no error, but
-/// it proves nothing.
+/// If a log was given up, a part of the order is unknown, and no undo is safe: a group behind a gap in
+/// the remaining lists may have been confirmed (T26). Then
+///
+/// - nothing is undone,
+/// - the prefix goes from the largest released mark as far as the remaining lists show whole groups,
+/// - all entries beyond the prefix are listed, whatever their place,
+/// - entries that contradict each other are no error, but they prove nothing.
 ///
 /// # Errors
-/// The lists cannot all be of this volume, or are damaged.
+/// The lists cannot all be of this volume, or they are damaged.
 pub fn decide(
     stream: StreamId,
     lists: &[StreamList],
     server_of: impl Fn(Member) -> Option<u16>,
 ) -> Result<StreamPlan, DecideError> {
     let given_up = lists.iter().any(|list| list.in_doubt) && !probe::planted(Plant::T26UndoInDoubt);
-    let readable: Vec<StreamList>;
+    let readable_lists: Vec<StreamList>;
     let lists = if given_up {
         probe::hit(Rare::LogInDoubt);
-        // Entries for a drive that their server does not have are left out.
-        let own_entries = |list: &StreamList| {
-            let entries = list.entries.iter().copied();
-            let is_own = |e: &ListedEntry| server_of(e.attribute.member) == Some(list.server);
-            entries.filter(is_own).collect::<Vec<_>>()
-        };
-        let without_others =
-            |list: &StreamList| StreamList { entries: own_entries(list), ..list.clone() };
-        readable = lists.iter().map(without_others).collect();
-        &readable[..]
+        readable_lists =
+            lists.iter().map(|list| without_foreign_entries(list, &server_of)).collect();
+        &readable_lists[..]
     } else {
         check_servers(stream, lists, &server_of)?;
         lists
     };
-    let marks = lists.iter().map(|list| list.released);
-    let released = if probe::planted(Plant::T1SmallestMark) {
-        marks.min().unwrap_or_default()
-    } else {
-        marks.max().unwrap_or_default()
-    };
+    let released = largest_released(lists);
     let mut entries: Vec<&ListedEntry> = lists
         .iter()
         .flat_map(|list| &list.entries)
@@ -307,31 +312,18 @@ pub fn decide(
         groups.check(stream)?;
     }
     let settled = if given_up {
-        // A log that was given up may have been settled in its own time, long before the last
-        // groups. If an attempt of this recovery settled it, its mark is k, and the other lists
-        // show the same.
-        lists.iter().any(|list| list.settled && !list.in_doubt).then_some(released)
+        settled_beside_given_up(lists, released)
     } else {
         settled_at(stream, lists, released)?
     };
     let k = match settled {
-        // An earlier recovery has dealt with everything beyond this k. Nothing is counted again
-        // (T9).
+        // The earlier recovery has dealt with all groups beyond this seq. They are not counted again,
+        // because it may have undone some of their entries already (T9).
         Some(k) => {
             probe::hit(Rare::SettledBefore);
             k
         }
-        None if given_up => {
-            // A log that was given up proves nothing but its released mark. An older log may have
-            // entries of groups whose numbers were given again since (T24, T26).
-            let is_in_valid_log = |entry: &&ListedEntry| {
-                let mut valid = lists.iter().filter(|list| !list.in_doubt);
-                valid.any(|list| server_of(entry.attribute.member) == Some(list.server))
-            };
-            let entries: Vec<&ListedEntry> =
-                entries.iter().copied().filter(is_in_valid_log).collect();
-            Groups { released, entries: &entries }.prefix()
-        }
+        None if given_up => prefix_of_valid_logs(lists, &groups, &server_of),
         None => groups.prefix(),
     };
     let beyond = || groups.iter().filter(|group| group[0].attribute.seq > k);
@@ -341,7 +333,7 @@ pub fn decide(
     if beyond().any(|group| is_whole(group, |entry| entry.durable)) {
         probe::hit(Rare::WholeBeyondK);
     }
-    let Beyond { undo, in_place, in_doubt } = beyond_prefix(lists, k, given_up);
+    let BlocksBeyondPrefix { undo, in_place, in_doubt } = blocks_beyond_prefix(lists, k, given_up);
     Ok(StreamPlan {
         stream,
         released,
@@ -358,24 +350,74 @@ pub fn decide(
     })
 }
 
-/// Whether every entry is for a drive of the server that reports it.
+/// The list without the entries for drives that its server does not have.
+fn without_foreign_entries(
+    list: &StreamList,
+    server_of: impl Fn(Member) -> Option<u16>,
+) -> StreamList {
+    let is_own = |entry: &ListedEntry| server_of(entry.attribute.member) == Some(list.server);
+    let entries = list.entries.iter().copied().filter(is_own).collect();
+    StreamList { entries, ..list.clone() }
+}
+
+/// The largest released mark among the servers. A mark on one server proves that the groups up to it
+/// are durable on all of them (T1).
+fn largest_released(lists: &[StreamList]) -> Seq {
+    let marks = lists.iter().map(|list| list.released);
+    let largest = if probe::planted(Plant::T1SmallestMark) { marks.min() } else { marks.max() };
+    largest.unwrap_or_default()
+}
+
+/// The seq that an interrupted recovery has recorded, where a log was given up; `None` if there was no
+/// such recovery.
+///
+/// A log that was given up may have been settled in its own time, long before the last groups. So its
+/// settled state alone proves nothing. If an attempt of this recovery settled it, another list is
+/// settled, too, and `released` is the recorded seq.
+fn settled_beside_given_up(lists: &[StreamList], released: Seq) -> Option<Seq> {
+    let has_settled_list = lists.iter().any(|list| list.settled && !list.in_doubt);
+    has_settled_list.then_some(released)
+}
+
+/// The prefix by the logs that were not given up. A log that was given up proves nothing but its
+/// released mark: it may be an older copy, with entries of groups whose numbers were given again since
+/// (T24, T26).
+fn prefix_of_valid_logs(
+    lists: &[StreamList],
+    groups: &Groups<'_>,
+    server_of: impl Fn(Member) -> Option<u16>,
+) -> Seq {
+    let is_in_valid_log = |entry: &&ListedEntry| {
+        let mut valid_lists = lists.iter().filter(|list| !list.in_doubt);
+        valid_lists.any(|list| server_of(entry.attribute.member) == Some(list.server))
+    };
+    let entries: Vec<&ListedEntry> =
+        groups.entries.iter().copied().filter(is_in_valid_log).collect();
+    Groups { released: groups.released, entries: &entries }.prefix()
+}
+
+/// Checks that every entry is for a drive of the server that reports the entry.
 fn check_servers(
     stream: StreamId,
     lists: &[StreamList],
     server_of: impl Fn(Member) -> Option<u16>,
 ) -> Result<(), DecideError> {
     for list in lists {
-        for ListedEntry { attribute: a, .. } in &list.entries {
-            if server_of(a.member) != Some(list.server) {
-                let (server, member) = (list.server, a.member.0);
-                return Err(DecideError::WrongServer { stream, seq: a.seq, server, member });
+        for ListedEntry { attribute, .. } in &list.entries {
+            if server_of(attribute.member) != Some(list.server) {
+                return Err(DecideError::WrongServer {
+                    stream,
+                    seq: attribute.seq,
+                    server: list.server,
+                    member: attribute.member.0,
+                });
             }
         }
     }
     Ok(())
 }
 
-/// The k that an interrupted recovery has recorded, if there was one.
+/// The seq that an interrupted recovery has recorded, if there was one.
 fn settled_at(
     stream: StreamId,
     lists: &[StreamList],
@@ -401,52 +443,52 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// The entries, group by group. A request that was merged over several whole groups counts as
-    /// one group.
+    /// The entries, group by group. A request that was merged over several whole groups counts as one
+    /// group.
     fn iter(&self) -> impl Iterator<Item = &'a [&'a ListedEntry]> + use<'a> {
         self.entries.chunk_by(|a, b| a.attribute.seq == b.attribute.seq)
     }
 
-    /// Whether all entries can be true at once (T6).
+    /// Checks that no two entries contradict each other.
     fn check(&self, stream: StreamId) -> Result<(), DecideError> {
-        let mut last = Seq::ZERO;
+        let mut last_checked = Seq::ZERO;
         for group in self.iter() {
             let seq = group[0].attribute.seq;
             let count = count_group(group.iter().map(|entry| &entry.attribute));
-            // A group is in one merged request, or in requests of its own, never in both: replay
-            // keeps shapes (T6).
-            if count == GroupCount::Contradictory || seq <= last {
+            // A group is in one merged request, or it has requests of its own. It cannot be in both,
+            // because a replay changes no request.
+            let is_in_earlier_request = seq <= last_checked;
+            if count == GroupCount::Contradictory || is_in_earlier_request {
                 return Err(DecideError::Contradiction { stream, seq });
             }
-            last = group[0].attribute.seq_end();
+            last_checked = group[0].attribute.seq_end();
         }
         Ok(())
     }
 
-    /// The last group before the first hole (P1): every group up to it is whole and durable
-    /// everywhere.
+    /// The last group of the prefix: every group up to it is whole and durable on all servers.
     fn prefix(&self) -> Seq {
         let mut k = self.released;
         for group in self.iter() {
             let first = &group[0].attribute;
-            // A request merged over groups on both sides of the mark is durable as a whole, because
-            // the mark proves it.
+            // If a request was merged over groups on both sides of the mark, the mark proves that the
+            // whole request is durable.
             let is_durable = first.seq <= self.released || is_whole(group, |entry| entry.durable);
             let has_gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
             if has_gap || !is_durable {
                 break;
             }
-            // Where a log was given up, groups may overlap that can't both be true.
+            // If a log was given up, groups may overlap and contradict each other.
             k = k.max(first.seq_end());
         }
         k
     }
 }
 
-/// Whether those entries for which `which` is true are all entries of the group, and each counts
-/// once (T6).
-fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> bool {
-    let counted = || entries.iter().filter(|e| which(e)).map(|e| &e.attribute);
+/// Whether the entries that `counts` accepts are all entries of the group. Copies of an entry count
+/// once.
+fn is_whole(entries: &[&ListedEntry], counts: impl Fn(&ListedEntry) -> bool) -> bool {
+    let counted = || entries.iter().filter(|entry| counts(entry)).map(|entry| &entry.attribute);
     if probe::planted(Plant::T6IgnoreNum) {
         return counted().next().is_some();
     }
@@ -456,51 +498,57 @@ fn is_whole(entries: &[&ListedEntry], which: impl Fn(&ListedEntry) -> bool) -> b
     count_group(counted()) == GroupCount::Whole
 }
 
-/// The blocks of the entries beyond the prefix; the fields are those of [`StreamPlan`].
+/// The blocks of the entries beyond the prefix. The fields are those of [`StreamPlan`].
 #[derive(Default)]
-struct Beyond {
+struct BlocksBeyondPrefix {
     undo: Vec<DriveExtent>,
     in_place: Vec<InPlace>,
     in_doubt: Vec<InPlace>,
 }
 
-/// The blocks beyond the prefix: fresh ones to be zeroed, in-place updates to be listed (T11).
+/// Finds the blocks beyond the prefix: fresh ones, to be zeroed, and in-place updates, to be listed
+/// (T11).
 ///
-/// Extensions are neither zeroed nor listed: with the old or the new content of the block, the
-/// prefix has all that it needs. If an extension extends a fresh write beyond the prefix, that
-/// write is zeroed, and the extension with it. The log that has the extension also has the fresh
-/// write, because all writes of a stream to one block are in one log, in their order.
+/// Extensions are neither zeroed nor listed: the prefix needs neither the old nor the new content of
+/// their blocks. If an extension extends a fresh write beyond the prefix, the undo zeroes that write,
+/// and the extension with it. The log that has the extension also has the fresh write, because all
+/// writes of a stream to one block are in one log.
 ///
-/// Where a log was given up, fresh writes and extensions are listed instead (T26): k may be below
-/// the state that the caller knows, and the content of the block may have been confirmed.
-fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
-    let Beyond { mut undo, mut in_place, mut in_doubt } = Beyond::default();
+/// If a log was given up, fresh writes and extensions are listed as in doubt, and nothing is zeroed: the
+/// prefix may end before the state that the caller knows, and the content of the blocks may have been
+/// confirmed (T26).
+fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksBeyondPrefix {
+    let BlocksBeyondPrefix { mut undo, mut in_place, mut in_doubt } = BlocksBeyondPrefix::default();
     for list in lists {
-        for ListedEntry { attribute: a, .. } in &list.entries {
-            if a.seq_end() <= k || a.kind == Kind::Flush {
+        for ListedEntry { attribute, .. } in &list.entries {
+            if attribute.seq_end() <= k || attribute.kind == Kind::Flush {
                 continue;
             }
-            let blocks = u64::from(a.blocks);
-            let extent = DriveExtent { member: a.member, lba: a.lba, blocks };
-            let update = a.flags.has(Flags::IN_PLACE);
-            let extension = a.flags.has(Flags::EXTEND);
-            if update && !probe::planted(Plant::T11NotListed)
-                || extension && probe::planted(Plant::T11ListExtensions)
+            let seq = attribute.seq;
+            let extent = DriveExtent {
+                member: attribute.member,
+                lba: attribute.lba,
+                blocks: u64::from(attribute.blocks),
+            };
+            let is_update = attribute.flags.has(Flags::IN_PLACE);
+            let is_extension = attribute.flags.has(Flags::EXTEND);
+            if is_update && !probe::planted(Plant::T11NotListed)
+                || is_extension && probe::planted(Plant::T11ListExtensions)
             {
                 probe::hit(Rare::InPlaceListed);
-                in_place.push(InPlace { seq: a.seq, extent });
+                in_place.push(InPlace { seq, extent });
             }
             if given_up {
-                if !update {
-                    in_doubt.push(InPlace { seq: a.seq, extent });
+                if !is_update {
+                    in_doubt.push(InPlace { seq, extent });
                 }
                 continue;
             }
-            let is_left_alone = update && !probe::planted(Plant::T11UndoInPlace)
-                || extension && !probe::planted(Plant::T11UndoExtensions);
+            let is_left_alone = is_update && !probe::planted(Plant::T11UndoInPlace)
+                || is_extension && !probe::planted(Plant::T11UndoExtensions);
             if !is_left_alone && !list.settled {
                 undo.push(extent);
-            } else if extension {
+            } else if is_extension {
                 probe::hit(Rare::ExtensionLeft);
             }
         }
@@ -509,10 +557,10 @@ fn beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> Beyond {
         listed.sort_unstable();
         listed.dedup();
     }
-    Beyond { undo: join(undo), in_place, in_doubt }
+    BlocksBeyondPrefix { undo: join(undo), in_place, in_doubt }
 }
 
-/// Sorts extents and joins those that touch or overlap.
+/// Sorts extents, and joins those that touch or overlap.
 #[must_use]
 pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
     extents.sort_unstable();
@@ -529,15 +577,30 @@ pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
     joined
 }
 
-/// The caller's tag of the newest group up to k. A log that was given up may be older: beyond its own
-/// mark it may have groups of another history under the same numbers (T26).
+/// The caller's tag of the newest group up to k that a log knows; 0 if no log knows one.
+///
+/// A log that was given up may be an older copy. Beyond its released mark it may have groups of another
+/// history under the same numbers, so their tags do not count (T26).
 fn tag_of(lists: &[StreamList], k: Seq) -> u64 {
-    let listed = lists.iter().flat_map(|list| {
-        let end = if list.in_doubt { list.released } else { k };
-        list.entries.iter().filter(move |entry| entry.attribute.seq_end() <= end)
-    });
-    let listed = listed.map(|e| (e.attribute.seq_end(), e.attribute.tag));
-    let marked = lists.iter().map(|list| list.tag);
-    let known = listed.chain(marked).filter(|(seq, _)| *seq <= k);
-    known.max_by_key(|(seq, _)| *seq).map_or(0, |(_, tag)| tag)
+    let mut newest = GroupTag::NONE;
+    for list in lists {
+        let last_valid = if list.in_doubt { list.released } else { k };
+        for entry in &list.entries {
+            let group = GroupTag::of_last_group(&entry.attribute);
+            if group.seq <= last_valid && group.seq <= k {
+                newest = newer(newest, group);
+            }
+        }
+    }
+    for list in lists {
+        if list.newest_tag.seq <= k {
+            newest = newer(newest, list.newest_tag);
+        }
+    }
+    newest.tag
+}
+
+/// The newer one of two groups; `second` if they are the same.
+fn newer(first: GroupTag, second: GroupTag) -> GroupTag {
+    if second.seq >= first.seq { second } else { first }
 }

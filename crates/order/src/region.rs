@@ -1,27 +1,27 @@
-//! The medium of a log: bytes that are durable once fenced, in units of 8 (M5).
+//! The medium of a log: bytes that become durable with a fence, in words of 8 bytes (M5).
 //!
-//! The ordering log uses [`Region`] alone. The crate `media` implements it for a drive's PMR, a
-//! persistent-memory mapping and a file mapping. Tests use [`MemRegion`]: it can forget, after a
-//! crash, any subset of the stores that were not fenced.
+//! The ordering log reads and writes through the trait [`Region`]. The crate `media` implements the
+//! trait for a drive's PMR, a persistent-memory mapping and a file mapping. Tests use [`MemRegion`].
+//! A crash of a `MemRegion` loses any subset of the stores that were not fenced.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// CRC-32C (Castagnoli) in append form: `crc(0, data)` is the checksum of `data`, and `crc(crc(0,
-/// a), b) == crc(0, a ‖ b)`. The caller passes an implementation, such as one that uses the
-/// processor's instruction.
+/// CRC-32C (Castagnoli) in append form: `crc(0, data)` is the checksum of `data`, and
+/// `crc(crc(0, a), b)` is the checksum of `a` followed by `b`. The caller passes an implementation,
+/// such as one that uses the processor's instruction.
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
 /// The bytes of a log.
 ///
-/// Offsets and lengths are multiples of 8 and inside [`len`](Self::len): the log computes them,
-/// so a violation is a bug and implementations may panic.
+/// Offsets and lengths are multiples of 8 bytes and inside [`len`](Self::len). The log computes
+/// them, so a violation is a bug, and implementations may panic.
 ///
-/// The content of a region is durable when it is opened. The last process may have died between a
-/// store and its fence, and recovery decides by these stores. So the code that opens persistent
-/// memory writes back all of it first.
+/// All content of a region is durable when the region is opened, because recovery decides by it. The
+/// last process may have died between a store and its fence. So the code that opens persistent
+/// memory first writes back all of it.
 pub trait Region {
     /// Size in bytes.
     fn len(&self) -> usize;
@@ -31,32 +31,32 @@ pub trait Region {
         self.len() == 0
     }
 
-    /// Copies bytes out, as last written, fenced or not.
+    /// Copies the bytes at `offset` into `into`. They are as last written, fenced or not.
     fn read(&self, offset: usize, into: &mut [u8]);
 
-    /// Writes bytes; durable only after the next [`fence`](Self::fence). After a crash before it,
-    /// each aligned 8-byte word is old or new, in any combination.
+    /// Writes bytes at `offset`. They are durable after the next [`fence`](Self::fence). After a crash
+    /// before that fence, each aligned 8-byte word is old or new, in any combination.
     fn write(&mut self, offset: usize, bytes: &[u8]);
 
-    /// Writes one aligned word (little endian) with a single store, so that a reader never sees
-    /// half of it.
+    /// Writes one aligned word of 8 bytes (little endian) with a single store, so that a read never
+    /// returns half of it.
     fn write_word(&mut self, offset: usize, value: u64);
 
-    /// Makes everything written so far durable before it returns.
+    /// Makes all bytes written so far durable before it returns.
     ///
     /// # Errors
     ///
-    /// The medium could not do it: bytes written since the last fence may be lost, and the log
-    /// refuses further appends.
+    /// The medium failed. Bytes written since the last fence may be lost, and the log refuses
+    /// further appends.
     fn fence(&mut self) -> Result<(), RegionError>;
 
-    /// Makes everything written so far survive a power cut, too, where a fence does not: a mapped
-    /// file is written back to its disk. It is slow, and used only when service begins and ends
-    /// (T24).
+    /// Makes all bytes written so far survive a power cut. On most media a fence does this. A mapped
+    /// file, whose fence does not, is written back to its disk. That is slow, so it is done only when
+    /// service begins and ends (T24).
     ///
     /// # Errors
     ///
-    /// The medium could not do it.
+    /// The medium failed.
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()
     }
@@ -66,7 +66,7 @@ pub trait Region {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log region could not make its bytes durable: {cause}")]
 pub struct RegionError {
-    /// The cause, in the medium's words.
+    /// The cause, as the medium describes it.
     pub cause: String,
 }
 
@@ -79,51 +79,63 @@ impl RegionError {
 
 /// A region in plain memory, for tests and simulation.
 ///
-/// Made with [`new`](Self::new) it only stores. Made with [`forgetful`](Self::forgetful) it also
-/// remembers the stores that are not fenced yet, so that [`crash`](Self::crash) can lose them.
+/// A region made by [`new`](Self::new) never loses a store. A region made by
+/// [`forgetful`](Self::forgetful) also records the stores that are not fenced yet, so that
+/// [`crash`](Self::crash) can lose them.
 #[derive(Clone, Debug)]
 pub struct MemRegion {
     bytes: Vec<u8>,
-    /// For each unfenced word, by offset: the durable value, then every value stored since.
+    /// For each word stored since the last fence, by offset: the durable value, and then every value
+    /// stored since. `None` if the region never loses a store.
     unfenced: Option<BTreeMap<usize, Vec<u64>>>,
+    /// The number of fences that will still succeed; `None` if all will.
     fences_left: Option<u64>,
-    fences: u64,
+    /// The number of fences that have succeeded.
+    fence_count: u64,
 }
 
+/// The size of a word in bytes. A word is durable as a whole or not at all.
+const WORD_BYTES: usize = 8;
+/// The size of a cache line in bytes.
+const LINE_BYTES: usize = 64;
+
 impl MemRegion {
-    /// `len` zero bytes that never lose anything.
+    /// A region of `len` zero bytes that never loses a store.
     ///
     /// # Panics
     ///
     /// If `len` is not a multiple of 8.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        assert!(len.is_multiple_of(8), "a region consists of whole 8-byte words");
-        Self { bytes: vec![0; len], unfenced: None, fences_left: None, fences: 0 }
+        assert!(len.is_multiple_of(WORD_BYTES), "a region consists of whole 8-byte words");
+        Self { bytes: vec![0; len], unfenced: None, fences_left: None, fence_count: 0 }
     }
 
-    /// `len` zero bytes; stores that are not fenced may be lost in a [`crash`](Self::crash).
+    /// A region of `len` zero bytes that may lose unfenced stores in a [`crash`](Self::crash).
     #[must_use]
     pub fn forgetful(len: usize) -> Self {
         Self { unfenced: Some(BTreeMap::new()), ..Self::new(len) }
     }
 
-    /// The region after a power cut: each unfenced word holds, chosen by `seed`, its durable value
-    /// or any value stored since. Of some lines of 64 bytes every word is lost, of some every word
-    /// has arrived, so that whole entries are found, too.
+    /// The region after a power cut. Each unfenced word holds its durable value or any value stored
+    /// since; `seed` chooses which.
+    ///
+    /// Of a third of the cache lines, all unfenced words are lost. Of another third, all have
+    /// arrived, so that whole entries are found, too.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let mut after = self.clone();
-        let mut state = seed;
+        let mut random = seed;
         if let Some(unfenced) = &mut after.unfenced {
             for (&offset, values) in unfenced.iter() {
-                state = mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
-                let value = match mix(seed ^ mix(offset as u64 / 64 + 1)) % 3 {
+                random = mix(random.wrapping_add(MIX_INCREMENT));
+                let line = (offset / LINE_BYTES) as u64;
+                let survivor = match mix(seed ^ mix(line + 1)) % 3 {
                     0 => values[0],
                     1 => values[values.len() - 1],
-                    _ => values[(state % values.len() as u64) as usize],
+                    _ => values[(random % values.len() as u64) as usize],
                 };
-                after.bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+                after.bytes[offset..offset + WORD_BYTES].copy_from_slice(&survivor.to_le_bytes());
             }
             unfenced.clear();
         }
@@ -136,13 +148,13 @@ impl MemRegion {
         self.fences_left = Some(count);
     }
 
-    /// How many fences succeeded.
+    /// The number of fences that have succeeded.
     #[must_use]
     pub const fn fences(&self) -> u64 {
-        self.fences
+        self.fence_count
     }
 
-    /// The bytes as last written, to be read or damaged.
+    /// The bytes as last written. A test may damage them.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -153,13 +165,15 @@ impl MemRegion {
         &self.bytes
     }
 
+    /// The word at this offset.
     fn word(&self, offset: usize) -> u64 {
-        let bytes = self.bytes[offset..offset + 8].try_into();
+        let bytes = self.bytes[offset..offset + WORD_BYTES].try_into();
         u64::from_le_bytes(bytes.expect("the slice is 8 bytes long"))
     }
 
+    /// Records that the word at this offset is about to be overwritten with `value`.
     #[cold]
-    fn remember(&mut self, offset: usize, value: u64) {
+    fn record_unfenced(&mut self, offset: usize, value: u64) {
         let durable = self.word(offset);
         if let Some(unfenced) = &mut self.unfenced {
             unfenced.entry(offset).or_insert_with(|| vec![durable]).push(value);
@@ -178,11 +192,11 @@ impl Region for MemRegion {
 
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        debug_assert!(offset.is_multiple_of(8) && bytes.len().is_multiple_of(8));
+        debug_assert!(offset.is_multiple_of(WORD_BYTES) && bytes.len().is_multiple_of(WORD_BYTES));
         if self.unfenced.is_some() {
-            for (i, word) in bytes.chunks_exact(8).enumerate() {
+            for (index, word) in bytes.chunks_exact(WORD_BYTES).enumerate() {
                 let word = word.try_into().expect("chunks are 8 bytes long");
-                self.remember(offset + 8 * i, u64::from_le_bytes(word));
+                self.record_unfenced(offset + WORD_BYTES * index, u64::from_le_bytes(word));
             }
         }
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
@@ -200,7 +214,7 @@ impl Region for MemRegion {
                 .checked_sub(1)
                 .ok_or_else(|| RegionError::new("no more fences (a planned fault)"))?;
         }
-        self.fences += 1;
+        self.fence_count += 1;
         if let Some(unfenced) = &mut self.unfenced {
             unfenced.clear();
         }
@@ -208,7 +222,11 @@ impl Region for MemRegion {
     }
 }
 
-/// A bijective 64-bit scrambler (the finaliser of splitmix64): distinct inputs stay distinct.
+/// The increment of the generator splitmix64: 2⁶⁴ divided by the golden ratio.
+const MIX_INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Scrambles 64 bits by the last steps of the generator splitmix64. Distinct inputs have distinct
+/// results.
 pub(crate) const fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,32 +1,33 @@
-//! The places of a volume's blocks: members, servers and the stripe map.
+//! The drives of a volume, and the drive and block at which each block of the volume lies.
 //!
-//! Splitting follows from it: a write is cut where the stripe changes member and where a drive's
-//! transfer limit ends (Rio paper §4.5, "request splitting").
+//! The engines use it to split a write: they cut the write where the next stripe unit lies on
+//! another drive, and where the transfer limit of a drive ends (Rio paper §4.5, "request
+//! splitting").
 
 use alloc::vec::Vec;
 
 use crate::attribute::Member;
 
-/// One drive of a volume.
+/// One drive of a volume, and the part of it that the volume uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberInfo {
-    /// Which server (target) has it.
+    /// The index of the server (target) that has the drive.
     pub server: u16,
-    /// First block of its data area. Labels lie before it.
+    /// The first block of the data area. The label lies before it.
     pub start: u64,
-    /// Blocks of its data area.
+    /// The size of the data area in blocks.
     pub blocks: u64,
-    /// Most blocks of one request (MDTS).
+    /// The most blocks of one request (MDTS).
     pub request_blocks_max: u32,
-    /// Whether it has a volatile write cache. Then a completed write is not durable, only a flushed
-    /// one is.
+    /// Whether the drive has a volatile write cache. On such a drive only a FLUSH makes a completed
+    /// write durable.
     pub volatile: bool,
 }
 
 /// One target server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Slots of a stream's ordering log on it; 0 if it has no log.
+    /// The number of slots of one stream's ordering log on the server; 0 if it has no log.
     pub slots: u32,
 }
 
@@ -43,9 +44,9 @@ pub struct ServerInfo {
 pub struct Topology {
     members: Vec<MemberInfo>,
     servers: Vec<ServerInfo>,
-    /// Blocks of a stripe unit.
+    /// The size of a stripe unit in blocks.
     unit_blocks: u32,
-    /// How many stripes the volume has: as many as whole units fit on the smallest member.
+    /// The number of stripes: as many as whole units fit on the smallest member.
     stripes: u64,
 }
 
@@ -54,12 +55,27 @@ pub struct Topology {
 pub struct Extent {
     /// The member.
     pub member: Member,
-    /// First block on the member's drive.
+    /// The first block on the member's drive.
     pub lba: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub blocks: u32,
-    /// Where the part starts in the write, blocks.
+    /// The number of blocks of the write that lie before this part.
     pub offset: u32,
+}
+
+impl Extent {
+    /// No blocks.
+    pub(crate) const EMPTY: Self = Self { member: Member(0), lba: 0, blocks: 0, offset: 0 };
+}
+
+/// The place of a volume block on its member.
+struct BlockPlace {
+    /// The index of the member.
+    member_index: u64,
+    /// The block, counted from the start of the member's data area.
+    member_block: u64,
+    /// The number of blocks from there to the end of the stripe unit.
+    left_in_unit: u64,
 }
 
 /// Why members do not make up a volume.
@@ -74,7 +90,7 @@ pub enum TopologyError {
     Server {
         /// The member.
         member: usize,
-        /// The server it names.
+        /// The server that the member names.
         server: u16,
     },
     /// A member has no space for a single stripe unit.
@@ -84,9 +100,9 @@ pub enum TopologyError {
     TooSmall {
         /// The member.
         member: usize,
-        /// The size of its data area, blocks.
+        /// The size of its data area in blocks.
         blocks: u64,
-        /// The stripe unit, blocks.
+        /// The stripe unit in blocks.
         unit: u32,
     },
     /// The stripe unit or a transfer limit is 0 blocks.
@@ -95,11 +111,11 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// Stripes a volume over `members` in units of `unit_blocks`. Each member gives as many whole
-    /// units as the smallest has.
+    /// Stripes a volume over `members` in units of `unit_blocks` blocks. The volume uses as many
+    /// units of each member as the smallest member has.
     ///
     /// # Errors
-    /// When the members do not make up a volume.
+    /// The members do not make up a volume.
     pub fn new(
         members: Vec<MemberInfo>,
         servers: Vec<ServerInfo>,
@@ -112,13 +128,13 @@ impl Topology {
             return Err(TopologyError::Zero);
         }
         let mut stripes = u64::MAX;
-        for (i, member) in members.iter().enumerate() {
+        for (index, member) in members.iter().enumerate() {
             if usize::from(member.server) >= servers.len() {
-                return Err(TopologyError::Server { member: i, server: member.server });
+                return Err(TopologyError::Server { member: index, server: member.server });
             }
             if member.blocks < u64::from(unit_blocks) {
                 return Err(TopologyError::TooSmall {
-                    member: i,
+                    member: index,
                     blocks: member.blocks,
                     unit: unit_blocks,
                 });
@@ -128,7 +144,7 @@ impl Topology {
         Ok(Self { members, servers, unit_blocks, stripes })
     }
 
-    /// Blocks of the volume.
+    /// The size of the volume in blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.stripes * u64::from(self.unit_blocks) * self.members.len() as u64
@@ -152,40 +168,45 @@ impl Topology {
         &self.servers
     }
 
-    /// Blocks of a stripe unit.
+    /// The size of a stripe unit in blocks.
     #[must_use]
     pub fn unit_blocks(&self) -> u32 {
         self.unit_blocks
     }
 
-    /// How many volatile drives a server has: the most flush entries that one group puts there.
+    /// The number of volatile drives of a server. One group has at most so many flush entries for
+    /// the server.
     #[must_use]
-    pub fn volatile_on(&self, server: u16) -> u32 {
+    pub fn volatile_count_on(&self, server: u16) -> u32 {
         self.members.iter().filter(|m| m.server == server && m.volatile).count() as u32
     }
 
-    /// Most requests that a write of so many blocks becomes.
+    /// An upper bound of the number of requests into which a write of `blocks` blocks is split.
     #[must_use]
-    pub fn parts_max(&self, blocks: u32) -> u64 {
-        let smallest = self.members.iter().map(|m| m.request_blocks_max).min().unwrap_or(1);
+    pub fn request_count_max(&self, blocks: u32) -> u64 {
+        let smallest_limit = self.members.iter().map(|m| m.request_blocks_max).min().unwrap_or(1);
+        // On one member, adjacent units are adjacent on the drive, so a write is not cut there.
         let unit = if self.members.len() == 1 { u32::MAX } else { self.unit_blocks };
-        // Each unit it touches is cut by the transfer limit on its own.
+        // A write that does not begin at the start of a unit touches one unit more.
         let units = u64::from(blocks).div_ceil(u64::from(unit)) + 1;
-        units.min(u64::from(blocks)) * u64::from(unit.min(blocks).div_ceil(smallest)).max(1)
+        let touched_units = units.min(u64::from(blocks));
+        // The transfer limit cuts the blocks of each touched unit.
+        let requests_per_unit = u64::from(unit.min(blocks).div_ceil(smallest_limit)).max(1);
+        touched_units * requests_per_unit
     }
 
-    /// Whether any drive has a volatile cache.
+    /// Whether any drive has a volatile write cache.
     #[must_use]
-    pub fn any_volatile(&self) -> bool {
+    pub fn has_volatile_member(&self) -> bool {
         self.members.iter().any(|m| m.volatile)
     }
 
-    /// The extent of `blocks` at volume block `lba`, if it is a single one; `None` where only
-    /// [`map`](Self::map) can find it.
+    /// The extent of `blocks` blocks at volume block `lba`, if these blocks need no split; otherwise
+    /// `None`. [`for_each_extent`](Self::for_each_extent) splits them.
     #[inline]
     #[must_use]
-    pub fn single(&self, lba: u64, blocks: u32) -> Option<Extent> {
-        let [info] = &self.members[..] else { return self.single_of_many(lba, blocks) };
+    pub fn single_extent(&self, lba: u64, blocks: u32) -> Option<Extent> {
+        let [info] = &self.members[..] else { return self.single_extent_of_many(lba, blocks) };
         (blocks > 0 && blocks <= info.request_blocks_max).then(|| Extent {
             member: Member(0),
             lba: info.start + lba,
@@ -194,71 +215,89 @@ impl Topology {
         })
     }
 
-    /// [`single`](Self::single) on a volume of several members: within one stripe unit.
-    fn single_of_many(&self, lba: u64, blocks: u32) -> Option<Extent> {
-        let (unit, width) = (u64::from(self.unit_blocks), self.members.len() as u64);
-        // Units go to the members in turns: unit 0 to member 0, unit 1 to member 1, and so on.
-        let (unit_number, within) = (lba / unit, lba % unit);
-        let (stripe, index) = (unit_number / width, unit_number % width);
-        let info = &self.members[index as usize];
-        let fits = within + u64::from(blocks) <= unit && blocks <= info.request_blocks_max;
+    /// [`single_extent`](Self::single_extent) on a volume of several members: the blocks must lie
+    /// within one stripe unit.
+    fn single_extent_of_many(&self, lba: u64, blocks: u32) -> Option<Extent> {
+        let place = self.place_of(lba);
+        let info = &self.members[place.member_index as usize];
+        let fits = u64::from(blocks) <= place.left_in_unit && blocks <= info.request_blocks_max;
         (blocks > 0 && fits).then(|| Extent {
-            member: Member(index as u8),
-            lba: info.start + stripe * unit + within,
+            member: Member(place.member_index as u8),
+            lba: info.start + place.member_block,
             blocks,
             offset: 0,
         })
     }
 
-    /// Cuts `blocks` at volume block `lba` into the extents it lies on. The caller has checked
-    /// that it lies within the volume.
-    pub fn map(&self, lba: u64, blocks: u32, mut each: impl FnMut(Extent)) {
+    /// Splits `blocks` blocks at volume block `lba` into extents, and calls `visit` for each of them
+    /// in order. The caller has checked that the blocks lie within the volume.
+    pub fn for_each_extent(&self, lba: u64, blocks: u32, mut visit: impl FnMut(Extent)) {
         debug_assert!(lba + u64::from(blocks) <= self.blocks());
-        let unit = u64::from(self.unit_blocks);
-        let width = self.members.len() as u64;
         let mut offset = 0;
         while offset < blocks {
-            let at = lba + u64::from(offset);
-            // On one member, units are adjacent on the drive and need not be cut apart.
-            let (index, on_member, left) = if width == 1 {
-                (0, at, u64::from(blocks - offset))
-            } else {
-                let (unit_number, within) = (at / unit, at % unit);
-                let (stripe, index) = (unit_number / width, unit_number % width);
-                (index, stripe * unit + within, unit - within)
-            };
-            let info = &self.members[index as usize];
-            let len = left.min(u64::from(blocks - offset)).min(u64::from(info.request_blocks_max));
-            each(Extent {
-                member: Member(index as u8),
-                lba: info.start + on_member,
-                blocks: len as u32,
+            let place = self.place_of(lba + u64::from(offset));
+            let info = &self.members[place.member_index as usize];
+            let len = place
+                .left_in_unit
+                .min(u64::from(blocks - offset))
+                .min(u64::from(info.request_blocks_max)) as u32;
+            visit(Extent {
+                member: Member(place.member_index as u8),
+                lba: info.start + place.member_block,
+                blocks: len,
                 offset,
             });
-            offset += len as u32;
+            offset += len;
         }
     }
 
-    /// The volume block of block `lba` on a member's drive: the inverse of [`map`](Self::map).
-    /// `None` for a member that does not exist, and outside of its data area: for labels, and for
-    /// the excess of a larger member over the smallest.
+    /// The member on which a volume block lies, and the block there.
+    #[inline]
+    fn place_of(&self, volume_block: u64) -> BlockPlace {
+        let member_count = self.members.len() as u64;
+        if member_count == 1 {
+            // On one member, adjacent units are adjacent on the drive: no unit ends.
+            return BlockPlace {
+                member_index: 0,
+                member_block: volume_block,
+                left_in_unit: u64::MAX,
+            };
+        }
+        let unit_blocks = u64::from(self.unit_blocks);
+        let (unit_number, block_in_unit) = (volume_block / unit_blocks, volume_block % unit_blocks);
+        // Units go to the members in turns: unit 0 to member 0, unit 1 to member 1, and so on.
+        let (stripe, member_index) = (unit_number / member_count, unit_number % member_count);
+        BlockPlace {
+            member_index,
+            member_block: stripe * unit_blocks + block_in_unit,
+            left_in_unit: unit_blocks - block_in_unit,
+        }
+    }
+
+    /// The volume block that lies at block `lba` of a member's drive. `None` for a member that does
+    /// not exist, for a block of the label, and for a block that no stripe covers because the member
+    /// is larger than the smallest one.
     #[must_use]
     pub fn volume_block(&self, member: Member, lba: u64) -> Option<u64> {
         let info = self.members.get(usize::from(member.0))?;
-        let unit = u64::from(self.unit_blocks);
-        let at = lba.checked_sub(info.start)?;
-        let (stripe, within) = (at / unit, at % unit);
-        let width = self.members.len() as u64;
-        (stripe < self.stripes).then(|| (stripe * width + u64::from(member.0)) * unit + within)
+        let unit_blocks = u64::from(self.unit_blocks);
+        let member_block = lba.checked_sub(info.start)?;
+        let (stripe, block_in_unit) = (member_block / unit_blocks, member_block % unit_blocks);
+        if stripe >= self.stripes {
+            return None;
+        }
+        let unit_number = stripe * self.members.len() as u64 + u64::from(member.0);
+        Some(unit_number * unit_blocks + block_in_unit)
     }
 
-    /// Whether `blocks` at `lba` of a member's drive lie within one stripe unit (T16). Always true
-    /// on a volume of one member.
+    /// Whether `blocks` blocks at `lba` of a member's drive lie within one stripe unit. Always true
+    /// on a volume of one member. A merged request must not cross a unit (T16).
     #[must_use]
-    pub fn within_unit(&self, member: Member, lba: u64, blocks: u32) -> bool {
-        let unit = u64::from(self.unit_blocks);
-        let start = lba - self.member(member).start;
-        self.members.len() == 1 || start / unit == (start + u64::from(blocks) - 1) / unit
+    pub fn is_within_unit(&self, member: Member, lba: u64, blocks: u32) -> bool {
+        let unit_blocks = u64::from(self.unit_blocks);
+        let first = lba - self.member(member).start;
+        let last = first + u64::from(blocks) - 1;
+        self.members.len() == 1 || first / unit_blocks == last / unit_blocks
     }
 }
 
@@ -278,11 +317,11 @@ mod tests {
         assert_eq!(t.blocks(), 16 * 4 * 3);
         let mut seen = alloc::collections::BTreeSet::new();
         let mut next = 0;
-        t.map(0, 192, |e| {
+        t.for_each_extent(0, 192, |e| {
             assert_eq!(e.offset, next);
             next += e.blocks;
             assert!(e.blocks <= t.member(e.member).request_blocks_max);
-            assert!(t.within_unit(e.member, e.lba, e.blocks));
+            assert!(t.is_within_unit(e.member, e.lba, e.blocks));
             for b in 0..u64::from(e.blocks) {
                 assert!(e.lba + b >= 8 && e.lba + b < 8 + 64);
                 assert!(seen.insert((e.member, e.lba + b)));
@@ -302,10 +341,10 @@ mod tests {
             let t = Topology::new(members, vec![ServerInfo { slots: 8 }], 4).unwrap();
             for block in 0..t.blocks() {
                 let mut place = None;
-                t.map(block, 1, |e| place = Some((e.member, e.lba)));
+                t.for_each_extent(block, 1, |e| place = Some((e.member, e.lba)));
                 let (member, lba) = place.unwrap();
                 assert_eq!(t.volume_block(member, lba), Some(block));
-                assert_eq!(t.within_unit(member, lba, 2), width == 1 || block % 4 != 3);
+                assert_eq!(t.is_within_unit(member, lba, 2), width == 1 || block % 4 != 3);
             }
             let known =
                 |i: usize| (0..200).filter_map(|b| t.volume_block(Member(i as u8), b)).count();
@@ -322,7 +361,7 @@ mod tests {
     fn one_member_is_cut_only_by_its_limit() {
         let t = Topology::new(vec![member(0, 32)], vec![ServerInfo { slots: 8 }], 4).unwrap();
         let mut parts = vec![];
-        t.map(3, 40, |e| parts.push((e.lba, e.blocks)));
+        t.for_each_extent(3, 40, |e| parts.push((e.lba, e.blocks)));
         assert_eq!(parts, [(11, 32), (43, 8)]);
     }
 
@@ -334,26 +373,33 @@ mod tests {
             for blocks in 1..=40 {
                 let parts = |lba| {
                     let mut parts = 0;
-                    t.map(lba, blocks, |_| parts += 1);
+                    t.for_each_extent(lba, blocks, |_| parts += 1);
                     parts
                 };
                 let most = (0..8).map(parts).max().unwrap();
-                assert!(t.parts_max(blocks) >= most, "{width} of {max}: {blocks} blocks, {most}");
+                assert!(
+                    t.request_count_max(blocks) >= most,
+                    "{width} of {max}: {blocks} blocks, {most}"
+                );
             }
-            assert_eq!(t.parts_max(1), 1, "a block is never cut");
+            assert_eq!(t.request_count_max(1), 1, "a block is never cut");
         }
     }
 
     #[test]
-    fn single_finds_what_lies_in_one_piece_and_nothing_else() {
+    fn single_extent_finds_what_lies_in_one_piece_and_nothing_else() {
         for (width, max) in [(1, 3), (1, 32), (2, 3), (3, 32)] {
             let t = Topology::new(vec![member(0, max); width], vec![ServerInfo { slots: 8 }], 4)
                 .unwrap();
             for (lba, blocks) in (0..24).flat_map(|lba| (0..=36).map(move |blocks| (lba, blocks))) {
                 let mut parts = vec![];
-                t.map(lba, blocks, |extent| parts.push(extent));
+                t.for_each_extent(lba, blocks, |extent| parts.push(extent));
                 let one = if let [part] = parts[..] { Some(part) } else { None };
-                assert_eq!(t.single(lba, blocks), one, "{width} of {max}: {blocks} at {lba}");
+                assert_eq!(
+                    t.single_extent(lba, blocks),
+                    one,
+                    "{width} of {max}: {blocks} at {lba}"
+                );
             }
         }
     }
@@ -363,9 +409,9 @@ mod tests {
         let kept = MemberInfo { volatile: false, ..member(1, 8) };
         let of = |members| Topology::new(members, vec![ServerInfo { slots: 8 }; 2], 4).unwrap();
         let t = of(vec![member(0, 8), kept, member(0, 8)]);
-        assert_eq!((t.volatile_on(0), t.volatile_on(1), t.unit_blocks()), (2, 0, 4));
-        assert!(t.any_volatile());
-        assert!(!of(vec![kept; 2]).any_volatile());
+        assert_eq!((t.volatile_count_on(0), t.volatile_count_on(1), t.unit_blocks()), (2, 0, 4));
+        assert!(t.has_volatile_member());
+        assert!(!of(vec![kept; 2]).has_volatile_member());
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use riopipe_order::attribute::{Attribute, Flags, Kind, Seq};
 use riopipe_order::engine::rio::Rio;
-use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, Place, Refusal, RequestId, Write};
+use riopipe_order::engine::{
+    Engine, Limits, Marks, Op, OrderedDispatch, Payload, Place, Refusal, RequestId, Write,
+};
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 
 /// Payload handle with the version of its write. Later writes have higher versions.
@@ -227,7 +229,7 @@ impl World {
             self.written.insert(self.version, place);
             let piece = Bytes { version: self.version, first: lba as u32, blocks: len as u32 };
             writes.push(Write { lba, blocks: len as u32, op: Op::Write(place, piece) });
-            self.topology.map(lba, len as u32, |e| {
+            self.topology.for_each_extent(lba, len as u32, |e| {
                 let all = e.lba..e.lba + u64::from(e.blocks);
                 places.extend(all.map(|b| (usize::from(e.member.0), b, self.version)));
             });
@@ -247,18 +249,18 @@ impl World {
             Err(Refusal::TooLarge(_)) => {}
             Err(other) => panic!("{other:?}"),
         }
-        self.bytes.retain(|seq, _| *seq > self.engine.kept_after().0);
+        self.bytes.retain(|seq, _| *seq > self.engine.payload_freed_up_to().0);
         assert!(self.bytes.values().sum::<u64>() <= self.kept_bytes_max, "T14");
     }
 
     fn send(&mut self, s: usize) {
-        let Some(dispatch) = self.engine.next(s as u16) else {
+        let Some(dispatch) = self.engine.next_request(s as u16) else {
             let server = &self.servers[s];
             assert!(!server.bound || server.due.is_empty(), "{:?} are never sent", server.due);
             return;
         };
         let request = self.engine.request(dispatch.id);
-        let (ordinal, mark) = dispatch.ordered.unwrap();
+        let OrderedDispatch { ordinal, released: mark } = dispatch.ordered.unwrap();
         let shape = Shape { attribute: request.attribute(0), pieces: request.pieces.clone() };
         let place = Flags(shape.attribute.flags.0 & Flags::PLACE.0);
         let mut places = shape.pieces.iter().map(|piece| self.written[&piece.version].flag());
@@ -348,11 +350,11 @@ impl World {
 
     fn answer(&mut self, s: usize) {
         let Some((id, name)) = self.servers[s].answers.pop_front() else { return };
-        self.engine.done(id, Ok(()));
+        self.engine.on_request_done(id, Ok(()));
         self.know(s, name);
         self.servers[s].again.remove(&name);
         let replaying = !self.servers[s].again.is_empty();
-        assert_eq!(self.engine.replaying(s as u16), replaying, "P9");
+        assert_eq!(self.engine.is_replaying(s as u16), replaying, "P9");
     }
 
     fn know(&mut self, s: usize, name: Name) -> bool {
@@ -455,7 +457,7 @@ impl World {
         assert_eq!(asked, kept, "everything given out and not released, in order (T14)");
         server.due = kept.iter().copied().filter(|name| !durable.contains(name)).collect();
         server.again = server.due.iter().copied().collect();
-        assert_eq!(self.engine.replaying(s as u16), !server.due.is_empty());
+        assert_eq!(self.engine.is_replaying(s as u16), !server.due.is_empty());
         self.seen.replayed += server.due.len() as u32;
         for name in server.due.clone() {
             let known = self.known.get(&name.0).is_some_and(|known| known.contains(&name.1));
@@ -481,7 +483,7 @@ impl World {
                     self.known.get(seq).map_or(0, BTreeSet::len) == usize::from(*num)
                 })
         };
-        let most = (1..=self.engine.last().0).take_while(whole).last().unwrap_or(0);
+        let most = (1..=self.engine.last_admitted().0).take_while(whole).last().unwrap_or(0);
         let least = self.groups.range(..=most).next_back().map_or(0, |(seq, _)| *seq);
         assert!((least..=most).contains(&marks.complete.0), "P3: {marks:?}, not {least} to {most}");
         self.check_media();
@@ -516,7 +518,7 @@ impl World {
             80..90 => self.answer(s),
             90..95 => self.poll(),
             95..96 => {
-                let seq = self.engine.last();
+                let seq = self.engine.last_admitted();
                 self.engine.ask_durable(seq);
             }
             96..98 => self.lose(s),
@@ -528,7 +530,7 @@ impl World {
     /// Faults stop. Everything ends (P8), nothing is lost (P7), each block holds the last write to
     /// it (P5).
     fn settle(&mut self) {
-        let asked = self.engine.last();
+        let asked = self.engine.last_admitted();
         for round in 0.. {
             assert!(round < 200, "P8: {:?} of {asked}", self.marks);
             for s in 0..self.servers.len() {
@@ -553,7 +555,7 @@ impl World {
             }
         }
         assert!(self.servers.iter().all(|server| server.again.is_empty() && server.due.is_empty()));
-        assert_eq!(self.marks.complete, self.engine.last(), "P8");
+        assert_eq!(self.marks.complete, self.engine.last_admitted(), "P8");
         let mut newest: BTreeMap<(usize, u64), u64> = BTreeMap::new();
         for (member, block, version) in self.groups.values().flatten() {
             let at = newest.entry((*member, *block)).or_default();

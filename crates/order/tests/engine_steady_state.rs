@@ -44,14 +44,14 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
             for server in 0..2 {
                 // Leaves something in the queues to be merged with.
                 while step % 3 == 0
-                    && let Some(dispatch) = engine.next(server)
+                    && let Some(dispatch) = engine.next_request(server)
                 {
                     out.push(dispatch.id);
                 }
             }
             if out.len() > 20 || step == 63 {
                 for id in out.drain(..) {
-                    engine.done(id, Ok(()));
+                    engine.on_request_done(id, Ok(()));
                 }
                 engine.poll();
             }

@@ -225,7 +225,7 @@ impl Bench {
             );
             self.seen.late_flush += 1;
         }
-        self.seen.held = self.seen.held.max(self.gate.held() as usize);
+        self.seen.held = self.seen.held.max(self.gate.early_count() as usize);
         let waiting = self.items.values().filter(|item| item.phase == Phase::Appended);
         self.seen.waited = self.seen.waited.max(waiting.count());
     }
@@ -376,14 +376,14 @@ fn run(total: usize, capacity: u32, mut choices: Choices) -> Marks {
             bench.flush_ends(ticket, true);
         }
     }
-    if missing.is_some() && bench.gate.poisoned().is_none() {
-        assert_eq!(bench.gate.inside(), bench.gate.held(), "only early ones are left");
+    if missing.is_some() && bench.gate.poison_cause().is_none() {
+        assert_eq!(bench.gate.entry_count(), bench.gate.early_count(), "only early ones are left");
         bench.stopped = true;
         bench.gate.poison(Cause::Closed, &mut bench.steps);
         bench.carry_out(None, false);
     }
     assert!(bench.gate.is_idle(), "liveness: {:?}", bench.items);
-    assert_eq!(bench.gate.held(), 0);
+    assert_eq!(bench.gate.early_count(), 0);
     if mode == 0 {
         past.extend(bench.items.values());
         assert!(past.iter().all(|item| item.phase == Phase::Completed));

@@ -126,7 +126,7 @@ fn failed_write() {
     assert_eq!(gate.written(2, true), [done(2, false), Flush(Ticket(4))]);
     assert_eq!(gate.flushed(4, true), [done(4, true)]);
     assert_eq!(gate.arrive(plain(5)), [Append(Ticket(5)), Write(Ticket(5))]);
-    assert_eq!((gate.0.poisoned(), gate.0.inside()), (None, 1));
+    assert_eq!((gate.0.poison_cause(), gate.0.entry_count()), (None, 1));
 }
 
 fn own_flush() {
@@ -142,7 +142,7 @@ fn own_flush() {
     assert!(!gate.0.flush_failed_on(Member(0), &mut Vec::new()));
     assert_eq!(gate.flushed(2, false), [refused(1, why), refused(2, why), Flush(Ticket(3))]);
     assert_eq!(gate.flushed(3, true), [done(3, true)], "it covers what that one lost");
-    assert_eq!(gate.0.poisoned(), None);
+    assert_eq!(gate.0.poison_cause(), None);
     assert!(gate.0.is_idle());
 }
 

@@ -79,7 +79,7 @@ fn plain_writes_do_not_wait_for_one_another() {
     }
     assert_eq!(gate.written(3, true), [done(3, true)], "completed is durable with PLP");
     assert_eq!(gate.written(2, true), [done(2, false)], "and is not without");
-    assert_eq!(gate.0.inside(), 2);
+    assert_eq!(gate.0.entry_count(), 2);
 }
 
 #[test]
@@ -87,10 +87,10 @@ fn entries_that_overtook_wait_for_their_predecessors() {
     let mut gate = Bench::new();
     assert_eq!(gate.arrive(plain(3)), []);
     assert_eq!(gate.arrive(plain(2)), []);
-    assert_eq!(gate.0.held(), 2);
+    assert_eq!(gate.0.early_count(), 2);
     let steps = gate.arrive(plain(1));
     assert_eq!(steps, [goes(1), goes(2), goes(3)].concat());
-    assert_eq!(gate.0.held(), 0);
+    assert_eq!(gate.0.early_count(), 0);
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn t12_an_overlapping_write_waits_for_the_earlier() {
     assert_eq!(gate.written(2, true), [done(2, false), Write(Ticket(3))]);
     assert_eq!(gate.written(3, true), [done(3, false), Write(Ticket(4))]);
     assert_eq!(gate.written(4, true), [done(4, false), Write(Ticket(5))]);
-    assert_eq!(gate.0.inside(), 4, "5, 6, 7, 8");
+    assert_eq!(gate.0.entry_count(), 4, "5, 6, 7, 8");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn t22_a_failed_flush_stops_the_stream() {
     assert_eq!(gate.written(2, true), [refused(2, why)]);
     assert_eq!(gate.written(3, true), [refused(3, why)]);
     assert!(gate.0.is_idle());
-    assert_eq!(gate.0.poisoned(), Some(why));
+    assert_eq!(gate.0.poison_cause(), Some(why));
 }
 
 #[test]
@@ -345,5 +345,5 @@ fn t18_a_peer_that_miscounts_gets_an_error() {
     let (ordinal, member) = (2, Member(2));
     let unknown = Err(GateError::UnknownMember { ordinal, member });
     assert_eq!(arrive(3, on(2, plain(2))), unknown);
-    assert_eq!(gate.0.inside(), 3, "a refused entry left no trace");
+    assert_eq!(gate.0.entry_count(), 3, "a refused entry left no trace");
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use common::{Choices, ID, MARK, MARKS, crc32c, write};
 use proptest::prelude::*;
-use riopipe_order::attribute::{Attribute, Flags, Kind, Seq};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Seq};
 use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::{AppendError, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::MemRegion;
@@ -115,7 +115,7 @@ impl Oracle {
             "{torn} torn slots, {unfenced} unfenced entries, {} slots in repair",
             self.repairing
         );
-        let (seq, tag) = scan.tag;
+        let GroupTag { seq, tag } = scan.newest_tag;
         assert!((self.tag_due(scan.released)..=scan.released).contains(&seq), "tag of {seq}");
         assert!(seq == Seq::ZERO || self.tags[&seq] == tag, "group {seq} never had tag {tag:#x}");
     }
@@ -129,7 +129,7 @@ impl Oracle {
 
     /// The entries that a crash left are durable now, and the others are gone.
     fn absorb(&mut self, scan: &Scan) {
-        self.tag_known = scan.tag.0;
+        self.tag_known = scan.newest_tag.seq;
         let mut behind_hole = false;
         self.entries.retain(|&position, known| {
             let found = scan.entries.iter().find(|e| e.position == Position(position));
@@ -195,11 +195,11 @@ impl Change {
         match choices.below(8) {
             0 | 1 if scan.settled => Self::Start(started, scan.released),
             2..=4 if scan.settled => Self::Forget,
-            _ if scan.settled => Self::Settle(scan.released, scan.tag.1),
+            _ if scan.settled => Self::Settle(scan.released, scan.newest_tag.tag),
             0..=4 => Self::Resume(resumed),
             5 => Self::Start(started, ends.last().copied().unwrap_or(scan.released)),
             _ => match choices.below(ends.len() + 1) {
-                0 => Self::Settle(scan.released, scan.tag.1),
+                0 => Self::Settle(scan.released, scan.newest_tag.tag),
                 // The tag of a group that this log may never have seen.
                 end => Self::Settle(ends[end - 1], 0x7a6 + end as u64),
             },
@@ -211,7 +211,7 @@ impl Change {
             Self::Resume(origin) => log.resume(origin).is_ok(),
             Self::Start(origin, released) => log.start(origin, released).is_ok(),
             Self::Settle(k, tag) => log.settle(k, tag).is_ok(),
-            Self::Forget => log.forget().is_ok(),
+            Self::Forget => log.remove_entries().is_ok(),
         }
     }
 
@@ -277,7 +277,7 @@ fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
             14 => {
                 let scan = log.scan().unwrap();
                 oracle.check(&scan, true);
-                assert_eq!((log.tag(), log.is_settled()), (scan.tag, false));
+                assert_eq!((log.newest_tag(), log.is_settled()), (scan.newest_tag, false));
             }
             15 => {
                 // The connection is lost, but the target lives on.
@@ -288,7 +288,7 @@ fn run(slots: u32, mut choices: Choices, steps: usize) -> Oracle {
             }
             _ => log = crash(log, &mut oracle, &mut choices),
         }
-        assert_eq!(log.free() as usize, slots as usize - oracle.occupied.len());
+        assert_eq!(log.free_slots() as usize, slots as usize - oracle.occupied.len());
     }
     oracle.seen.laps = oracle.appends / u64::from(slots);
     oracle
@@ -314,7 +314,7 @@ fn append(log: &mut StreamLog<MemRegion>, oracle: &mut Oracle, choices: &mut Cho
         (attribute.kind, attribute.lba, attribute.blocks) = (Kind::Flush, 0, 0);
         attribute.flags = Flags::FLUSH;
     }
-    let free = log.free();
+    let free = log.free_slots();
     if send(log, oracle, &attribute).is_some() {
         assert!(free > 0);
         oracle.sent.push(attribute);
@@ -406,7 +406,7 @@ fn crash(
     loop {
         let (log, scan) = StreamLog::open(region, ID, crc32c).expect("a crash damages nothing");
         oracle.check(&scan, false);
-        assert_eq!((log.tag(), log.is_settled()), (scan.tag, scan.settled));
+        assert_eq!((log.newest_tag(), log.is_settled()), (scan.newest_tag, scan.settled));
         oracle.absorb(&scan);
         let change = Change::choose(oracle, &scan, choices);
         let mut faulty = log.into_region();
@@ -442,7 +442,7 @@ fn crash(
                     return crash(log, oracle, choices);
                 }
             }
-            Change::Start(..) => assert_eq!(log.free(), log.slots()),
+            Change::Start(..) => assert_eq!(log.free_slots(), log.slots()),
             Change::Settle(..) | Change::Forget => {
                 assert_eq!(log.append(&write(oracle.seq, 1)), Err(AppendError::Unbound));
                 region = log.into_region();
@@ -503,12 +503,12 @@ proptest! {
             if log.resume(origin).is_ok() {
                 let appended = (0..7).take_while(|_| log.append(&write(20, 1)).is_ok());
                 prop_assert!(appended.count() <= 6);
-                prop_assert_eq!(log.free(), 0);
+                prop_assert_eq!(log.free_slots(), 0);
                 log.fence().unwrap();
                 log.scan().unwrap();
             }
             log.start(origin, Seq(30)).unwrap();
-            prop_assert_eq!(log.free(), 6);
+            prop_assert_eq!(log.free_slots(), 6);
             prop_assert!(log.scan().unwrap().is_clean());
         }
     }

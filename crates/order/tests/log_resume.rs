@@ -80,7 +80,7 @@ fn t6_a_replayed_entry_is_adopted_and_not_logged_again() {
         assert_eq!(log.append(sent), Ok(position));
     }
     assert_eq!(log.region().bytes(), before, "nothing was written");
-    assert_eq!(log.free(), 16 - 5);
+    assert_eq!(log.free_slots(), 16 - 5);
     // An entry that was never in the log is appended.
     let new = log.append(&Attribute { num: 4, index: 3, ..group(0) });
     assert_eq!(new, Ok(Position(5)));
@@ -199,7 +199,7 @@ fn a_lost_connection_alone_loses_nothing() {
     log.release(Seq(1));
     for round in 0..3 {
         log.resume(ORIGIN).unwrap();
-        assert_eq!(log.free(), 8 - 3, "what is released in memory stays so");
+        assert_eq!(log.free_slots(), 8 - 3, "what is released in memory stays so");
         assert_eq!(replay(&mut log, 2..=4), [1, 2, 3].map(Position), "round {round}");
     }
     let (_, scan) = reopen(log.into_region().crash(1));

@@ -7,7 +7,7 @@ use common::{
     ID, MARK, MARKS, ORIGIN, State, append_all, crc32c, fresh, old_or_new, reopen, seqs, torn,
     write,
 };
-use riopipe_order::attribute::{Attribute, Seq};
+use riopipe_order::attribute::{Attribute, GroupTag, Seq};
 use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::{
     AppendError, BindError, ForgetError, LogError, SettleError, StreamLog, partition_bytes,
@@ -17,8 +17,8 @@ use riopipe_order::region::MemRegion;
 const NEW_OWNER: Origin = Origin { generation: ORIGIN.generation + 1, incarnation: 10 };
 
 /// The tag that [`write`] gives a group.
-fn tagged(seq: u64) -> (Seq, u64) {
-    (Seq(seq), write(seq, 0).tag)
+fn tagged(seq: u64) -> GroupTag {
+    GroupTag::new(Seq(seq), write(seq, 0).tag)
 }
 
 #[test]
@@ -29,12 +29,21 @@ fn t9_settling_records_k_and_keeps_what_lies_beyond_listed() {
     let (mut log, _) = reopen(log.into_region());
     assert!(!log.is_settled());
     log.settle(Seq(4), 0x44).unwrap();
-    assert_eq!((log.released(), log.tag(), log.is_settled()), (Seq(4), (Seq(4), 0x44), true));
+    assert_eq!(
+        (log.released(), log.newest_tag(), log.is_settled()),
+        (Seq(4), GroupTag::new(Seq(4), 0x44), true)
+    );
     let (mut log, scan) = reopen(log.into_region().crash(0));
-    assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), true));
+    assert_eq!(
+        (scan.released, scan.newest_tag, scan.settled),
+        (Seq(4), GroupTag::new(Seq(4), 0x44), true)
+    );
     assert_eq!(seqs(&scan), [5, 6]);
     assert_eq!(scan.origin, ORIGIN, "no stream is bound to it");
-    assert_eq!((log.released(), log.tag(), log.is_settled()), (Seq(4), (Seq(4), 0x44), true));
+    assert_eq!(
+        (log.released(), log.newest_tag(), log.is_settled()),
+        (Seq(4), GroupTag::new(Seq(4), 0x44), true)
+    );
     // Nothing is added to it, and k stays.
     assert_eq!(log.append(&write(7, 1)), Err(AppendError::Unbound));
     log.release_now(Seq(5)).unwrap();
@@ -56,9 +65,9 @@ fn t9_settled_again_it_must_be_at_the_same_group() {
         assert_eq!(log.settle(Seq(k), 0x55), Err(other));
     }
     log.settle(Seq(4), 0x55).unwrap();
-    assert_eq!(log.tag(), (Seq(4), 0x44), "as first recorded");
+    assert_eq!(log.newest_tag(), GroupTag::new(Seq(4), 0x44), "as first recorded");
     let (_, scan) = reopen(log.into_region().crash(0));
-    assert_eq!((scan.released, scan.tag), (Seq(4), (Seq(4), 0x44)));
+    assert_eq!((scan.released, scan.newest_tag), (Seq(4), GroupTag::new(Seq(4), 0x44)));
 }
 
 #[test]
@@ -90,15 +99,18 @@ fn t11_only_a_settled_log_is_emptied_and_it_stays_settled() {
     let mut log = fresh(16);
     append_all(&mut log, 1..=6);
     let before = log.region().bytes().to_vec();
-    assert_eq!(log.forget(), Err(ForgetError::NotSettled));
+    assert_eq!(log.remove_entries(), Err(ForgetError::NotSettled));
     assert_eq!(log.region().bytes(), before);
     log.settle(Seq(4), 0x44).unwrap();
     for _ in 0..2 {
-        log.forget().unwrap();
-        assert_eq!(log.free(), 16);
+        log.remove_entries().unwrap();
+        assert_eq!(log.free_slots(), 16);
         let (_, scan) = reopen(log.region().crash(0));
         assert!(scan.is_clean());
-        assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), true));
+        assert_eq!(
+            (scan.released, scan.newest_tag, scan.settled),
+            (Seq(4), GroupTag::new(Seq(4), 0x44), true)
+        );
         assert_eq!(scan.origin, ORIGIN);
     }
 }
@@ -110,18 +122,21 @@ fn t9_a_log_started_anew_is_settled_no_more_and_keeps_the_tag() {
         append_all(&mut log, 1..=6);
         log.settle(Seq(4), 0x44).unwrap();
         if forget {
-            log.forget().unwrap();
+            log.remove_entries().unwrap();
         }
         log.start(NEW_OWNER, Seq(4)).unwrap();
         let (_, scan) = reopen(log.region().crash(0));
         assert!(scan.is_clean());
-        assert_eq!((scan.released, scan.tag, scan.settled), (Seq(4), (Seq(4), 0x44), false));
+        assert_eq!(
+            (scan.released, scan.newest_tag, scan.settled),
+            (Seq(4), GroupTag::new(Seq(4), 0x44), false)
+        );
         assert_eq!(scan.origin, NEW_OWNER);
         append_all(&mut log, 5..=5);
         assert_eq!(seqs(&log.scan().unwrap()), [5]);
         // The next recovery may come to another k.
         log.settle(Seq(5), 0x55).unwrap();
-        assert_eq!(log.tag(), (Seq(5), 0x55));
+        assert_eq!(log.newest_tag(), GroupTag::new(Seq(5), 0x55));
     }
 }
 
@@ -131,7 +146,7 @@ fn t9_torn_appends_are_gone_once_a_settled_log_is_emptied() {
         let (mut log, scan) = reopen(torn(outcome));
         log.settle(scan.released, 0).unwrap();
         assert_eq!(log.scan().unwrap().entries, scan.entries, "settling changes no list");
-        log.forget().unwrap();
+        log.remove_entries().unwrap();
         let (mut log, scan) = reopen(log.into_region().crash(0));
         assert!(scan.is_clean(), "outcome {outcome}: {scan:?}");
         log.start(NEW_OWNER, scan.released).unwrap();
@@ -151,12 +166,12 @@ fn t9_a_crash_while_settling_leaves_the_old_log_or_the_new() {
         log.settle(Seq(7), 0x77).unwrap();
         let settled = log.into_region();
         assert_eq!(old_or_new(&settled, |log| log.settle(Seq(7), 0x77)), 2);
-        old_or_new(&settled, StreamLog::forget);
+        old_or_new(&settled, StreamLog::remove_entries);
         old_or_new(&settled, |log| log.start(NEW_OWNER, Seq(7)));
         let (mut log, _) = reopen(settled);
-        log.forget().unwrap();
+        log.remove_entries().unwrap();
         let emptied = log.into_region();
-        old_or_new(&emptied, StreamLog::forget);
+        old_or_new(&emptied, StreamLog::remove_entries);
         old_or_new(&emptied, |log| log.start(NEW_OWNER, Seq(7)));
     }
 }
@@ -208,7 +223,7 @@ fn t9_a_region_that_fails_while_settling_ends_the_log() {
         let (mut log, _) = reopen(region);
         assert!(matches!(log.settle(Seq(2), 0), Err(SettleError::Region(_))));
         assert!(matches!(log.settle(Seq(2), 0), Err(SettleError::Region(_))));
-        assert!(matches!(log.forget(), Err(ForgetError::Region(_))));
+        assert!(matches!(log.remove_entries(), Err(ForgetError::Region(_))));
         assert!(matches!(log.start(ORIGIN, Seq(2)), Err(BindError::Region(_))));
         assert!(matches!(log.scan(), Err(LogError::Region(_))), "its content may not last");
         assert_eq!(log.is_settled(), fences == 1, "it shows only what is surely durable");
@@ -223,7 +238,7 @@ fn t19_no_single_copy_of_the_mark_decides_whether_a_log_is_settled() {
     append_all(&mut log, 1..=6);
     log.settle(Seq(2), 0x22).unwrap();
     let settled = log.region().clone();
-    log.forget().unwrap();
+    log.remove_entries().unwrap();
     for region in [settled, log.into_region()] {
         let truth = reopen(region.clone()).1;
         for bit in 0..8 * MARKS {
@@ -260,14 +275,14 @@ fn t19_a_mark_that_no_program_writes_is_not_accepted() {
 #[test]
 fn the_tag_of_the_newest_released_group_is_never_lost() {
     let mut log = fresh(8);
-    assert_eq!(log.tag(), (Seq::ZERO, 0));
+    assert_eq!(log.newest_tag(), GroupTag::NONE);
     append_all(&mut log, 1..=6);
-    assert_eq!(log.tag(), (Seq::ZERO, 0), "nothing is released");
+    assert_eq!(log.newest_tag(), GroupTag::NONE, "nothing is released");
     log.release(Seq(2));
-    assert_eq!(log.tag(), tagged(2), "as far as memory knows");
-    assert_eq!(reopen(log.region().crash(0)).1.tag, (Seq::ZERO, 0));
+    assert_eq!(log.newest_tag(), tagged(2), "as far as memory knows");
+    assert_eq!(reopen(log.region().crash(0)).1.newest_tag, GroupTag::NONE);
     log.release_now(Seq(3)).unwrap();
-    assert_eq!(reopen(log.region().crash(0)).1.tag, tagged(3));
+    assert_eq!(reopen(log.region().crash(0)).1.newest_tag, tagged(3));
     // Its entry is overwritten two laps later, long before anything newer is released.
     append_all(&mut log, 7..=11);
     log.release_now(Seq(11)).unwrap();
@@ -275,17 +290,17 @@ fn the_tag_of_the_newest_released_group_is_never_lost() {
     for origin in [ORIGIN, NEW_OWNER] {
         // Released is further than this server's last group: another has the rest.
         log.start(origin, Seq(20)).unwrap();
-        assert_eq!((log.tag(), log.scan().unwrap().tag), (last, last));
+        assert_eq!((log.newest_tag(), log.scan().unwrap().newest_tag), (last, last));
         let (mut next, scan) = reopen(log.into_region().crash(0));
-        assert_eq!((next.tag(), scan.tag), (last, last));
+        assert_eq!((next.newest_tag(), scan.newest_tag), (last, last));
         next.start(origin, Seq(20)).unwrap();
         append_all(&mut next, 21..=28);
-        assert_eq!(next.tag(), last);
+        assert_eq!(next.newest_tag(), last);
         log = next;
     }
     // It keeps nothing of groups that never existed.
     log.start(NEW_OWNER, Seq(10)).unwrap();
-    assert_eq!(log.tag(), (Seq::ZERO, 0));
+    assert_eq!(log.newest_tag(), GroupTag::NONE);
 }
 
 #[test]
@@ -298,12 +313,16 @@ fn the_tag_is_found_whatever_the_order_in_the_ring() {
     log.fence().unwrap();
     for (mark, newest) in [(3, 3), (4, 4), (5, 5), (6, 5), (7, 7), (8, 7), (9, 9)] {
         log.release(Seq(mark));
-        assert_eq!(log.tag(), tagged(newest), "in memory, at {mark}");
+        assert_eq!(log.newest_tag(), tagged(newest), "in memory, at {mark}");
         let mut durable = reopen(log.region().clone()).0;
         durable.resume(ORIGIN).unwrap();
         durable.release_now(Seq(mark)).unwrap();
         let (log, scan) = reopen(durable.into_region().crash(0));
-        assert_eq!((scan.tag, log.tag()), (tagged(newest), tagged(newest)), "durably, at {mark}");
+        assert_eq!(
+            (scan.newest_tag, log.newest_tag()),
+            (tagged(newest), tagged(newest)),
+            "durably, at {mark}"
+        );
     }
 }
 
@@ -313,9 +332,9 @@ fn a_merged_request_has_the_tag_of_its_last_group() {
     log.append(&Attribute { span: 3, tag: 0x33, ..write(1, 1) }).unwrap();
     log.fence().unwrap();
     log.release(Seq(2));
-    assert_eq!(log.tag(), (Seq::ZERO, 0), "only whole groups of it are released, not all");
+    assert_eq!(log.newest_tag(), GroupTag::NONE, "only whole groups of it are released, not all");
     log.release(Seq(3));
-    assert_eq!(log.tag(), (Seq(3), 0x33));
+    assert_eq!(log.newest_tag(), GroupTag::new(Seq(3), 0x33));
 }
 
 #[test]
@@ -325,7 +344,7 @@ fn a_settled_log_of_a_volume_that_never_wrote() {
     log.settle(Seq::ZERO, 0).unwrap();
     let (mut log, scan) = reopen(log.into_region().crash(0));
     assert!(scan.is_clean() && scan.settled);
-    assert_eq!((scan.released, scan.tag), (Seq::ZERO, (Seq::ZERO, 0)));
+    assert_eq!((scan.released, scan.newest_tag), (Seq::ZERO, GroupTag::NONE));
     log.start(ORIGIN, Seq::ZERO).unwrap();
     assert_eq!(log.append(&write(1, 1)), Ok(Position(0)));
 }

@@ -55,7 +55,7 @@ fn t1_a_slot_is_reused_only_after_the_mark_is_durable() {
     for seed in 0..200 {
         let mut log = fresh(8);
         append_all(&mut log, 1..=8);
-        assert_eq!(log.free(), 0);
+        assert_eq!(log.free_slots(), 0);
         log.release(Seq(1));
         // The ninth entry needs the slot of the first; its crash must not take any of 2..=8.
         log.append(&write(9, 9)).unwrap();
@@ -75,7 +75,7 @@ fn t1_a_lazy_release_frees_slots_in_memory_and_costs_no_fence() {
     let fences = log.region().fences();
     log.release(Seq(7));
     assert_eq!(log.region().fences(), fences);
-    assert_eq!(log.free(), 64 - 3);
+    assert_eq!(log.free_slots(), 64 - 3);
     let (_, scan) = reopen(log.region().crash(3));
     assert_eq!(seqs(&scan), (1..=10).collect::<Vec<_>>(), "not durable yet");
     log.release_now(Seq(7)).unwrap();
@@ -255,14 +255,14 @@ fn t13_a_full_log_refuses_exactly_when_no_slot_is_free() {
         let before = log.region().bytes().to_vec();
         assert_eq!(log.append(&write(7 + round, 0)), Err(full));
         assert_eq!(log.region().bytes(), before, "a refused append leaves no trace");
-        assert_eq!(log.free(), 0);
+        assert_eq!(log.free_slots(), 0);
         log.release(Seq(round + 1));
-        assert_eq!(log.free(), 1);
+        assert_eq!(log.free_slots(), 1);
         log.append(&write(7 + round, 0)).unwrap();
     }
     // Released out of order is not released: the oldest slot is in the way.
     log.release(Seq(25));
-    assert_eq!(log.free(), 5);
+    assert_eq!(log.free_slots(), 5);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn what_does_not_fit_an_entry_is_not_appended() {
     for bad in bad {
         assert!(matches!(log.append(&bad), Err(AppendError::Unloggable { .. })), "{bad:?}");
     }
-    assert_eq!(log.free(), 4);
+    assert_eq!(log.free_slots(), 4);
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use std::sync::{Mutex, PoisonError};
 
 use common::write;
-use riopipe_order::attribute::{Attribute, Flags, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Member, Seq, StreamId};
 use riopipe_order::entry::{Origin, Position};
 use riopipe_order::ordering_log::LoggedEntry;
 use riopipe_order::probe::{self, Plant, Rare};
@@ -43,7 +43,7 @@ fn list(server: u16, released: u64, entries: &[(Attribute, bool)]) -> StreamList
         in_doubt: false,
         server,
         released: Seq(released),
-        tag: (Seq(released), 0),
+        newest_tag: GroupTag::new(Seq(released), 0),
         settled: false,
         entries: entries.iter().map(entry).collect(),
     }

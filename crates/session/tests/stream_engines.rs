@@ -54,7 +54,7 @@ fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
             wrote(&mut b, 0);
             wrote(&mut c, 1);
             let flush = wrote(&mut a, 2).unwrap_or_else(|| {
-                let last = a.session.engine().last();
+                let last = a.session.engine().last_admitted();
                 a.session.ask_durable(last);
                 a.take_one(0, FLUSH)
             });
@@ -89,7 +89,7 @@ fn t22_a_failed_flush_counts_also_on_a_connection_that_breaks() {
     let [mut a, mut b, _] = three(EngineKind::None);
     wrote(&mut b, 0);
     wrote(&mut a, 2);
-    a.session.ask_durable(a.session.engine().last());
+    a.session.ask_durable(a.session.engine().last_admitted());
     let failing = a.take_one(0, FLUSH);
     a.submit(&[write(4, 1)]);
     let damaged = a.take_one(0, WRITE);

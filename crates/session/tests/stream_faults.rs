@@ -340,9 +340,9 @@ fn p7_p9_any_faults_in_any_order_cost_time_and_nothing_else() {
     for seed in 0..1000 {
         let world = run(seed);
         reads += world.clients.iter().map(|client| client.reads).sum::<usize>();
-        let again = world.clients.iter().map(|client| client.session.engine().replayed());
+        let again = world.clients.iter().map(|client| client.session.engine().replayed_count());
         replays += again.sum::<u64>();
-        let last = |client: &Client| client.session.engine().last().0 - world.shape.start;
+        let last = |client: &Client| client.session.engine().last_admitted().0 - world.shape.start;
         groups += world.clients.iter().map(last).sum::<u64>();
     }
     assert!(reads > 1500 && groups > 10_000, "{reads} reads, {groups} groups");

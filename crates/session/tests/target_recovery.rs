@@ -3,7 +3,7 @@
 
 mod world;
 
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MemberNamespace};
 use riopipe_order::recovery::{InPlace, ListedEntry, StreamList, StreamPlan, decide};
@@ -31,7 +31,7 @@ fn plan(page: &Page) -> StreamPlan {
         in_doubt: false,
         server: 0,
         released: page.released,
-        tag: page.tag,
+        newest_tag: page.newest_tag,
         settled: page.settled,
         entries: page.entries.clone(),
     };
@@ -93,7 +93,7 @@ fn a_new_owner_lists_undoes_settles_and_starts() {
     assert_eq!((s.live_entries, &s.released[..]), (0, &[Seq(2), Seq(0)][..]));
     let page = w.list(admin, 0).unwrap();
     assert!(page.settled && page.entries.is_empty());
-    assert_eq!((page.released, page.tag), (Seq(2), (Seq(2), 102)));
+    assert_eq!((page.released, page.newest_tag), (Seq(2), GroupTag::new(Seq(2), 102)));
     let bound = w.bind(io, 0, 2, 2);
     assert_eq!((bound.status, bound.result as u32), (0, 64));
     let third = Attribute { ordinal: 1, ..attribute(3, 9) };
@@ -413,7 +413,10 @@ fn t9_in_place_lists_stay_until_acknowledged() {
     assert_eq!(s.live_entries, 0);
     let page = w.list(admin, 0).unwrap();
     assert!(page.settled);
-    assert_eq!((page.released, page.tag, seqs(&page)), (Seq(1), (Seq(1), 101), vec![2, 3]));
+    assert_eq!(
+        (page.released, page.newest_tag, seqs(&page)),
+        (Seq(1), GroupTag::new(Seq(1), 101), vec![2, 3])
+    );
     let listed = plan(&page);
     let extent = riopipe_order::recovery::DriveExtent { member: Member(0), lba: 40, blocks: 1 };
     assert_eq!(listed.in_place, [InPlace { seq: Seq(2), extent }]);
@@ -525,7 +528,10 @@ fn t9_a_settlement_is_durable_when_it_is_answered() {
         assert_eq!(w.settle(admin, 2, &[(0, 2, true), (1, 0, false)]), 0);
         let scan = w.scan(0, seed);
         assert!(scan.settled);
-        assert_eq!((scan.released, scan.tag, scan.entries.len()), (Seq(2), (Seq(2), 102), 2));
+        assert_eq!(
+            (scan.released, scan.newest_tag, scan.entries.len()),
+            (Seq(2), GroupTag::new(Seq(2), 102), 2)
+        );
         assert_eq!(w.settle(admin, 2, &[(0, 2, false)]), 0);
         let scan = w.scan(0, seed);
         assert!(scan.settled && scan.is_clean());

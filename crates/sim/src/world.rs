@@ -121,7 +121,7 @@ fn map(scenario: &Scenario) -> Result<Vec<Where>, String> {
     let topology = Topology::new(members.collect(), servers.collect(), volume.unit)
         .map_err(|e| e.to_string())?;
     let mut map = Vec::new();
-    topology.map(0, topology.blocks() as u32, |extent| {
+    topology.for_each_extent(0, topology.blocks() as u32, |extent| {
         let (machine, drive) = volume.members[usize::from(extent.member.0)];
         for lba in extent.lba..extent.lba + u64::from(extent.blocks) {
             map.push(Where { machine, drive, lba: lba as u32 });

@@ -70,7 +70,7 @@ fn admin_commands() {
     assert_eq!(Sqe::async_event().0, entry(&[(0, &[0x0c])]));
     let abort = Sqe::abort(1, 0x1234);
     assert_eq!(abort.0, entry(&[(0, &[8]), (40, &[1, 0, 0x34, 0x12])]));
-    assert_eq!(abort.abort_target(), (1, 0x1234));
+    assert_eq!(abort.abort_target(), AbortTarget { sqid: 1, cid: 0x1234 });
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! +--------+-------+------+-----+------+---------------+---------+-----+--------+---------------+
 //! ```
 //!
-//! [`Rx`] decodes PDUs, [`Tx`] encodes them. Neither copies data: a decoded PDU gives the place of
+//! [`Rx`] decodes PDUs, and [`Tx`] encodes them. Neither copies data: a decoded PDU has the range of
 //! its data in the buffer, and an encoder ends where the data begins.
 
 mod encode;
@@ -20,7 +20,7 @@ use core::ops::Range;
 
 pub use self::encode::Tx;
 pub use self::parse::Rx;
-use crate::bytes::{put, put16, put32};
+use crate::bytes::{put, put_u16, put_u32};
 use crate::command::{Cqe, Sqe};
 
 /// Types of PDU (TCP Figure 10).
@@ -243,18 +243,18 @@ impl TermReq {
             return;
         }
         // HLEN gives the length of the offending header, unless HLEN itself is wrong.
-        let claimed = offending.get(2).map_or(offending.len(), |&hlen| usize::from(hlen));
-        let copy = &offending[..claimed.min(offending.len()).min(TERM_MAX - TERM_LEN)];
-        let mut h = [0; TERM_LEN];
-        h[0] = match to {
+        let claimed_len = offending.get(2).map_or(offending.len(), |&hlen| usize::from(hlen));
+        let copy = &offending[..claimed_len.min(offending.len()).min(TERM_MAX - TERM_LEN)];
+        let mut header = [0; TERM_LEN];
+        header[0] = match to {
             Role::Host => kind::C2H_TERM_REQ,
             Role::Controller => kind::H2C_TERM_REQ,
         };
-        h[2] = TERM_LEN as u8;
-        put32(&mut h, 4, (TERM_LEN + copy.len()) as u32);
-        put16(&mut h, 8, self.fes);
-        put32(&mut h, 10, self.fei);
-        out.extend_from_slice(&h);
+        header[2] = TERM_LEN as u8;
+        put_u32(&mut header, 4, (TERM_LEN + copy.len()) as u32);
+        put_u16(&mut header, 8, self.fes);
+        put_u32(&mut header, 10, self.fei);
+        out.extend_from_slice(&header);
         out.extend_from_slice(copy);
     }
 }
@@ -281,15 +281,17 @@ impl IcResp {
     }
 }
 
-fn encode_ic(kind: u8, pfv: u16, align: u8, digests: u8, max: u32, out: &mut Vec<u8>) {
-    let mut h = [0; IC_LEN];
-    put(&mut h, 0, &[kind, 0, IC_LEN as u8, 0]);
-    put32(&mut h, 4, IC_LEN as u32);
-    put16(&mut h, 8, pfv);
-    h[10] = align;
-    h[11] = digests;
-    put32(&mut h, 12, max);
-    out.extend_from_slice(&h);
+/// Appends an ICReq or ICResp. `digests` has bit 0 for header digests and bit 1 for data digests.
+/// `limit` is MAXR2T or MAXH2CDATA.
+fn encode_ic(kind: u8, pfv: u16, align: u8, digests: u8, limit: u32, out: &mut Vec<u8>) {
+    let mut header = [0; IC_LEN];
+    put(&mut header, 0, &[kind, 0, IC_LEN as u8, 0]);
+    put_u32(&mut header, 4, IC_LEN as u32);
+    put_u16(&mut header, 8, pfv);
+    header[10] = align;
+    header[11] = digests;
+    put_u32(&mut header, 12, limit);
+    out.extend_from_slice(&header);
 }
 
 /// Header of H2CData and C2HData (TCP §3.6.2.8, §3.6.2.9).

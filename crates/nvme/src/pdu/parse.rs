@@ -1,4 +1,7 @@
-//! Decoding of PDUs.
+//! Decodes PDUs.
+//!
+//! [`Rx::parse`] has a fast path for the capsules of the fast path, and checks all other PDUs in these
+//! steps: type, flags, lengths, header digest, the type's own fields, data digest.
 
 use super::{
     ADMIN_IN_CAPSULE, ALIGN_MAX, CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, COMMON_LEN, DATA_LEN, DataHdr,
@@ -15,8 +18,8 @@ use crate::digest::{Crc32c, DIGEST_LEN};
 pub struct Rx {
     /// The side that receives.
     pub role: Role,
-    /// The ICReq/ICResp exchange is done. Before it, no other PDU is allowed; after it, the
-    /// exchange may not be repeated.
+    /// Whether the exchange of ICReq and ICResp is done. Before it no other PDU is allowed. After it
+    /// these two are not allowed.
     pub connected: bool,
     /// Header digests are on.
     pub header_digest: bool,
@@ -27,7 +30,8 @@ pub struct Rx {
     pub align: u32,
     /// Largest in-capsule data of a command, in bytes.
     pub capsule_max: u32,
-    /// Largest data of one received data PDU, in bytes: the own MAXH2CDATA, or the space of a host.
+    /// Largest data of one received data PDU, in bytes: a controller's own MAXH2CDATA, or the space that
+    /// a host has for a read.
     pub data_max: u32,
     /// CRC32C implementation for the digests.
     pub crc: Crc32c,
@@ -35,11 +39,13 @@ pub struct Rx {
 
 /// The expected form of a type of PDU.
 struct Shape {
-    hlen: usize,
-    /// The PDU may carry data; PDO then has a meaning.
-    carries: bool,
-    /// The PDU has a header digest if these are on.
-    digests: bool,
+    /// Length of the header in bytes.
+    header_len: usize,
+    /// Whether the PDU may have data. Only then does PDO have a meaning.
+    may_have_data: bool,
+    /// Whether the PDU has digests, if they were negotiated.
+    may_have_digests: bool,
+    /// Largest length of the data in bytes.
     data_max: u32,
 }
 
@@ -59,9 +65,9 @@ impl Rx {
         }
     }
 
-    /// Length of the PDU at the start of `buf` in bytes, or the number of bytes that are needed to
-    /// know it. The answer has a meaning while [`Rx::parse`] returns `Ok(None)`; it is then never
-    /// more than the limits allow.
+    /// Length in bytes of the PDU at the start of `buf`, or the number of bytes that are needed to know
+    /// that length. The answer has a meaning only if [`Rx::parse`] has returned `Ok(None)` for `buf`.
+    /// Then it is never more than the limits allow.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         match buf.first_chunk::<COMMON_LEN>() {
@@ -72,17 +78,17 @@ impl Rx {
 
     /// Decodes the PDU at the start of `buf`; `None` if it is not complete yet.
     ///
-    /// Each field is judged as soon as it is there. A PDU with a length beyond the limits is
-    /// refused on its first eight bytes, so that no buffer grows for it.
+    /// Each field is checked as soon as it is there. A PDU with a length beyond the limits is refused
+    /// after its first eight bytes, so that no buffer grows for it.
     ///
     /// # Errors
-    /// [`PduError`], if the specification does not allow the PDU here (T18).
+    /// [`PduError`], if the specification does not allow the PDU here.
     #[inline]
     pub fn parse(&self, buf: &[u8]) -> Result<Option<Parsed>, PduError> {
         let Some(common) = buf.first_chunk::<COMMON_LEN>() else {
             return Ok(None);
         };
-        // The two PDUs of the hot path, in their simplest form. All others are checked in full.
+        // The two capsules of the fast path, in their simplest form. All others are checked in full.
         if let Some(cqe) = self.plain_response(buf) {
             let (pdu, len) = (Pdu::CapsuleResp { cqe }, CAPSULE_RESP_LEN);
             return Ok(Some(Parsed { pdu, data: len..len, len, data_digest_ok: true }));
@@ -97,39 +103,47 @@ impl Rx {
     /// The result of [`Rx::parse`], if it is a complete response capsule without digests, of
     /// [`CAPSULE_RESP_LEN`] bytes.
     ///
-    /// The hot path of a host.
+    /// This is the fast path of a host.
     #[must_use]
     #[inline(always)]
     pub fn plain_response(&self, buf: &[u8]) -> Option<Cqe> {
-        const RESP: [u8; 8] = [kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0];
-        let head = buf.first_chunk::<CAPSULE_RESP_LEN>()?;
-        let agreed = self.connected && !self.header_digest && !self.data_digest;
-        if !agreed || self.role != Role::Host || head[..8] != RESP {
+        const COMMON_HEADER: [u8; 8] =
+            [kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0];
+        let header = buf.first_chunk::<CAPSULE_RESP_LEN>()?;
+        let is_plain = self.connected && !self.header_digest && !self.data_digest;
+        if !is_plain || self.role != Role::Host || header[..8] != COMMON_HEADER {
             return None;
         }
-        Some(Cqe(crate::bytes::array(head, 8)))
+        Some(Cqe(crate::bytes::array(header, 8)))
     }
 
     /// The result of [`Rx::parse`], if it is a complete command capsule with in-capsule data and
     /// without digests: the command, and the length of the PDU. The data begins at byte 72.
     ///
-    /// The hot path of a controller: the command is copied once, directly from the buffer.
+    /// This is the fast path of a controller. It copies the command once, directly from the buffer.
     #[must_use]
     #[inline(always)]
     pub fn plain_command(&self, buf: &[u8]) -> Option<(Sqe, usize)> {
-        const CMD: [u8; 4] = [kind::CAPSULE_CMD, 0, CAPSULE_CMD_LEN as u8, 72];
-        let head = buf.first_chunk::<CAPSULE_CMD_LEN>()?;
-        let agreed = self.connected && !self.header_digest && !self.data_digest;
-        if !agreed || self.role != Role::Controller || self.align > 8 || head[..4] != CMD {
+        // The data begins right behind the header.
+        const FIRST_DWORD: [u8; 4] =
+            [kind::CAPSULE_CMD, 0, CAPSULE_CMD_LEN as u8, CAPSULE_CMD_LEN as u8];
+        let header = buf.first_chunk::<CAPSULE_CMD_LEN>()?;
+        let is_plain = self.connected && !self.header_digest && !self.data_digest;
+        if !is_plain
+            || self.role != Role::Controller
+            || self.align > 8
+            || header[..4] != FIRST_DWORD
+        {
             return None;
         }
-        let len = u32_at(head, 4);
-        // Every other capsule, also one without data, is checked in full.
-        let data = len.wrapping_sub(CAPSULE_CMD_LEN as u32);
-        if data.wrapping_sub(1) >= self.capsule_max || buf.len() < len as usize {
+        let len = u32_at(header, 4);
+        // A capsule without data, or with too much, is checked in full. Both wrapping subtractions make
+        // one comparison enough: a length of 0 or below becomes a large number.
+        let data_len = len.wrapping_sub(CAPSULE_CMD_LEN as u32);
+        if data_len.wrapping_sub(1) >= self.capsule_max || buf.len() < len as usize {
             return None;
         }
-        Some((Sqe(crate::bytes::array(head, 8)), len as usize))
+        Some((Sqe(crate::bytes::array(header, 8)), len as usize))
     }
 
     /// [`Rx::parse`] without the fast path.
@@ -144,12 +158,12 @@ impl Rx {
 
         // Of several errors, the answer names the one at the lowest offset (TCP §3.6.2.4): FLAGS is
         // at 1, HLEN at 2, PDO at 3, PLEN at 4.
-        let header_digest = shape.digests && self.header_digest;
-        let header_end = shape.hlen + if header_digest { DIGEST_LEN } else { 0 };
-        if shape.digests {
+        let has_header_digest = shape.may_have_digests && self.header_digest;
+        let header_end = shape.header_len + if has_header_digest { DIGEST_LEN } else { 0 };
+        if shape.may_have_digests {
             self.check_flags(kind, &shape, flags, plen as usize > header_end)?;
         }
-        if usize::from(hlen) != shape.hlen {
+        if usize::from(hlen) != shape.header_len {
             return Err(PduError::header(2, "header length does not fit the PDU type"));
         }
         let data = self.data_range(&shape, pdo, plen as usize, header_end)?;
@@ -157,9 +171,9 @@ impl Rx {
         if buf.len() < header_end {
             return Ok(None);
         }
-        if header_digest {
-            let received = u32_at(buf, shape.hlen);
-            if received != (self.crc)(0, &buf[..shape.hlen]) {
+        if has_header_digest {
+            let received = u32_at(buf, shape.header_len);
+            if received != (self.crc)(0, &buf[..shape.header_len]) {
                 return Err(PduError {
                     fes: Fes::HeaderDigest,
                     fei: received,
@@ -167,53 +181,65 @@ impl Rx {
                 });
             }
         }
-        let pdu = self.specific(kind, flags, &buf[..shape.hlen], &data)?;
+        let pdu = self.decode_specific(kind, flags, &buf[..shape.header_len], &data)?;
 
         let len = plen as usize;
         if buf.len() < len {
             return Ok(None);
         }
-        let data_digest_ok = !self.data_digest
-            || !shape.digests
-            || data.is_empty()
-            || u32_at(buf, data.end) == (self.crc)(0, &buf[data.clone()]);
+        let has_data_digest = self.data_digest && shape.may_have_digests && !data.is_empty();
+        let data_digest_ok =
+            !has_data_digest || u32_at(buf, data.end) == (self.crc)(0, &buf[data.clone()]);
         Ok(Some(Parsed { pdu, data, len, data_digest_ok }))
     }
 
     /// The expected form of a PDU of type `kind`, if this role may receive it now.
     fn shape(&self, kind: u8) -> Result<Shape, PduError> {
-        let controller = self.role == Role::Controller;
-        let plain = |hlen| Shape { hlen, carries: false, digests: true, data_max: 0 };
-        let (ours, initial, shape) = match kind {
-            kind::IC_REQ => (controller, true, Shape { digests: false, ..plain(IC_LEN) }),
-            kind::IC_RESP => (!controller, true, Shape { digests: false, ..plain(IC_LEN) }),
+        let is_controller = self.role == Role::Controller;
+        let without_data = |header_len| Shape {
+            header_len,
+            may_have_data: false,
+            may_have_digests: true,
+            data_max: 0,
+        };
+        let with_data = |header_len, data_max| Shape {
+            may_have_data: true,
+            data_max,
+            ..without_data(header_len)
+        };
+        let (is_for_this_role, shape) = match kind {
+            kind::IC_REQ | kind::IC_RESP => {
+                let shape = Shape { may_have_digests: false, ..without_data(IC_LEN) };
+                (is_controller == (kind == kind::IC_REQ), shape)
+            }
             kind::H2C_TERM_REQ | kind::C2H_TERM_REQ => {
-                if controller != (kind == kind::H2C_TERM_REQ) {
+                if is_controller != (kind == kind::H2C_TERM_REQ) {
                     return Err(PduError::sequence("a termination request of the other direction"));
                 }
+                // A termination request is allowed at any time.
                 let data_max = (TERM_MAX - TERM_LEN) as u32;
-                return Ok(Shape { hlen: TERM_LEN, carries: true, digests: false, data_max });
+                return Ok(Shape { may_have_digests: false, ..with_data(TERM_LEN, data_max) });
             }
-            kind::CAPSULE_CMD => {
-                let shape = plain(CAPSULE_CMD_LEN);
-                (controller, false, Shape { carries: true, data_max: self.capsule_max, ..shape })
-            }
-            kind::CAPSULE_RESP => (!controller, false, plain(CAPSULE_RESP_LEN)),
+            kind::CAPSULE_CMD => (is_controller, with_data(CAPSULE_CMD_LEN, self.capsule_max)),
+            kind::CAPSULE_RESP => (!is_controller, without_data(CAPSULE_RESP_LEN)),
             kind::H2C_DATA | kind::C2H_DATA => {
-                let shape = Shape { carries: true, data_max: self.data_max, ..plain(DATA_LEN) };
-                (controller == (kind == kind::H2C_DATA), false, shape)
+                let shape = with_data(DATA_LEN, self.data_max);
+                (is_controller == (kind == kind::H2C_DATA), shape)
             }
-            kind::R2T => (!controller, false, plain(DATA_LEN)),
+            kind::R2T => (!is_controller, without_data(DATA_LEN)),
             _ => return Err(PduError::header(0, "unknown PDU type")),
         };
-        if !ours {
+        if !is_for_this_role {
             return Err(PduError::sequence("a PDU that only the other side may receive"));
         }
-        match (initial, self.connected) {
-            (true, true) => Err(PduError::sequence("the connection is already initialized")),
-            (false, false) => Err(PduError::sequence("the connection is not initialized yet")),
-            _ => Ok(shape),
+        let is_initialization = matches!(kind, kind::IC_REQ | kind::IC_RESP);
+        if is_initialization && self.connected {
+            return Err(PduError::sequence("the connection is already initialized"));
         }
+        if !is_initialization && !self.connected {
+            return Err(PduError::sequence("the connection is not initialized yet"));
+        }
+        Ok(shape)
     }
 
     /// Checks that the flags are as negotiated. Reserved bits are ignored.
@@ -227,7 +253,7 @@ impl Rx {
         if (flags & flag::HDGST != 0) != self.header_digest {
             return Err(PduError::header(1, "header digest flag is not what was negotiated"));
         }
-        if shape.carries && (flags & flag::DDGST != 0) != (self.data_digest && has_data) {
+        if shape.may_have_data && (flags & flag::DDGST != 0) != (self.data_digest && has_data) {
             return Err(PduError::header(1, "data digest flag is not what was negotiated"));
         }
         if kind == kind::C2H_DATA && flags & flag::SUCCESS != 0 && flags & flag::LAST == 0 {
@@ -236,7 +262,7 @@ impl Rx {
         Ok(())
     }
 
-    /// The range of the data, after the common header's fields about it are checked.
+    /// Checks PDO and PLEN, and returns the range of the data in the buffer.
     fn data_range(
         &self,
         shape: &Shape,
@@ -250,10 +276,10 @@ impl Rx {
         if plen == header_end {
             return Ok(header_end..header_end);
         }
-        if !shape.carries {
+        if !shape.may_have_data {
             return Err(PduError::header(4, "PDU length is more than its header"));
         }
-        if !shape.digests {
+        if !shape.may_have_digests {
             // The data of a termination request follows its header; PDO is reserved there.
             if plen - header_end > shape.data_max as usize {
                 return Err(PduError::header(4, "a termination request has at most 152 bytes"));
@@ -271,11 +297,12 @@ impl Rx {
             return Err(PduError::header(3, "data offset does not keep the agreed alignment"));
         }
         let trailer = if self.data_digest { DIGEST_LEN } else { 0 };
-        let Some(len) = plen.checked_sub(pdo + trailer).filter(|&len| len > 0) else {
+        if plen <= pdo + trailer {
             return Err(PduError::header(4, "PDU length leaves no space for data"));
-        };
+        }
+        let len = plen - (pdo + trailer);
         if len > shape.data_max as usize {
-            // A host announces no limit: it never requests more than it has space for.
+            // A host announces no limit. It never requests more than it has space for.
             return Err(match self.role {
                 Role::Controller => PduError::limit("more data in one PDU than was agreed"),
                 Role::Host => PduError::out_of_range("more data than any read asked for"),
@@ -284,69 +311,81 @@ impl Rx {
         Ok(pdo..pdo + len)
     }
 
-    /// Decodes the part of the header after the first eight bytes; `h` is the whole header.
-    fn specific(
+    /// Decodes the part of the header after the first eight bytes. `header` is the whole header.
+    fn decode_specific(
         &self,
         kind: u8,
         flags: u8,
-        h: &[u8],
+        header: &[u8],
         data: &core::ops::Range<usize>,
     ) -> Result<Pdu, PduError> {
         Ok(match kind {
             kind::IC_REQ => Pdu::IcReq(IcReq {
-                pfv: u16_at(h, 8),
-                hpda: h[10],
-                header_digest: h[11] & 1 != 0,
-                data_digest: h[11] & 2 != 0,
-                maxr2t: u32_at(h, 12),
+                pfv: u16_at(header, 8),
+                hpda: header[10],
+                header_digest: header[11] & 1 != 0,
+                data_digest: header[11] & 2 != 0,
+                maxr2t: u32_at(header, 12),
             })
             .checked()?,
             kind::IC_RESP => Pdu::IcResp(IcResp {
-                pfv: u16_at(h, 8),
-                cpda: h[10],
-                header_digest: h[11] & 1 != 0,
-                data_digest: h[11] & 2 != 0,
-                maxh2cdata: u32_at(h, 12),
+                pfv: u16_at(header, 8),
+                cpda: header[10],
+                header_digest: header[11] & 1 != 0,
+                data_digest: header[11] & 2 != 0,
+                maxh2cdata: u32_at(header, 12),
             })
             .checked()?,
-            kind::H2C_TERM_REQ => Pdu::H2cTermReq(term_req(h)),
-            kind::C2H_TERM_REQ => Pdu::C2hTermReq(term_req(h)),
-            kind::CAPSULE_CMD => Pdu::CapsuleCmd { sqe: Sqe(crate::bytes::array(h, 8)) },
-            kind::CAPSULE_RESP => Pdu::CapsuleResp { cqe: Cqe(crate::bytes::array(h, 8)) },
-            kind::R2T => {
-                let r2t = R2t {
-                    cccid: u16_at(h, 8),
-                    ttag: u16_at(h, 10),
-                    r2to: u32_at(h, 12),
-                    r2tl: u32_at(h, 16),
-                };
-                check_dwords(r2t.r2to, r2t.r2tl)?;
-                if r2t.r2to.checked_add(r2t.r2tl).is_none() {
-                    return Err(PduError::out_of_range("an R2T beyond 4 GiB"));
-                }
-                Pdu::R2t(r2t)
-            }
-            _ => {
-                let c2h = kind == kind::C2H_DATA;
-                let hdr = DataHdr {
-                    cccid: u16_at(h, 8),
-                    ttag: if c2h { 0 } else { u16_at(h, 10) },
-                    datao: u32_at(h, 12),
-                    datal: u32_at(h, 16),
-                    last: flags & flag::LAST != 0,
-                    success: c2h && flags & flag::SUCCESS != 0,
-                };
-                check_dwords(hdr.datao, hdr.datal)?;
-                if hdr.datal as usize != data.len() {
-                    return Err(PduError::header(16, "data length is not what the PDU holds"));
-                }
-                if hdr.datao.checked_add(hdr.datal).is_none() {
-                    return Err(PduError::out_of_range("data beyond 4 GiB"));
-                }
-                if c2h { Pdu::C2hData(hdr) } else { Pdu::H2cData(hdr) }
-            }
+            kind::H2C_TERM_REQ => Pdu::H2cTermReq(term_req(header)),
+            kind::C2H_TERM_REQ => Pdu::C2hTermReq(term_req(header)),
+            kind::CAPSULE_CMD => Pdu::CapsuleCmd { sqe: Sqe(crate::bytes::array(header, 8)) },
+            kind::CAPSULE_RESP => Pdu::CapsuleResp { cqe: Cqe(crate::bytes::array(header, 8)) },
+            kind::R2T => Pdu::R2t(decode_r2t(header)?),
+            kind::C2H_DATA => Pdu::C2hData(DataHdr {
+                // The transfer tag is reserved in this direction.
+                ttag: 0,
+                success: flags & flag::SUCCESS != 0,
+                ..decode_data_header(flags, header, data.len())?
+            }),
+            _ => Pdu::H2cData(decode_data_header(flags, header, data.len())?),
         })
     }
+}
+
+/// Decodes the header of an R2T.
+fn decode_r2t(header: &[u8]) -> Result<R2t, PduError> {
+    let r2t = R2t {
+        cccid: u16_at(header, 8),
+        ttag: u16_at(header, 10),
+        r2to: u32_at(header, 12),
+        r2tl: u32_at(header, 16),
+    };
+    check_dwords(r2t.r2to, r2t.r2tl)?;
+    if r2t.r2to.checked_add(r2t.r2tl).is_none() {
+        return Err(PduError::out_of_range("an R2T beyond 4 GiB"));
+    }
+    Ok(r2t)
+}
+
+/// Decodes the header of an H2CData, with `data_len` bytes of data. That of a C2HData differs in two
+/// fields.
+fn decode_data_header(flags: u8, header: &[u8], data_len: usize) -> Result<DataHdr, PduError> {
+    let hdr = DataHdr {
+        cccid: u16_at(header, 8),
+        ttag: u16_at(header, 10),
+        datao: u32_at(header, 12),
+        datal: u32_at(header, 16),
+        last: flags & flag::LAST != 0,
+        success: false,
+    };
+    check_dwords(hdr.datao, hdr.datal)?;
+    if hdr.datal as usize != data_len {
+        return Err(PduError::header(16, "data length is not what the PDU holds"));
+    }
+    if hdr.datao.checked_add(hdr.datal).is_none() {
+        return Err(PduError::out_of_range("data beyond 4 GiB"));
+    }
+    Ok(hdr)
 }
 
 /// Checks that a transfer's offset and length are multiples of 4, and that the length is not 0.
@@ -360,8 +399,9 @@ fn check_dwords(offset: u32, len: u32) -> Result<(), PduError> {
     Ok(())
 }
 
-fn term_req(h: &[u8]) -> TermReq {
-    TermReq { fes: u16_at(h, 8), fei: u32_at(h, 10) }
+/// Decodes the header of a termination request.
+fn term_req(header: &[u8]) -> TermReq {
+    TermReq { fes: u16_at(header, 8), fei: u32_at(header, 10) }
 }
 
 impl Pdu {
@@ -378,9 +418,13 @@ impl Pdu {
         if align > ALIGN_MAX {
             return Err(PduError::header(10, "data alignment is beyond 128 bytes"));
         }
-        if let Self::IcResp(ic) = &self
-            && (ic.maxh2cdata < super::MAXH2CDATA_MIN || !ic.maxh2cdata.is_multiple_of(4))
-        {
+        let is_data_max_possible = match &self {
+            Self::IcResp(ic) => {
+                ic.maxh2cdata >= super::MAXH2CDATA_MIN && ic.maxh2cdata.is_multiple_of(4)
+            }
+            _ => true,
+        };
+        if !is_data_max_possible {
             return Err(PduError::header(12, "MAXH2CDATA is below 4096 or not a multiple of 4"));
         }
         Ok(self)

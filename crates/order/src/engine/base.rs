@@ -1,9 +1,21 @@
-//! The part that all engines share: turning a group into requests, the ORDER queue with merging,
-//! and the request table.
+//! The part that all engines share: it turns the groups of a stream into requests.
+//!
+//! An engine admits a group in these steps:
+//!
+//! ```text
+//! check_group      may the stream take this group at all?
+//! shape            one request for each extent of each write, in `shaped`
+//! number           num and index of each request
+//! merge_into_tail  the group continues the last queued request: the two become one
+//! enqueue          otherwise, each request goes to the ORDER queue of its server
+//! ```
+//!
+//! The requests themselves are in the [`RequestTable`].
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::request_table::RequestTable;
 use super::window::Window;
 use super::{
     Bound, Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write,
@@ -28,72 +40,91 @@ pub trait HasBase<P> {
 pub struct Base<P> {
     pub(super) topology: Topology,
     pub(super) limits: Limits,
+    /// The groups that are not forgotten, and the marks.
     pub(super) window: Window,
+    /// The failure that poisoned the stream, if one did.
     pub(super) failure: Option<Failure>,
-    /// One ORDER queue per server, first in, first out (Rio paper §4.5, principle 1).
+    /// The ORDER queue of each server, first in, first out (Rio paper §4.5, principle 1).
     pub(super) queues: Vec<VecDeque<RequestId>>,
-    /// Requests of the group being shaped.
+    /// The requests of the group that is being turned into requests.
     pub(super) shaped: Vec<RequestId>,
-    /// The last seq with a write on each member that no FLUSH has covered yet.
+    /// For each member, the last group with a write that no FLUSH covers; `None` if there is none.
     pub(super) dirty: Vec<Option<Seq>>,
-    /// The last seq with a write on each volatile member, flushed or not.
+    /// For each volatile member, the last group with a write to it, flushed or not.
     last_write: Vec<Seq>,
     /// Whether the volume has a volatile member.
-    pub(super) any_volatile: bool,
-    /// The request table. A request stays at its place until it is freed.
-    requests: Vec<Request<P>>,
-    /// The free places in `requests`.
-    free: Vec<RequestId>,
-    /// The number of requests that are not complete.
-    incomplete: u32,
+    pub(super) has_volatile_member: bool,
+    requests: RequestTable<P>,
 }
 
-/// Most groups that may be in flight, or kept for replay, at once. A group without payload must be
-/// bounded, too (T14).
+/// The most groups that may be in flight, or kept for replay, at once. This bounds the groups
+/// without payload, too, which [`Limits::kept_bytes_max`] does not count.
 const GROUPS_MAX: usize = 1 << 16;
-/// Most requests that may be in flight, or kept for replay, at once.
+/// The most requests that may be in flight, or kept for replay, at once.
 const REQUESTS_MAX: usize = 1 << 17;
+
+/// The most extents of a write that need no allocation. Most writes have fewer.
+const EXTENTS_ON_STACK: usize = 4;
 
 impl<P: Payload> Base<P> {
     pub(super) fn new(topology: Topology, limits: Limits) -> Self {
-        let servers = topology.servers().len();
-        let members = topology.members().len();
-        let any_volatile = topology.any_volatile();
+        let server_count = topology.servers().len();
+        let member_count = topology.members().len();
+        let has_volatile_member = topology.has_volatile_member();
         Self {
             window: Window::new(limits.start),
             topology,
             limits,
             failure: None,
-            queues: (0..servers).map(|_| VecDeque::new()).collect(),
+            queues: (0..server_count).map(|_| VecDeque::new()).collect(),
             shaped: Vec::new(),
-            dirty: alloc::vec![None; members],
-            last_write: alloc::vec![Seq::ZERO; members],
-            any_volatile,
-            requests: Vec::new(),
-            free: Vec::new(),
-            incomplete: 0,
+            dirty: alloc::vec![None; member_count],
+            last_write: alloc::vec![Seq::ZERO; member_count],
+            has_volatile_member,
+            requests: RequestTable::new(),
         }
     }
 
     #[inline]
     pub(super) fn request(&self, id: RequestId) -> &Request<P> {
-        &self.requests[id.0 as usize]
+        self.requests.get(id)
     }
 
     #[inline]
     pub(super) fn request_mut(&mut self, id: RequestId) -> &mut Request<P> {
-        &mut self.requests[id.0 as usize]
+        self.requests.get_mut(id)
     }
 
+    /// The number of requests that are not complete.
     #[inline]
-    pub(super) fn incomplete(&self) -> u32 {
-        self.incomplete
+    pub(super) fn incomplete_count(&self) -> u32 {
+        self.requests.incomplete_count()
     }
 
-    /// Checks a group as every engine must, and returns its payload bytes.
+    /// See [`RequestTable::mark_complete`].
+    #[inline]
+    pub(super) fn mark_complete(&mut self, id: RequestId) -> bool {
+        self.requests.mark_complete(id)
+    }
+
+    /// See [`RequestTable::free`].
+    #[inline]
+    pub(super) fn free(&mut self, id: RequestId) {
+        self.requests.free(id);
+    }
+
+    /// See [`RequestTable::complete_and_free`].
+    #[inline]
+    pub(super) fn complete_and_free(&mut self, id: RequestId) {
+        self.requests.complete_and_free(id);
+    }
+
+    /// Checks a group before it is turned into requests, and returns the size of its payload in
+    /// bytes.
     ///
     /// # Errors
-    /// The stream has failed, the group is empty, or it can never fit (T14).
+    /// The stream has failed, the group is empty, or its payload can never fit into the replay
+    /// memory.
     #[inline]
     pub(super) fn check_group(&self, writes: &[Write<P>], durable: bool) -> Result<u64, Refusal> {
         if let Some(failure) = self.failure {
@@ -102,16 +133,16 @@ impl<P: Payload> Base<P> {
         if writes.is_empty() && !durable {
             return Err(Refusal::Empty);
         }
-        let bytes = Self::bytes(writes);
+        let bytes = Self::payload_bytes(writes);
         if bytes > self.limits.kept_bytes_max {
             return Err(Refusal::TooLarge(Bound::Memory));
         }
         Ok(bytes)
     }
 
-    /// Payload bytes of a group.
+    /// The size of the payload of a group in bytes.
     #[inline]
-    fn bytes(writes: &[Write<P>]) -> u64 {
+    fn payload_bytes(writes: &[Write<P>]) -> u64 {
         writes
             .iter()
             .filter(|w| matches!(w.op, Op::Write(..)))
@@ -119,14 +150,13 @@ impl<P: Payload> Base<P> {
             .sum()
     }
 
-    /// Whether a group with this much payload may be taken now. A complete request counts as long
-    /// as it may have to be replayed (T14).
+    /// Whether the replay memory has space for a group with `bytes` bytes of payload now. A complete
+    /// request still takes space until it is released, because it may have to be replayed (T14).
     #[inline]
     pub(super) fn has_space(&self, bytes: u64) -> bool {
-        let in_use = self.requests.len() - self.free.len();
         let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
             && self.window.len() < GROUPS_MAX
-            && in_use < REQUESTS_MAX
+            && self.requests.len() < REQUESTS_MAX
             || probe::planted(Plant::T14Unbounded);
         if !fits {
             probe::hit(Rare::MemoryFull);
@@ -134,11 +164,11 @@ impl<P: Payload> Base<P> {
         fits
     }
 
-    /// Turns a group's writes into requests: cut by stripe and transfer limit, adjacent ones
-    /// merged. The requests are in `shaped` and not queued yet.
+    /// Turns the writes of a group into requests: splits them at stripe units and transfer limits,
+    /// and merges adjacent ones. The requests are then in `shaped`, and not in a queue yet.
     ///
     /// # Errors
-    /// When there would be more requests than a group can count; nothing was done.
+    /// The group would have more requests than a group can count. Nothing was done.
     #[inline(always)]
     pub(super) fn shape(
         &mut self,
@@ -148,9 +178,9 @@ impl<P: Payload> Base<P> {
     ) -> Result<(), Refusal> {
         debug_assert!(self.shaped.is_empty());
         if let [write] = writes
-            && let Some(extent) = self.topology.single(write.lba, write.blocks)
+            && let Some(extent) = self.topology.single_extent(write.lba, write.blocks)
         {
-            self.add(write, extent, false, seq, tag);
+            self.add_extent(write, extent, IsSplit::No, seq, tag);
             return Ok(());
         }
         self.shape_all(writes, seq, tag)
@@ -159,9 +189,12 @@ impl<P: Payload> Base<P> {
     /// The general case of [`shape`](Self::shape): several writes, or one that is split.
     #[inline(never)]
     fn shape_all(&mut self, writes: &mut [Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
-        let parts: u64 =
-            writes.iter().map(|w| self.topology.parts_max(w.blocks)).fold(0, u64::saturating_add);
-        if parts > u64::from(GROUP_ENTRIES_MAX) {
+        let mut request_count_max: u64 = 0;
+        for write in writes.iter() {
+            let count = self.topology.request_count_max(write.blocks);
+            request_count_max = request_count_max.saturating_add(count);
+        }
+        if request_count_max > u64::from(GROUP_ENTRIES_MAX) {
             return Err(Refusal::TooManyEntries);
         }
         for write in writes {
@@ -170,64 +203,77 @@ impl<P: Payload> Base<P> {
         Ok(())
     }
 
-    /// Adds the requests for one write: one for each extent on which it lies.
+    /// Turns one write into requests: one for each extent on which it lies.
     fn shape_one(&mut self, write: &mut Write<P>, seq: Seq, tag: u64) {
-        if let Some(extent) = self.topology.single(write.lba, write.blocks) {
-            return self.add_part(write, extent, false, seq, tag);
+        if let Some(extent) = self.topology.single_extent(write.lba, write.blocks) {
+            return self.add_extent_outlined(write, extent, IsSplit::No, seq, tag);
         }
-        // A write with up to four parts, as most have, needs no allocation.
-        let mut parts: [Extent; 4] =
-            [Extent { member: Member(0), lba: 0, blocks: 0, offset: 0 }; 4];
+        let mut first_extents = [Extent::EMPTY; EXTENTS_ON_STACK];
         let mut count = 0usize;
-        self.topology.map(write.lba, write.blocks, |extent| {
-            if let Some(slot) = parts.get_mut(count) {
+        self.topology.for_each_extent(write.lba, write.blocks, |extent| {
+            if let Some(slot) = first_extents.get_mut(count) {
                 *slot = extent;
             }
             count += 1;
         });
-        let split = count > 1;
-        if split {
+        let is_split = if count > 1 { IsSplit::Yes } else { IsSplit::No };
+        if count > 1 {
             probe::hit(Rare::Split);
         }
-        if let Some(parts) = parts.get(..count) {
-            for extent in parts {
-                self.add_part(write, *extent, split, seq, tag);
+        if let Some(extents) = first_extents.get(..count) {
+            for extent in extents {
+                self.add_extent_outlined(write, *extent, is_split, seq, tag);
             }
         } else {
-            let mut all = Vec::with_capacity(count);
-            self.topology.map(write.lba, write.blocks, |extent| all.push(extent));
-            for extent in all {
-                self.add_part(write, extent, true, seq, tag);
+            let mut extents = Vec::with_capacity(count);
+            self.topology.for_each_extent(write.lba, write.blocks, |extent| extents.push(extent));
+            for extent in extents {
+                self.add_extent_outlined(write, extent, is_split, seq, tag);
             }
         }
     }
 
-    /// [`add`](Self::add) as a call: only the fast path has the code of `add` inline.
+    /// [`add_extent`](Self::add_extent) as a call. Only the fast path has the code of `add_extent`
+    /// inline.
     #[inline(never)]
-    fn add_part(&mut self, write: &mut Write<P>, of: Extent, split: bool, seq: Seq, tag: u64) {
-        self.add(write, of, split, seq, tag);
+    fn add_extent_outlined(
+        &mut self,
+        write: &mut Write<P>,
+        extent: Extent,
+        is_split: IsSplit,
+        seq: Seq,
+        tag: u64,
+    ) {
+        self.add_extent(write, extent, is_split, seq, tag);
     }
 
-    /// Adds the part of a write that lies on `extent` to the group being shaped: as a request of
-    /// its own, or merged into the group's last request. `split`: the write has other parts.
+    /// Adds one extent of a write to `shaped`: as a request of its own, or merged into the last
+    /// request there.
     #[inline(always)]
-    fn add(&mut self, write: &mut Write<P>, extent: Extent, split: bool, seq: Seq, tag: u64) {
+    fn add_extent(
+        &mut self,
+        write: &mut Write<P>,
+        extent: Extent,
+        is_split: IsSplit,
+        seq: Seq,
+        tag: u64,
+    ) {
         let (kind, place, piece) = match &mut write.op {
             Op::Write(place, payload) => {
-                let whole = extent.blocks == write.blocks;
-                let piece = match whole {
-                    true => payload.take(extent.blocks),
-                    false => payload.part(extent.offset, extent.blocks),
+                let piece = if extent.blocks == write.blocks {
+                    payload.take(extent.blocks)
+                } else {
+                    payload.part(extent.offset, extent.blocks)
                 };
                 (Kind::Write, *place, Some(piece))
             }
             Op::Discard => (Kind::Discard, Place::Fresh, None),
         };
-        let flags = place.flag().with_if(Flags::SPLIT, split);
+        let flags = place.flag().with_if(Flags::SPLIT, is_split == IsSplit::Yes);
         if self.limits.merge
-            && !split
+            && is_split == IsSplit::No
             && let Some(last) = self.shaped.last().copied()
-            && self.continues(last, extent, kind, flags)
+            && self.can_append_to(last, extent, kind, flags)
         {
             probe::hit(Rare::MergedInGroup);
             let last = self.request_mut(last);
@@ -236,9 +282,9 @@ impl<P: Payload> Base<P> {
             return;
         }
         let server = self.topology.member(extent.member).server;
-        let (id, request) = self.allocate();
-        // Field by field, in its place. If the request were put together elsewhere and moved here,
-        // the processor would wait for its own stores.
+        let (id, request) = self.requests.allocate();
+        // Each field is stored in its place. If the request were built elsewhere and moved here, the
+        // processor would wait for its own stores.
         request.seq = seq;
         request.member = extent.member;
         request.server = server;
@@ -251,10 +297,11 @@ impl<P: Payload> Base<P> {
         self.shaped.push(id);
     }
 
-    /// Adds a flush entry for `member` to the group being shaped (T3).
+    /// Adds a flush entry for `member` to `shaped`: an entry that writes nothing, for a drive that
+    /// the group itself does not write.
     pub(super) fn add_flush(&mut self, member: Member, seq: Seq, tag: u64) {
         let server = self.topology.member(member).server;
-        let (id, request) = self.allocate();
+        let (id, request) = self.requests.allocate();
         request.seq = seq;
         request.member = member;
         request.server = server;
@@ -266,18 +313,22 @@ impl<P: Payload> Base<P> {
         self.shaped.push(id);
     }
 
-    /// Makes the group's FLUSH reach every drive that the stream has dirtied since its last FLUSH
-    /// (T3): on the last write of the group there, or as an entry of its own. A group without any
-    /// entry gets a flush entry all the same, so that it is in a log.
+    /// Makes the shaped group flush every drive that has a write of the stream that no FLUSH covers.
+    /// Otherwise the group would be reported durable while an earlier write on another drive is not
+    /// (T3).
+    ///
+    /// The last write of the group to a drive carries the FLUSH of that drive. A drive that the group
+    /// does not write gets a flush entry. A group without any entry gets a flush entry, too, so that
+    /// the group is in a log.
     pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
         for index in 0..self.topology.members().len() {
             let member = Member(index as u8);
             if !self.topology.member(member).volatile {
                 continue;
             }
-            let last =
-                self.shaped.iter().rev().copied().find(|id| self.request(*id).member == member);
-            if let Some(id) = last {
+            let mut newest_first = self.shaped.iter().rev().copied();
+            let last_write = newest_first.find(|id| self.request(*id).member == member);
+            if let Some(id) = last_write {
                 let request = self.request_mut(id);
                 request.flags = request.flags.with(Flags::FLUSH);
             } else if self.dirty[index].is_some()
@@ -291,20 +342,22 @@ impl<P: Payload> Base<P> {
         }
     }
 
-    /// Numbers the group's entries (T6) and marks its boundary.
+    /// Gives each request of the shaped group its index and the number of the group's entries, and
+    /// marks the last request as the boundary. Recovery needs these numbers to find out whether an
+    /// entry is missing (T6).
     ///
     /// # Errors
-    /// When there are more entries than 16 bits can count; the group is taken apart again.
+    /// The group has more entries than 16 bits can count. Its requests are freed.
     #[inline]
     pub(super) fn number(&mut self) -> Result<(), Refusal> {
         let num = self.shaped.len();
         if num > usize::from(GROUP_ENTRIES_MAX) {
-            self.unshape();
+            self.discard_shaped();
             return Err(Refusal::TooManyEntries);
         }
         let Self { shaped, requests, .. } = self;
         for (index, id) in shaped.iter().enumerate() {
-            let request = &mut requests[id.0 as usize];
+            let request = requests.get_mut(*id);
             request.num = num as u16;
             request.index = index as u16;
             request.flags = request.flags.with_if(Flags::BOUNDARY, index + 1 == num);
@@ -312,12 +365,12 @@ impl<P: Payload> Base<P> {
         Ok(())
     }
 
-    /// Shapes and numbers a group that goes into no log; returns its seq and its payload bytes.
-    /// Only memory bounds such a group.
+    /// Turns a group that goes into no log into numbered requests. Returns the seq of the group and
+    /// the size of its payload in bytes. Only the replay memory bounds such a group.
     ///
     /// # Errors
-    /// Those of [`check_group`](Self::check_group), [`shape`](Self::shape) and [`number`](Self::number), and
-    /// [`Refusal::Full`] when there is no memory for the group now (T14).
+    /// The errors of [`check_group`](Self::check_group), [`shape`](Self::shape) and
+    /// [`number`](Self::number), and [`Refusal::Full`] if the replay memory has no space now.
     #[inline(always)]
     pub(super) fn shape_and_number(
         &mut self,
@@ -335,16 +388,19 @@ impl<P: Payload> Base<P> {
         Ok((seq, bytes))
     }
 
-    /// Takes the group being shaped apart, because it is refused.
-    pub(super) fn unshape(&mut self) {
+    /// Frees the requests of the shaped group, because the group is refused.
+    pub(super) fn discard_shaped(&mut self) {
         while let Some(id) = self.shaped.pop() {
-            self.end_and_free(id);
+            self.complete_and_free(id);
         }
     }
 
-    /// Merges the shaped group into the last request queued for its server, if the group is one
-    /// request that continues that one (T16): whole groups, consecutive, adjacent on one drive,
-    /// nothing split, a flush only last. Returns whether it has merged.
+    /// Merges the shaped group into the last request in the queue of its server, if that is allowed.
+    /// Returns whether it has merged them.
+    ///
+    /// Both must be whole groups of one request each, one after the other in the stream. Their blocks
+    /// must be adjacent on one drive, and neither may be split. Only the last group of a merged
+    /// request may have a FLUSH. Otherwise one log entry could not stand for all of them (T16).
     #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
@@ -355,14 +411,14 @@ impl<P: Payload> Base<P> {
         let Some(&tail) = self.queues[usize::from(new.server)].back() else { return false };
         let queued = self.request(tail);
         // The other flags, boundary and FLUSH, may differ.
-        let relevant = Flags::PLACE.with(Flags::SPLIT);
+        let relevant_flags = Flags(new.flags.0 & Flags::PLACE.with(Flags::SPLIT).0);
         let extent = Extent { member: new.member, lba: new.lba, blocks: new.blocks, offset: 0 };
-        let fits = queued.num == 1
+        let can_merge = queued.num == 1
             && queued.seq_end().next() == new.seq
             && queued.span < SPAN_MAX
             && !queued.flags.has(Flags::FLUSH)
-            && self.continues(tail, extent, new.kind, Flags(new.flags.0 & relevant.0));
-        if !fits {
+            && self.can_append_to(tail, extent, new.kind, relevant_flags);
+        if !can_merge {
             return false;
         }
         probe::hit(Rare::MergedGroups);
@@ -374,50 +430,54 @@ impl<P: Payload> Base<P> {
         queued.tag = tag;
         queued.flags = queued.flags.with(flags);
         queued.pieces.append(&mut pieces);
-        // The list is empty now. It goes back to its place, so that its memory is used again.
+        // The list is empty now. It goes back to its request, so that its memory is used again.
         self.request_mut(id).pieces = pieces;
         self.shaped.clear();
-        self.end_and_free(id);
+        self.complete_and_free(id);
         true
     }
 
-    /// Whether `extent` begins where request `id` ends, on the same drive, within its transfer
-    /// limit and one stripe unit, with the same kind and place (T16).
-    fn continues(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
+    /// Whether the blocks of `extent` can become the last blocks of request `id`: they begin where the
+    /// request ends, on the same drive and with the same kind and place, and both together keep the
+    /// transfer limit and lie within one stripe unit.
+    fn can_append_to(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
         let request = self.request(id);
-        let place = |of: Flags| of.0 & Flags::PLACE.0;
+        let place_flags = |flags: Flags| flags.0 & Flags::PLACE.0;
+        let has_same_place = place_flags(request.flags) == place_flags(flags);
         let blocks = request.blocks + extent.blocks;
-        let end = request.lba + u64::from(request.blocks);
+        let request_end = request.lba + u64::from(request.blocks);
         kind != Kind::Flush
             && request.kind == kind
             && request.member == extent.member
             && !request.flags.has(Flags::SPLIT)
-            && (place(request.flags) == place(flags) || probe::planted(Plant::T16MergePlaces))
-            && (end == extent.lba || end < extent.lba && probe::planted(Plant::T16MergeGaps))
+            && (has_same_place || probe::planted(Plant::T16MergePlaces))
+            && (request_end == extent.lba
+                || request_end < extent.lba && probe::planted(Plant::T16MergeGaps))
             && (blocks <= self.limits.merged_blocks_max || kind == Kind::Discard)
             && blocks <= self.topology.member(extent.member).request_blocks_max
-            && self.topology.within_unit(extent.member, request.lba, blocks)
+            && self.topology.is_within_unit(extent.member, request.lba, blocks)
     }
 
-    /// Puts the shaped group into the ORDER queues.
+    /// Puts the requests of the shaped group into the ORDER queues of their servers.
     #[inline(always)]
     pub(super) fn enqueue(&mut self) {
         let Self { shaped, requests, queues, .. } = self;
         for id in &*shaped {
-            let server = requests[id.0 as usize].server;
+            let server = requests.get(*id).server;
             queues[usize::from(server)].push_back(*id);
         }
         shaped.clear();
     }
 
-    /// Records which drives the shaped group dirties.
+    /// Records the volatile drives to which the shaped group, of this seq, writes.
     #[inline(always)]
     pub(super) fn note_dirty(&mut self, seq: Seq) {
-        if self.any_volatile {
+        if self.has_volatile_member {
             self.note_dirty_members(seq);
         }
     }
 
+    /// The part of [`note_dirty`](Self::note_dirty) for a volume with volatile members.
     fn note_dirty_members(&mut self, seq: Seq) {
         for index in 0..self.shaped.len() {
             let request = self.request(self.shaped[index]);
@@ -429,8 +489,9 @@ impl<P: Payload> Base<P> {
         }
     }
 
-    /// A request has failed: the stream is poisoned from its first group on (P6).
-    pub(super) fn fail(&mut self, id: RequestId, cause: Cause) {
+    /// Poisons the stream from the first group of a failed request on, because nothing later may be
+    /// reported complete (P6).
+    pub(super) fn poison_by_request(&mut self, id: RequestId, cause: Cause) {
         let request = self.request(id);
         self.poison(Failure {
             seq: request.seq,
@@ -440,7 +501,8 @@ impl<P: Payload> Base<P> {
         });
     }
 
-    /// Poisons the stream; the first failure is the one reported.
+    /// Poisons the stream, and frees all requests that are not sent yet. The first failure stays the
+    /// one that is reported.
     pub(super) fn poison(&mut self, failure: Failure) {
         self.window.fail_from(failure.seq);
         if self.failure.is_none() {
@@ -448,15 +510,17 @@ impl<P: Payload> Base<P> {
         }
         for server in 0..self.queues.len() {
             while let Some(id) = self.queues[server].pop_front() {
-                self.end_and_free(id);
+                self.complete_and_free(id);
             }
         }
     }
 
-    /// The failure that a failed FLUSH of `member` means for this stream, if the FLUSH was not its
-    /// own (T22). The stream's writes there that are not durable may be lost, also those behind a
-    /// FLUSH in flight.
-    pub(super) fn affected_by_flush(&self, member: Member) -> Option<Failure> {
+    /// The failure of this stream that follows from a failed FLUSH of another stream on `member`;
+    /// `None` if the stream has no write there that is not durable.
+    ///
+    /// A failed FLUSH may have lost the writes of all streams on that drive. A later FLUSH does not
+    /// bring them back, even if it succeeds (T22).
+    pub(super) fn failure_by_shared_flush(&self, member: Member) -> Option<Failure> {
         let durable = self.window.durable();
         (self.last_write[usize::from(member.0)] > durable).then(|| Failure {
             seq: durable.next(),
@@ -466,85 +530,22 @@ impl<P: Payload> Base<P> {
         })
     }
 
-    /// Whether an incomplete write touches these volume blocks (P9).
-    pub(super) fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        if self.incomplete == 0 {
+    /// Whether an incomplete write touches these volume blocks. A read must wait for it (P9).
+    pub(super) fn has_pending_write(&self, lba: u64, blocks: u32) -> bool {
+        if self.incomplete_count() == 0 {
             return false;
         }
-        let mut pending = false;
-        self.topology.map(lba, blocks, |extent| {
-            pending |= self.requests.iter().any(|r| r.is_incomplete && r.touches(&extent));
+        let mut is_pending = false;
+        self.topology.for_each_extent(lba, blocks, |extent| {
+            is_pending |= self.requests.is_any_incomplete_in(&extent);
         });
-        pending
+        is_pending
     }
+}
 
-    /// Takes a free place in the request table. The request there is of one group, incomplete, not
-    /// numbered and without payload. Its other fields are still those of the last request.
-    #[inline]
-    fn allocate(&mut self) -> (RequestId, &mut Request<P>) {
-        self.incomplete += 1;
-        let id = match self.free.pop() {
-            Some(id) => id,
-            None => self.grow(),
-        };
-        let request = &mut self.requests[id.0 as usize];
-        debug_assert!(!request.is_incomplete && request.pieces.is_empty(), "the place is free");
-        request.span = 1;
-        request.num = 0;
-        request.index = 0;
-        request.is_incomplete = true;
-        request.is_replayed = false;
-        (id, request)
-    }
-
-    /// Adds a place to the request table.
-    #[cold]
-    fn grow(&mut self) -> RequestId {
-        self.requests.push(Request {
-            seq: Seq::ZERO,
-            span: 1,
-            num: 0,
-            index: 0,
-            member: Member(0),
-            server: 0,
-            kind: Kind::Write,
-            flags: Flags::default(),
-            lba: 0,
-            blocks: 0,
-            tag: 0,
-            pieces: Vec::new(),
-            is_incomplete: false,
-            is_replayed: false,
-        });
-        RequestId(self.requests.len() as u32 - 1)
-    }
-
-    /// Ends a request that will not be replayed, and frees its place.
-    #[inline]
-    pub(super) fn end_and_free(&mut self, id: RequestId) {
-        let was_incomplete = self.end(id);
-        debug_assert!(was_incomplete, "a request is retired once");
-        self.free(id);
-    }
-
-    /// Notes that a request is complete, and keeps it, because it may have to be replayed (T14).
-    /// Returns whether this is its first completion.
-    #[inline]
-    pub(super) fn end(&mut self, id: RequestId) -> bool {
-        let was_incomplete = core::mem::replace(&mut self.request_mut(id).is_incomplete, false);
-        self.incomplete -= u32::from(was_incomplete);
-        was_incomplete
-    }
-
-    /// Forgets a request that has ended.
-    #[inline]
-    pub(super) fn free(&mut self, id: RequestId) {
-        let request = self.request_mut(id);
-        debug_assert!(
-            !request.is_incomplete && !request.is_replayed,
-            "what may still end is not forgotten"
-        );
-        request.pieces.clear();
-        self.free.push(id);
-    }
+/// Whether a write has several extents.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IsSplit {
+    No,
+    Yes,
 }

@@ -1,4 +1,11 @@
-//! Credits: how many slots of each server's ordering log the stream may still take (T13).
+//! Credits: the count of the slots that the stream takes in each server's ordering log.
+//!
+//! A target cannot append to a full log, so the initiator must not send it an entry without a free
+//! slot. The initiator counts the slots itself: a request takes a slot from its admission until it is
+//! released (T13).
+//!
+//! The last slots of each log are a reserve for the engine's own flush. Without it, a log full of
+//! unflushed writes could not be freed any more.
 
 use alloc::vec::Vec;
 
@@ -9,17 +16,25 @@ use crate::topology::Topology;
 /// The part of one server's log that belongs to this stream.
 #[derive(Debug)]
 struct Partition {
-    /// All slots of the partition.
+    /// The number of slots of the partition.
     slots: u32,
-    /// Slots that only a forced flush may take: as many as the server has volatile members.
+    /// The number of slots that only a forced flush may take: as many as the server has volatile
+    /// members.
     reserve: u32,
 }
 
-/// The number of slots that the stream may hold in each server's log.
-/// A slot is taken for every request that waits to be sent or was sent, until the request is
-/// released. Each command carries the released mark, and the target reads it before it appends. So
-/// a slot that is freed here is free there by the time it is needed. A replayed entry keeps its
-/// slot there, and counts once here.
+impl Partition {
+    /// The number of slots that a group of the caller may take.
+    fn usable_slots(&self) -> u32 {
+        self.slots.saturating_sub(self.reserve)
+    }
+}
+
+/// The number of slots that the stream may take in each server's log.
+///
+/// Each command carries the released mark, and the target reads the mark before it appends. So a
+/// slot that is free by this count is free in the log by the time a later command needs it. A
+/// replayed entry keeps its slot in the log, so this count includes it once.
 #[derive(Debug)]
 pub(super) struct Credits {
     partitions: Vec<Partition>,
@@ -31,32 +46,36 @@ impl Credits {
             .servers()
             .iter()
             .enumerate()
-            .map(|(i, server)| Partition {
+            .map(|(index, server)| Partition {
                 slots: server.slots,
-                reserve: topology.volatile_on(i as u16),
+                reserve: topology.volatile_count_on(index as u16),
             })
             .collect();
         Self { partitions }
     }
 
-    /// Checks whether `wanted[server]` more entries fit beside the `used` ones, without the reserve.
+    /// Checks whether `new_entries[server]` more entries fit into each log beside the
+    /// `used_slots(server)` entries there, without the reserve.
     ///
     /// # Errors
     /// [`Refusal::TooLarge`] if they would not even fit into an empty log, else [`Refusal::Full`].
-    pub(super) fn check(
+    pub(super) fn check_space(
         &self,
-        wanted: &[u32],
-        used: impl Fn(usize) -> usize,
+        new_entries: &[u32],
+        used_slots: impl Fn(usize) -> usize,
     ) -> Result<(), Refusal> {
-        for (i, (partition, wanted)) in self.partitions.iter().zip(wanted).enumerate() {
-            let bound = Bound::Log { server: i as u16 };
-            let reserve = if probe::planted(Plant::T13NoReserve) { 0 } else { partition.reserve };
-            let usable = partition.slots.saturating_sub(reserve);
-            if *wanted > usable {
+        for (server, (partition, &new)) in self.partitions.iter().zip(new_entries).enumerate() {
+            let bound = Bound::Log { server: server as u16 };
+            let usable = if probe::planted(Plant::T13NoReserve) {
+                partition.slots
+            } else {
+                partition.usable_slots()
+            };
+            if new > usable {
                 return Err(Refusal::TooLarge(bound));
             }
-            let full = *wanted > 0 && used(i) as u32 + wanted > usable;
-            if full && !probe::planted(Plant::T13NoCredits) {
+            let is_full = new > 0 && used_slots(server) as u32 + new > usable;
+            if is_full && !probe::planted(Plant::T13NoCredits) {
                 probe::hit(Rare::LogFull);
                 return Err(Refusal::Full(bound));
             }
@@ -64,19 +83,21 @@ impl Credits {
         Ok(())
     }
 
-    /// Whether the `used` entries, those of forced flushes included, fit into every partition.
-    pub(super) fn are_kept(&self, used: impl Fn(usize) -> usize) -> bool {
+    /// Whether the `used_slots(server)` entries, those of forced flushes included, fit into each log.
+    pub(super) fn are_respected(&self, used_slots: impl Fn(usize) -> usize) -> bool {
         let is_planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
-        let within = |(i, partition): (usize, &Partition)| used(i) <= partition.slots as usize;
-        is_planted || self.partitions.iter().enumerate().all(within)
+        let fits = |(server, partition): (usize, &Partition)| {
+            used_slots(server) <= partition.slots as usize
+        };
+        is_planted || self.partitions.iter().enumerate().all(fits)
     }
 
-    /// Whether some server's log is half full or more. Then it is time to free space before it is
-    /// needed.
-    pub(super) fn half_used(&self, used: impl Fn(usize) -> usize) -> bool {
-        self.partitions
-            .iter()
-            .enumerate()
-            .any(|(i, p)| p.slots > 0 && used(i) as u32 * 2 >= p.slots.saturating_sub(p.reserve))
+    /// Whether half of the usable slots of some log are taken. Then it is time to free slots, before
+    /// the log is full.
+    pub(super) fn is_any_log_half_full(&self, used_slots: impl Fn(usize) -> usize) -> bool {
+        let is_half_full = |(server, partition): (usize, &Partition)| {
+            partition.slots > 0 && used_slots(server) as u32 * 2 >= partition.usable_slots()
+        };
+        self.partitions.iter().enumerate().any(is_half_full)
     }
 }

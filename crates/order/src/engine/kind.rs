@@ -65,22 +65,25 @@ impl EngineKind {
     }
 }
 
-/// The capabilities of an engine: its actions and its needs. The code that runs streams and volumes asks for it. Each engine
-/// states its own capabilities, beside its code.
+/// The properties of an engine that the code of streams and volumes must know: what the engine
+/// promises, and what it needs. Each engine defines its own value, beside its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// After a crash no group is there without all groups before it.
+    /// Whether a group is there after a crash only if all groups before it are.
     pub keeps_order: bool,
-    /// A group counts as complete only once it is durable, and the next one is not sent before. So
-    /// it gains nothing to submit more than one at a time.
+    /// Whether a group counts as complete only once it is durable, and the next group is not sent
+    /// before that. With such an engine, more than one group in flight gains nothing.
     pub completes_durable: bool,
-    /// The engine's entries are in the targets' ordering logs. So the volume needs space there, the
-    /// released mark must reach the targets (T1), and recovery finds a prefix and undoes the rest.
+    /// Whether the engine's entries are in the targets' ordering logs. Such a volume needs space in
+    /// the logs, its released marks must reach the targets so that slots become free (T1), and
+    /// recovery finds a prefix and undoes the rest.
     pub keeps_log: bool,
-    /// The target keeps the order of the commands on a connection that is bound to the stream. So
-    /// the connection is bound before anything is sent, and the target judges failed FLUSHes (T22).
+    /// Whether the target keeps the order of the stream's commands. Such a stream is bound to its
+    /// connection before it sends anything, and the target decides which streams a failed FLUSH
+    /// stops (T22).
     pub needs_binding: bool,
-    /// A lost connection costs time only: requests that are not durable are sent again (P7).
+    /// Whether a lost connection costs time only, because the engine sends again the requests that
+    /// are not durable (P7).
     pub can_replay: bool,
 }
 

@@ -1,12 +1,17 @@
 //! The methods to keep order, behind one trait ([`Engine`]).
 //!
-//! An engine is the initiator's half of an ordered stream. Groups go in. Requests come out, in the
-//! order and with the attributes that the engine's method needs. Completions go back in. Two marks
-//! show the caller how far the stream is complete and how far it is durable.
+//! An engine is the initiator's half of an ordered stream. The caller drives it:
+//!
+//! ```text
+//!   groups of writes --> admit
+//!                        next_request --> requests to each server
+//!        completions --> on_request_done
+//!                        poll --> marks: how far the stream is complete, and how far durable
+//! ```
 //!
 //! | engine | order is kept by |
 //! |---|---|
-//! | [`None`](none::NoOrder) | nothing: the ceiling |
+//! | [`None`](none::NoOrder) | nothing: the upper bound for the other engines |
 //! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group (Linux) |
 //! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
 
@@ -14,6 +19,7 @@ mod base;
 mod credits;
 mod kind;
 pub mod none;
+mod request_table;
 pub mod rio;
 mod sent;
 pub mod sync;
@@ -28,14 +34,15 @@ use crate::topology::{Extent, Topology};
 
 pub use kind::{Capabilities, EngineKind};
 
-/// A handle on payload bytes that stay where they are (cheap to clone: a counted reference).
-/// Cutting a write in two cuts its handle.
+/// A handle on payload bytes. The bytes stay where they are, and a clone costs a counted reference.
+/// If a write is split, each part gets a handle on its own bytes.
 pub trait Payload: Clone + fmt::Debug {
-    /// The part that starts `first_block` blocks in and has `blocks` blocks.
+    /// A handle on `blocks` blocks of the payload, from block `first_block` on.
     #[must_use]
     fn part(&self, first_block: u32, blocks: u32) -> Self;
 
-    /// All of it, `blocks` blocks. The caller needs no other reference to them here.
+    /// A handle on all `blocks` blocks of the payload. The caller does not use `self` afterwards, so
+    /// an implementation may move its reference out.
     #[must_use]
     fn take(&mut self, blocks: u32) -> Self {
         self.part(0, blocks)
@@ -43,25 +50,28 @@ pub trait Payload: Clone + fmt::Debug {
 }
 
 /// The caller's declaration about the old content of a write's blocks: whether recovery may still
-/// need it (T11). There is no default, because only the caller knows it.
+/// need it. The declaration decides whether an undo may zero the blocks (T11). There is no default,
+/// because only the caller knows the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// No state that the volume may still recover to needs the old content. It was free as of the
-    /// *released* mark, not merely freed a moment ago. Undo may zero the blocks.
+    /// No state to which the volume may still recover needs the old content: the blocks were free at
+    /// the *released* mark, not merely freed a moment ago. Undo may zero the blocks.
     Fresh,
-    /// Live data is overwritten. Undo leaves it alone, and recovery lists it after a crash.
+    /// The write overwrites live data. Undo does not touch the blocks, and recovery lists them after
+    /// a crash.
     InPlace,
-    /// For every state that the volume may still recover to, the new content serves as well as the
-    /// old. An example is the tail of a log that is written again with more records behind the old
-    /// ones, where each record has a number and a checksum. After a crash each block holds the
-    /// content of the prefix or that of a later extension. Undo leaves it alone, and recovery does
-    /// not list it. If the extended content was [fresh](Self::Fresh) and is beyond the prefix, too,
-    /// it is zeroed with that.
+    /// For every state to which the volume may still recover, the new content serves as well as the
+    /// old. An example is the last block of a log that is written again with more records behind the
+    /// old ones, where each record has a number and a checksum.
+    ///
+    /// After a crash each block holds the content of the prefix or that of a later extension. Undo
+    /// does not touch the blocks, and recovery does not list them. If the write that was extended is
+    /// [fresh](Self::Fresh) and beyond the prefix, undo zeroes it, and the extension with it.
     Extend,
 }
 
 impl Place {
-    /// The flag of an entry with this place (T11).
+    /// The flag of an entry with this place.
     #[must_use]
     #[inline]
     pub const fn flag(self) -> Flags {
@@ -84,8 +94,8 @@ pub enum Op<P> {
 }
 
 impl<P> Op<P> {
-    /// Whether the old content of the blocks is lost for good. Then no state that the volume may
-    /// still recover to may need it (T11).
+    /// Whether the write, or its undo, destroys the old content of the blocks. For such a write no
+    /// state to which the volume may still recover may need that content (T11).
     #[must_use]
     #[inline]
     pub const fn is_fresh(&self) -> bool {
@@ -96,76 +106,76 @@ impl<P> Op<P> {
 /// One write of a group, in volume blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write<P> {
-    /// First block on the volume.
+    /// The first block on the volume.
     pub lba: u64,
-    /// Blocks, at least 1.
+    /// The number of blocks, at least 1.
     pub blocks: u32,
-    /// The effect.
+    /// The effect on the blocks.
     pub op: Op<P>,
 }
 
-/// The progress of a stream: the last group that is complete, and the last that is durable.
+/// The progress of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// Every group up to this is complete on all targets (P3: in order, each once).
+    /// Every group up to this one is complete on all targets.
     pub complete: Seq,
-    /// Every group up to this is durable, if the media keep the assumptions about them.
+    /// Every group up to this one is durable, if the media keep the assumptions about them.
     pub durable: Seq,
 }
 
-/// The number of a request in flight. A number is used again once its request is done and, where it
-/// may have to be replayed, released.
+/// The identity of a request: its place in the request table. A place is used again once its request
+/// is complete and, if it could have been replayed, released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
 /// One request to one drive.
 #[derive(Clone, Debug)]
 pub struct Request<P> {
-    /// The (first) group it belongs to.
+    /// The group of the request; the first one if the request was merged over several groups.
     pub seq: Seq,
-    /// How many whole groups it covers.
+    /// The number of whole groups that the request covers.
     pub span: u16,
-    /// How many entries its group has.
+    /// The number of entries of the group.
     pub num: u16,
-    /// Which entry of its group it is.
+    /// The index of this entry in the group, below `num`.
     pub index: u16,
     /// The drive.
     pub member: Member,
     /// The server that has the drive.
     pub server: u16,
-    /// Its effect on the drive.
+    /// The effect on the drive.
     pub kind: Kind,
-    /// Boundary, flush, in place, split.
+    /// The flags of the entry: boundary, flush, place, split.
     pub flags: Flags,
-    /// First block on the drive.
+    /// The first block on the drive.
     pub lba: u64,
-    /// Blocks; 0 for a flush.
+    /// The number of blocks; 0 for a flush.
     pub blocks: u32,
-    /// The caller's tag of the (last) group.
+    /// The caller's tag of the last group of the request.
     pub tag: u64,
-    /// Its payload, in order of the blocks.
+    /// The payload, in order of the blocks. Each merged write has a piece of its own.
     pub pieces: Vec<P>,
-    /// Whether it is in use and not complete.
+    /// Whether the request is in use and not complete.
     is_incomplete: bool,
-    /// Whether it is to be sent again, or was sent again and has not ended.
+    /// Whether the request waits to be sent again, or was sent again and has not ended.
     is_replayed: bool,
 }
 
 impl<P> Request<P> {
-    /// The last group it covers.
+    /// The last group that the request covers.
     #[must_use]
     pub fn seq_end(&self) -> Seq {
         Seq(self.seq.0 + u64::from(self.span) - 1)
     }
 
-    /// Whether it touches these blocks.
+    /// Whether the request touches a block of this extent.
     fn touches(&self, extent: &Extent) -> bool {
         self.member == extent.member
             && self.lba < extent.lba + u64::from(extent.blocks)
             && extent.lba < self.lba + u64::from(self.blocks)
     }
 
-    /// The ordering attribute with which it travels.
+    /// The ordering attribute with which the request travels.
     #[must_use]
     pub fn attribute(&self, ordinal: u32) -> Attribute {
         Attribute {
@@ -189,9 +199,17 @@ impl<P> Request<P> {
 pub struct Dispatch {
     /// The request.
     pub id: RequestId,
-    /// For ordered requests: the place among the stream's entries on its server, and the released
-    /// mark to send with it.
-    pub ordered: Option<(u32, Seq)>,
+    /// What the request carries beside its attribute, if it is an ordered request.
+    pub ordered: Option<OrderedDispatch>,
+}
+
+/// The numbers that an ordered request takes with it to its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderedDispatch {
+    /// The place of the request among the stream's entries on the server, from 1 in each binding.
+    pub ordinal: u32,
+    /// The released mark. The server may use the log slots of all groups up to it again.
+    pub released: Seq,
 }
 
 /// The cause of a failed request.
@@ -203,19 +221,19 @@ pub enum Cause {
     Disconnected,
     /// The target did not answer in time.
     TimedOut,
-    /// Another stream's FLUSH of the same drive failed; this stream's unflushed data there may be
-    /// gone (T22).
+    /// Another stream's FLUSH of the same drive failed. Unflushed data of this stream on that drive
+    /// may be lost, because a drive reports such a loss only once (T22).
     SharedFlush,
-    /// The target's log of the stream differs from what was sent to it (T18, T19).
+    /// The target's log of the stream differs from what the initiator sent to the target.
     LogMismatch,
-    /// The target came back, and its log or a drive has changed (T27).
+    /// The target came back, and its log or a drive is another one than before (T27).
     Changed,
 }
 
-/// A stream's first failure, which poisons it (P6).
+/// The first failure of a stream. It poisons the stream: no later group is reported complete (P6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The first group that it touches.
+    /// The first group that the failure affects.
     pub seq: Seq,
     /// The drive.
     pub member: Member,
@@ -228,25 +246,25 @@ pub struct Failure {
 /// The bound that a group exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The ordering log of this server (T13).
+    /// The slots of the ordering log of a server.
     Log {
         /// The server.
         server: u16,
     },
-    /// The memory for requests that may have to be replayed (T14).
+    /// The memory for requests that may have to be replayed.
     Memory,
 }
 
 /// Why a group is refused. A refused group changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is no space right now; there will be.
+    /// There is no space for the group now. There will be when earlier groups are released.
     Full(Bound),
     /// The group can never fit.
     TooLarge(Bound),
-    /// More entries than a group can count.
+    /// The group would have more entries than a group can count.
     TooManyEntries,
-    /// A group without writes that is not durable has no meaning.
+    /// The group has no writes and is not to be durable, so it has no meaning.
     Empty,
     /// The stream has failed.
     Poisoned(Failure),
@@ -254,37 +272,42 @@ pub enum Refusal {
 
 /// A stream's engine: one method to keep order.
 ///
-/// The owner calls [`admit`](Self::admit) for each group, then takes what may go to each server
-/// ([`next`](Self::next)), reports each end ([`done`](Self::done)), and reads the marks
-/// ([`poll`](Self::poll)). No call waits, allocates per request in steady state, or reads a clock.
+/// The owner calls [`admit`](Self::admit) for each group. Then it takes the requests that may go to
+/// each server ([`next_request`](Self::next_request)), reports the end of each
+/// ([`on_request_done`](Self::on_request_done)), and reads the marks ([`poll`](Self::poll)). No call
+/// waits, reads a clock, or allocates per request in steady state.
 pub trait Engine<P: Payload>: base::HasBase<P> {
-    /// Takes a group, whole or not at all. The payloads are [taken](Payload::take) out of `writes`,
-    /// also of some that are then refused.
+    /// Admits a group, whole or not at all, and returns its seq. If `durable` is set, the group
+    /// becomes durable without a later group. The payloads are [taken](Payload::take) out of
+    /// `writes`; a refusal may have taken some of them, too.
     ///
     /// # Errors
-    /// [`Refusal`] names the bound that was hit, or the failure of the stream.
+    /// [`Refusal`] names the bound that the group exceeds, or the failure of the stream.
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
 
-    /// The next request that may go to `server` now. The caller must send it.
-    fn next(&mut self, server: u16) -> Option<Dispatch> {
+    /// Takes the next request that may go to `server` now. The caller must send it.
+    fn next_request(&mut self, server: u16) -> Option<Dispatch> {
         let id = self.base_mut().queues[usize::from(server)].pop_front()?;
         Some(Dispatch { id, ordered: None })
     }
 
-    /// A request that was returned by [`next`](Self::next) and is not done.
+    /// A request that [`next_request`](Self::next_request) has returned and that has not ended.
     fn request(&self, id: RequestId) -> &Request<P> {
         self.base().request(id)
     }
 
-    /// Reports the end of a request that [`next`](Self::next) has returned since the last
-    /// [`suspend`](Self::suspend) of its server.
-    fn done(&mut self, id: RequestId, result: Result<(), Cause>);
+    /// Handles the end of a request that [`next_request`](Self::next_request) has returned since the
+    /// last [`suspend`](Self::suspend) of its server.
+    fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>);
 
-    /// Notes that the connection to a server is lost. If the engine can replay, it returns true.
-    /// Then it gives out nothing for that server until [`resume`](Self::resume), and expects no
-    /// [`done`](Self::done) for the requests in flight there; groups are admitted as before, within
-    /// the bounds. If the engine cannot replay, or the stream has failed, it returns false and
-    /// nothing changes: the caller [`poison`](Self::poison)s the stream.
+    /// Notes that the connection to a server is lost. Returns whether the engine can replay the
+    /// requests that the server may have lost.
+    ///
+    /// - If it can, the engine gives out nothing for that server until [`resume`](Self::resume), and
+    ///   expects no [`on_request_done`](Self::on_request_done) for the requests in flight there. It
+    ///   admits groups as before, within the bounds.
+    /// - If it cannot, or if the stream has failed, nothing changes. The caller
+    ///   [`poison`](Self::poison)s the stream.
     ///
     /// The call may come at any time, also during a replay.
     fn suspend(&mut self, server: u16) -> bool {
@@ -293,56 +316,60 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// Notes that the stream is bound to a suspended server again, by the same owner, and that the
-    /// server has read its log. `durable` returns whether the server found the entry with this
-    /// (first) seq and index *durable*, not merely there.
+    /// caller has the list of the server's log. `is_durable` returns whether the list shows the entry
+    /// with this (first) seq and index *durable*. It is not enough that the entry is there.
     ///
-    /// Ordinals start at 1 again. An entry that is durable there counts as complete. Everything
-    /// else that was given out for this server and is not released comes again from
-    /// [`next`](Self::next), as it was, in the order in which it first did, before anything new
-    /// (P7, T4). Entries keep their slots in the server's log, so no credits are needed (T13).
+    /// - Ordinals start at 1 again.
+    /// - An entry that is durable there counts as complete.
+    /// - [`next_request`](Self::next_request) returns all other requests that were given out for this
+    ///   server and are not released. They come unchanged, in their first order, and before anything
+    ///   new. A later flush entry covers them only because of that order (P7, T4).
+    /// - The replayed entries keep their slots in the server's log, so they need no credits.
     ///
     /// On a stream that has failed meanwhile, nothing is sent again.
-    fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
-        let _ = (server, durable);
+    fn resume(&mut self, server: u16, is_durable: &mut dyn FnMut(Seq, u16) -> bool) {
+        let _ = (server, is_durable);
     }
 
-    /// Visits the requests that were given out for a server and may have to be sent again, in that
-    /// order, with ordinal 0. The server's log may hold these beyond the released mark.
+    /// Calls `visit` for each request that was given out for a server and is not released, in the
+    /// order in which it was given out, with ordinal 0. Beyond the released mark the server's log may
+    /// hold the entries of these requests and no others.
     fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
         let _ = (server, visit);
     }
 
     /// Whether requests to this server wait to be sent again, or are in flight again. Until they
-    /// have ended, its blocks may hold older content than they did before (P9).
-    fn replaying(&self, server: u16) -> bool {
+    /// have ended, the server's blocks may hold older content than before, so reads must wait (P9).
+    fn is_replaying(&self, server: u16) -> bool {
         let _ = server;
         false
     }
 
-    /// How many requests were queued to be sent again since the stream began. For reports.
-    fn replayed(&self) -> u64 {
+    /// The number of requests that were queued to be sent again since the stream began. For reports.
+    fn replayed_count(&self) -> u64 {
         0
     }
 
-    /// The marks. They count as delivered with this call (T1).
+    /// The marks. With this call all groups up to them count as delivered to the caller, so they can
+    /// be released (T1).
     fn poll(&mut self) -> Marks;
 
-    /// Asks that all groups up to `seq` become durable without waiting for a later group.
+    /// Asks the engine to make all groups up to `seq` durable without waiting for a later group.
     fn ask_durable(&mut self, seq: Seq);
 
-    /// Returns the seq up to which the payload of groups is no longer needed (T14).
-    fn kept_after(&self) -> Seq {
+    /// The seq up to which the engine has freed the payload of the groups.
+    fn payload_freed_up_to(&self) -> Seq {
         self.base().window.forgotten()
     }
 
-    /// The seq up to which the stream is complete, durable and delivered. Attributes up to it may
-    /// be dropped (T1).
+    /// The released mark: all groups up to it are complete, durable and delivered. The targets may
+    /// drop their log entries (T1).
     fn released(&self) -> Seq {
         self.base().window.released()
     }
 
-    /// The last group admitted.
-    fn last(&self) -> Seq {
+    /// The last group that was admitted.
+    fn last_admitted(&self) -> Seq {
         self.base().window.last()
     }
 
@@ -351,44 +378,45 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().failure
     }
 
-    /// Fails the whole stream, for a reason outside a single request (P6).
+    /// Poisons the stream, for a reason outside a single request.
     fn poison(&mut self, failure: Failure) {
         self.base_mut().poison(failure);
     }
 
-    /// Notes that another stream's FLUSH of `member` failed (T22). This poisons the stream if it
-    /// has unflushed writes there.
-    fn flush_failed_elsewhere(&mut self, member: Member) {
-        if let Some(failure) = self.base().affected_by_flush(member) {
+    /// Handles the failure of another stream's FLUSH of `member`. It poisons this stream if the
+    /// stream has unflushed writes on that drive, because they may be lost (T22).
+    fn on_flush_failed_elsewhere(&mut self, member: Member) {
+        if let Some(failure) = self.base().failure_by_shared_flush(member) {
             self.poison(failure);
         }
     }
 
-    /// Whether an incomplete write touches these volume blocks (P9).
-    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
-        self.base().writes_pending(lba, blocks)
+    /// Whether an incomplete write touches these volume blocks. A read of them must wait (P9).
+    fn has_pending_write(&self, lba: u64, blocks: u32) -> bool {
+        self.base().has_pending_write(lba, blocks)
     }
 
     /// Whether nothing is in flight: every request is complete, and no replay is queued or in
     /// flight.
     fn is_idle(&self) -> bool {
-        // A group that waits, or is flushed, has a request that has not ended.
-        self.base().incomplete() == 0
+        // A group that waits to be sent or to be flushed has a request that is not complete.
+        self.base().incomplete_count() == 0
     }
 }
 
 /// The bounds and options of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Payload bytes that may be held for replay, or in flight (T14).
+    /// The most payload bytes in flight or kept for a replay. This bounds the initiator's memory
+    /// (T14).
     pub kept_bytes_max: u64,
-    /// Whether adjacent requests are merged (T16).
+    /// Whether adjacent requests are merged.
     pub merge: bool,
-    /// Blocks that writes are merged up to: as many as go with their command. A larger merged
-    /// request would wait until the target asks for its data, and everything that was merged would
-    /// wait with it (T16 bounds it, too). Discards have no data.
+    /// The most blocks of a merged write: as many as travel in the command itself. A larger request
+    /// would wait until the target asks for its data, and all writes that were merged into it would
+    /// wait, too. Discards have no data, so they have no such bound.
     pub merged_blocks_max: u32,
-    /// The mark from which the stream continues. Its first group is the next seq.
+    /// The mark from which the stream continues. The first group has the next seq.
     pub start: Seq,
 }
 
@@ -403,9 +431,9 @@ impl Default for Limits {
     }
 }
 
-// An engine may move to another thread if its payloads may. The trait does not demand this, because
-// the library's payloads move only together with the object that owns them all. That owner relies
-// on this check.
+// An engine can move to another thread if its payloads can. The trait `Engine` does not demand that,
+// because the library's payloads move only together with the object that owns all of them. The code
+// of that object relies on this check.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<none::NoOrder<()>>();

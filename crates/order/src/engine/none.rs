@@ -1,9 +1,11 @@
-//! No order at all: the most that the hardware and the stack can do. Requests are sent at once and
-//! without attributes. Only the marks that the caller sees are in order.
+//! Engine `none`: no order at all, so the most that the hardware and the stack can do.
+//!
+//! The engine sends requests at once and without attributes. Only the marks that it reports are in
+//! order. A group becomes durable by a *flush round*: a FLUSH of every drive with unflushed writes.
 
 use super::base::{Base, HasBase};
 use super::{Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write};
-use crate::attribute::{Member, Seq};
+use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
 
@@ -23,62 +25,74 @@ pub struct NoOrder<P> {
     flush: FlushRound,
 }
 
-/// A FLUSH of all dirty drives, in flight or wanted.
+/// The FLUSHes of all dirty drives, as one operation. At most one round is in flight.
 #[derive(Debug, Default)]
 pub(super) struct FlushRound {
-    /// The caller wants everything up to this durable.
-    wanted: Seq,
-    /// The round in flight: the last group that it covers, and the number of outstanding FLUSHes.
-    running: Option<(Seq, u32)>,
+    /// The last group that the caller wants durable.
+    wanted_durable: Seq,
+    /// The round in flight, if there is one.
+    in_flight: Option<RoundInFlight>,
+}
+
+/// A flush round whose FLUSHes have not all ended.
+#[derive(Debug)]
+struct RoundInFlight {
+    /// The last group that is durable when the round ends.
+    covers_up_to: Seq,
+    /// The number of FLUSHes that have not ended.
+    outstanding: u32,
 }
 
 impl FlushRound {
-    pub(super) fn want(&mut self, seq: Seq) {
-        self.wanted = self.wanted.max(seq);
+    /// Notes that the caller wants all groups up to `seq` durable.
+    pub(super) fn request(&mut self, seq: Seq) {
+        self.wanted_durable = self.wanted_durable.max(seq);
     }
 
-    /// Starts a round if one is wanted and all writes that it must cover have completed (T2).
+    /// Starts a round if the caller wants one, none is in flight, and all writes that the round must
+    /// cover have completed. A FLUSH covers only writes that were complete before it (T2).
     #[inline]
-    pub(super) fn start<P: Payload>(&mut self, base: &mut Base<P>) {
-        let upto = base.window.complete();
-        if self.running.is_some() || self.wanted <= base.window.durable() || upto < self.wanted {
+    pub(super) fn start_if_due<P: Payload>(&mut self, base: &mut Base<P>) {
+        let complete = base.window.complete();
+        let is_wanted = self.wanted_durable > base.window.durable();
+        if self.in_flight.is_some() || !is_wanted || complete < self.wanted_durable {
             return;
         }
-        self.begin(base, upto);
+        self.start(base, complete);
     }
 
+    /// Starts a round that covers all groups up to `covers_up_to`.
     #[cold]
-    fn begin<P: Payload>(&mut self, base: &mut Base<P>, upto: Seq) {
+    fn start<P: Payload>(&mut self, base: &mut Base<P>, covers_up_to: Seq) {
         for index in 0..base.dirty.len() {
-            // Writes admitted after `upto` keep a drive dirty beyond this round.
-            if base.dirty[index].is_some() {
-                base.add_flush(Member(index as u8), upto, 0);
-                if base.dirty[index].is_some_and(|seq| seq <= upto) {
-                    base.dirty[index] = None;
-                }
+            let Some(last_write) = base.dirty[index] else { continue };
+            base.add_flush(Member(index as u8), covers_up_to, 0);
+            // A drive with a write of a later group stays dirty after this round.
+            if last_write <= covers_up_to {
+                base.dirty[index] = None;
             }
         }
         let outstanding = base.shaped.len() as u32;
         base.enqueue();
         if outstanding == 0 {
-            base.window.set_durable(upto);
+            base.window.set_durable(covers_up_to);
         } else {
-            self.running = Some((upto, outstanding));
+            self.in_flight = Some(RoundInFlight { covers_up_to, outstanding });
         }
     }
 
-    /// A FLUSH of the round has ended well.
-    pub(super) fn done<P: Payload>(&mut self, base: &mut Base<P>) {
+    /// Notes that a FLUSH of the round has succeeded.
+    pub(super) fn on_flush_succeeded<P: Payload>(&mut self, base: &mut Base<P>) {
         if base.failure.is_some() {
-            // The failure of another stream's FLUSH may have destroyed what this one covers (T22).
+            // The failed FLUSH of another stream may have lost writes that this FLUSH covers (T22).
             return;
         }
-        let Some((upto, outstanding)) = &mut self.running else { return };
-        *outstanding -= 1;
-        if *outstanding == 0 {
-            base.window.set_durable(*upto);
-            self.running = None;
-            self.start(base);
+        let Some(round) = &mut self.in_flight else { return };
+        round.outstanding -= 1;
+        if round.outstanding == 0 {
+            base.window.set_durable(round.covers_up_to);
+            self.in_flight = None;
+            self.start_if_due(base);
         }
     }
 }
@@ -108,49 +122,50 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
         let base = &mut self.base;
         let (seq, bytes) = base.shape_and_number(writes, tag, durable)?;
         base.note_dirty(seq);
-        let requests = base.shaped.len() as u32;
-        let durable_at_once = !base.any_volatile || probe::planted(Plant::NoneNoFlush);
-        base.window.add_group(requests, durable_at_once, bytes);
+        let request_count = base.shaped.len() as u32;
+        let is_durable_when_complete =
+            !base.has_volatile_member || probe::planted(Plant::NoneNoFlush);
+        base.window.add_group(request_count, is_durable_when_complete, bytes);
         if !base.merge_into_tail() {
             base.enqueue();
         }
-        if requests == 0 {
+        if request_count == 0 {
             // A durable group without writes is complete once all groups before it are.
-            base.window.end_empty_group();
+            base.window.complete_empty_group();
         }
         if durable {
-            self.flush.want(seq);
-            self.flush.start(base);
+            self.flush.request(seq);
+            self.flush.start_if_due(base);
         }
         Ok(seq)
     }
 
-    fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
+    fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>) {
         let request = self.base.request(id);
         let (first, last) = (request.seq, request.seq_end());
-        let flush = request.kind == crate::attribute::Kind::Flush;
+        let is_flush = request.kind == Kind::Flush;
         match result {
-            Err(cause) => self.base.fail(id, cause),
-            Ok(()) if flush => self.flush.done(&mut self.base),
+            Err(cause) => self.base.poison_by_request(id, cause),
+            Ok(()) if is_flush => self.flush.on_flush_succeeded(&mut self.base),
             Ok(()) => {
-                self.base.window.request_done(first, last);
-                self.flush.start(&mut self.base);
+                self.base.window.count_request(first, last);
+                self.flush.start_if_due(&mut self.base);
             }
         }
-        self.base.end_and_free(id);
+        self.base.complete_and_free(id);
     }
 
     fn poll(&mut self) -> Marks {
         let marks = self.base.window.deliver();
-        // This engine never replays. So a complete group may be forgotten.
+        // This engine never replays, so it need not keep a complete group.
         self.base.window.forget(self.base.window.complete());
         marks
     }
 
     fn ask_durable(&mut self, seq: Seq) {
-        self.flush.want(seq.min(self.base.window.last()));
+        self.flush.request(seq.min(self.base.window.last()));
         if self.base.failure.is_none() {
-            self.flush.start(&mut self.base);
+            self.flush.start_if_due(&mut self.base);
         }
     }
 }

@@ -1,35 +1,40 @@
-//! Rio's engine. It sends everything at once, each request with an ordering attribute. The targets
-//! log the attributes. The initiator completes in order (Rio paper §4), and sends again the
-//! requests that a target has lost (P7).
+//! Engine `rio`: the method of the Rio paper (§4).
+//!
+//! - The engine sends all requests at once, each with an ordering attribute. The targets log the
+//!   attributes.
+//! - The engine reports groups complete in order, whatever the order of the completions.
+//! - When a target has lost requests, the engine sends them again (P7).
 //!
 //! # Why a replay reports no group as durable too early
 //!
-//! Group v *covers* the groups before it if everything up to v is durable once everything up to v
-//! is complete: v carries a FLUSH for each drive with unflushed writes, or there is no such drive.
-//! A target that crashes loses completed writes. So the engine must remember that it has reported
-//! them complete, and yet must not rely on it:
+//! A group *covers* the groups before it if its completion makes them durable: the group carries a
+//! FLUSH for each drive with unflushed writes, or there is no such drive.
 //!
-//! - A flush entry that is complete was persisted before its completion (T7). The log shows it, and
-//!   with it all entries that it covers. None of them is sent again.
-//! - A flush entry that is not complete is on the list, too, behind the writes that it is to cover.
-//!   It is sent again behind them. If it was never sent, it goes behind all replays. Its group
-//!   becomes complete, and so covers the others, only when the entry ends. The gate delays this end
-//!   until the writes before it, sent again, have ended (T2).
-//! - A write that is complete and not durable is sent again although no caller waits for it. Its
-//!   end changes no mark.
+//! A target that crashes loses completed writes that were not flushed. The engine has reported them
+//! complete already, and still must not report them durable. Three kinds of requests can be on the
+//! list of the target:
 //!
-//! A log that does not show an entry that it persisted would break the first point. No log does
-//! this, but a small rule makes the engine safe even then: nothing becomes durable, and nothing is
-//! released, at or beyond a request that is being replayed.
+//! - A flush entry that is complete. The target persisted it before it sent the completion (T7). So
+//!   the target's log shows this entry, and all entries that it covers, as durable. None of them is
+//!   sent again.
+//! - A flush entry that is not complete. It is sent again behind the writes that it must cover. Its
+//!   group covers the others only when the entry ends. The gate delays that end until the replayed
+//!   writes before it have ended (T2).
+//! - A write that is complete and not durable. It is sent again, although the caller does not wait
+//!   for it. Its end changes no mark.
+//!
+//! The first case relies on the target's log: it must show each entry that it persisted. The engine
+//! has a second defence, for a log that would not: no group at or after a request that is being
+//! replayed becomes durable or released.
 
 use alloc::vec::Vec;
 
 use super::base::{Base, HasBase};
 use super::credits::Credits;
-use super::sent::SentRequests;
+use super::sent::{GivenOut, SentRequests};
 use super::{
-    Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal,
-    RequestId, Write,
+    Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, OrderedDispatch, Payload,
+    Refusal, RequestId, Write,
 };
 use crate::attribute::{Attribute, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
@@ -49,33 +54,35 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 pub struct Rio<P> {
     base: Base<P>,
     credits: Credits,
-    /// How many entries the group being shaped has for each server's log.
-    entries: Vec<u32>,
-    /// The requests that were sent to each server.
+    /// For each server, the number of entries that the group in `base.shaped` has for its log.
+    new_entries: Vec<u32>,
+    /// For each server, the requests that were sent to it.
     sent: Vec<SentRequests>,
     /// The last group with a joint FLUSH.
-    flushed: Seq,
-    /// A flush that the engine itself has added (a *forced* flush), until it is released. Only this
-    /// flush may use the slots reserved for flushes, so there is one at a time (T13).
-    forced: Option<Seq>,
+    last_flush: Seq,
+    /// The group of the flush that the engine itself has added (a *forced* flush), until that group
+    /// is released. Only this flush may use the slots reserved for flushes, so there is at most one
+    /// at a time (T13).
+    forced_flush: Option<Seq>,
     /// The last group that the caller wants durable.
-    wanted: Seq,
-    /// The tag of the last group. A forced flush has the same tag, so that recovery reports that tag
-    /// also if the flush is the last group of the prefix.
-    tag: u64,
-    /// How many flushes were forced. For reports.
-    forced_count: u64,
-    /// How many requests were queued to be sent again. For reports.
-    replayed: u64,
+    wanted_durable: Seq,
+    /// The caller's tag of the last group. A forced flush has the same tag, so that recovery reports
+    /// that tag also if the flush is the last group of the prefix.
+    last_tag: u64,
+    /// The number of forced flushes. For reports.
+    forced_flush_count: u64,
+    /// The number of requests that were queued to be sent again. For reports.
+    replayed_count: u64,
 }
 
 /// Whether a group flushes, and at whose request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flush {
+enum GroupFlush {
+    /// The group has no joint FLUSH.
     No,
     /// The caller wants the group durable.
-    Asked,
-    /// The engine needs space.
+    Requested,
+    /// The engine needs space in a log or in the replay memory.
     Forced,
 }
 
@@ -85,128 +92,140 @@ impl<P: Payload> Rio<P> {
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
             credits: Credits::new(&topology),
-            entries: alloc::vec![0; topology.servers().len()],
+            new_entries: alloc::vec![0; topology.servers().len()],
             sent: topology.servers().iter().map(|server| SentRequests::new(server.slots)).collect(),
-            flushed: limits.start,
-            forced: None,
-            wanted: limits.start,
-            tag: 0,
-            forced_count: 0,
-            replayed: 0,
+            last_flush: limits.start,
+            forced_flush: None,
+            wanted_durable: limits.start,
+            last_tag: 0,
+            forced_flush_count: 0,
+            replayed_count: 0,
             base: Base::new(topology, limits),
         }
     }
 
-    /// How many flushes the engine put in because the caller asked for none (T1).
+    /// The number of flushes that the engine added because the caller had asked for none.
     #[must_use]
-    pub fn forced_flushes(&self) -> u64 {
-        self.forced_count
+    pub fn forced_flush_count(&self) -> u64 {
+        self.forced_flush_count
     }
 
     /// Whether a volatile drive has a write that no FLUSH covers.
-    fn any_dirty(&self) -> bool {
+    fn is_any_drive_dirty(&self) -> bool {
         self.base.dirty.iter().any(Option::is_some)
     }
 
-    /// Admits the group that was shaped and numbered: opens it in the window, and queues its
-    /// requests. Returns its seq.
-    fn commit(&mut self, flush: Flush, bytes: u64) -> Seq {
+    /// Admits the group in `base.shaped`: adds it to the window, and queues its requests. Returns its
+    /// seq.
+    fn commit(&mut self, flush: GroupFlush, bytes: u64) -> Seq {
         let base = &mut self.base;
-        let mut requests = base.shaped.len() as u32;
+        let mut request_count = base.shaped.len() as u32;
         if probe::planted(Plant::T3NotCounted) {
             let flushes = base.shaped.iter().filter(|id| base.request(**id).kind == Kind::Flush);
-            requests -= (flushes.count() as u32).min(requests - 1);
+            request_count -= (flushes.count() as u32).min(request_count - 1);
         }
         let servers = || base.shaped.iter().map(|id| base.request(*id).server);
-        if servers().zip(servers().skip(1)).any(|(one, next)| one != next) {
+        if servers().zip(servers().skip(1)).any(|(server, next)| server != next) {
             probe::hit(Rare::GroupAcrossServers);
         }
         let seq = base.window.last().next();
         base.note_dirty(seq);
-        if flush != Flush::No {
+        if flush != GroupFlush::No {
             base.dirty.fill(None);
-            self.flushed = seq;
+            self.last_flush = seq;
         }
-        // A group covers all before it if no drive is dirty: without volatile caches, or after a
-        // FLUSH of all, a complete group is durable.
+        // Without a dirty drive, a complete group is durable, and so are all groups before it: either
+        // no drive has a volatile cache, or this group flushes all of them.
         let covers = base.dirty.iter().all(Option::is_none);
-        let opened = match flush {
-            // No caller waits for this flush, so it holds up no completion.
-            Flush::Forced => base.window.add_internal_group(requests),
-            Flush::No | Flush::Asked => base.window.add_group(requests, covers, bytes),
+        let added = match flush {
+            // The caller does not wait for this flush, so it must not delay the complete mark.
+            GroupFlush::Forced => base.window.add_internal_group(request_count),
+            GroupFlush::No | GroupFlush::Requested => {
+                base.window.add_group(request_count, covers, bytes)
+            }
         };
-        debug_assert_eq!(opened, seq);
+        debug_assert_eq!(added, seq);
         if !base.merge_into_tail() {
             base.enqueue();
         }
-        debug_assert!(self.credits.are_kept(|i| self.used(i)), "T13: within the partitions");
+        debug_assert!(
+            self.credits.are_respected(|server| self.used_slots(server)),
+            "the entries fit into the logs"
+        );
         seq
     }
 
-    /// Adds a flush of the engine itself, if drives have unflushed writes and no such flush is in
-    /// flight. On drives without PLP, no group is released before it is flushed. So if the caller
-    /// never flushes, the engine does it before the log or the replay memory is full. Writes continue
-    /// meanwhile (T1, T14).
+    /// Adds a flush of the engine itself, if drives have unflushed writes and no forced flush is in
+    /// flight. Writes continue meanwhile.
+    ///
+    /// On drives without power-loss protection, no group is released before it is flushed. A caller
+    /// that never flushes would fill the log and the replay memory. So the engine flushes before they
+    /// are full (T1, T14).
     fn force_flush(&mut self) {
-        if self.forced.is_some() || self.base.failure.is_some() || !self.any_dirty() {
+        if self.forced_flush.is_some() || self.base.failure.is_some() || !self.is_any_drive_dirty()
+        {
             return;
         }
         probe::hit(Rare::ForcedFlush);
         let seq = self.base.window.last().next();
-        self.base.add_joint_flush(seq, self.tag);
-        // As many entries as there are dirty members at most: they fit the reserve.
+        self.base.add_joint_flush(seq, self.last_tag);
+        // The flush has at most one entry for each dirty member, so the reserved slots suffice.
         if self.base.number().is_ok() {
-            self.forced = Some(seq);
-            self.forced_count += 1;
-            self.commit(Flush::Forced, 0);
+            self.forced_flush = Some(seq);
+            self.forced_flush_count += 1;
+            self.commit(GroupFlush::Forced, 0);
         }
     }
 
-    /// Frees everything that released groups have used: requests, log slots, replay memory, and the
-    /// slots reserved for a forced flush.
-    fn reclaim(&mut self) {
+    /// Frees what released groups have used: requests, log slots, replay memory, and the slots that
+    /// are reserved for a forced flush.
+    fn free_released(&mut self) {
         let released = self.base.window.released();
         for sent in &mut self.sent {
-            sent.release(&mut self.base, released);
+            sent.free_released(&mut self.base, released);
         }
         self.base.window.forget(released);
-        if self.forced.is_some_and(|seq| seq <= released) {
-            self.forced = None;
+        if self.forced_flush.is_some_and(|seq| seq <= released) {
+            self.forced_flush = None;
         }
-        if self.wanted > self.flushed {
-            // The caller has asked for a flush while an earlier forced flush used the reserved slots.
+        if self.wanted_durable > self.last_flush {
+            // The caller asked for a flush while an earlier forced flush used the reserved slots.
             self.force_flush();
         }
     }
 
-    /// Reports to the window how far the replays are.
-    fn note_replays(&mut self) {
-        let oldest = self.sent.iter().filter_map(SentRequests::oldest_replay);
-        let oldest = oldest.map(|id| self.base.request(id).seq).min();
-        self.base.window.replay_from(oldest);
+    /// Reports the oldest group that is being replayed to the window.
+    fn update_oldest_replay(&mut self) {
+        let oldest_of_each = self.sent.iter().filter_map(SentRequests::oldest_replay);
+        let oldest = oldest_of_each.map(|id| self.base.request(id).seq).min();
+        self.base.window.set_oldest_replay(oldest);
     }
 
-    /// Stops the stream after a failure: nothing is sent again either (P6).
-    fn stop(&mut self) {
+    /// Ends all replays after a failure, because a failed stream sends nothing again.
+    fn stop_replays(&mut self) {
         for sent in &mut self.sent {
             sent.stop_replay(&mut self.base);
         }
-        self.note_replays();
+        self.update_oldest_replay();
     }
 
-    /// Slots of a server's log that are taken, or will be.
-    fn used(&self, server: usize) -> usize {
+    /// The number of slots of a server's log that the stream takes: by requests that were sent, and
+    /// by requests that wait to be sent.
+    fn used_slots(&self, server: usize) -> usize {
         self.base.queues[server].len() + self.sent[server].len()
     }
 
     /// Whether half of a log or half of the replay memory is used. Then it is time for a flush.
-    fn is_half_used(&self) -> bool {
-        self.credits.half_used(|i| self.used(i))
+    fn is_half_full(&self) -> bool {
+        self.credits.is_any_log_half_full(|server| self.used_slots(server))
             || self.base.window.kept_bytes() * 2 >= self.base.limits.kept_bytes_max
     }
 
-    /// Turns the group into numbered requests, with its joint FLUSH if it is to be durable, and
-    /// checks that each log has space for them. If it has not, the group is refused whole.
+    /// Turns a group into numbered requests in `base.shaped`. If `durable` is set, the group gets a
+    /// joint FLUSH.
+    ///
+    /// # Errors
+    /// The group has too many entries, or a log has no space for them. The group is refused whole.
     fn shape(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<(), Refusal> {
         let base = &mut self.base;
         let seq = base.window.last().next();
@@ -215,12 +234,14 @@ impl<P: Payload> Rio<P> {
             base.add_joint_flush(seq, tag);
         }
         base.number()?;
-        self.entries.fill(0);
+        self.new_entries.fill(0);
         for id in &self.base.shaped {
-            self.entries[usize::from(self.base.request(*id).server)] += 1;
+            self.new_entries[usize::from(self.base.request(*id).server)] += 1;
         }
-        if let Err(refusal) = self.credits.check(&self.entries, |i| self.used(i)) {
-            self.base.unshape();
+        let has_space =
+            self.credits.check_space(&self.new_entries, |server| self.used_slots(server));
+        if let Err(refusal) = has_space {
+            self.base.discard_shaped();
             return Err(refusal);
         }
         Ok(())
@@ -242,11 +263,11 @@ impl<P> HasBase<P> for Rio<P> {
 impl<P: Payload> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let bytes = self.base.check_group(writes, durable)?;
-        if self.is_half_used() {
+        if self.is_half_full() {
             self.force_flush();
         }
         if !self.base.has_space(bytes) {
-            // All kept memory may be of groups that were never flushed.
+            // The groups that fill the replay memory may never have been flushed.
             self.force_flush();
             return Err(Refusal::Full(Bound::Memory));
         }
@@ -256,39 +277,43 @@ impl<P: Payload> Engine<P> for Rio<P> {
             }
             return Err(refusal);
         }
-        self.tag = tag;
-        Ok(self.commit(if durable { Flush::Asked } else { Flush::No }, bytes))
+        self.last_tag = tag;
+        let flush = if durable { GroupFlush::Requested } else { GroupFlush::No };
+        Ok(self.commit(flush, bytes))
     }
 
-    fn next(&mut self, server: u16) -> Option<Dispatch> {
-        let at = usize::from(server);
-        let (id, ordinal) = self.sent[at].next(&mut self.base.queues[at])?;
-        Some(Dispatch { id, ordered: Some((ordinal, self.base.window.released())) })
+    fn next_request(&mut self, server: u16) -> Option<Dispatch> {
+        let server = usize::from(server);
+        let queue = &mut self.base.queues[server];
+        let GivenOut { id, ordinal } = self.sent[server].next_request(queue)?;
+        let released = self.base.window.released();
+        Some(Dispatch { id, ordered: Some(OrderedDispatch { ordinal, released }) })
     }
 
-    fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
+    fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>) {
         let request = self.base.request_mut(id);
         let (first, last) = (request.seq, request.seq_end());
         let server = usize::from(request.server);
         let is_replay = core::mem::replace(&mut request.is_replayed, false);
-        let first_time = self.base.end(id);
-        if first_time {
+        let is_first_completion = self.base.mark_complete(id);
+        if is_first_completion {
             self.sent[server].count_complete();
         }
         if let Err(cause) = result {
-            self.base.fail(id, cause);
-            self.stop();
+            self.base.poison_by_request(id, cause);
+            self.stop_replays();
         }
         if is_replay {
-            self.sent[server].replay_ended(&self.base);
-            self.note_replays();
+            self.sent[server].on_replay_ended(&self.base);
+            self.update_oldest_replay();
         }
-        // A request that was complete before, and was lost with its target, was counted then (T6).
-        if first_time && result.is_ok() {
-            self.base.window.request_done(first, last);
+        // The window counts a request once. If the request was complete before its target lost it,
+        // the window counted it then.
+        if is_first_completion && result.is_ok() {
+            self.base.window.count_request(first, last);
         }
         if probe::planted(Plant::T14ForgetEarly) {
-            self.sent[server].drop_one(&mut self.base, id);
+            self.sent[server].free_unreleased(&mut self.base, id);
         }
     }
 
@@ -300,54 +325,53 @@ impl<P: Payload> Engine<P> for Rio<P> {
         true
     }
 
-    fn resume(&mut self, server: u16, durable: &mut dyn FnMut(Seq, u16) -> bool) {
-        // Entries that the marks sent so far have released are gone from the server's log. Such an
-        // entry may be durable although the log does not show it.
-        self.reclaim();
+    fn resume(&mut self, server: u16, is_durable: &mut dyn FnMut(Seq, u16) -> bool) {
+        // The server's log does not show entries that a released mark has freed, although they are
+        // durable. So the requests of released groups must leave the list first.
+        self.free_released();
         let Self { base, sent, .. } = self;
         let sent = &mut sent[usize::from(server)];
         debug_assert!(sent.is_suspended() || base.failure.is_some(), "resumed, never suspended");
         if base.failure.is_none() {
-            // Called for a request whose completion was lost with the connection.
-            sent.resume(base, durable, |base, id| {
-                base.end(id);
+            sent.resume(base, is_durable, |base, id| {
+                base.mark_complete(id);
                 let request = base.request(id);
                 let (first, last) = (request.seq, request.seq_end());
-                base.window.request_done(first, last);
+                base.window.count_request(first, last);
             });
-            self.replayed += sent.replays() as u64;
+            self.replayed_count += sent.replay_count() as u64;
         }
-        self.note_replays();
+        self.update_oldest_replay();
     }
 
     fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
-        for id in self.sent[usize::from(server)].sent() {
+        for id in self.sent[usize::from(server)].iter() {
             visit(&self.base.request(id).attribute(0));
         }
     }
 
-    fn replayed(&self) -> u64 {
-        self.replayed
+    fn replayed_count(&self) -> u64 {
+        self.replayed_count
     }
 
-    fn replaying(&self, server: u16) -> bool {
+    fn is_replaying(&self, server: u16) -> bool {
         self.sent[usize::from(server)].oldest_replay().is_some()
     }
 
     fn poll(&mut self) -> Marks {
         let marks = self.base.window.deliver();
-        self.reclaim();
+        self.free_released();
         marks
     }
 
     fn ask_durable(&mut self, seq: Seq) {
-        self.wanted = self.wanted.max(seq.min(self.base.window.last()));
-        if self.wanted > self.flushed {
+        self.wanted_durable = self.wanted_durable.max(seq.min(self.base.window.last()));
+        if self.wanted_durable > self.last_flush {
             self.force_flush();
         }
     }
 
-    fn kept_after(&self) -> Seq {
+    fn payload_freed_up_to(&self) -> Seq {
         if probe::planted(Plant::T14ForgetEarly) {
             return self.base.window.complete();
         }
@@ -356,24 +380,25 @@ impl<P: Payload> Engine<P> for Rio<P> {
 
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
-        self.stop();
+        self.stop_replays();
     }
 
-    fn writes_pending(&self, lba: u64, blocks: u32) -> bool {
+    fn has_pending_write(&self, lba: u64, blocks: u32) -> bool {
         let Self { base, sent, .. } = self;
-        if base.incomplete() == 0 {
+        if base.incomplete_count() == 0 {
             return false;
         }
-        let mut pending = false;
-        base.topology.map(lba, blocks, |extent| {
+        let mut is_pending = false;
+        base.topology.for_each_extent(lba, blocks, |extent| {
             let server = usize::from(base.topology.member(extent.member).server);
-            pending |= sent[server].touches(base, &extent)
+            is_pending |= sent[server].has_incomplete_in(base, &extent)
                 || base.queues[server].iter().any(|id| base.request(*id).touches(&extent));
         });
-        pending
+        is_pending
     }
 
     fn is_idle(&self) -> bool {
-        self.base.incomplete() == 0 && self.sent.iter().all(|sent| sent.oldest_replay().is_none())
+        self.base.incomplete_count() == 0
+            && self.sent.iter().all(|sent| sent.oldest_replay().is_none())
     }
 }

@@ -1,5 +1,7 @@
-//! The requests that were sent to one server: kept until released, and sent again when the server
-//! has lost them (P7).
+//! The requests that were sent to one server.
+//!
+//! The engine keeps each request until it is released, because the server may lose it in a crash.
+//! When the server is back, the engine sends the lost requests again, before anything new (P7).
 
 use alloc::collections::VecDeque;
 
@@ -11,67 +13,76 @@ use crate::topology::Extent;
 
 /// The requests of one stream that were given out for one server.
 ///
-/// In steady state a request costs a push and a pop here. The list has the order in which the requests
-/// were sent, which is the order of (seq, index). Replay sends them again in this order.
+/// In steady state a request costs a push and a pop here. The list has the order in which the
+/// requests were sent, which is the order of (seq, index). A replay keeps this order.
 #[derive(Debug)]
 pub(super) struct SentRequests {
-    /// Given out and not released, oldest first (T14).
+    /// The requests that were given out and are not released, oldest first.
     sent: VecDeque<RequestId>,
-    /// How many requests in `sent` are not complete.
-    unfinished: usize,
-    /// The requests to be sent again, oldest first. Those in front that have ended are taken off.
+    /// The number of requests in `sent` that are not complete.
+    incomplete_count: usize,
+    /// The requests that are sent again, oldest first. A request leaves when it has ended and all
+    /// before it have ended.
     replays: VecDeque<RequestId>,
-    /// How many requests at the start of `replays` have been given out.
+    /// The number of requests at the front of `replays` that have been given out.
     replays_given_out: usize,
-    /// The last ordinal given (T5: dense per binding).
-    ordinal: u32,
-    /// The connection is lost: nothing is given out.
-    suspended: bool,
+    /// The last ordinal that was given. Each binding counts its ordinals from 1, without gaps.
+    last_ordinal: u32,
+    /// Whether the connection is lost. Then nothing is given out.
+    is_suspended: bool,
+}
+
+/// A request that is given out, with its ordinal.
+pub(super) struct GivenOut {
+    pub(super) id: RequestId,
+    pub(super) ordinal: u32,
 }
 
 impl SentRequests {
-    /// The list for a server whose log has this many slots. No more requests can be kept for it.
+    /// The list for a server whose log has `slots` slots. The list never has more requests than that.
     pub(super) fn new(slots: u32) -> Self {
         Self {
             sent: VecDeque::with_capacity(slots.min(1 << 16) as usize),
-            unfinished: 0,
+            incomplete_count: 0,
             replays: VecDeque::new(),
             replays_given_out: 0,
-            ordinal: 0,
-            suspended: false,
+            last_ordinal: 0,
+            is_suspended: false,
         }
     }
 
-    /// The next request and its ordinal: replays, then what was never sent.
+    /// Takes the next request to send: first the replays, then the requests in `queue`, which were
+    /// never sent.
     #[inline]
-    pub(super) fn next(&mut self, fresh: &mut VecDeque<RequestId>) -> Option<(RequestId, u32)> {
-        if self.suspended {
+    pub(super) fn next_request(&mut self, queue: &mut VecDeque<RequestId>) -> Option<GivenOut> {
+        if self.is_suspended {
             return None;
         }
         let id = if let Some(id) = self.replays.get(self.replays_given_out) {
             self.replays_given_out += 1;
             *id
         } else {
-            let id = fresh.pop_front()?;
+            let id = queue.pop_front()?;
             self.sent.push_back(id);
-            self.unfinished += 1;
+            self.incomplete_count += 1;
             id
         };
-        self.ordinal = self.ordinal.wrapping_add(1);
-        Some((id, self.ordinal))
+        self.last_ordinal = self.last_ordinal.wrapping_add(1);
+        Some(GivenOut { id, ordinal: self.last_ordinal })
     }
 
-    /// Notes that a request that was given out here is complete for the first time.
+    /// Notes that a request of this list is complete for the first time.
     #[inline]
     pub(super) fn count_complete(&mut self) {
-        self.unfinished -= 1;
+        self.incomplete_count -= 1;
     }
 
+    /// Notes that the connection is lost.
     pub(super) fn suspend(&mut self) {
-        self.suspended = true;
+        self.is_suspended = true;
     }
 
-    /// The number of requests that were given out and are not released. They take as many slots of
+    /// The number of requests that were given out and are not released. Each of them takes a slot of
     /// the server's log.
     #[inline]
     pub(super) fn len(&self) -> usize {
@@ -79,32 +90,33 @@ impl SentRequests {
     }
 
     /// The requests that were given out and are not released, oldest first.
-    pub(super) fn sent(&self) -> impl Iterator<Item = RequestId> + '_ {
+    pub(super) fn iter(&self) -> impl Iterator<Item = RequestId> + '_ {
         self.sent.iter().copied()
     }
 
     pub(super) fn is_suspended(&self) -> bool {
-        self.suspended
+        self.is_suspended
     }
 
-    /// Begins a new binding. Everything on the list that is not durable is sent again, as it was,
-    /// before anything new. Only because of that a later flush entry covers it (T4). A request that
-    /// is complete but not durable may be lost, just as one in flight.
+    /// Begins a new binding: queues all requests that are not durable to be sent again, unchanged and
+    /// before anything new. A later flush entry covers them only because of that order (T4).
     ///
-    /// Calls `complete` for each request whose completion was lost.
+    /// A request that is complete but not durable is sent again, too, because the server may have
+    /// lost it with its cache. A request that is durable but not complete has lost only its
+    /// completion: `on_completion_lost` is called for it.
     pub(super) fn resume<P: super::Payload>(
         &mut self,
         base: &mut Base<P>,
-        durable: &mut dyn FnMut(Seq, u16) -> bool,
-        mut complete: impl FnMut(&mut Base<P>, RequestId),
+        is_durable: &mut dyn FnMut(Seq, u16) -> bool,
+        mut on_completion_lost: impl FnMut(&mut Base<P>, RequestId),
     ) {
-        self.suspended = false;
-        self.ordinal = 0;
+        self.is_suspended = false;
+        self.last_ordinal = 0;
         self.replays.clear();
         self.replays_given_out = 0;
         for id in &self.sent {
             let request = base.request_mut(*id);
-            request.is_replayed = !durable(request.seq, request.index);
+            request.is_replayed = !is_durable(request.seq, request.index);
             if !request.is_incomplete && probe::planted(Plant::T4ReplayIncompleteOnly) {
                 request.is_replayed = false;
             }
@@ -117,14 +129,14 @@ impl SentRequests {
                 self.replays.push_back(*id);
             } else if is_incomplete {
                 probe::hit(Rare::CompletionFromList);
-                self.unfinished -= 1;
-                complete(base, *id);
+                self.incomplete_count -= 1;
+                on_completion_lost(base, *id);
             }
         }
     }
 
-    /// Notes that a replay has ended, and takes ended replays off the front.
-    pub(super) fn replay_ended<P: super::Payload>(&mut self, base: &Base<P>) {
+    /// Notes that a replay has ended, and removes the ended replays from the front.
+    pub(super) fn on_replay_ended<P: super::Payload>(&mut self, base: &Base<P>) {
         while self.replays.front().is_some_and(|id| !base.request(*id).is_replayed) {
             self.replays.pop_front();
             self.replays_given_out -= 1;
@@ -132,7 +144,7 @@ impl SentRequests {
     }
 
     /// The number of replays that are queued or in flight.
-    pub(super) fn replays(&self) -> usize {
+    pub(super) fn replay_count(&self) -> usize {
         self.replays.len()
     }
 
@@ -141,10 +153,10 @@ impl SentRequests {
         self.replays.front().copied()
     }
 
-    /// Ends the replay: nothing more is sent again. A request in flight still ends, if its
-    /// connection is there.
+    /// Ends the replay: no further request is sent again. A request that is in flight on a connection
+    /// still ends.
     pub(super) fn stop_replay<P: super::Payload>(&mut self, base: &mut Base<P>) {
-        if self.suspended {
+        if self.is_suspended {
             self.replays_given_out = 0;
         }
         for id in self.replays.drain(self.replays_given_out..) {
@@ -152,8 +164,9 @@ impl SentRequests {
         }
     }
 
-    /// Forgets released requests. A request that may still end is kept, whatever the mark is.
-    pub(super) fn release<P: super::Payload>(&mut self, base: &mut Base<P>, released: Seq) {
+    /// Frees the requests up to the released mark. A request that may still end, and all behind it,
+    /// are kept.
+    pub(super) fn free_released<P: super::Payload>(&mut self, base: &mut Base<P>, released: Seq) {
         while let Some(&id) = self.sent.front() {
             let request = base.request(id);
             if request.seq_end() > released || request.is_incomplete || request.is_replayed {
@@ -162,20 +175,25 @@ impl SentRequests {
             self.sent.pop_front();
             base.free(id);
         }
-        debug_assert!(self.unfinished <= self.sent.len(), "what is not there is not unfinished");
+        debug_assert!(self.incomplete_count <= self.sent.len(), "only listed requests are counted");
     }
 
-    /// Drops one request from the list, wherever it is. For a plant only: this must never be done
-    /// to a request that is not released (T14).
-    pub(super) fn drop_one<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
-        self.sent.retain(|kept| *kept != id);
+    /// Frees one request, released or not. Only for a plant: a request that is not released may have
+    /// to be replayed (T14).
+    pub(super) fn free_unreleased<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
+        self.sent.retain(|other| *other != id);
         base.free(id);
     }
 
-    /// Whether a request that is not complete touches these blocks (P9).
-    pub(super) fn touches<P: super::Payload>(&self, base: &Base<P>, extent: &Extent) -> bool {
-        // Most of the unfinished requests are the newest.
-        let newest = self.sent.iter().rev().map(|id| base.request(*id));
-        newest.filter(|r| r.is_incomplete).take(self.unfinished).any(|r| r.touches(extent))
+    /// Whether a request that is not complete touches these blocks.
+    pub(super) fn has_incomplete_in<P: super::Payload>(
+        &self,
+        base: &Base<P>,
+        extent: &Extent,
+    ) -> bool {
+        // Most incomplete requests are among the newest, so the search begins there.
+        let newest_first = self.sent.iter().rev().map(|id| base.request(*id));
+        let mut incomplete = newest_first.filter(|r| r.is_incomplete).take(self.incomplete_count);
+        incomplete.any(|request| request.touches(extent))
     }
 }

@@ -1,7 +1,14 @@
-//! Linux's method: one group at a time. Wait for the transfer, FLUSH the drives that it dirtied
-//! (unless they have PLP), then send the next group (Rio paper §2.2).
+//! Engine `sync`: Linux's method, one group at a time (Rio paper §2.2).
+//!
+//! ```text
+//! waiting --> writes in flight --> FLUSHes in flight --> durable, and the next group starts
+//!                     `---- no drive is dirty ----------^
+//! ```
+//!
+//! A drive with power-loss protection is never dirty, so it needs no FLUSH.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 use super::base::{Base, HasBase};
 use super::{
@@ -24,16 +31,23 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
 #[derive(Debug)]
 pub struct Sync<P> {
     base: Base<P>,
-    /// Shaped groups that wait for their turn, each with its requests.
-    waiting: VecDeque<(Seq, alloc::vec::Vec<RequestId>)>,
-    /// Requests of the current group, or of its FLUSH, that have not ended.
-    outstanding: u32,
-    /// The group that is in flight, or whose FLUSH is.
+    /// The groups that wait for the end of the current group.
+    waiting: VecDeque<WaitingGroup>,
+    /// The group whose writes or FLUSHes are in flight.
     current: Option<Seq>,
-    /// The requests in flight are the FLUSHes of the current group.
-    flushing: bool,
-    /// Empty lists for `waiting`, so that their memory is used again.
-    spare: alloc::vec::Vec<alloc::vec::Vec<RequestId>>,
+    /// Whether the requests in flight are the FLUSHes of the current group, not its writes.
+    is_flushing: bool,
+    /// The number of requests of the current group that are in flight.
+    outstanding: u32,
+    /// Empty lists for [`WaitingGroup::requests`], so that their memory is used again.
+    spare_lists: Vec<Vec<RequestId>>,
+}
+
+/// A group that is turned into requests and not sent yet.
+#[derive(Debug)]
+struct WaitingGroup {
+    seq: Seq,
+    requests: Vec<RequestId>,
 }
 
 impl<P: Payload> Sync<P> {
@@ -43,10 +57,10 @@ impl<P: Payload> Sync<P> {
         Self {
             base: Base::new(topology, limits),
             waiting: VecDeque::new(),
-            outstanding: 0,
             current: None,
-            flushing: false,
-            spare: alloc::vec::Vec::new(),
+            is_flushing: false,
+            outstanding: 0,
+            spare_lists: Vec::new(),
         }
     }
 
@@ -55,23 +69,23 @@ impl<P: Payload> Sync<P> {
         while (self.current.is_none() || probe::planted(Plant::SyncNextEarly))
             && self.base.failure.is_none()
         {
-            let Some((seq, mut ids)) = self.waiting.pop_front() else { return };
+            let Some(WaitingGroup { seq, mut requests }) = self.waiting.pop_front() else { return };
             self.current = Some(seq);
-            self.flushing = false;
-            self.outstanding += ids.len() as u32;
-            self.base.shaped.append(&mut ids);
-            self.spare.push(ids);
+            self.is_flushing = false;
+            self.outstanding += requests.len() as u32;
+            self.base.shaped.append(&mut requests);
+            self.spare_lists.push(requests);
             self.base.note_dirty(seq);
             self.base.enqueue();
             if self.outstanding == 0 {
-                self.base.window.end_empty_group();
+                self.base.window.complete_empty_group();
                 self.flush_or_finish(seq);
             }
         }
     }
 
-    /// Continues a group whose transfer is complete: FLUSHes the drives that it has dirtied, or
-    /// finishes the group if there are none.
+    /// Continues a group whose writes are complete: flushes the dirty drives, or finishes the group
+    /// if no drive is dirty.
     fn flush_or_finish(&mut self, seq: Seq) {
         for index in 0..self.base.dirty.len() {
             if self.base.dirty[index].take().is_some() && !probe::planted(Plant::SyncNoFlush) {
@@ -79,9 +93,9 @@ impl<P: Payload> Sync<P> {
             }
         }
         self.outstanding = self.base.shaped.len() as u32;
-        self.flushing = self.outstanding > 0;
+        self.is_flushing = self.outstanding > 0;
         self.base.enqueue();
-        if !self.flushing {
+        if !self.is_flushing {
             self.finish_group(seq);
         }
     }
@@ -90,6 +104,15 @@ impl<P: Payload> Sync<P> {
     fn finish_group(&mut self, seq: Seq) {
         self.base.window.set_durable(seq);
         self.current = None;
+    }
+
+    /// Frees the requests of all waiting groups, because the stream has failed.
+    fn discard_waiting(&mut self) {
+        for group in self.waiting.drain(..) {
+            for id in group.requests {
+                self.base.complete_and_free(id);
+            }
+        }
     }
 }
 
@@ -110,48 +133,46 @@ impl<P: Payload> Engine<P> for Sync<P> {
         let base = &mut self.base;
         let (seq, bytes) = base.shape_and_number(writes, tag, durable)?;
         base.window.add_group(base.shaped.len() as u32, false, bytes);
-        let mut ids = self.spare.pop().unwrap_or_default();
-        ids.append(&mut base.shaped);
-        self.waiting.push_back((seq, ids));
+        let mut requests = self.spare_lists.pop().unwrap_or_default();
+        requests.append(&mut base.shaped);
+        self.waiting.push_back(WaitingGroup { seq, requests });
         self.start_next();
         Ok(seq)
     }
 
-    fn done(&mut self, id: RequestId, result: Result<(), Cause>) {
+    fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>) {
         let request = self.base.request(id);
         let (first, last) = (request.seq, request.seq_end());
-        let flush = request.kind == Kind::Flush;
+        let is_flush = request.kind == Kind::Flush;
         if let Err(cause) = result {
-            self.base.fail(id, cause);
-            self.base.end_and_free(id);
-            for (_, ids) in self.waiting.drain(..) {
-                for id in ids {
-                    self.base.end_and_free(id);
-                }
-            }
+            self.base.poison_by_request(id, cause);
+            self.base.complete_and_free(id);
+            self.discard_waiting();
             return;
         }
-        self.base.end_and_free(id);
+        self.base.complete_and_free(id);
         if self.base.failure.is_some() {
             return;
         }
-        if !flush {
-            self.base.window.request_done(first, last);
+        if !is_flush {
+            self.base.window.count_request(first, last);
         }
         self.outstanding -= 1;
-        if self.outstanding == 0 {
-            if flush {
-                self.finish_group(first);
-            } else {
-                self.flush_or_finish(first);
-            }
-            self.start_next();
+        if self.outstanding > 0 {
+            return;
         }
+        if is_flush {
+            self.finish_group(first);
+        } else {
+            self.flush_or_finish(first);
+        }
+        self.start_next();
     }
 
     fn poll(&mut self) -> Marks {
         let mut marks = self.base.window.deliver();
-        // A group counts as complete once its FLUSH is back, because the caller waits for that.
+        // This engine reports a group complete only when its FLUSHes are done, because the next group
+        // waits for them.
         marks.complete = marks.durable;
         self.base.window.forget(marks.durable);
         marks
@@ -163,10 +184,6 @@ impl<P: Payload> Engine<P> for Sync<P> {
 
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
-        for (_, ids) in self.waiting.drain(..) {
-            for id in ids {
-                self.base.end_and_free(id);
-            }
-        }
+        self.discard_waiting();
     }
 }

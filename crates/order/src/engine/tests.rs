@@ -45,7 +45,9 @@ fn write(lba: u64, blocks: u32) -> Write<Piece> {
 
 /// Takes all requests that may be sent.
 fn drain(engine: &mut dyn Engine<Piece>, servers: u16) -> Vec<Dispatch> {
-    (0..servers).flat_map(|s| core::iter::from_fn(|| engine.next(s)).collect::<Vec<_>>()).collect()
+    (0..servers)
+        .flat_map(|s| core::iter::from_fn(|| engine.next_request(s)).collect::<Vec<_>>())
+        .collect()
 }
 
 #[test]
@@ -60,11 +62,11 @@ fn p3_completion_is_in_order_whatever_the_drives_do() {
         sent.iter().find(|d| engine.request(d.id).seq == Seq(seq)).unwrap().id
     };
     let (one, two, three) = (by_seq(&engine, 1), by_seq(&engine, 2), by_seq(&engine, 3));
-    engine.done(three, Ok(()));
+    engine.on_request_done(three, Ok(()));
     assert_eq!(engine.poll().complete, Seq(0));
-    engine.done(one, Ok(()));
+    engine.on_request_done(one, Ok(()));
     assert_eq!(engine.poll().complete, Seq(1));
-    engine.done(two, Ok(()));
+    engine.on_request_done(two, Ok(()));
     assert_eq!(engine.poll(), Marks { complete: Seq(3), durable: Seq(3) });
 }
 
@@ -74,16 +76,16 @@ fn t1_released_needs_complete_everywhere_durable_and_delivered() {
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     for d in drain(&mut engine, 2) {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
     assert_eq!(engine.released(), Seq(0), "complete and delivered, but not durable");
     engine.admit(&mut [write(8, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
     assert_eq!(sent.len(), 2, "the write, and a flush entry for the other dirty drive (T3)");
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(0), "one of the two FLUSHes is still out");
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     assert_eq!(engine.released(), Seq(2), "the third is durable, but not delivered");
     assert_eq!(engine.poll(), Marks { complete: Seq(3), durable: Seq(3) });
     assert_eq!(engine.released(), Seq(3));
@@ -130,7 +132,7 @@ fn t13_a_full_log_pushes_back_and_a_forced_flush_frees_space() {
         "a flush was put in, with the caller's last tag"
     );
     for d in sent {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
     assert!(engine.admit(&mut [write(0, 1)], 7, false).is_ok(), "no deadlock");
@@ -149,10 +151,10 @@ fn t13_a_half_full_log_presses_for_a_flush_where_one_is_of_use() {
         for lba in 0..7 {
             engine.admit(&mut [write(2 * lba, 1)], 0, false).unwrap();
             let forced = u64::from(volatile && lba >= 4);
-            assert_eq!(engine.forced_flushes(), forced, "at group {lba}, volatile: {volatile}");
+            assert_eq!(engine.forced_flush_count(), forced, "at group {lba}, volatile: {volatile}");
         }
         let sent = drain(&mut engine, 1);
-        assert_eq!(sent.len() as u64, 7 + engine.forced_flushes());
+        assert_eq!(sent.len() as u64, 7 + engine.forced_flush_count());
     }
 }
 
@@ -167,7 +169,7 @@ fn t13_a_group_may_take_all_but_the_reserve_and_what_is_full_holds_up_no_other()
         Err(Refusal::Full(Bound::Log { server: 0 })),
         "the ninth is the flush's"
     );
-    assert_eq!(engine.forced_flushes(), 1);
+    assert_eq!(engine.forced_flush_count(), 1);
     assert_eq!(
         engine.admit(&mut [write(4, 1)], 0, false),
         Ok(Seq(3)),
@@ -181,7 +183,7 @@ fn t14_half_the_memory_presses_for_a_flush() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), limits);
     for (lba, blocks, forced) in [(0, 3, 0), (10, 1, 0), (20, 1, 1)] {
         engine.admit(&mut [write(lba, blocks)], 0, false).unwrap();
-        assert_eq!(engine.forced_flushes(), forced, "with the write at {lba}");
+        assert_eq!(engine.forced_flush_count(), forced, "with the write at {lba}");
     }
 }
 
@@ -194,13 +196,13 @@ fn t3_a_flush_behind_a_forced_one_covers_only_with_it() {
     let sent = drain(&mut engine, 2);
     let forced = sent.iter().find(|d| engine.request(d.id).seq == Seq(2)).unwrap().id;
     for d in sent.iter().filter(|d| d.id != forced) {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     let marks = engine.poll();
     assert_eq!(marks.complete, Seq(3), "a forced flush holds up no completion");
     assert_eq!(marks.durable, Seq(0), "but drive 0 is not flushed yet");
     assert_eq!(engine.released(), Seq(0));
-    engine.done(forced, Ok(()));
+    engine.on_request_done(forced, Ok(()));
     assert_eq!(engine.poll().durable, Seq(3));
 }
 
@@ -213,7 +215,7 @@ fn p8_durability_asked_for_during_a_forced_flush_comes_too() {
     engine.ask_durable(Seq(3));
     for _ in 0..4 {
         for d in drain(&mut engine, 1) {
-            engine.done(d.id, Ok(()));
+            engine.on_request_done(d.id, Ok(()));
         }
         engine.poll();
     }
@@ -227,9 +229,9 @@ fn p8_durability_of_what_a_flush_covers_already_asks_for_no_other() {
     engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     engine.admit(&mut [write(9, 1)], 0, false).unwrap();
     engine.ask_durable(Seq(1));
-    assert_eq!((engine.forced_flushes(), engine.last()), (0, Seq(2)));
+    assert_eq!((engine.forced_flush_count(), engine.last_admitted()), (0, Seq(2)));
     engine.ask_durable(Seq(2));
-    assert_eq!((engine.forced_flushes(), engine.last()), (1, Seq(3)));
+    assert_eq!((engine.forced_flush_count(), engine.last_admitted()), (1, Seq(3)));
 }
 
 #[test]
@@ -238,7 +240,7 @@ fn p8_a_durable_group_without_writes_ends() {
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), Limits::default());
         assert_eq!(engine.admit(&mut [], 0, true), Ok(Seq(1)), "{kind}");
         for d in drain(&mut *engine, 1) {
-            engine.done(d.id, Ok(()));
+            engine.on_request_done(d.id, Ok(()));
         }
         assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(1) }, "{kind}");
     }
@@ -259,7 +261,7 @@ fn t13_a_group_that_does_not_fit_now_frees_its_own_space() {
         Err(Refusal::Full(Bound::Log { server: 0 }))
     );
     for d in drain(&mut engine, 1) {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
     assert!(engine.admit(&mut group.clone(), 0, false).is_ok(), "no deadlock");
@@ -272,7 +274,7 @@ fn t14_unflushed_memory_is_flushed_for_a_group_that_needs_it() {
     engine.admit(&mut [write(0, 4)], 0, false).unwrap(); // less than half: no flush is needed
     assert_eq!(engine.admit(&mut [write(20, 7)], 0, false), Err(Refusal::Full(Bound::Memory)));
     for d in drain(&mut engine, 1) {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
     assert!(engine.admit(&mut [write(20, 7)], 0, false).is_ok(), "P8");
@@ -354,7 +356,7 @@ fn t6_a_group_has_as_many_entries_as_can_be_numbered() {
         "the FLUSH there would be one more"
     );
     assert_eq!(drain(&mut engine, 2).len(), 1, "nothing of it goes out");
-    assert_eq!(engine.last(), Seq(1));
+    assert_eq!(engine.last_admitted(), Seq(1));
 }
 
 #[test]
@@ -362,19 +364,19 @@ fn p9_a_write_that_is_out_is_known_by_its_blocks() {
     for kind in EngineKind::ALL {
         let mut engine =
             engine::<Piece>(kind, topology(&[true, true], 1, 64, 4), Limits::default());
-        assert!(!engine.writes_pending(0, 20), "{kind}: nothing is out");
-        assert!(!engine.replaying(0), "{kind}: nor out again");
+        assert!(!engine.has_pending_write(0, 20), "{kind}: nothing is out");
+        assert!(!engine.is_replaying(0), "{kind}: nor out again");
         engine.admit(&mut [write(2, 1)], 0, false).unwrap(); // drive 0
         engine.admit(&mut [write(5, 2)], 0, true).unwrap(); // drive 1
         for (lba, blocks, pending) in
             [(0, 2, false), (2, 1, true), (3, 2, false), (0, 5, true), (3, 3, true), (7, 20, false)]
         {
-            assert_eq!(engine.writes_pending(lba, blocks), pending, "{kind}: {blocks} at {lba}");
+            assert_eq!(engine.has_pending_write(lba, blocks), pending, "{kind}: {blocks} at {lba}");
         }
         let first = drain(&mut *engine, 2)[0].id;
-        engine.done(first, Ok(()));
-        assert!(!engine.writes_pending(2, 1), "{kind}: it has ended");
-        assert!(engine.writes_pending(6, 1), "{kind}: the other has not");
+        engine.on_request_done(first, Ok(()));
+        assert!(!engine.has_pending_write(2, 1), "{kind}: it has ended");
+        assert!(engine.has_pending_write(6, 1), "{kind}: the other has not");
     }
 }
 
@@ -385,12 +387,12 @@ fn t22_a_flush_that_ends_after_the_failure_covers_nothing() {
         engine.admit(&mut [write(0, 1)], 0, false).unwrap();
         engine.ask_durable(Seq(1));
         let mut sent = drain(&mut *engine, 1);
-        engine.done(sent.remove(0).id, Ok(()));
+        engine.on_request_done(sent.remove(0).id, Ok(()));
         engine.poll();
         sent.extend(drain(&mut *engine, 1));
         assert_eq!(sent.len(), 1, "{kind}: the FLUSH");
-        engine.flush_failed_elsewhere(Member(0));
-        engine.done(sent[0].id, Ok(()));
+        engine.on_flush_failed_elsewhere(Member(0));
+        engine.on_request_done(sent[0].id, Ok(()));
         assert_eq!(engine.poll().durable, Seq(0), "{kind}: the other one lost it");
     }
 }
@@ -401,9 +403,9 @@ fn p6_what_a_lost_flush_may_have_affected_is_never_reported() {
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.admit(&mut [write(4, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
-    engine.flush_failed_elsewhere(Member(0));
+    engine.on_flush_failed_elsewhere(Member(0));
     for d in sent {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     assert_eq!(engine.poll(), Marks::default(), "they ended well, but after the failure");
 }
@@ -420,16 +422,16 @@ fn t14_replay_memory_is_bounded_and_never_forgotten() {
     let (flush, writes): (Vec<Dispatch>, Vec<Dispatch>) =
         sent.iter().copied().partition(|d| engine.request(d.id).kind == Kind::Flush);
     for d in writes {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
-    assert_eq!(engine.kept_after(), Seq(0), "complete, but not durable: the bytes stay");
+    assert_eq!(engine.payload_freed_up_to(), Seq(0), "complete, but not durable: the bytes stay");
     assert_eq!(engine.admit(&mut [write(9, 1)], 0, false), Err(Refusal::Full(Bound::Memory)));
     for d in flush {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
     engine.poll();
-    assert!(engine.kept_after() >= Seq(2), "what the forced flush covers may go");
+    assert!(engine.payload_freed_up_to() >= Seq(2), "what the forced flush covers may go");
     assert!(engine.admit(&mut [write(9, 1)], 0, false).is_ok());
     assert_eq!(
         engine.admit(&mut [write(9, 5)], 0, false),
@@ -452,7 +454,8 @@ fn p6_after_a_failure_nothing_later_is_reported() {
                 let (seq, kind) = (engine.request(d.id).seq, engine.request(d.id).kind);
                 let fails = seq == Seq(2) && kind == Kind::Write;
                 failed |= fails;
-                engine.done(d.id, if fails { Err(Cause::Status(0x280)) } else { Ok(()) });
+                engine
+                    .on_request_done(d.id, if fails { Err(Cause::Status(0x280)) } else { Ok(()) });
             }
             assert!(engine.poll().complete < Seq(2), "{kind}");
         }
@@ -472,14 +475,14 @@ fn t22_a_failed_flush_stops_a_stream_with_unflushed_writes_there() {
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 2);
-    engine.flush_failed_elsewhere(Member(1));
+    engine.on_flush_failed_elsewhere(Member(1));
     assert_eq!(engine.failure(), None, "no write on that drive");
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     engine.poll();
-    engine.flush_failed_elsewhere(Member(0));
+    engine.on_flush_failed_elsewhere(Member(0));
     assert_eq!(engine.failure(), None, "all durable there");
     engine.admit(&mut [write(1, 1)], 0, false).unwrap();
-    engine.flush_failed_elsewhere(Member(0));
+    engine.on_flush_failed_elsewhere(Member(0));
     assert_eq!(engine.failure().unwrap().cause, Cause::SharedFlush);
 }
 
@@ -517,7 +520,7 @@ fn t16_whole_groups_merge_and_only_where_allowed() {
     let last = engine.request(sent[1].id);
     assert!(last.flags.has(Flags::FLUSH) && last.flags.has(Flags::BOUNDARY));
     assert!(engine.request(sent[4].id).flags.has(Flags::SPLIT));
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     assert_eq!(engine.poll().complete, Seq(2), "a merged request completes all its groups");
 }
 
@@ -640,18 +643,18 @@ fn every_engine_reports_how_far_it_is_and_takes_a_lost_flush() {
         assert!(engine.is_idle(), "{kind}");
         engine.admit(&mut [write(0, 1)], 0, false).unwrap();
         engine.admit(&mut [write(9, 1)], 0, false).unwrap();
-        assert_eq!((engine.is_idle(), engine.last()), (false, Seq(2)), "{kind}");
+        assert_eq!((engine.is_idle(), engine.last_admitted()), (false, Seq(2)), "{kind}");
         engine.ask_durable(Seq(2));
         for _ in 0..8 {
             for d in drain(&mut *engine, 1) {
-                engine.done(d.id, Ok(()));
+                engine.on_request_done(d.id, Ok(()));
             }
             engine.poll();
         }
         assert!(engine.is_idle() && engine.poll().durable >= Seq(2), "{kind}");
-        assert!(engine.released() >= Seq(2) && engine.kept_after() >= Seq(2), "{kind}");
+        assert!(engine.released() >= Seq(2) && engine.payload_freed_up_to() >= Seq(2), "{kind}");
         engine.admit(&mut [write(20, 1)], 0, false).unwrap();
-        engine.flush_failed_elsewhere(Member(0));
+        engine.on_flush_failed_elsewhere(Member(0));
         assert_eq!(engine.failure().unwrap().cause, Cause::SharedFlush, "{kind}");
     }
 }
@@ -664,14 +667,14 @@ fn sync_sends_nothing_before_the_flush_of_the_group_before() {
     let sent = drain(&mut engine, 2);
     assert_eq!(sent.len(), 2, "the writes of one group go together");
     assert!(sent.iter().all(|d| d.ordered.is_none()), "no attribute (T17)");
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     assert!(drain(&mut engine, 2).is_empty());
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     let flush = drain(&mut engine, 2);
     assert_eq!(flush.len(), 1, "only the drive without PLP is flushed");
     assert_eq!(engine.request(flush[0].id).kind, Kind::Flush);
     assert_eq!(engine.poll().complete, Seq(0));
-    engine.done(flush[0].id, Ok(()));
+    engine.on_request_done(flush[0].id, Ok(()));
     assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(1) });
     assert_eq!(drain(&mut engine, 2).len(), 1);
 }
@@ -681,22 +684,22 @@ fn a_drive_written_to_while_it_is_flushed_is_not_clean() {
     let mut engine = none::NoOrder::new(topology(&[true], 1, 0, 4), Limits::default());
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     let first = drain(&mut engine, 1)[0].id;
-    engine.done(first, Ok(()));
+    engine.on_request_done(first, Ok(()));
     engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     engine.ask_durable(Seq(1));
     let [second, flush] = drain(&mut engine, 1)[..] else { panic!("a write and a FLUSH") };
     assert_eq!(engine.request(flush.id).kind, Kind::Flush);
     // The second write ends, and is wanted durable, while a FLUSH that may not cover it is in
     // flight.
-    engine.done(second.id, Ok(()));
+    engine.on_request_done(second.id, Ok(()));
     engine.ask_durable(Seq(2));
-    assert!(engine.next(0).is_none(), "one round at a time");
+    assert!(engine.next_request(0).is_none(), "one round at a time");
     assert!(!engine.is_idle());
-    engine.done(flush.id, Ok(()));
+    engine.on_request_done(flush.id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(1));
-    let another = engine.next(0).expect("a FLUSH that covers the second write");
+    let another = engine.next_request(0).expect("a FLUSH that covers the second write");
     assert_eq!(engine.request(another.id).kind, Kind::Flush);
-    engine.done(another.id, Ok(()));
+    engine.on_request_done(another.id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(2));
     assert!(engine.is_idle());
 }
@@ -713,7 +716,7 @@ fn a_stream_that_failed_comes_to_rest() {
         engine.admit(&mut [write(4, 1)], 0, true).unwrap();
         assert!(!engine.is_idle());
         for dispatch in drain(&mut *engine, 1) {
-            engine.done(dispatch.id, Err(Cause::Disconnected));
+            engine.on_request_done(dispatch.id, Err(Cause::Disconnected));
         }
         assert!(engine.failure().is_some());
         assert!(engine.is_idle(), "nothing is in flight any more");
@@ -727,13 +730,13 @@ fn none_flushes_only_what_has_completed() {
     engine.admit(&mut [write(9, 1)], 0, true).unwrap();
     let sent = drain(&mut engine, 1);
     assert_eq!(sent.len(), 2);
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     assert!(drain(&mut engine, 1).is_empty(), "the first write is still out (T2)");
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     let flush = drain(&mut engine, 1);
     assert_eq!(engine.request(flush[0].id).kind, Kind::Flush);
     assert_eq!(engine.poll(), Marks { complete: Seq(2), durable: Seq(0) });
-    engine.done(flush[0].id, Ok(()));
+    engine.on_request_done(flush[0].id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(2));
 }
 
@@ -796,12 +799,12 @@ proptest! {
                     if let Ok(seq) = engine.admit(&mut writes.clone(), 1, durable) {
                         let list = blocks_of.entry(seq.0).or_default();
                         for w in &writes {
-                            topology.map(w.lba, w.blocks, |e| for b in 0..u64::from(e.blocks) { list.push((e.member.0, e.lba + b)); });
+                            topology.for_each_extent(w.lba, w.blocks, |e| for b in 0..u64::from(e.blocks) { list.push((e.member.0, e.lba + b)); });
                         }
                     }
                 }
-                Step::Send(server) => while let Some(dispatch) = engine.next(server) {
-                    let (ordinal, mark) = dispatch.ordered.unwrap();
+                Step::Send(server) => while let Some(dispatch) = engine.next_request(server) {
+                    let OrderedDispatch { ordinal, released: mark } = dispatch.ordered.unwrap();
                     let request = engine.request(dispatch.id);
                     let attribute = request.attribute(ordinal);
                     prop_assert_eq!(ordinal, last_ordinal[usize::from(server)] + 1);
@@ -813,7 +816,7 @@ proptest! {
                     for piece in &request.pieces { // each block's bytes go where they belong
                         for b in 0..piece.1 {
                             let mut place = None;
-                            topology.map(u64::from(piece.0 + b), 1, |e| place = Some((e.member, e.lba)));
+                            topology.for_each_extent(u64::from(piece.0 + b), 1, |e| place = Some((e.member, e.lba)));
                             prop_assert_eq!(place, Some((attribute.member, at)));
                             at += 1;
                         }
@@ -831,7 +834,7 @@ proptest! {
                 },
                 Step::End(at) => if !out.is_empty() {
                     let o = out.swap_remove(at % out.len());
-                    engine.done(o.dispatch.id, Ok(()));
+                    engine.on_request_done(o.dispatch.id, Ok(()));
                     for seq in o.attribute.seq.0..=o.attribute.seq_end().0 {
                         ended.entry(seq).or_default().insert(o.attribute.index);
                     }
@@ -863,9 +866,9 @@ proptest! {
             }
         }
         prop_assert!(out.is_empty() && engine.is_idle());
-        prop_assert_eq!(engine.poll().complete, engine.last(), "P8");
+        prop_assert_eq!(engine.poll().complete, engine.last_admitted(), "P8");
         for (seq, blocks) in &blocks_of {
-            prop_assert!(*seq <= engine.last().0 && (blocks.is_empty() || groups.contains_key(seq)));
+            prop_assert!(*seq <= engine.last_admitted().0 && (blocks.is_empty() || groups.contains_key(seq)));
         }
     }
 }

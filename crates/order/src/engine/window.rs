@@ -1,4 +1,18 @@
-//! In-order completion: the window of groups between the released mark and the last one admitted.
+//! In-order completion: the window of groups from the oldest that is not forgotten to the last one
+//! admitted, and the marks in it.
+//!
+//! ```text
+//!  forgotten   released    durable     complete       last
+//! -----+-----------+-----------+-----------+------------+
+//!      |  released |  durable, |  complete,|   in       |
+//!      |           |  not yet  |  not yet  |   flight   |
+//!      |           |  released |  durable  |            |
+//! ```
+//!
+//! Completions come in any order. [`count_request`](Window::count_request) counts them by group, and
+//! moves the complete mark over the groups that have no request left. The durable mark follows to
+//! the last complete group that *covers* the groups before it. The released mark follows when the
+//! caller has read the marks.
 
 use alloc::collections::VecDeque;
 
@@ -6,16 +20,18 @@ use super::Marks;
 use crate::attribute::Seq;
 use crate::probe::{self, Plant};
 
+/// A group in the window.
 #[derive(Clone, Copy, Debug)]
 struct GroupState {
-    /// How many of its requests have not ended.
+    /// The number of requests of the group that have not ended.
     remaining: u32,
-    /// The group covers all before it: when all groups up to this one are complete, they are durable.
+    /// Whether the group covers all groups before it: once all groups up to it are complete, all of
+    /// them are durable.
     covers: bool,
-    /// The group is the engine's own flush. No caller waits for it, so the complete mark that the
-    /// caller sees passes it; the durable mark does not.
-    internal: bool,
-    /// Payload bytes held.
+    /// Whether the group is the engine's own flush. The caller does not wait for it, so the complete
+    /// mark passes it before it ends. The durable mark does not.
+    is_internal: bool,
+    /// The size of the payload in bytes.
     bytes: u64,
 }
 
@@ -25,32 +41,34 @@ pub(super) struct Window {
     /// All groups up to this one are forgotten. `groups[0]` is the next one.
     forgotten: Seq,
     groups: VecDeque<GroupState>,
-    /// All groups up to this one are complete. The engine's own flush does not hold it up.
+    /// All groups up to this one are complete, except for the engine's own flush.
     complete: Seq,
     /// All groups up to this one are durable.
     durable: Seq,
     /// All groups up to this one were reported complete to the caller.
     delivered: Seq,
-    /// The payload bytes of all groups in the window.
+    /// The size of the payload of all groups in the window, in bytes.
     kept_bytes: u64,
-    /// The last complete group that covers all before it.
+    /// The last complete group that covers all groups before it.
     covered: Seq,
-    /// The internal group that has not ended. There is one at most.
+    /// The engine's own flush that has not ended. There is at most one.
     internal: Option<Seq>,
-    /// The first failed group: nothing at or after this seq is ever reported complete (P6).
+    /// The first failed group. No group from this one on is ever reported complete (P6).
     failed_from: Option<Seq>,
-    /// The oldest group with a request that is being replayed. Its data does not become durable
-    /// before the replay ends, and is not released (T4).
-    replayed: Option<Seq>,
-    /// Groups before this seq, and no others, may become durable. It is the least of `failed_from`,
-    /// `replayed` and `internal`. The window keeps it, because every completion needs it.
+    /// The oldest group with a request that is being replayed. Its data does not become durable, and
+    /// the group is not released, before the replay ends (T4).
+    oldest_replay: Option<Seq>,
+    /// Only groups before this seq may become durable: the least of `failed_from`, `oldest_replay`
+    /// and `internal`. The window keeps this value, because every completion needs it.
     durable_before: Seq,
-    /// Groups before this seq, and no others, may be released. It is the least of `failed_from` and
-    /// `replayed`.
+    /// Only groups before this seq may be released: the least of `failed_from` and `oldest_replay`.
     released_before: Seq,
-    /// Complete on all servers, durable and delivered (T1).
+    /// All groups up to this one are complete on all servers, durable and delivered.
     released: Seq,
 }
+
+/// A bound that no group reaches.
+const NO_BOUND: Seq = Seq(u64::MAX);
 
 impl Window {
     pub(super) fn new(start: Seq) -> Self {
@@ -64,61 +82,73 @@ impl Window {
             covered: start,
             internal: None,
             failed_from: None,
-            replayed: None,
-            durable_before: Seq(u64::MAX),
-            released_before: Seq(u64::MAX),
+            oldest_replay: None,
+            durable_before: NO_BOUND,
+            released_before: NO_BOUND,
             released: start,
         }
     }
 
-    /// Computes the two bounds again, after `failed_from`, `replayed` or `internal` has changed.
+    /// Computes the two bounds again, after `failed_from`, `oldest_replay` or `internal` has changed.
     fn update_bounds(&mut self) {
-        let least = |of: &[Option<Seq>]| of.iter().flatten().min().copied();
-        let released = least(&[self.failed_from, self.replayed]);
-        self.released_before = released.unwrap_or(Seq(u64::MAX));
-        self.durable_before = least(&[released, self.internal]).unwrap_or(Seq(u64::MAX));
+        let failed_from = self.failed_from.unwrap_or(NO_BOUND);
+        let oldest_replay = self.oldest_replay.unwrap_or(NO_BOUND);
+        let internal = self.internal.unwrap_or(NO_BOUND);
+        self.released_before = failed_from.min(oldest_replay);
+        self.durable_before = self.released_before.min(internal);
     }
 
+    /// The last group that was added.
     #[inline]
     pub(super) fn last(&self) -> Seq {
         self.forgotten.plus(self.groups.len() as u64)
     }
 
+    /// The number of groups in the window.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.groups.len()
     }
 
+    /// The complete mark.
     #[inline]
     pub(super) fn complete(&self) -> Seq {
         self.complete
     }
 
+    /// The durable mark.
     #[inline]
     pub(super) fn durable(&self) -> Seq {
         self.durable
     }
 
+    /// The size of the payload of all groups in the window, in bytes.
     #[inline]
     pub(super) fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
-    /// Adds a group with this many requests, and returns its seq. `covers`: once everything up to
-    /// it is complete, everything up to it is durable.
+    /// Adds a group, and returns its seq. `covers` says whether all groups up to this one are durable
+    /// once they are complete. `bytes` is the size of the payload.
     #[inline]
-    pub(super) fn add_group(&mut self, requests: u32, covers: bool, bytes: u64) -> Seq {
-        self.groups.push_back(GroupState { remaining: requests, covers, internal: false, bytes });
+    pub(super) fn add_group(&mut self, request_count: u32, covers: bool, bytes: u64) -> Seq {
+        self.groups.push_back(GroupState {
+            remaining: request_count,
+            covers,
+            is_internal: false,
+            bytes,
+        });
         self.kept_bytes += bytes;
         self.last()
     }
 
-    /// Opens a group that holds up no completion: the engine's own flush.
-    pub(super) fn add_internal_group(&mut self, requests: u32) -> Seq {
+    /// Adds the engine's own flush as a group, and returns its seq. The group does not delay the
+    /// complete mark.
+    pub(super) fn add_internal_group(&mut self, request_count: u32) -> Seq {
         self.groups.push_back(GroupState {
-            remaining: requests,
+            remaining: request_count,
             covers: false,
-            internal: true,
+            is_internal: true,
             bytes: 0,
         });
         debug_assert!(self.internal.is_none(), "one forced flush at a time");
@@ -127,37 +157,38 @@ impl Window {
         self.last()
     }
 
-    /// Notes that a request has succeeded that covers the groups `first` to `last`, both included.
+    /// Counts a request that has succeeded, and moves the marks. The request belongs to the groups
+    /// from `first` to `last`, both included.
     #[inline]
-    pub(super) fn request_done(&mut self, first: Seq, last: Seq) {
-        self.count_ended(first);
+    pub(super) fn count_request(&mut self, first: Seq, last: Seq) {
+        self.count_in_group(first);
         for seq in first.0 + 1..last.0 + 1 {
-            self.count_ended(Seq(seq));
+            self.count_in_group(Seq(seq));
         }
         self.advance();
     }
 
     /// Counts one request of a group as ended.
     #[inline(always)]
-    fn count_ended(&mut self, seq: Seq) {
-        let at = seq.0.wrapping_sub(self.forgotten.0 + 1);
-        let group = self.groups.get_mut(at as usize);
+    fn count_in_group(&mut self, seq: Seq) {
+        let index = seq.0.wrapping_sub(self.forgotten.0 + 1);
+        let group = self.groups.get_mut(index as usize);
         let Some(group) = group.filter(|group| group.remaining > 0) else {
             debug_assert!(probe::planted(Plant::T3NotCounted), "a request ends once");
             return;
         };
         group.remaining -= 1;
-        if group.internal && group.remaining == 0 {
+        if group.is_internal && group.remaining == 0 {
             group.covers = true;
-            self.internal_done(seq);
+            self.on_internal_flush_done(seq);
         }
     }
 
-    /// The engine's own flush has ended. It covers all groups before it, if the complete mark has
-    /// passed it already. Else `advance` will count it when it passes.
+    /// Handles the end of the engine's own flush. If the complete mark has passed the flush already,
+    /// the flush now covers all groups before it. Otherwise `advance` counts it when the mark passes.
     #[cold]
     #[inline(never)]
-    fn internal_done(&mut self, seq: Seq) {
+    fn on_internal_flush_done(&mut self, seq: Seq) {
         self.internal = None;
         if seq <= self.complete {
             self.covered = self.covered.max(seq);
@@ -165,18 +196,18 @@ impl Window {
         self.update_bounds();
     }
 
-    /// Notes that the group just opened has no requests. It ends when all groups before it have
-    /// ended.
-    pub(super) fn end_empty_group(&mut self) {
+    /// Moves the marks after a group without requests was added. Such a group is complete when all
+    /// groups before it are.
+    pub(super) fn complete_empty_group(&mut self) {
         self.advance();
     }
 
-    /// Moves the marks over complete groups, in order (P3).
+    /// Moves the complete mark over complete groups, in order, and the other marks with it.
     #[inline]
     fn advance(&mut self) {
         while let Some(group) = self.groups.get((self.complete.0 - self.forgotten.0) as usize) {
             let seq = self.complete.next();
-            let is_incomplete = group.remaining > 0 && !group.internal;
+            let is_incomplete = group.remaining > 0 && !group.is_internal;
             if is_incomplete || self.failed_from.is_some_and(|first| seq >= first) {
                 break;
             }
@@ -185,16 +216,16 @@ impl Window {
                 self.covered = seq;
             }
         }
-        // A flush behind an unfinished internal flush covers only the later writes. A failed group
-        // is at or behind `failed_from`. Every group that would cover it is there, too. A group
-        // that is being replayed was not durable, whichever group covered it before (T4).
+        // The covering group makes all groups before it durable, unless one of them is at or after
+        // `durable_before`. Then some group up to `covered` has failed, or is being replayed, or is
+        // the engine's own flush that has not ended, and the durable mark must wait.
         if self.covered < self.durable_before {
             self.durable = self.durable.max(self.covered);
         }
         self.move_released();
     }
 
-    /// Moves the released mark.
+    /// Moves the released mark to the last group that is durable and delivered.
     #[inline]
     fn move_released(&mut self) {
         let mut mark = self.delivered.min(self.durable);
@@ -206,31 +237,31 @@ impl Window {
         }
     }
 
-    /// Notes that groups up to `seq` are durable without a covering group.
+    /// Notes that all groups up to `seq` are durable, although no group covers them.
     pub(super) fn set_durable(&mut self, seq: Seq) {
         debug_assert!(seq <= self.complete);
         self.durable = self.durable.max(seq);
         self.move_released();
     }
 
-    /// Notes the oldest group with a request that is being replayed, if there is one.
-    pub(super) fn replay_from(&mut self, oldest: Option<Seq>) {
-        if self.replayed != oldest {
-            self.replayed = oldest;
+    /// Sets the oldest group with a request that is being replayed, if there is one.
+    pub(super) fn set_oldest_replay(&mut self, oldest: Option<Seq>) {
+        if self.oldest_replay != oldest {
+            self.oldest_replay = oldest;
             self.update_bounds();
             self.advance();
         }
     }
 
-    /// Fails the stream from `seq` on: nothing from there on is ever reported, nor anything that a
-    /// replay still had to write again.
+    /// Fails the stream from `seq` on, or from the oldest replay if that is earlier: the replay will
+    /// not write its data again. No group from there on is ever reported.
     pub(super) fn fail_from(&mut self, seq: Seq) {
-        let seq = self.replayed.map_or(seq, |from| from.min(seq));
+        let seq = self.oldest_replay.map_or(seq, |oldest| oldest.min(seq));
         self.failed_from = Some(self.failed_from.map_or(seq, |first| first.min(seq)));
         self.update_bounds();
     }
 
-    /// The marks for the caller. All groups that they report complete count as delivered.
+    /// The marks for the caller. All groups up to the complete mark count as delivered from now on.
     #[inline]
     pub(super) fn deliver(&mut self) -> Marks {
         self.delivered = self.complete;
@@ -238,19 +269,18 @@ impl Window {
         let mut complete = self.complete;
         if probe::planted(Plant::P3AnyOrder) {
             let newest = self.groups.iter().rposition(|group| group.remaining == 0);
-            complete = newest.map_or(complete, |at| self.forgotten.plus(at as u64 + 1));
+            complete = newest.map_or(complete, |index| self.forgotten.plus(index as u64 + 1));
         }
         Marks { complete, durable: self.durable.min(self.complete) }
     }
 
-    /// The released mark: all groups up to it are complete on all servers, durable and delivered
-    /// (T1).
+    /// The released mark: all groups up to it are complete on all servers, durable and delivered.
     #[inline]
     pub(super) fn released(&self) -> Seq {
         self.released
     }
 
-    /// Forgets groups up to `seq`.
+    /// Removes the groups up to `seq` from the window.
     #[inline]
     pub(super) fn forget(&mut self, seq: Seq) {
         while self.forgotten < seq {
@@ -261,6 +291,7 @@ impl Window {
         }
     }
 
+    /// The last group that was removed from the window.
     #[inline]
     pub(super) fn forgotten(&self) -> Seq {
         self.forgotten

@@ -1,8 +1,8 @@
-//! The gate's part of an entry, and the table of these parts.
+//! The gate's state of an entry, and the caller's table of entries.
 
 use super::step::Ticket;
 
-/// No ticket.
+/// The value of a ticket field that names no entry.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// A table of entries, by ticket.
@@ -10,10 +10,10 @@ pub(super) const NONE: u32 = u32::MAX;
 /// # Panics
 /// Both functions panic if the ticket is beyond the table.
 pub trait Table {
-    /// The gate's part of an entry.
+    /// The gate's state of an entry.
     fn node(&self, ticket: Ticket) -> &Node;
 
-    /// The gate's part of an entry, to be changed.
+    /// The gate's state of an entry, to be changed.
     fn node_mut(&mut self, ticket: Ticket) -> &mut Node;
 }
 
@@ -25,20 +25,21 @@ pub struct Node {
     pub(super) lba: u64,
     /// The block after the last.
     pub(super) end: u64,
+    /// The place of the entry among the stream's entries on this server.
     pub(super) ordinal: u32,
-    /// The entry before it on the drive's list, or [`NONE`].
+    /// The entry before this one on the drive's list of unwritten entries, or [`NONE`].
     pub(super) before: u32,
-    /// The entry after it on the drive's list, or [`NONE`].
+    /// The entry after this one on that list, or [`NONE`].
     pub(super) after: u32,
-    /// How many earlier entries that are not completed overlap this one.
+    /// The number of earlier entries that overlap this one and whose write is not completed.
     pub(super) blockers: u32,
-    /// The index of its drive at the gate.
+    /// The index of the drive at the gate.
     pub(super) drive: u8,
-    /// Whether it is a write or a discard. An entry that is neither is a flush only.
-    pub(super) writes: bool,
-    /// Whether a FLUSH of the drive belongs to it.
-    pub(super) flush: bool,
-    pub(super) state: State,
+    /// Whether the entry has a write or a discard. An entry without one is a FLUSH only.
+    pub(super) has_write: bool,
+    /// Whether a FLUSH of the drive belongs to the entry.
+    pub(super) has_flush: bool,
+    pub(super) state: NodeState,
 }
 
 impl Node {
@@ -51,27 +52,29 @@ impl Node {
         after: NONE,
         blockers: 0,
         drive: 0,
-        writes: false,
-        flush: false,
-        state: State::Free,
+        has_write: false,
+        has_flush: false,
+        state: NodeState::Free,
     };
 
+    /// Whether the two entries, of one drive, touch a common block.
     #[inline]
     pub(super) const fn overlaps(&self, other: &Self) -> bool {
         self.lba < other.end && other.lba < self.end
     }
 }
 
+/// The state of an entry at the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum NodeState {
     /// The ticket is free.
     Free,
-    /// Arrived before its predecessors.
+    /// The entry arrived before its predecessors, and waits for them.
     Early,
-    /// Admitted, but its write would overlap one in flight.
+    /// The entry is admitted, and its write waits for an earlier write that overlaps it.
     Waiting,
-    /// The step to write was given, and the write has not come back.
+    /// The caller has the step to write, and the write has not ended.
     Writing,
-    /// Written (or with nothing to write). Its FLUSH is to come or in flight.
+    /// The write has ended, or there is none. The FLUSH is due or in flight.
     Unflushed,
 }

@@ -1,8 +1,14 @@
-//! Stopping a stream after a failure: no later entry completes (P6, T22).
+//! Stops a stream after a failure, so that no later entry completes (P6).
+//!
+//! A failure *poisons* the gate from some ordinal on. Every entry from there on is refused:
+//!
+//! - an early, waiting or pending entry at once,
+//! - an entry whose write or FLUSH is in flight when that operation ends,
+//! - a later arrival at once.
 
 use alloc::vec::Vec;
 
-use super::{Cause, Gate, NONE, Node, State, Step, Table, Ticket, is_after};
+use super::{Cause, Gate, NONE, Node, NodeState, Step, Table, Ticket, is_after};
 use crate::attribute::Member;
 use crate::probe::{self, Plant, Rare};
 
@@ -11,47 +17,48 @@ use crate::probe::{self, Plant, Rare};
 pub(super) struct Poison {
     /// The first cause.
     pub(super) cause: Cause,
-    /// The first ordinal that must not complete; `None`: no entry at the gate may complete.
+    /// The first ordinal that must not complete; `None` if no entry at the gate may complete.
     from: Option<u32>,
 }
 
 impl Gate {
-    /// Stops the stream. An entry that waits is refused now, an entry in flight when it comes back,
-    /// a later arrival at once.
+    /// Stops the stream: refuses every entry at the gate, and every later arrival.
     pub fn poison(&mut self, table: &mut impl Table, cause: Cause, steps: &mut Vec<Step>) {
         self.poison_from(table, cause, None, steps);
     }
 
-    /// Notes that a FLUSH of the drive failed, of this stream or of another one. If this stream has
-    /// unflushed writes there, they may be lost even if a later FLUSH succeeds (T22), so the stream
-    /// is stopped. Returns whether it was.
-    pub fn flush_failed_on(
+    /// Handles a failed FLUSH of the drive, of this stream or of another one. If this stream has
+    /// unflushed writes there, the stream is stopped, because they may be lost even if a later FLUSH
+    /// succeeds (T22). Returns whether the stream was stopped.
+    pub fn on_flush_failed(
         &mut self,
         table: &mut impl Table,
         member: Member,
         steps: &mut Vec<Step>,
     ) -> bool {
-        let is_own =
-            self.drives.iter().any(|d| d.cache.member == member && d.flush_in_flight.is_some());
-        let affected =
-            self.has_unflushed(member) && !(is_own && probe::planted(Plant::T22OwnFlush));
-        if affected {
-            if !is_own {
-                probe::hit(Rare::FlushFailedElsewhere);
-            }
-            self.poison_from(table, Cause::FlushFailed { member }, None, steps);
+        let is_own_flush = self
+            .drives
+            .iter()
+            .any(|drive| drive.cache.member == member && drive.flush_in_flight.is_some());
+        let is_spared_by_plant = is_own_flush && probe::planted(Plant::T22OwnFlush);
+        if !self.has_unflushed(member) || is_spared_by_plant {
+            return false;
         }
-        affected
+        if !is_own_flush {
+            probe::hit(Rare::FlushFailedElsewhere);
+        }
+        self.poison_from(table, Cause::FlushFailed { member }, None, steps);
+        true
     }
 
-    /// Notes that the log did not take `steps[at]`, a [`Step::Append`], and takes back that entry
-    /// and all later ones. `steps[at..]` are rewritten; those before stay. No step from `at` on may
-    /// have been carried out.
+    /// Handles an append that the log did not accept: `steps[at]`, a [`Step::Append`]. Refuses that
+    /// entry and all later ones. For this, the steps from `at` on are replaced; the steps before it
+    /// stay. The caller must not have carried out any step from `at` on.
     ///
     /// # Panics
     ///
     /// If `steps[at]` is not an `Append`.
-    pub fn append_failed(
+    pub fn on_append_failed(
         &mut self,
         table: &mut impl Table,
         at: usize,
@@ -65,15 +72,15 @@ impl Gate {
         self.take_back(table, at, cause, Some(ordinal), steps);
     }
 
-    /// Notes that the log's fence failed. Takes all of `steps` back, and stops the stream. Of these
-    /// steps only `Append`s may have been carried out, and the persist words of `Complete`s may
-    /// have been set.
-    pub fn fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
+    /// Handles a failed fence of the log: replaces all of `steps` by refusals, and stops the stream.
+    /// Of these steps the caller may have carried out the `Append`s, and set the persist words of the
+    /// `Complete`s, but nothing else.
+    pub fn on_fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         self.take_back(table, 0, Cause::LogFailed, None, steps);
     }
 
-    /// Stops the stream from ordinal `from` on; `None`: every entry at the gate. A later failure
-    /// can only widen that range, and the first cause stays the one that is reported.
+    /// Stops the stream from ordinal `from` on, or for every entry at the gate if that is `None`. A
+    /// later failure can only widen that range. The first cause stays the one that is reported.
     pub(super) fn poison_from(
         &mut self,
         table: &mut impl Table,
@@ -91,55 +98,77 @@ impl Gate {
                 };
             }
         }
-        // Entries that arrived early are refused: the failure was among those admitted before them.
-        if self.held > 0 {
-            for index in 0..self.early.len() {
-                let ticket = core::mem::replace(&mut self.early[index], NONE);
-                if ticket != NONE {
-                    self.refuse(table, ticket, steps);
-                }
-            }
-            self.held = 0;
-        }
-        // A waiting write that must fail is never submitted. If a FLUSH belongs to it, it is in
-        // `pending`, too, and is refused there.
-        let mut waiting = core::mem::take(&mut self.waiting);
-        waiting.retain(|&ticket| {
-            let must_fail = self.must_fail(table.node(Ticket(ticket)));
-            if must_fail {
-                let node = *table.node(Ticket(ticket));
-                self.remove_from_drive(table, &node);
-                table.node_mut(Ticket(ticket)).state = State::Unflushed;
-                if !table.node(Ticket(ticket)).flush {
-                    self.refuse(table, ticket, steps);
-                }
-            }
-            !must_fail
-        });
-        self.waiting = waiting;
+        self.refuse_early(table, steps);
+        self.refuse_waiting(table, steps);
         for drive in 0..self.drives.len() {
-            // The entries that a FLUSH in flight covers come back with it.
-            let covered =
-                self.drives[drive].flush_in_flight.map(|last| table.node(Ticket(last)).ordinal);
-            let mut pending = core::mem::take(&mut self.drives[drive].pending_flushes);
-            pending.retain(|&ticket| {
-                let node = table.node(Ticket(ticket));
-                let (ordinal, state) = (node.ordinal, node.state);
-                let must_go =
-                    self.must_fail(node) && covered.is_none_or(|last| is_after(ordinal, last));
-                // The write of an entry in another state is in flight. The entry is refused when
-                // that write comes back.
-                if must_go && state == State::Unflushed {
-                    self.refuse(table, ticket, steps);
-                }
-                !must_go
-            });
-            self.drives[drive].pending_flushes = pending;
+            self.refuse_pending_flushes(table, drive, steps);
         }
     }
 
-    /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops
-    /// the stream there; `None`: all entries.
+    /// Refuses all entries that arrived early, because the entry that failed was admitted before
+    /// them.
+    fn refuse_early(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
+        if self.early_count == 0 {
+            return;
+        }
+        for index in 0..self.early_tickets.len() {
+            let ticket = core::mem::replace(&mut self.early_tickets[index], NONE);
+            if ticket != NONE {
+                self.refuse(table, ticket, steps);
+            }
+        }
+        self.early_count = 0;
+    }
+
+    /// Refuses the waiting writes that must fail, so that they are never submitted. An entry that has
+    /// a FLUSH, too, is refused with the pending flushes.
+    fn refuse_waiting(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
+        let mut waiting = core::mem::take(&mut self.waiting);
+        waiting.retain(|&ticket| {
+            let node = *table.node(Ticket(ticket));
+            if !self.must_fail(&node) {
+                return true;
+            }
+            self.remove_from_drive(table, &node);
+            table.node_mut(Ticket(ticket)).state = NodeState::Unflushed;
+            if !node.has_flush {
+                self.refuse(table, ticket, steps);
+            }
+            false
+        });
+        self.waiting = waiting;
+    }
+
+    /// Removes the pending flush entries of a drive that must fail. The entries that a FLUSH in flight
+    /// covers stay until that FLUSH ends.
+    fn refuse_pending_flushes(
+        &mut self,
+        table: &mut impl Table,
+        drive: usize,
+        steps: &mut Vec<Step>,
+    ) {
+        let last_covered =
+            self.drives[drive].flush_in_flight.map(|ticket| table.node(Ticket(ticket)).ordinal);
+        let mut pending = core::mem::take(&mut self.drives[drive].pending_flushes);
+        pending.retain(|&ticket| {
+            let node = table.node(Ticket(ticket));
+            let (ordinal, state) = (node.ordinal, node.state);
+            let is_covered = last_covered.is_some_and(|last| !is_after(ordinal, last));
+            if is_covered || !self.must_fail(node) {
+                return true;
+            }
+            // In any other state the entry's write is in flight. The entry is refused when that
+            // write ends.
+            if state == NodeState::Unflushed {
+                self.refuse(table, ticket, steps);
+            }
+            false
+        });
+        self.drives[drive].pending_flushes = pending;
+    }
+
+    /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops the
+    /// stream there. `None` means all entries.
     fn take_back(
         &mut self,
         table: &mut impl Table,
@@ -164,9 +193,8 @@ impl Gate {
             match step {
                 Step::Append(_) => {}
                 Step::Write(_) => {
-                    // The write was not submitted, so it is not in flight. It counts as one that
-                    // still waits.
-                    table.node_mut(Ticket(ticket)).state = State::Waiting;
+                    // The write was not submitted, so it counts as one that still waits.
+                    table.node_mut(Ticket(ticket)).state = NodeState::Waiting;
                     self.waiting.push(ticket);
                 }
                 Step::Flush(_) => self.drives[usize::from(node.drive)].flush_in_flight = None,
@@ -180,19 +208,20 @@ impl Gate {
         }
     }
 
-    /// Whether the entry must be refused, because the stream has failed at it or before it.
+    /// Whether the entry must be refused, because the stream has failed at this entry or before it.
     #[inline]
     pub(super) fn must_fail(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
         let is_spared_by_plant = probe::planted(Plant::T4CoverAfterFailure)
-            && node.flush
+            && node.has_flush
             && node.blockers == 0
             && from.is_some_and(|from| from != node.ordinal);
         from.is_none_or(|from| !is_after(from, node.ordinal)) && !is_spared_by_plant
     }
 
-    /// Refuses an entry, and for a FLUSH all entries that it was to cover, as if the failure
-    /// affected nothing else. Only for the plants of T22.
+    /// Refuses an entry, and for a failed FLUSH all entries that it would have covered, as if the
+    /// failure affected nothing else. Only for the plants that remove the defence against failures
+    /// (T22).
     #[cold]
     pub(super) fn refuse_without_poison(
         &mut self,
@@ -202,34 +231,34 @@ impl Gate {
         steps: &mut Vec<Step>,
     ) {
         let node = *table.node(Ticket(ticket));
-        let mut gone = Vec::new();
+        let mut refused = Vec::new();
         let pending = &mut self.drives[usize::from(node.drive)].pending_flushes;
         pending.retain(|&other| {
-            let covered = node.state == State::Unflushed
+            let is_covered = node.state == NodeState::Unflushed
                 && !is_after(table.node(Ticket(other)).ordinal, node.ordinal);
-            let goes = other == ticket || covered;
-            if goes {
-                gone.push(other);
+            let is_refused = other == ticket || is_covered;
+            if is_refused {
+                refused.push(other);
             }
-            !goes
+            !is_refused
         });
-        if !node.flush {
-            gone.push(ticket);
+        if !node.has_flush {
+            refused.push(ticket);
         }
-        for ticket in gone {
-            table.node_mut(Ticket(ticket)).state = State::Free;
-            self.inside -= 1;
+        for ticket in refused {
+            table.node_mut(Ticket(ticket)).state = NodeState::Free;
+            self.entry_count -= 1;
             steps.push(Step::Refuse { ticket: Ticket(ticket), why });
         }
-        self.release_blocked(table, &node, steps);
+        self.unblock_waiting(table, &node, steps);
         self.flush_if_due(table, node.drive, steps);
     }
 
-    /// Lets an entry leave the gate as refused, with the cause that stopped the stream.
+    /// Removes an entry from the gate as refused, with the cause that stopped the stream.
     #[cold]
     pub(super) fn refuse(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
-        table.node_mut(Ticket(ticket)).state = State::Free;
-        self.inside -= 1;
+        table.node_mut(Ticket(ticket)).state = NodeState::Free;
+        self.entry_count -= 1;
         let why = self.poison.expect("only a poisoned gate refuses").cause;
         let ticket = Ticket(ticket);
         steps.push(Step::Refuse { ticket, why });

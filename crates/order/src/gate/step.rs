@@ -1,9 +1,9 @@
-//! The arguments and results of the gate: tickets, steps, causes.
+//! The types that the gate and its caller exchange: tickets, steps, causes and errors.
 
 use crate::attribute::Member;
 
-/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may
-/// use it again once the entry is completed or refused.
+/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may use
+/// a ticket again when its entry is completed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
@@ -12,8 +12,8 @@ pub struct Ticket(pub u32);
 pub struct MemberCache {
     /// The drive's member number in the volume.
     pub member: Member,
-    /// Whether completed writes may still be lost in a power cut: a volatile write cache without
-    /// power-loss protection. Then only a FLUSH makes them durable (M3).
+    /// Whether a power cut can destroy completed writes, because the drive has a volatile write cache
+    /// without power-loss protection. On such a drive only a FLUSH makes a write durable (M3).
     pub volatile: bool,
 }
 
@@ -21,18 +21,21 @@ pub struct MemberCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
-    /// order; fence once after the last and before the first `Write` or `Flush` is submitted. Only
-    /// [`Gate::arrive`](super::Gate::arrive) gives it.
+    /// order. Fence the log once, after the last `Append` and before the first `Write` or `Flush` is
+    /// submitted. Only [`Gate::on_arrival`](super::Gate::on_arrival) adds this step.
     Append(Ticket),
-    /// Submit the write or discard to the drive, then call [`Gate::written`](super::Gate::written).
+    /// Submit the write or discard to the drive. When it has ended, call
+    /// [`Gate::on_write_done`](super::Gate::on_write_done).
     Write(Ticket),
-    /// Submit a FLUSH to the entry's drive, then call [`Gate::flushed`](super::Gate::flushed).
+    /// Submit a FLUSH to the entry's drive. When it has ended, call
+    /// [`Gate::on_flush_done`](super::Gate::on_flush_done).
     Flush(Ticket),
     /// Answer with success. The ticket is free.
     Complete {
         /// The ticket of the entry.
         ticket: Ticket,
-        /// Set the entry's persist word and fence before answering (T7).
+        /// Whether to set the entry's persist word, and to fence the log, before the answer. Otherwise
+        /// the initiator could learn of a durable write that the log does not show (T7).
         persist: bool,
     },
     /// Answer with failure. The ticket is free.
@@ -44,7 +47,7 @@ pub enum Step {
     },
 }
 
-/// The cause that stopped a stream. The first cause stays (P6).
+/// The cause that stopped a stream. The first cause stays, whatever fails later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
     /// A write of the stream failed.
@@ -55,26 +58,26 @@ pub enum Cause {
         /// The ordinal of the entry.
         ordinal: u32,
     },
-    /// A FLUSH failed on a drive where the stream had unflushed writes: they may be lost, even
-    /// if a later FLUSH succeeds (T22).
+    /// A FLUSH failed on a drive where the stream had unflushed writes. They may be lost, even if a
+    /// later FLUSH succeeds (T22).
     #[error("a FLUSH of member {} failed while the stream had unflushed writes there", member.0)]
     FlushFailed {
         /// The drive.
         member: Member,
     },
-    /// The ordering log is full: the initiator exceeded its credits (T13).
+    /// The ordering log is full: the initiator sent more entries than its credits allow.
     #[error("the ordering log is full")]
     LogFull,
     /// The log region failed.
     #[error("the log region failed")]
     LogFailed,
-    /// The connection is gone or its owner was fenced (T8).
+    /// The connection is gone, or another owner has replaced its owner.
     #[error("the connection was closed or its owner replaced")]
     Closed,
 }
 
-/// The reason why an arrival was not taken: the peer broke the protocol. The stream takes nothing
-/// more on this connection (T18).
+/// The reason why an arrival was not accepted: the peer broke the protocol. The stream accepts nothing
+/// more on this connection, because what the peer sends is not reliable (T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// The ordinal has arrived before.

@@ -21,7 +21,7 @@ pub enum CreateError {
     Region(#[from] RegionError),
 }
 
-/// Why a log region was not opened (T19). It is unchanged.
+/// Why a log region was not opened. The region is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// Nothing was ever written there.
@@ -30,7 +30,7 @@ pub enum OpenError {
     /// The region holds something else.
     #[error("this is not a log region: it holds other data; check the path")]
     NotALog,
-    /// Written by a later version.
+    /// A later version of the program wrote the region.
     #[error(
         "log region has format version {version}, this program knows {VERSION}: use the newer \
          program that made it"
@@ -39,7 +39,7 @@ pub enum OpenError {
         /// Its version.
         version: u32,
     },
-    /// Header lost.
+    /// Neither copy of the header is usable.
     #[error(
         "log region is damaged: {what}; restore it, or give up what it knew with \
          accept_lost_log"
@@ -76,29 +76,29 @@ pub enum AddError {
     /// The directory has no free record.
     #[error("log region holds {VOLUMES_MAX} volumes, which is all it can: remove one first")]
     DirectoryFull,
-    /// No gap is large enough.
+    /// No gap between the volumes is large enough.
     #[error(
         "log region is too small: the volume's partitions need {need} bytes, the largest gap has \
          {have}; use fewer streams, fewer slots or a larger region"
     )]
     TooSmall {
-        /// Bytes needed in one piece.
+        /// The number of bytes needed in one piece.
         need: usize,
-        /// Bytes of the largest gap.
+        /// The size of the largest gap in bytes.
         have: usize,
     },
-    /// Counts out of range.
+    /// A count is out of range, or a member is listed twice.
     #[error(
         "volume with {streams} streams, {slots} slots per stream and {members} members on this \
          server cannot be logged: at least 1 stream, {SLOTS_MIN} to {SLOTS_MAX} slots, and 1 to \
          {MEMBERS_MAX} distinct members are possible"
     )]
     Shape {
-        /// Streams asked for.
+        /// The requested number of streams.
         streams: u16,
-        /// Slots per stream asked for.
+        /// The requested number of slots for each stream.
         slots: u32,
-        /// Members given.
+        /// The number of members on this server.
         members: usize,
     },
     /// The region failed.
@@ -109,13 +109,14 @@ pub enum AddError {
 /// Why a volume's record was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeError {
-    /// Not in the directory.
+    /// The volume is not in the directory.
     #[error("volume {volume} is not in the log region")]
     NoSuchVolume {
         /// The volume.
         volume: VolumeId,
     },
-    /// Generations only rise (T8).
+    /// The generation is not above the current one. Generations only rise, so that an earlier owner
+    /// cannot take the volume back unnoticed (T8).
     #[error(
         "generation {given} of volume {volume} is not above {current}: another owner came first"
     )]

@@ -1,16 +1,17 @@
-//! The decision about the content of a place where a log region should be.
+//! The decision about the content of a place where a log region should be: open it, make a new
+//! region there, give up the old one, or refuse it. The target calls [`decide`] when it starts.
 
 use super::{
     Class, CreateError, HEADER_BYTES, LogKind, OpenError, PARTITION_ALIGN, RegionHeader, inspect,
 };
 use crate::region::{Crc32c, Region};
 
-/// A place where a log region should be: its size, its kind, the boot.
+/// A place where a log region should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Size of the whole place in bytes.
     pub len: usize,
-    /// The kind of medium that it is now.
+    /// The kind of medium on which the place is now.
     pub kind: LogKind,
     /// The running system's boot.
     pub boot: [u8; 16],
@@ -19,19 +20,19 @@ pub struct Place {
 /// The decision about the content of the place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is opened for service.
+    /// The region is opened for service.
     Open,
-    /// Nothing is there: a new region is made.
+    /// The place is blank, and a new region is made.
     Create,
-    /// It is given up, and a new region is made. With its header, if that is valid: its volumes get
-    /// back the space that they had (T26).
+    /// The old region is given up, and a new region is made. If the old header is readable, it is
+    /// the value here: its volumes get the same space in the new region (T26).
     GiveUp(Option<RegionHeader>),
-    /// It is lost and left as it is: its volumes are refused and their members guarded, while other
-    /// namespaces are served (T19, T21).
+    /// The content of the region is lost, and the region is left as it is. Its volumes are refused
+    /// (T19), and plain hosts may not write their members (T21). Other namespaces are served.
     Lost(RegionHeader),
 }
 
-/// Why a place is not served at all (T19). It is unchanged.
+/// Why a place is not served at all. The place is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The place holds no region that this program can serve.
@@ -45,36 +46,36 @@ pub enum Refused {
         "{have} bytes are too small for an ordering log, which needs {need}: make it 2M or more"
     )]
     TooSmall {
-        /// Its size, bytes.
+        /// The size of the place in bytes.
         have: usize,
-        /// The least it must have, bytes.
+        /// The smallest possible size in bytes.
         need: usize,
     },
-    /// It was made on a medium of another kind, and there are volumes in it.
+    /// The region was made on a medium of another kind, and it has volumes.
     #[error(transparent)]
     Kind(#[from] OtherKind),
 }
 
 /// A log region that was made on a medium of another kind than the one it is opened on.
 ///
-/// The kind decides later whether the log is valid after a power cut (T19). A region that is
-/// stamped `block` but was last served through a mapped file would show entries as durable that no
-/// fence had made durable.
+/// The recorded kind decides whether the log is valid after a power cut. A region that records
+/// `block` but was last served through a mapped file would show entries as durable, although no
+/// fence had made them durable (T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
      Serve it as before, or give it up (accept_lost_log)",
-    medium(*made), as_medium(*now)
+    describe_origin(*made), describe_use(*now)
 )]
 pub struct OtherKind {
-    /// The kind that it is stamped with.
+    /// The kind that the region records.
     pub made: LogKind,
-    /// The kind that it has now.
+    /// The kind of the medium now.
     pub now: LogKind,
 }
 
-/// The kind of medium of a region with this stamp.
-const fn medium(kind: LogKind) -> &'static str {
+/// The medium on which a region of this kind was made, for the error message.
+const fn describe_origin(kind: LogKind) -> &'static str {
     match kind {
         LogKind::File => "a mapped file (file:), or on something that a power cut empties",
         LogKind::Dax => "persistent memory (dax:)",
@@ -83,7 +84,8 @@ const fn medium(kind: LogKind) -> &'static str {
     }
 }
 
-const fn as_medium(kind: LogKind) -> &'static str {
+/// The way in which a region of this kind would be served, for the error message.
+const fn describe_use(kind: LogKind) -> &'static str {
     match kind {
         LogKind::File => "from memory that a power cut empties",
         LogKind::Dax => "as persistent memory (dax:)",
@@ -92,11 +94,12 @@ const fn as_medium(kind: LogKind) -> &'static str {
     }
 }
 
-/// Decides about the content of a place. `header` is its first [`HEADER_BYTES`], or all of it if it
-/// is smaller. With `accept_lost`, a region that is not valid is given up.
+/// Decides about the content of a place. `header` is the first [`HEADER_BYTES`] of the place, or all
+/// of a smaller place. With `accept_lost`, a region that is not valid is given up.
 ///
 /// # Errors
-/// [`Refused`]: the reason with advice, never "nothing to undo" (T19).
+/// [`Refused`]: the reason, with advice. A region that cannot be read is never opened as one with
+/// "nothing to undo", because then the undo of a crash would be missing (T19).
 pub fn decide<R: Region>(
     header: &R,
     place: Place,
@@ -104,7 +107,7 @@ pub fn decide<R: Region>(
     crc: Crc32c,
 ) -> Result<Decision, Refused> {
     let need = HEADER_BYTES + PARTITION_ALIGN;
-    if place.len < need && is_zero(header) {
+    if place.len < need && has_only_zeroes(header) {
         return Err(Refused::TooSmall { have: place.len, need });
     }
     match inspect(header, place.len, place.boot, crc) {
@@ -125,10 +128,10 @@ pub fn decide<R: Region>(
     }
 }
 
-fn is_zero<R: Region>(region: &R) -> bool {
+fn has_only_zeroes<R: Region>(region: &R) -> bool {
     let mut word = [0; 8];
-    (0..region.len() / 8).all(|at| {
-        region.read(8 * at, &mut word);
+    (0..region.len()).step_by(word.len()).all(|offset| {
+        region.read(offset, &mut word);
         word == [0; 8]
     })
 }
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn t19_each_kind_of_find_has_its_end() {
+    fn t19_each_content_of_a_place_has_its_decision() {
         let blank = MemRegion::new(HEADER_BYTES);
         let file = made(LogKind::File, true);
         let block = made(LogKind::Block, true);

@@ -1,26 +1,49 @@
-//! The changes of a log when the owner or the incarnation of the target changes: start, resume, and
-//! the records of recovery in between (P7, T9). All of them are rare, and durable before they return.
-//! A crash in the middle leaves the state before the change or the state after it.
+//! The changes of a log when the owner or the incarnation of the target changes.
+//!
+//! ```text
+//!            same owner: resume
+//!  unbound ----------------------------------------------> bound
+//!     |                                                      ^
+//!     `-- another owner, after the undo:                     |
+//!         settle --> remove_entries --> settled and empty -- start
+//! ```
+//!
+//! All changes are rare, and durable before they return. A crash in the middle leaves the state before
+//! the change or the state after it.
 
 use alloc::vec::Vec;
 
 use super::adoption::Adoption;
 use super::error::{BindError, ForgetError, SettleError};
 use super::mark::Mark;
-use super::scan::{End, LoggedEntry, scan};
-use super::{State, StreamLog, slot_offset};
-use crate::attribute::Seq;
+use super::scan::{HOLE, LoggedEntry, Slots, scan};
+use super::{Binding, StreamLog, slot_offset};
+use crate::attribute::{GroupTag, Seq};
 use crate::entry::{ENTRY_BYTES, Origin, Position};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Region, RegionError};
 
+/// What a repair does with the live entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LiveEntries {
+    /// The log goes on with them.
+    Keep,
+    /// The log drops them afterwards.
+    Drop,
+}
+
+/// The offset in a slot of the word that has the checksum.
+const CHECKSUM_WORD_AT: usize = 8;
+
 impl<R: Region> StreamLog<R> {
-    /// Begins a binding with an empty log: drops all entries, sets the released mark to `released`,
-    /// and ends the settled state. Call it on a log without entries, or when recovery has undone and
-    /// flushed everywhere and has settled all logs (T9). Durable before it returns.
+    /// Begins a binding with an empty log: drops all entries, sets the released mark to `released`, and
+    /// ends the settled state. The change is durable before this returns.
     ///
-    /// The numbers of groups continue across generations, so the caller gives `released`. The newest
-    /// [tag](Self::tag) up to `released` stays known.
+    /// The log must be without entries, or recovery must have undone and flushed everywhere and have
+    /// settled all logs. Otherwise a crash would leave groups that no log lists any more (T9).
+    ///
+    /// The numbers of groups continue across generations, so the caller passes `released`. The
+    /// [newest tag](Self::newest_tag) up to `released` stays known.
     ///
     /// # Errors
     ///
@@ -33,25 +56,25 @@ impl<R: Region> StreamLog<R> {
                 current: self.durable_mark.origin.generation,
             });
         }
-        self.repair(false)?;
-        let (head, tag) = (self.next, self.tag_up_to(released));
-        self.bind(Mark { origin, head, released, tag, ..self.mark() }, Adoption::default())
+        self.repair(LiveEntries::Drop)?;
+        let newest_tag = self.newest_tag_up_to(released);
+        let mark = Mark { origin, head: self.next, released, newest_tag, ..self.mark() };
+        self.bind(mark, Adoption::default())
     }
 
-    /// Begins a binding with the entries that the log has, for the same owner, after a restart of
-    /// the target or the loss of a connection. The owner replays the entries that are not durable, in
-    /// order, before anything new (P7, T4). [`append`](Self::append) adopts the entries that are in
-    /// the log already.
+    /// Begins a binding with the entries that the log has, for the same owner, after a restart of the
+    /// target or the loss of a connection. The change is durable before this returns. The owner
+    /// replays the entries that are not durable, in order, before anything new, and
+    /// [`append`](Self::append) adopts the entries that are in the log already.
     ///
-    /// A crash may have torn an append. Then this entry and all later ones are dropped: no fence
-    /// came after them, so no write was submitted for any of them. The log then has no holes. So the
-    /// replayed entries fit (T13), and damage that a later scan finds is new. Durable before it
-    /// returns.
+    /// If a crash has torn an append, that entry and all later ones are dropped. No fence came after
+    /// them, so no write was submitted for any of them. The log has no holes afterwards. So the
+    /// replayed entries fit, and a hole that a later scan finds is new damage.
     ///
     /// # Errors
     ///
-    /// Another generation than the log's, an older incarnation, the log is settled, or the region
-    /// failed.
+    /// The generation is not the log's, the incarnation is older than the log's, the log is settled,
+    /// or the region failed.
     pub fn resume(&mut self, origin: Origin) -> Result<(), BindError> {
         self.check_origin(origin)?;
         if origin.generation != self.durable_mark.origin.generation {
@@ -63,15 +86,16 @@ impl<R: Region> StreamLog<R> {
         if self.durable_mark.settled {
             return Err(BindError::Settled { released: self.released });
         }
-        let entries = self.repair(true)?;
-        self.bind(Mark { origin, ..self.mark() }, Adoption::of(&entries))
+        let entries = self.repair(LiveEntries::Keep)?;
+        self.bind(Mark { origin, ..self.mark() }, Adoption::new(&entries))
     }
 
-    /// Records the result of a recovery that has undone and flushed everywhere (T9): groups up to
-    /// `k` are released; `tag` is the caller's tag of group `k`. The entries beyond `k` have been
-    /// undone, or are of in-place writes. They stay listed until the log is [emptied](Self::forget)
-    /// or [started](Self::start). Nothing is appended until the log is started. Durable before it
-    /// returns.
+    /// Records the result of a recovery that has undone and flushed everywhere: the groups up to `k`
+    /// are released, and `tag` is the caller's tag of group `k`. The record is durable before this
+    /// returns. The log accepts no appends until it is [started](Self::start).
+    ///
+    /// The entries beyond `k` have been undone, or are of in-place writes. They stay listed until the
+    /// log is [emptied](Self::remove_entries) or started.
     ///
     /// A settled log may be settled again at the same group, and keeps its tag.
     ///
@@ -87,13 +111,13 @@ impl<R: Region> StreamLog<R> {
         if k < self.released {
             return Err(SettleError::Released { k, released: self.released });
         }
-        let tag = if settled { self.durable_mark.tag } else { (k, tag) };
+        let newest_tag = if settled { self.durable_mark.newest_tag } else { GroupTag::new(k, tag) };
         self.unbind();
-        Ok(self.write_both_marks(Mark { released: k, tag, settled: true, ..self.mark() })?)
+        Ok(self.write_both_marks(Mark { released: k, newest_tag, settled: true, ..self.mark() })?)
     }
 
-    /// Settles a settled log again, at a later group. Only for a log that was given up (T26). Durable
-    /// before it returns.
+    /// Settles a settled log again, at a later group. Only a log that was given up may need this,
+    /// because it may have been settled long ago. The record is durable before this returns.
     ///
     /// # Errors
     ///
@@ -106,25 +130,25 @@ impl<R: Region> StreamLog<R> {
         self.unbind();
         Ok(self.write_both_marks(Mark {
             released: k,
-            tag: (k, tag),
+            newest_tag: GroupTag::new(k, tag),
             settled: true,
             ..self.mark()
         })?)
     }
 
-    /// Empties a [settled](Self::settle) log, when none of its entries must be acknowledged any more
-    /// (T11). The log stays settled until it is [started](Self::start). Durable before it returns. A
-    /// second call changes nothing.
+    /// Removes all entries of a [settled](Self::settle) log. The caller must have acknowledged the
+    /// in-place writes among them. The change is durable before this returns. The log stays settled
+    /// until it is [started](Self::start). A second call changes nothing.
     ///
     /// # Errors
     ///
     /// The log is not settled, or the region failed.
-    pub fn forget(&mut self) -> Result<(), ForgetError> {
+    pub fn remove_entries(&mut self) -> Result<(), ForgetError> {
         self.check_region()?;
         if !self.durable_mark.settled {
             return Err(ForgetError::NotSettled);
         }
-        self.repair(false)?;
+        self.repair(LiveEntries::Drop)?;
         Ok(self.write_both_marks(Mark { head: self.next, ..self.mark() })?)
     }
 
@@ -138,65 +162,89 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Cleans up after a crash: slots with torn entries become blank. Returns the live entries.
+    /// Repairs the slots after a crash, and returns the live entries.
     ///
-    /// With `keeps_entries`, the live entries stay in use. Then the log also ends at its first hole,
-    /// so that the entries behind the hole become blank. Persist words of older laps become 0.
-    fn repair(&mut self, keeps_entries: bool) -> Result<Vec<LoggedEntry>, RegionError> {
-        // The scan at the opening found no damage. So if this scan finds damage, the region does not
+    /// Slots with torn entries become blank. If the live entries are kept, the log is also cut at its
+    /// first hole, and invalid persist words become 0.
+    fn repair(&mut self, live_entries: LiveEntries) -> Result<Vec<LoggedEntry>, RegionError> {
+        // The scan at the opening found no damage. If this scan finds damage, the region does not
         // store what is written to it.
         let (mut found, slots) = scan(&self.region, &self.mark(), self.crc)
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
-        let mut to_blank = slots.torn;
-        let hole = slots.ends.iter().position(|end| *end == End::HOLE);
-        let must_cut = keeps_entries && !probe::planted(Plant::T7NoCut);
-        if must_cut && let Some(hole) = hole.map(|at| self.head + at as u64) {
-            probe::hit(Rare::Cut);
-            let after = (self.head..).zip(&slots.ends).filter(|&(position, _)| position > hole);
-            let whole = after.filter(|(_, end)| **end != End::HOLE);
-            to_blank.extend(whole.map(|(position, _)| self.slot_of(Position(position))));
-            self.next = hole;
-            self.next_slot = self.slot_of(Position(hole));
+        let keeps_entries = live_entries == LiveEntries::Keep;
+        let mut slots_to_blank = slots.torn.clone();
+        if keeps_entries && !probe::planted(Plant::T7NoCut) {
+            self.cut_at_first_hole(&slots, &mut slots_to_blank);
         }
-        if !to_blank.is_empty() {
-            // The checksums become 0 first. Otherwise a crash could leave a slot in which words that
-            // are 0 already form a whole entry with the words of the torn one.
-            for &slot in &to_blank {
-                self.region.write_word(slot_offset(slot) + 8, 0);
-            }
-            self.fence_region()?;
-        }
-        for slot in to_blank {
-            self.region.write(slot_offset(slot), &[0; ENTRY_BYTES]);
-        }
+        self.blank_slots(&slots_to_blank)?;
         if keeps_entries {
             found.entries.retain(|entry| entry.position.0 < self.next);
-            let invalid = slots.invalid.into_iter().filter(|position| position.0 < self.next);
-            for position in invalid.filter(|_| !probe::planted(Plant::T7InvalidWordKept)) {
-                self.region.write_word(slot_offset(self.slot_of(position)), 0);
-            }
+            self.clear_persist_words(&slots.invalid);
         }
         self.fence_region()?;
         Ok(found.entries)
     }
 
-    /// Begins a binding with this mark, durably. Appends are allowed from now on.
-    fn bind(&mut self, mark: Mark, adoption: Adoption) -> Result<(), BindError> {
-        self.write_both_marks(Mark { settled: false, ..mark })?;
-        self.binding_start = self.next;
-        self.last_adoptable = adoption.last();
-        self.adoption = adoption;
-        self.append_limit = self.head + u64::from(self.slots);
-        self.state = State::Bound;
+    /// Ends the log at its first hole, if it has one. Adds the slots of the whole entries behind the
+    /// hole to `slots_to_blank`.
+    fn cut_at_first_hole(&mut self, slots: &Slots, slots_to_blank: &mut Vec<u32>) {
+        let Some(index) = slots.ends.iter().position(|end| *end == HOLE) else { return };
+        probe::hit(Rare::Cut);
+        let hole = self.head + index as u64;
+        for (position, end) in (self.head..).zip(&slots.ends) {
+            if position > hole && *end != HOLE {
+                slots_to_blank.push(self.slot_of(Position(position)));
+            }
+        }
+        self.next = hole;
+        self.next_slot = self.slot_of(Position(hole));
+    }
+
+    /// Zeroes these slots. The caller fences afterwards.
+    fn blank_slots(&mut self, slots: &[u32]) -> Result<(), RegionError> {
+        if slots.is_empty() {
+            return Ok(());
+        }
+        // The checksums become 0 first. Otherwise a crash could leave a slot in which words that are
+        // 0 already form a whole entry with the words of the torn one.
+        for &slot in slots {
+            self.region.write_word(slot_offset(slot) + CHECKSUM_WORD_AT, 0);
+        }
+        self.fence_region()?;
+        for &slot in slots {
+            self.region.write(slot_offset(slot), &[0; ENTRY_BYTES]);
+        }
         Ok(())
     }
 
-    /// Nothing more is appended until the next binding.
+    /// Sets the persist words of the entries at these positions to 0, because an older lap has left
+    /// them. Entries that the log has cut off are blank already.
+    fn clear_persist_words(&mut self, positions: &[Position]) {
+        if probe::planted(Plant::T7InvalidWordKept) {
+            return;
+        }
+        for position in positions.iter().filter(|position| position.0 < self.next) {
+            self.region.write_word(slot_offset(self.slot_of(*position)), 0);
+        }
+    }
+
+    /// Begins a binding with this mark, durably. The log accepts appends from now on.
+    fn bind(&mut self, mark: Mark, adoption: Adoption) -> Result<(), BindError> {
+        self.write_both_marks(Mark { settled: false, ..mark })?;
+        self.binding_start = self.next;
+        self.last_adoptable = adoption.last_group();
+        self.adoption = adoption;
+        self.append_limit = self.head + u64::from(self.slots);
+        self.binding = Binding::Bound;
+        Ok(())
+    }
+
+    /// Ends the binding. The log accepts no appends until the next one.
     fn unbind(&mut self) {
         self.binding_start = self.next;
         self.last_adoptable = Seq::ZERO;
         self.adoption = Adoption::default();
         self.append_limit = 0;
-        self.state = State::Unbound;
+        self.binding = Binding::Unbound;
     }
 }

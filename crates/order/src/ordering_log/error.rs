@@ -5,7 +5,8 @@ use crate::attribute::{Seq, StreamId, VolumeId};
 use crate::entry::{PartitionId, Position};
 use crate::region::RegionError;
 
-/// Why a partition cannot be used. It must never be taken for "nothing to undo" (T19).
+/// Why a partition cannot be used. The caller must not go on as if there were nothing to undo, because
+/// then the undo of a crash would be missing (T19).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The byte range cannot hold a partition.
@@ -26,7 +27,7 @@ pub enum LogError {
         /// The partition that was expected.
         id: PartitionId,
     },
-    /// It belongs to another stream or volume.
+    /// The partition belongs to another stream or volume.
     #[error(
         "log partition belongs to volume {} stream {}, not to volume {} stream {}: the log region \
          was swapped; serve the right one, or give up what it knew with accept_lost_log",
@@ -38,7 +39,7 @@ pub enum LogError {
         /// The partition that was expected.
         expected: PartitionId,
     },
-    /// It has another number of slots than the byte range.
+    /// The mark has another number of slots than the byte range.
     #[error(
         "log partition records {found} slots, but its place has space for {expected}: the log region \
          was moved or resized; serve the original one, or give up what it knew with \
@@ -50,7 +51,7 @@ pub enum LogError {
         /// Slots according to the byte range.
         expected: u32,
     },
-    /// Written by a later version.
+    /// A later version of the program wrote the partition.
     #[error(
         "log partition has format version {version}, this program knows {VERSION}: use the newer \
          program that wrote it"
@@ -72,7 +73,7 @@ pub enum LogError {
         /// Its flags.
         flags: u8,
     },
-    /// Something is unreadable that was durable once.
+    /// A part of the partition is unreadable, although it was durable once.
     #[error(
         "log partition of volume {volume} stream {stream} is damaged: {what}; restore the log \
          region, or give up what it knew with accept_lost_log"
@@ -85,7 +86,7 @@ pub enum LogError {
         /// The damage.
         what: Damage,
     },
-    /// The region has failed. Its bytes of now may be gone when it is read again.
+    /// The region has failed. The next read may find other bytes than this one.
     #[error(transparent)]
     Region(#[from] RegionError),
 }
@@ -143,7 +144,7 @@ impl From<TooSmall> for LogError {
 /// Why an attribute was not appended. Nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// No slot is free, even with all that the initiator has released (T13). It appended more
+    /// No slot is free, although all released slots are used again. The initiator sent more entries
     /// than its credits allow.
     #[error(
         "ordering log is full: all {slots} slots hold entries beyond the released group \
@@ -162,7 +163,8 @@ pub enum AppendError {
         /// Its group.
         seq: Seq,
     },
-    /// A replayed entry that the log has already, but with another shape: replay keeps shapes (T6).
+    /// The log has this entry already, but with another shape. A replay must not change an entry,
+    /// because recovery would count both as different.
     #[error(
         "entry {index} of group {seq} is in the log with another shape: a replayed request must be \
          the one that was sent before"
@@ -185,7 +187,7 @@ pub enum AppendError {
 /// Why a binding was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// Its owner's generation is over.
+    /// The generation is not that of the log: another owner has taken the volume over.
     #[error(
         "generation {given} is not current: the log is at generation {current}; another owner has \
          taken the volume over"
@@ -196,7 +198,7 @@ pub enum BindError {
         /// The generation of the log.
         current: u32,
     },
-    /// Incarnations never go back.
+    /// The incarnation is older than the log's. Incarnations only rise.
     #[error(
         "incarnation {given} is older than {current}, the log's last one: the log region's \
          header was replaced by an older one"
@@ -207,8 +209,8 @@ pub enum BindError {
         /// The last incarnation of the log.
         current: u32,
     },
-    /// Resumed, though recovery has [settled](super::StreamLog::settle) the log. Its entries have
-    /// been undone, so nothing may be replayed.
+    /// Recovery has [settled](super::StreamLog::settle) the log, so it cannot be resumed: its entries
+    /// have been undone, and nothing may be replayed.
     #[error(
         "recovery has settled the log at group {released}: nothing can be replayed; start the \
          stream anew"
@@ -225,7 +227,7 @@ pub enum BindError {
 /// Why a log was not settled. It is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettleError {
-    /// Released groups are never undone.
+    /// The recovery would end before a released group. Released groups are never undone.
     #[error("group {k} cannot be the last: groups up to {released} are released")]
     Released {
         /// The group that was asked for.
@@ -233,8 +235,8 @@ pub enum SettleError {
         /// The released mark.
         released: Seq,
     },
-    /// An earlier recovery has come to another result: the lists are not all of this volume, or it
-    /// was undone from different ones (T9).
+    /// An earlier recovery has come to another result. One of the two had lists that are not all of
+    /// this volume.
     #[error("group {k} cannot be the last: an earlier recovery has settled the log at {settled}")]
     Settled {
         /// The group that was asked for.
@@ -250,7 +252,7 @@ pub enum SettleError {
 /// Why a log was not emptied. It is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForgetError {
-    /// Its entries may still be needed (T9).
+    /// The log is not settled, so another recovery may still need its entries.
     #[error("ordering log is not settled: what it lists has not been undone everywhere")]
     NotSettled,
     /// The region failed.

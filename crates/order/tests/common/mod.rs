@@ -4,7 +4,7 @@
 pub(crate) mod table_gate;
 
 pub(crate) use riopipe_nvme::digest::soft as crc32c;
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Origin, PartitionId};
 use riopipe_order::ordering_log::{LoggedEntry, Scan, StreamLog, partition_bytes};
 use riopipe_order::region::MemRegion;
@@ -64,7 +64,7 @@ pub(crate) fn append_all(log: &mut StreamLog<MemRegion>, range: std::ops::RangeI
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
     released: Seq,
-    tag: (Seq, u64),
+    newest_tag: GroupTag,
     settled: bool,
     origin: Origin,
     entries: Vec<LoggedEntry>,
@@ -72,12 +72,12 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn of(scan: &Scan) -> Self {
-        let Scan { released, tag, settled, origin, .. } = *scan;
+        let Scan { released, newest_tag, settled, origin, .. } = *scan;
         let mut entries = scan.entries.clone();
         let first = entries.first().map_or(0, |e| e.position.0);
         let whole = entries.iter().zip(first..).take_while(|(e, at)| e.position.0 == *at).count();
         entries.truncate(whole);
-        Self { released, tag, settled, origin, entries }
+        Self { released, newest_tag, settled, origin, entries }
     }
 }
 

@@ -42,15 +42,15 @@ impl TableGate {
         attribute: &Attribute,
         steps: &mut Vec<Step>,
     ) -> Result<(), GateError> {
-        self.gate.arrive(&mut self.nodes, ticket, attribute, steps)
+        self.gate.on_arrival(&mut self.nodes, ticket, attribute, steps)
     }
 
     pub(crate) fn written(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
-        self.gate.written(&mut self.nodes, ticket, ok, steps);
+        self.gate.on_write_done(&mut self.nodes, ticket, ok, steps);
     }
 
     pub(crate) fn flushed(&mut self, ticket: Ticket, ok: bool, steps: &mut Vec<Step>) {
-        self.gate.flushed(&mut self.nodes, ticket, ok, steps);
+        self.gate.on_flush_done(&mut self.nodes, ticket, ok, steps);
     }
 
     pub(crate) fn poison(&mut self, cause: Cause, steps: &mut Vec<Step>) {
@@ -58,15 +58,15 @@ impl TableGate {
     }
 
     pub(crate) fn flush_failed_on(&mut self, member: Member, steps: &mut Vec<Step>) -> bool {
-        self.gate.flush_failed_on(&mut self.nodes, member, steps)
+        self.gate.on_flush_failed(&mut self.nodes, member, steps)
     }
 
     pub(crate) fn append_failed(&mut self, at: usize, cause: Cause, steps: &mut Vec<Step>) {
-        self.gate.append_failed(&mut self.nodes, at, cause, steps);
+        self.gate.on_append_failed(&mut self.nodes, at, cause, steps);
     }
 
     pub(crate) fn fence_failed(&mut self, steps: &mut Vec<Step>) {
-        self.gate.fence_failed(&mut self.nodes, steps);
+        self.gate.on_fence_failed(&mut self.nodes, steps);
     }
 }
 

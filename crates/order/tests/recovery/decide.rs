@@ -1,6 +1,6 @@
 //! How far a stream reaches, which blocks are undone and which are listed, case by case.
 
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::{
     DecideError, DriveExtent, InPlace, ListedEntry, StreamList, StreamPlan, decide, join,
@@ -28,7 +28,7 @@ fn list(server: u16, released: u64, entries: &[(Attribute, bool)]) -> StreamList
         in_doubt: false,
         server,
         released: Seq(released),
-        tag: (Seq(released), !released),
+        newest_tag: GroupTag::new(Seq(released), !released),
         settled: false,
         entries: entries.iter().enumerate().map(entry).collect(),
     }
@@ -279,7 +279,7 @@ fn t9_settlements_that_disagree_are_refused() {
 #[test]
 fn the_tag_is_that_of_the_newest_group_kept() {
     let mark = |mut list: StreamList, seq: u64, tag: u64| {
-        list.tag = (Seq(seq), tag);
+        list.newest_tag = GroupTag::new(Seq(seq), tag);
         list
     };
     // Server 0 never saw group 6; server 1 has dropped it, and remembers.
@@ -310,9 +310,9 @@ fn adjacent_extents_are_joined_and_others_not() {
 /// An older log may have been settled in its own time, which proves nothing about the groups since.
 #[test]
 fn t26_an_older_log_that_is_given_up_contributes_no_tag_of_another_history() {
-    let good = StreamList { tag: (Seq(6), 66), ..list(0, 9, &[]) };
+    let good = StreamList { newest_tag: GroupTag::new(Seq(6), 66), ..list(0, 9, &[]) };
     let older = StreamList { in_doubt: true, ..list(1, 6, &[(on(6, 1), true), (on(9, 1), true)]) };
-    let older = StreamList { tag: (Seq(5), 55), ..older };
+    let older = StreamList { newest_tag: GroupTag::new(Seq(5), 55), ..older };
     let found = plan(&[good, older]);
     assert_eq!((found.k, found.tag), (Seq(9), 66), "not that of group 9 of the older log");
 }

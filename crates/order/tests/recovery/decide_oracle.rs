@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::{ListedEntry, StreamList, StreamPlan, decide};
 
@@ -82,7 +82,7 @@ fn lists_of(all: &[(Attribute, bool)], marks: &[Seq; SERVERS as usize]) -> Vec<S
             in_doubt: false,
             server: server as u16,
             released,
-            tag: newest.map_or((Seq::ZERO, 0), |a| (a.seq_end(), a.tag)),
+            newest_tag: newest.map_or(GroupTag::NONE, GroupTag::of_last_group),
             settled: false,
             entries: live
                 .enumerate()
@@ -177,7 +177,7 @@ fn settled(list: &StreamList, plan: &StreamPlan, left: Left) -> StreamList {
     }
     list.settled = true;
     list.released = plan.k;
-    list.tag = (plan.k, plan.tag);
+    list.newest_tag = GroupTag::new(plan.k, plan.tag);
     let kept = matches!(left, Left::Kept);
     list.entries.retain(|entry| kept && entry.attribute.seq_end() > plan.k);
     list
@@ -203,7 +203,7 @@ proptest! {
             .collect();
         prop_assert_eq!(plan.dropped as usize, groups.len());
         // Tags are !seq here, so the tag shows the group that it is of.
-        let known = all.map(|e| e.attribute.seq_end()).chain(lists.iter().map(|l| l.tag.0));
+        let known = all.map(|e| e.attribute.seq_end()).chain(lists.iter().map(|l| l.newest_tag.seq));
         let newest = known.filter(|seq| *seq <= plan.k).max().unwrap();
         prop_assert_eq!(plan.tag, if newest == Seq::ZERO { 0 } else { !newest.0 });
     }

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use riopipe_order::attribute::{Attribute, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::rio::Rio;
-use riopipe_order::engine::{Engine, Limits, Marks, Op, Payload, RequestId, Write};
+use riopipe_order::engine::{
+    Engine, Limits, Marks, Op, OrderedDispatch, Payload, RequestId, Write,
+};
 use riopipe_order::entry::{Origin, PartitionId, Position};
 use riopipe_order::gate::{MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{StreamLog, partition_bytes};
@@ -169,7 +171,7 @@ impl World {
             Action::Answer(t) => {
                 for (id, ok) in self.targets[t].answer() {
                     assert!(ok, "nothing fails here");
-                    self.engine.done(id, Ok(()));
+                    self.engine.on_request_done(id, Ok(()));
                 }
                 self.marks = self.engine.poll();
                 true
@@ -178,8 +180,9 @@ impl World {
     }
 
     fn arrive(&mut self, t: usize) -> bool {
-        let Some(dispatch) = self.engine.next(t as u16) else { return false };
-        let (ordinal, released) = dispatch.ordered.expect("the rio engine orders everything");
+        let Some(dispatch) = self.engine.next_request(t as u16) else { return false };
+        let OrderedDispatch { ordinal, released } =
+            dispatch.ordered.expect("the rio engine orders everything");
         let request = self.engine.request(dispatch.id);
         let attribute = request.attribute(ordinal);
         let contents = request.pieces.iter().map(|content| content.0).collect();
@@ -190,7 +193,7 @@ impl World {
     /// No step is left, and all groups are admitted: asks for durability of the rest.
     pub(crate) fn ask_durable(&mut self) -> bool {
         self.marks = self.engine.poll();
-        let last = self.engine.last();
+        let last = self.engine.last_admitted();
         let asked = self.marks.durable < last;
         self.engine.ask_durable(last);
         self.marks = self.engine.poll();
@@ -256,7 +259,7 @@ impl World {
             in_doubt: false,
             server: t as u16,
             released: scan.released,
-            tag: scan.tag,
+            newest_tag: scan.newest_tag,
             settled: scan.settled,
             entries: entries.collect(),
         }
@@ -274,7 +277,7 @@ impl World {
         let (mut log, _) = StreamLog::open(log.clone(), ID, crate::crc32c).unwrap();
         log.settle(k, tag).unwrap();
         if !keep {
-            log.forget().unwrap();
+            log.remove_entries().unwrap();
         }
         log.region().as_is()
     }

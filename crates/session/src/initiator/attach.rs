@@ -190,8 +190,9 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
             }
             Step::Queues => {
                 self.bring_up.exchange.succeeded(cqe)?;
-                let (sq, cq) = feature::queues_of(cqe.result() as u32);
-                let granted = sq.min(cq).min(u32::from(self.io_queues)) as u16;
+                let counts = feature::queues_of(cqe.result() as u32);
+                let granted =
+                    counts.submission.min(counts.completion).min(u32::from(self.io_queues)) as u16;
                 if let Some(controller) = &mut self.controller {
                     controller.queues = granted;
                 }

@@ -24,7 +24,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
-    Cause, Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
+    Cause, Engine, EngineKind, Failure, Marks, OrderedDispatch, Payload, Refusal, RequestId, Write,
 };
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
@@ -238,7 +238,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
             let depth = connection.depth(config.queue_depth);
             while connection.queue.in_flight() < depth {
-                let Some(dispatch) = engine.next(server as u16) else { break };
+                let Some(dispatch) = engine.next_request(server as u16) else { break };
                 let request = engine.request(dispatch.id);
                 tracer.sent(dispatch.id, request.seq, request.span);
                 let nsid = config.nsids[usize::from(request.member.0)];
@@ -247,7 +247,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
                     Kind::Flush => Sqe::flush(nsid),
                 };
-                if let Some((ordinal, released)) = dispatch.ordered {
+                if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
                     wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
                 }
                 let data = match request.kind {
@@ -285,7 +285,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         reading.begin();
         let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
-            topology.map(*lba, *blocks, |extent| {
+            topology.for_each_extent(*lba, *blocks, |extent| {
                 reading.add(ReadPart {
                     server: topology.member(extent.member).server,
                     nsid: config.nsids[usize::from(extent.member.0)],
@@ -320,7 +320,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// (P9).
     #[must_use]
     pub fn read_must_wait(&self, lba: u64, blocks: u32) -> bool {
-        self.engine.writes_pending(lba, blocks) && !probe::planted(Plant::P9OwnReads)
+        self.engine.has_pending_write(lba, blocks) && !probe::planted(Plant::P9OwnReads)
     }
 
     /// Whether a read is in flight.
@@ -392,10 +392,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 // of this stream. Then this successful FLUSH covers nothing (T22).
                                 if engine.request(id).kind == Kind::Flush {
                                     flush_failures.for_each_new(handled_failures, |member| {
-                                        engine.flush_failed_elsewhere(member)
+                                        engine.on_flush_failed_elsewhere(member)
                                     });
                                 }
-                                engine.done(id, Ok(()));
+                                engine.on_request_done(id, Ok(()));
                                 return;
                             }
                             // With an engine that binds its streams, the target reports a failed
@@ -416,7 +416,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                                 // target refuses after it, so that it replays them all.
                                 set_up.get_or_insert(SetUpEvent::Broken(status));
                             } else {
-                                engine.done(id, Err(Cause::Status(status.code())));
+                                engine.on_request_done(id, Err(Cause::Status(status.code())));
                             }
                         }
                         Tag::Read { number, part } => {
@@ -458,7 +458,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn poll(&mut self) -> Result<Marks, Failure> {
         let Self { flush_failures, handled_failures, engine, .. } = self;
         flush_failures
-            .for_each_new(handled_failures, |member| engine.flush_failed_elsewhere(member));
+            .for_each_new(handled_failures, |member| engine.on_flush_failed_elsewhere(member));
         self.marks = self.engine.poll();
         match self.engine.failure() {
             None => Ok(self.marks),
@@ -588,7 +588,7 @@ fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;
     }
-    let (released, last) = (engine.released(), engine.last());
+    let (released, last) = (engine.released(), engine.last_admitted());
     (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
 }
 

@@ -10,9 +10,9 @@ mod recovery;
 
 use alloc::vec::Vec;
 
-use riopipe_nvme::command::{Sqe, Status, admin as opcode};
+use riopipe_nvme::command::{AbortTarget, Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
-use riopipe_nvme::feature;
+use riopipe_nvme::feature::{self, QueueCounts};
 
 use self::ownership::Waiting;
 use super::closed::Closed;
@@ -113,7 +113,7 @@ impl Admin {
             opcode::ABORT => {
                 // Only event requests are held. Every other command ends by itself, and none is
                 // aborted.
-                let (sqid, aborted) = sqe.abort_target();
+                let AbortTarget { sqid, cid: aborted } = sqe.abort_target();
                 let held = self.events.iter().position(|e| *e == aborted && sqid == 0);
                 match held {
                     Some(at) => {
@@ -233,7 +233,7 @@ impl Admin {
             }
             _ if self.discovery => Err(Status::INVALID_FIELD.with_dnr()),
             feature::NUMBER_OF_QUEUES => {
-                let (submission, completion) = feature::queues_of(value);
+                let QueueCounts { submission, completion } = feature::queues_of(value);
                 if submission > 0xffff || completion > 0xffff {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }

@@ -31,7 +31,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     ) -> Result<(), Closed> {
         let Capsule { sqe, data, data_at, .. } = capsule;
         let cid = sqe.cid();
-        if let Some(cause) = self.gate.poisoned() {
+        if let Some(cause) = self.gate.poison_cause() {
             cx.respond(cid, Self::refusal(cx, cause), 0, out);
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let at_gate = Attribute { member, ..attribute };
         let first_step = self.steps.len();
         let ticket = Ticket(u32::from(index));
-        let arrived = self.gate.arrive(&mut cx.commands, ticket, &at_gate, &mut self.steps);
+        let arrived = self.gate.on_arrival(&mut cx.commands, ticket, &at_gate, &mut self.steps);
         if arrived.is_err() {
             self.stop_stream(cx, member, attribute.ordinal);
             cx.trouble(

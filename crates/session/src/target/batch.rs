@@ -45,14 +45,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
             && !(is_shared && probe::planted(Plant::T7BatchBeforeFence));
         if must_fence && self.log.fence().is_err() {
             probe::hit(Rare::LogFailed);
-            self.gate.fence_failed(&mut cx.commands, &mut self.to_answer);
+            self.gate.on_fence_failed(&mut cx.commands, &mut self.to_answer);
             cx.trouble("the ordering log failed; its stream is stopped", env);
         }
         if self.tracer.is_complete() {
             self.tracer.persisted(env.instant());
         }
         if !self.reported_stop
-            && let Some(cause) = self.gate.poisoned()
+            && let Some(cause) = self.gate.poison_cause()
         {
             self.reported_stop = true;
             if !matches!(cause, Cause::Closed) {
@@ -83,7 +83,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 && !probe::planted(Plant::T7WriteBeforeFence);
             if must_fence && self.log.fence().is_err() {
                 probe::hit(Rare::LogFailed);
-                self.gate.fence_failed(&mut cx.commands, &mut self.steps);
+                self.gate.on_fence_failed(&mut cx.commands, &mut self.steps);
                 cx.trouble("the ordering log failed; its stream is stopped", env);
             }
             if self.tracer.is_logging() {
@@ -176,8 +176,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             return;
         }
-        let stream_has_ended =
-            cx.is_fenced || matches!(self.gate.poisoned(), Some(Cause::LogFailed | Cause::Closed));
+        let stream_has_ended = cx.is_fenced
+            || matches!(self.gate.poison_cause(), Some(Cause::LogFailed | Cause::Closed));
         if command.entry.data == Data::Bad || stream_has_ended {
             // Nothing goes to the drives after the owner was fenced (T8). Nothing goes there after
             // the log has failed either, because the attribute may not be in the log.
@@ -294,7 +294,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     #[inline(always)]
     fn written(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
         let ticket = Ticket(u32::from(index));
-        self.gate.written(&mut cx.commands, ticket, ok, &mut self.steps);
+        self.gate.on_write_done(&mut cx.commands, ticket, ok, &mut self.steps);
     }
 
     /// Takes in the result of a FLUSH. A success is in doubt while a FLUSH of another connection on
@@ -316,6 +316,6 @@ impl<E: TargetEnv> OrderedQueue<E> {
     pub(super) fn report_flush(&mut self, cx: &mut Context<E>, index: u16, ok: bool) {
         self.report_flush_failures(cx);
         let ticket = Ticket(u32::from(index));
-        self.gate.flushed(&mut cx.commands, ticket, ok, &mut self.steps);
+        self.gate.on_flush_done(&mut cx.commands, ticket, ok, &mut self.steps);
     }
 }

@@ -126,7 +126,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             && !matches!(next, Step::Append(_))
         {
             if let Err(cause) = self.append_one(commands, ticket) {
-                return self.gate.append_failed(commands, from, cause, &mut self.steps);
+                return self.gate.on_append_failed(commands, from, cause, &mut self.steps);
             }
             self.steps.truncate(from);
             return self.steps.push(next);
@@ -138,7 +138,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             if let Step::Append(ticket) = step {
                 if let Err(cause) = self.append_one(commands, ticket) {
                     self.steps.drain(kept..at);
-                    return self.gate.append_failed(commands, kept, cause, &mut self.steps);
+                    return self.gate.on_append_failed(commands, kept, cause, &mut self.steps);
                 }
             } else {
                 self.steps[kept] = step;
@@ -236,7 +236,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             if failures != drive.flush_failures {
                 drive.flush_failures = failures;
                 if !probe::planted(Plant::T22OtherStreams)
-                    && self.gate.flush_failed_on(commands, Member(local as u8), &mut self.steps)
+                    && self.gate.on_flush_failed(commands, Member(local as u8), &mut self.steps)
                 {
                     probe::hit(Rare::FlushFailedElsewhere);
                 }

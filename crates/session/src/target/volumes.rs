@@ -107,7 +107,7 @@ impl<R: Region> Volumes<R> {
                         let id = PartitionId { volume: record.id, stream };
                         // The owner of a later claim has given up what the log knew. A crash came
                         // before its claim was granted.
-                        let is_given_up = record.given_up > record.generation;
+                        let is_given_up = record.given_up_generation > record.generation;
                         open_partition(&mut split, range, id, is_given_up, crc).unwrap_or_else(
                             |problem| {
                                 probe::hit(Rare::LogRefused);

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
@@ -44,7 +44,7 @@ pub struct Page {
     /// The released mark.
     pub released: Seq,
     /// The newest group up to `released` that the partition records, and its tag.
-    pub tag: (Seq, u64),
+    pub newest_tag: GroupTag,
     /// The position at which the next page starts.
     pub next: Position,
     /// The number of torn slots: their bytes are no whole entry.
@@ -67,8 +67,8 @@ impl Page {
         d[18] = u8::from(self.more) | u8::from(self.settled) << 1 | u8::from(self.in_doubt) << 2;
         d[20..24].copy_from_slice(&(self.entries.len() as u32).to_le_bytes());
         d[24..32].copy_from_slice(&self.released.0.to_le_bytes());
-        d[32..40].copy_from_slice(&self.tag.0.0.to_le_bytes());
-        d[40..48].copy_from_slice(&self.tag.1.to_le_bytes());
+        d[32..40].copy_from_slice(&self.newest_tag.seq.0.to_le_bytes());
+        d[40..48].copy_from_slice(&self.newest_tag.tag.to_le_bytes());
         d[48..56].copy_from_slice(&self.next.0.to_le_bytes());
         d[56..60].copy_from_slice(&self.torn.to_le_bytes());
         d[60..64].copy_from_slice(&self.live.to_le_bytes());
@@ -98,13 +98,13 @@ impl Page {
             settled: d[18] & 2 != 0,
             in_doubt: d[18] & 4 != 0,
             released: Seq(u64_at(d, 24)),
-            tag: (Seq(u64_at(d, 32)), u64_at(d, 40)),
+            newest_tag: GroupTag::new(Seq(u64_at(d, 32)), u64_at(d, 40)),
             next: Position(u64_at(d, 48)),
             torn: u32_at(d, 56),
             live: u32_at(d, 60),
             entries: records.map(entry_of).collect::<Option<_>>()?,
         };
-        (page.released <= super::SEQ_MAX && page.tag.0 <= super::SEQ_MAX).then_some(page)
+        (page.released <= super::SEQ_MAX && page.newest_tag.seq <= super::SEQ_MAX).then_some(page)
     }
 }
 
@@ -296,7 +296,7 @@ mod tests {
             settled: true,
             in_doubt: false,
             released: Seq(99),
-            tag: (Seq(98), 0xdead),
+            newest_tag: GroupTag::new(Seq(98), 0xdead),
             next: Position(1 << 33),
             torn: 0x0102_0304,
             live: 0x1112_1314,

@@ -1,7 +1,7 @@
 //! The commands of an opening, and their order.
 
 use riopipe_nvme::command::opcode;
-use riopipe_order::attribute::{Kind, Seq};
+use riopipe_order::attribute::{GroupTag, Kind, Seq};
 use riopipe_session::initiator::opening::{
     ADMIN_COMMANDS_MAX, Call, IO_COMMANDS_MAX, Mode, Phase, Progress, UNDO_BLOCKS_MAX,
 };
@@ -34,7 +34,7 @@ fn a_volume_at_rest_is_asked_taken_and_read_and_nothing_else() {
     let mut world = World::new(2, 1, |_| true);
     world.targets[0].partitions[0].released = Seq(5);
     world.targets[1].partitions[0].released = Seq(7);
-    world.targets[1].partitions[0].tag = (Seq(7), 77);
+    world.targets[1].partitions[0].newest_tag = GroupTag::new(Seq(7), 77);
     let before = world.clone();
     let mut driver = driver(&world);
     driver.go(&mut world).unwrap();

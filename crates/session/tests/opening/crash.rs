@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use riopipe_order::attribute::{Attribute, Flags, Kind, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Seq, StreamId};
 use riopipe_session::initiator::opening::{Mode, Outcome, Phase};
 use riopipe_session::wire;
 
@@ -101,7 +101,7 @@ impl Case {
         let partition = &mut self.world.targets[server].partitions[usize::from(stream)];
         partition.released = mark;
         partition.entries.retain(|e| e.attribute.seq_end() > partition.released);
-        partition.tag = newest.map_or((Seq::ZERO, 0), |a| (a.seq_end(), a.tag));
+        partition.newest_tag = newest.map_or(GroupTag::NONE, |a| GroupTag::of_last_group(&a));
     }
 
     /// Checks that a log is settled only when everything is undone, durably, on all servers (T9).

@@ -94,7 +94,7 @@ fn t18_a_list_that_changes_under_the_reader_is_refused() {
     let last = Page { live: 2, ..page(&[b]) };
     let changes: [fn(&mut Page); 5] = [
         |page| page.released.0 += 1,
-        |page| page.tag.1 += 1,
+        |page| page.newest_tag.tag += 1,
         |page| page.settled = true,
         |page| page.torn += 1,
         |page| page.live += 1,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use riopipe_nvme::command::{Sqe, Status, opcode};
-use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::entry::Position;
 use riopipe_order::log_region::MemberNamespace;
@@ -70,7 +70,7 @@ impl Drive {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Partition {
     pub(crate) released: Seq,
-    pub(crate) tag: (Seq, u64),
+    pub(crate) newest_tag: GroupTag,
     pub(crate) settled: bool,
     pub(crate) torn: u32,
     pub(crate) entries: Vec<ListedEntry>,
@@ -222,7 +222,7 @@ impl Target {
             settled: partition.settled,
             in_doubt: self.given_up > partition.generation,
             released: partition.released,
-            tag: partition.tag,
+            newest_tag: partition.newest_tag,
             next: entries.last().map_or(from, |last| Position(last.position.0 + 1)),
             torn: partition.torn,
             live: partition.entries.len() as u32,
@@ -252,7 +252,7 @@ impl Target {
             if !partition.settled || partition.released != one.k {
                 partition.settled = true;
                 partition.released = one.k;
-                partition.tag = (one.k, one.tag);
+                partition.newest_tag = GroupTag::new(one.k, one.tag);
                 partition.entries.retain(|e| e.attribute.seq_end() > one.k);
             }
             if !one.keep {

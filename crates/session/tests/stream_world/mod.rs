@@ -295,7 +295,7 @@ impl World {
                 assert!(marks.complete.0 >= complete && marks.durable.0 >= durable, "{marks:?}");
                 assert!(
                     marks.durable <= marks.complete
-                        && marks.complete <= one.session.engine().last()
+                        && marks.complete <= one.session.engine().last_admitted()
                 );
                 one.marks = (marks.complete.0, marks.durable.0);
             }
@@ -396,13 +396,13 @@ impl World {
         self.settle();
         for client in 0..self.clients.len() {
             let one = &mut self.clients[client];
-            let last = one.session.engine().last();
+            let last = one.session.engine().last_admitted();
             one.session.ask_durable(last);
         }
         self.settle();
         for (client, one) in self.clients.iter().enumerate() {
             assert_eq!(one.failure, None);
-            let last = one.session.engine().last().0;
+            let last = one.session.engine().last_admitted().0;
             assert_eq!(one.marks, (last, last), "stream {client}");
             assert_eq!(one.session.engine().released().0, last);
             for server in 0..self.targets.len() {
@@ -416,7 +416,7 @@ impl World {
         for lba in 0..topology.blocks() {
             let history = self.history.get(&lba).map(Vec::as_slice).unwrap_or_default();
             let content = history.last().map_or(0, |(_, _, content)| *content);
-            topology.map(lba, 1, |extent| {
+            topology.for_each_extent(lba, 1, |extent| {
                 let server = usize::from(topology.member(extent.member).server);
                 let before = &self.shape.members[..usize::from(extent.member.0)];
                 let ns = before.iter().filter(|(at, _)| usize::from(*at) == server).count();

@@ -149,8 +149,8 @@ impl PartitionView {
                 error: None,
                 found: Some(Found {
                     released: scan.released.0,
-                    tag_seq: scan.tag.0.0,
-                    tag: scan.tag.1,
+                    tag_seq: scan.newest_tag.seq.0,
+                    tag: scan.newest_tag.tag,
                     settled: scan.settled,
                     generation: scan.origin.generation,
                     incarnation: scan.origin.incarnation,

@@ -222,7 +222,7 @@ fn live(log: &mut StreamLog<Watched>, expected: &mut Expected, ops: &[Op]) {
         match op {
             Op::Append(count) => {
                 for _ in 0..count {
-                    if log.free() == 0 {
+                    if log.free_slots() == 0 {
                         break;
                     }
                     // A full ring first writes its head mark; the power cut may happen then.

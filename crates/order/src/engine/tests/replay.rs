@@ -18,7 +18,7 @@ fn seqs(engine: &dyn Engine<Piece>, sent: &[Dispatch]) -> Vec<u64> {
 
 fn end(engine: &mut dyn Engine<Piece>, sent: &[Dispatch]) {
     for d in sent {
-        engine.done(d.id, Ok(()));
+        engine.on_request_done(d.id, Ok(()));
     }
 }
 
@@ -34,12 +34,12 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
     let sent = drain(&mut engine, 1);
     assert_eq!(sent.len(), 7, "merged, three parts, in place, discard, flush elsewhere");
     let before: Vec<_> = sent.iter().map(|d| shape(&engine, *d)).collect();
-    engine.done(sent[2].id, Ok(()));
+    engine.on_request_done(sent[2].id, Ok(()));
     engine.admit(&mut [write(60, 1)], 5, false).unwrap(); // never sent
 
     assert!(engine.suspend(0));
     engine.admit(&mut [write(70, 1)], 6, false).unwrap();
-    assert_eq!(engine.next(0), None, "there is no connection");
+    assert_eq!(engine.next_request(0), None, "there is no connection");
 
     let mut asked = vec![];
     engine.resume(0, &mut |seq, index| {
@@ -47,18 +47,18 @@ fn p7_everything_is_sent_again_in_order_and_as_it_was_before_anything_new() {
         false
     });
     assert_eq!(asked, before.iter().map(|(a, _)| (a.seq, a.index)).collect::<Vec<_>>());
-    assert!(engine.replaying(0));
-    assert_eq!(engine.replayed(), 7, "the report counts requests");
+    assert!(engine.is_replaying(0));
+    assert_eq!(engine.replayed_count(), 7, "the report counts requests");
     let again = drain(&mut engine, 1);
     let after: Vec<_> = again.iter().map(|d| shape(&engine, *d)).collect();
     assert_eq!(after[..7], before);
     assert_eq!(seqs(&engine, &again[7..]), [5, 6], "and only then what is new");
-    let ordinals: Vec<_> = again.iter().map(|d| d.ordered.unwrap().0).collect();
+    let ordinals: Vec<_> = again.iter().map(|d| d.ordered.unwrap().ordinal).collect();
     assert_eq!(ordinals, (1..=9).collect::<Vec<_>>(), "dense from 1 (T5)");
     end(&mut engine, &again);
-    assert!(!engine.replaying(0) && engine.is_idle());
+    assert!(!engine.is_replaying(0) && engine.is_idle());
     assert_eq!(engine.poll().complete, Seq(6));
-    assert_eq!(engine.replayed(), 7, "what is new was not sent again");
+    assert_eq!(engine.replayed_count(), 7, "what is new was not sent again");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn p7_what_the_log_shows_durable_is_done_and_not_sent_again() {
         engine.admit(&mut [write(lba, 1)], 0, false).unwrap();
     }
     let sent = drain(&mut engine, 1);
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     assert_eq!(engine.poll().complete, Seq(0));
     engine.suspend(0);
     engine.resume(0, &mut |seq, _| seq <= Seq(2));
@@ -85,14 +85,14 @@ fn t4_what_is_complete_but_not_durable_is_sent_again_and_counts_once() {
     let mut engine = rio::Rio::new(topology(&[true], 1, 64, 64), no_merge());
     engine.admit(&mut [write(0, 1), write(9, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 1);
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
     let again = drain(&mut engine, 1);
     assert_eq!(again.len(), 2, "also the one that is complete");
-    engine.done(again[0].id, Ok(()));
+    engine.on_request_done(again[0].id, Ok(()));
     assert_eq!(engine.poll().complete, Seq(0), "the other entry of the group is still out (T6)");
-    engine.done(again[1].id, Ok(()));
+    engine.on_request_done(again[1].id, Ok(()));
     assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(0) });
     assert!(engine.is_idle());
 
@@ -117,8 +117,8 @@ fn t4_a_joint_flush_covers_a_crashed_server_only_with_its_own_flush_there() {
         engine.admit(&mut [write(0, 1)], 0, false).unwrap(); // server 0
         engine.admit(&mut [write(4, 1)], 0, true).unwrap(); // server 1, durable; flush entry on 0
         let sent = drain(&mut engine, 2);
-        engine.done(sent[0].id, Ok(()));
-        engine.done(sent[2].id, Ok(()));
+        engine.on_request_done(sent[0].id, Ok(()));
+        engine.on_request_done(sent[2].id, Ok(()));
         assert_eq!(engine.poll(), Marks { complete: Seq(1), durable: Seq(0) });
         engine.suspend(0);
         engine.resume(0, &mut |_, _| flushed_there);
@@ -129,9 +129,9 @@ fn t4_a_joint_flush_covers_a_crashed_server_only_with_its_own_flush_there() {
         }
         let again = drain(&mut engine, 2);
         assert_eq!(seqs(&engine, &again), [1, 2], "the write, and the flush behind it");
-        engine.done(again[0].id, Ok(()));
+        engine.on_request_done(again[0].id, Ok(()));
         assert_eq!(engine.poll().durable, Seq(0));
-        engine.done(again[1].id, Ok(()));
+        engine.on_request_done(again[1].id, Ok(()));
         assert_eq!(engine.poll().durable, Seq(2));
     }
 }
@@ -146,13 +146,13 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     end(&mut engine, &sent[..2]); // all of server 0
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
-    engine.done(sent[2].id, Ok(()));
+    engine.on_request_done(sent[2].id, Ok(()));
     assert_eq!(engine.poll(), Marks { complete: Seq(2), durable: Seq(0) });
     let again = drain(&mut engine, 2);
-    engine.done(again[0].id, Ok(()));
+    engine.on_request_done(again[0].id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(0), "group 1 is written again, and not flushed");
-    assert_eq!(engine.kept_after(), Seq(0));
-    engine.done(again[1].id, Ok(()));
+    assert_eq!(engine.payload_freed_up_to(), Seq(0));
+    engine.on_request_done(again[1].id, Ok(()));
     assert_eq!(engine.poll().durable, Seq(2));
 
     // And if the mark had been reported durable before, it is at least not released.
@@ -166,12 +166,12 @@ fn t4_nothing_becomes_durable_or_released_over_what_is_being_replayed() {
     engine.poll();
     let again = drain(&mut engine, 1);
     assert_eq!((seqs(&engine, &again), engine.released()), (vec![1, 2], Seq(0)));
-    engine.done(again[0].id, Ok(()));
+    engine.on_request_done(again[0].id, Ok(()));
     engine.poll();
-    assert_eq!((engine.released(), engine.kept_after()), (Seq(0), Seq(0)));
-    engine.done(again[1].id, Ok(()));
+    assert_eq!((engine.released(), engine.payload_freed_up_to()), (Seq(0), Seq(0)));
+    engine.on_request_done(again[1].id, Ok(()));
     engine.poll();
-    assert_eq!((engine.released(), engine.kept_after()), (Seq(2), Seq(2)));
+    assert_eq!((engine.released(), engine.payload_freed_up_to()), (Seq(2), Seq(2)));
 
     // The oldest replay of all servers is the bound.
     let mut engine = rio::Rio::new(topology(&[true, true], 1, 64, 4), no_merge());
@@ -197,7 +197,7 @@ fn t1_what_the_mark_has_released_is_not_sent_again() {
     end_all(&mut engine);
     engine.admit(&mut [write(20, 1)], 0, false).unwrap();
     let third = drain(&mut engine, 1);
-    assert_eq!(third[0].ordered.unwrap().1, Seq(1), "the server's log forgets group 1 now");
+    assert_eq!(third[0].ordered.unwrap().released, Seq(1), "the server's log forgets group 1 now");
     engine.suspend(0);
     let mut asked = vec![];
     engine.resume(0, &mut |seq, _| {
@@ -223,20 +223,20 @@ fn p7_a_crash_during_replay_starts_it_again() {
     drain(&mut engine, 1);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
-    let first = engine.next(0).unwrap();
-    engine.next(0).unwrap();
-    engine.done(first.id, Ok(()));
+    let first = engine.next_request(0).unwrap();
+    engine.next_request(0).unwrap();
+    engine.on_request_done(first.id, Ok(()));
     engine.suspend(0);
-    assert_eq!(engine.next(0), None, "also what is still queued for replay");
-    assert!(engine.replaying(0), "what was not put back is not there yet (P9)");
+    assert_eq!(engine.next_request(0), None, "also what is still queued for replay");
+    assert!(engine.is_replaying(0), "what was not put back is not there yet (P9)");
     engine.suspend(0);
     engine.resume(0, &mut |seq, _| seq == Seq(2));
     let again = drain(&mut engine, 1);
     assert_eq!(seqs(&engine, &again), [1, 3]);
-    assert_eq!(again[0].ordered.unwrap().0, 1);
+    assert_eq!(again[0].ordered.unwrap().ordinal, 1);
     end(&mut engine, &again);
     assert_eq!(engine.poll().complete, Seq(3));
-    assert!(!engine.replaying(0));
+    assert!(!engine.is_replaying(0));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn p7_other_servers_go_on_meanwhile() {
     engine.admit(&mut [write(5, 1), write(1, 1)], 0, false).unwrap();
     let sent = drain(&mut engine, 2);
     assert_eq!(seqs(&engine, &sent), [2, 3]);
-    assert!(!engine.replaying(0) && !engine.replaying(1));
+    assert!(!engine.is_replaying(0) && !engine.is_replaying(1));
     end(&mut engine, &sent);
     engine.resume(0, &mut |_, _| panic!("nothing was sent there"));
     let sent = drain(&mut engine, 2);
@@ -328,14 +328,14 @@ fn p6_a_failed_replay_poisons_and_nothing_more_is_sent_again() {
     engine.admit(&mut [write(40, 1)], 0, true).unwrap();
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
-    let (one, two) = (engine.next(0).unwrap(), engine.next(0).unwrap());
-    engine.done(two.id, Err(Cause::Status(0x280)));
+    let (one, two) = (engine.next_request(0).unwrap(), engine.next_request(0).unwrap());
+    engine.on_request_done(two.id, Err(Cause::Status(0x280)));
     assert_eq!(engine.failure().unwrap().seq, Seq(2), "complete before, and yet lost");
-    assert_eq!(engine.next(0), None);
-    engine.done(one.id, Ok(()));
+    assert_eq!(engine.next_request(0), None);
+    engine.on_request_done(one.id, Ok(()));
     assert_eq!(engine.poll(), Marks { complete: Seq(3), durable: Seq(0) }, "marks never go back");
     assert_eq!(engine.released(), Seq(0));
-    assert!(!engine.replaying(0) && engine.is_idle());
+    assert!(!engine.is_replaying(0) && engine.is_idle());
     assert!(!engine.suspend(0), "nothing to wait for");
 }
 
@@ -350,12 +350,12 @@ fn p6_poison_during_suspension_ends_it() {
     drain(&mut engine, 2);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
-    engine.next(0).unwrap();
+    engine.next_request(0).unwrap();
     engine.suspend(0);
     engine.admit(&mut [write(2, 1)], 0, false).unwrap();
     engine.poison(failure);
     assert_eq!(engine.admit(&mut [write(2, 1)], 0, false), Err(Refusal::Poisoned(failure)));
-    assert!(!engine.replaying(0), "it waits for nothing any more");
+    assert!(!engine.is_replaying(0), "it waits for nothing any more");
     engine.resume(0, &mut |_, _| panic!("a stream that has failed asks nothing"));
     assert!(drain(&mut engine, 2).is_empty());
 }
@@ -370,33 +370,36 @@ fn p6_what_a_replay_was_to_put_back_is_not_released_by_a_failure_elsewhere() {
     let elsewhere = drain(&mut engine, 2);
     engine.suspend(0);
     engine.resume(0, &mut |_, _| false);
-    engine.done(elsewhere[0].id, Err(Cause::Status(0x280)));
+    engine.on_request_done(elsewhere[0].id, Err(Cause::Status(0x280)));
     engine.poll();
-    assert!(!engine.replaying(0), "it is not sent again");
+    assert!(!engine.is_replaying(0), "it is not sent again");
     assert_eq!(engine.released(), Seq(0));
 }
 
 #[test]
 fn p9_incomplete_writes_are_pending_wherever_they_are() {
     let mut engine = rio::Rio::new(topology(&[true, false], 1, 64, 4), no_merge());
-    let pending = |engine: &rio::Rio<Piece>, lba| engine.writes_pending(lba, 1);
+    let pending = |engine: &rio::Rio<Piece>, lba| engine.has_pending_write(lba, 1);
     engine.admit(&mut [write(0, 1)], 0, false).unwrap();
     engine.admit(&mut [write(4, 1)], 0, false).unwrap();
     assert!(pending(&engine, 0) && pending(&engine, 4), "queued");
     let sent = drain(&mut engine, 2);
     engine.admit(&mut [write(2, 1)], 0, false).unwrap();
     assert!(pending(&engine, 0) && pending(&engine, 4) && pending(&engine, 2), "out, queued");
-    engine.done(sent[0].id, Ok(()));
+    engine.on_request_done(sent[0].id, Ok(()));
     assert!(!pending(&engine, 0) && pending(&engine, 4) && !pending(&engine, 1));
     engine.suspend(0);
     assert!(!pending(&engine, 0), "complete stays complete");
     engine.resume(0, &mut |_, _| false);
-    assert!(!pending(&engine, 0) && engine.replaying(0), "its replay holds it up, and shows that");
+    assert!(
+        !pending(&engine, 0) && engine.is_replaying(0),
+        "its replay holds it up, and shows that"
+    );
     let again = drain(&mut engine, 1);
     assert!(pending(&engine, 2));
     end(&mut engine, &again);
     assert!(!pending(&engine, 2) && pending(&engine, 4));
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     assert!(!pending(&engine, 4));
 }
 
@@ -417,7 +420,7 @@ fn t14_what_was_sent_and_may_be_again_is_listed_in_its_order() {
         engine.admit(&mut [write(lba, 1)], lba, false).unwrap();
     }
     let sent = drain(&mut engine, 1);
-    engine.done(sent[1].id, Ok(()));
+    engine.on_request_done(sent[1].id, Ok(()));
     engine.admit(&mut [write(3, 1)], 3, false).unwrap(); // never sent
     let mut seen = vec![];
     engine.visit_sent(0, &mut |attribute| seen.push((attribute.seq.0, attribute.lba - 8)));

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use riopipe_order::attribute::{Attribute, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::recovery::{self, DriveExtent, StreamList, StreamPlan};
 
@@ -103,7 +103,7 @@ impl Opening {
                 None => lists.push(StreamList {
                     server,
                     released: Seq::ZERO,
-                    tag: (Seq::ZERO, 0),
+                    newest_tag: GroupTag::NONE,
                     settled: false,
                     in_doubt: true,
                     entries: Vec::new(),

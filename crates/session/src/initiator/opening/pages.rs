@@ -53,15 +53,22 @@ impl Lists {
         {
             return Err("a page of the log's list that was not requested");
         }
-        let Page { released, tag, settled, in_doubt, torn, live, .. } = page;
+        let Page { released, newest_tag, settled, in_doubt, torn, live, .. } = page;
         let partial = self.partials.entry((stream, server)).or_insert_with(|| PartialList {
-            list: StreamList { server, released, tag, settled, in_doubt, entries: Vec::new() },
+            list: StreamList {
+                server,
+                released,
+                newest_tag,
+                settled,
+                in_doubt,
+                entries: Vec::new(),
+            },
             torn,
             live,
         });
         let list = &mut partial.list;
-        if (list.released, list.tag, list.settled, list.in_doubt, partial.torn, partial.live)
-            != (released, tag, settled, in_doubt, torn, live)
+        if (list.released, list.newest_tag, list.settled, list.in_doubt, partial.torn, partial.live)
+            != (released, newest_tag, settled, in_doubt, torn, live)
         {
             return Err("the log's list changed while it was read");
         }
@@ -115,7 +122,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, VolumeId};
+    use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, VolumeId};
 
     /// The first page of a list that claims `live` entries.
     fn first(live: u32) -> Page {
@@ -142,7 +149,7 @@ mod tests {
             settled: false,
             in_doubt: false,
             released: Seq::ZERO,
-            tag: (Seq::ZERO, 0),
+            newest_tag: GroupTag::NONE,
             next: Position(1),
             torn: 0,
             live,

@@ -226,7 +226,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             // This is checked also for a replay that has just begun. If it has nothing to send, no
             // answer will arrive, and no deadline would call the session again for this server (P8).
             let connection = &mut self.connections[server];
-            if connection.state == State::Replaying && !self.engine.replaying(server as u16) {
+            if connection.state == State::Replaying && !self.engine.is_replaying(server as u16) {
                 connection.state = State::Up;
                 connection.participant.up_to_date();
             }

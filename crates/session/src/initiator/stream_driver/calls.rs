@@ -101,7 +101,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// # Errors
     /// The group was never submitted.
     pub fn begin_wait(&mut self, until: Until) -> Result<(), NotSubmitted> {
-        let last = self.session.engine().last();
+        let last = self.session.engine().last_admitted();
         match until {
             Until::Complete(seq) | Until::Durable(seq) if seq > last => {
                 Err(NotSubmitted { seq, last })
@@ -123,7 +123,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
-            Until::Space => engine.kept_after() > self.freed || engine.is_idle(),
+            Until::Space => engine.payload_freed_up_to() > self.freed || engine.is_idle(),
             Until::Idle => engine.is_idle(),
             Until::Moved => ReportedMarks { marks, released: engine.released() } != self.reported,
             Until::Woken => self.attention.is_woken(),
@@ -258,7 +258,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// the released mark, so that their logs may drop the groups. The caller then drives the
     /// stream and calls [`close_step`](Self::close_step).
     pub fn begin_close(&mut self) {
-        let last = self.session.engine().last();
+        let last = self.session.engine().last_admitted();
         self.session.ask_durable(last);
         self.unsent = true;
         self.closing = Some(Closing::Durable(last));

@@ -106,7 +106,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     fn check_each_connection(&mut self, now: u64) {
         self.connections_changed = false;
         let has_failed = self.session.engine().failure().is_some();
-        let replayed = self.session.engine().replayed();
+        let replayed = self.session.engine().replayed_count();
         for (server, connection) in (0..).zip(&mut self.servers) {
             let state = self.session.connection(server);
             match state {

@@ -206,11 +206,11 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let last = self.session.engine().last();
+        let last = self.session.engine().last_admitted();
         let polled = self.session.poll();
         // If the last group has changed, the engine has inserted a flush of its own, which is still to
         // be sent.
-        self.unsent |= self.session.engine().last() != last;
+        self.unsent |= self.session.engine().last_admitted() != last;
         polled.inspect_err(|failure| self.failure = Some(*failure))
     }
 
@@ -276,7 +276,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if self.durable_awaited <= self.durable_requested {
             return None;
         }
-        Some(self.durable_awaited.min(self.session.engine().last()))
+        Some(self.durable_awaited.min(self.session.engine().last_admitted()))
             .filter(|seq| *seq > self.durable_requested)
     }
 
@@ -327,7 +327,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// buffers up to it. Remembers the group, because [`Until::Space`] waits for a later one.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
-        self.freed = self.session.engine().kept_after();
+        self.freed = self.session.engine().payload_freed_up_to();
         self.freed
     }
 
@@ -353,7 +353,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Returns the time of the flush if it is due later.
     fn idle_flush(&mut self, flush_ns: u64, now: u64) -> Option<u64> {
         let engine = self.session.engine();
-        let last = engine.last();
+        let last = engine.last_admitted();
         let needs_flush = self.session.config().engine.capabilities().keeps_log
             && self.session.marks().durable < last
             && engine.is_idle();
@@ -398,7 +398,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// The last submitted group.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.session.engine().last()
+        self.session.engine().last_admitted()
     }
 
     /// The released mark: groups up to it are complete, durable and delivered (T1).
@@ -411,7 +411,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// The number of requests that were sent again to targets that had been lost (P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
-        self.session.engine().replayed()
+        self.session.engine().replayed_count()
     }
 
     /// The state of the stream's connection to a server.

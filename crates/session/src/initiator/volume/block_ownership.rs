@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 
 use riopipe_order::attribute::{Seq, StreamId};
-use riopipe_order::ownership::{OwnershipChecker, Violation};
+use riopipe_order::ownership::{BlockWrite, OwnershipChecker, Violation};
 
 /// The stream that wrote each block last, and the released mark of each stream.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ impl BlockOwnershipChecker {
         writes: impl Iterator<Item = (u64, u32, bool)>,
     ) -> Result<(), Violation> {
         for (lba, blocks, fresh) in writes {
-            self.checker.check(stream, lba, blocks, fresh, |of| self.released_mark(of))?;
+            self.checker.check_write(stream, lba, blocks, fresh, |of| self.released_mark(of))?;
         }
         Ok(())
     }
@@ -33,14 +33,14 @@ impl BlockOwnershipChecker {
     /// Records a group that was submitted as `seq`.
     pub fn note(&mut self, stream: StreamId, writes: impl Iterator<Item = (u64, u32)>, seq: Seq) {
         for (lba, blocks) in writes {
-            self.checker.note(stream, lba, blocks, seq);
+            self.checker.record_write(stream, lba, blocks, seq);
         }
     }
 
     /// Records that a stream is released up to and including group `released`.
     pub fn on_released(&mut self, stream: StreamId, released: Seq) {
         if self.released.insert(stream, released) != Some(released) {
-            self.checker.prune(stream, released);
+            self.checker.remove_released(stream, released);
         }
     }
 
@@ -48,13 +48,13 @@ impl BlockOwnershipChecker {
     /// undone nor sent again, so their blocks belong to no stream.
     pub fn on_recovered(&mut self, stream: StreamId, last: Seq) {
         self.released.insert(stream, last);
-        self.checker.prune(stream, Seq(u64::MAX));
+        self.checker.remove_released(stream, Seq(u64::MAX));
     }
 
     /// The stream that has written a volume block and not released it, if there is one.
     #[must_use]
     pub fn holder(&self, block: u64) -> Option<StreamId> {
-        let (stream, seq) = self.checker.writer(block)?;
+        let BlockWrite { stream, seq } = self.checker.last_write(block)?;
         (seq > self.released_mark(stream)).then_some(stream)
     }
 
@@ -90,7 +90,7 @@ mod tests {
         checker.note(StreamId(0), [(6, 1)].into_iter(), Seq(3));
         checker.on_released(StreamId(0), Seq(2));
         assert_eq!([5, 6].map(|block| checker.holder(block)), [None, Some(StreamId(0))]);
-        assert_eq!(checker.checker.writer(5), None, "it is not kept");
+        assert_eq!(checker.checker.last_write(5), None, "it is not kept");
         // The same holds for a group that is noted only after its release.
         checker.note(StreamId(0), [(7, 1)].into_iter(), Seq(2));
         assert_eq!(checker.holder(7), None);

@@ -122,7 +122,7 @@ impl Saving {
                 let BlockRange { lba: first, blocks } = self.extents[extent].range;
                 let count = (first + blocks - lba).min(SAVE_BLOCKS);
                 let mut parts = Vec::new();
-                topology.map(lba, count as u32, |extent| {
+                topology.for_each_extent(lba, count as u32, |extent| {
                     let at = extent.offset as usize * BLOCK_BYTES;
                     let len = extent.blocks as usize * BLOCK_BYTES;
                     parts.push(ReadPart { extent, at, len });

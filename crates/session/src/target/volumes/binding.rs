@@ -176,10 +176,10 @@ impl<R: Region> Volumes<R> {
 
 /// The number of entries of a log that are not released.
 pub(in crate::target) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
-    if log.free() == log.slots() {
+    if log.free_slots() == log.slots() {
         return 0;
     }
     // Not all slots in use have an unreleased entry, so the entries are counted. In a log that
     // can't be read any more, each slot in use counts as an entry that waits for recovery.
-    log.scan().map_or(log.slots() - log.free(), |scan| scan.entries.len() as u32)
+    log.scan().map_or(log.slots() - log.free_slots(), |scan| scan.entries.len() as u32)
 }

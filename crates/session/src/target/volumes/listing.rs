@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::Seq;
+use riopipe_order::attribute::{GroupTag, Seq};
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::recovery::{ListedEntry, validate};
@@ -20,7 +20,7 @@ pub(in crate::target) struct Listing {
     id: PartitionId,
     settled: bool,
     released: Seq,
-    tag: (Seq, u64),
+    newest_tag: GroupTag,
     torn: u32,
     entries: Vec<ListedEntry>,
     /// The position at which the next page begins.
@@ -43,7 +43,7 @@ impl Listing {
             id: log.id(),
             settled: scan.settled,
             released: scan.released,
-            tag: scan.tag,
+            newest_tag: scan.newest_tag,
             torn: scan.torn,
             entries: entries.collect(),
             next: Position(0),
@@ -66,7 +66,7 @@ impl Listing {
             // a partition at rest, `Volumes::list` sets this.
             in_doubt: false,
             released: self.released,
-            tag: self.tag,
+            newest_tag: self.newest_tag,
             next: self.next,
             torn: self.torn,
             live: self.entries.len() as u32,

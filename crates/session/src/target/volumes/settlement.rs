@@ -113,7 +113,7 @@ fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Resul
     if stream.keep && in_place_entries > 0 && !probe::planted(Plant::T9ForgetInPlace) {
         return Ok(in_place_entries);
     }
-    log.forget()?;
+    log.remove_entries()?;
     Ok(0)
 }
 

@@ -207,7 +207,7 @@ impl Committer {
             log,
             ring: self.ring,
             epoch: core.rng.u64(),
-            volatile: !durable && driver.topology().any_volatile(),
+            volatile: !durable && driver.topology().has_volatile_member(),
             groups: self.spec.groups as usize,
             flushes: self.spec.flushes as usize,
             group_blocks: u64::from(self.spec.group_blocks),
