@@ -10,6 +10,7 @@
 //!
 //! No function waits for an answer.
 
+mod answers;
 mod barrier;
 mod connection;
 mod reading;
@@ -24,7 +25,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
-    Cause, Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
+    Engine, EngineKind, Failure, Marks, Payload, Refusal, RequestId, Write,
 };
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
@@ -32,13 +33,14 @@ use riopipe_order::topology::Topology;
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
+use answers::AnswerHandler;
 use barrier::HandledFailures;
 pub use barrier::{FlushFailures, ReadBarrier};
 pub use connection::ConnectionState;
 use connection::{Connection, State};
 pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
-use rejoin::{SetUpEvent, ends_connection};
+use rejoin::SetUpEvent;
 use tracer::Tracer;
 
 /// The configuration of a stream.
@@ -74,11 +76,11 @@ const IDLE_MARK_NS: u64 = 50_000_000;
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
-pub type StreamQueue<P> = QueuePair<P, Tag>;
+pub type StreamQueue<P> = QueuePair<P, Purpose>;
 
 /// The purpose of a command on a connection of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tag {
+pub enum Purpose {
     /// A request of the engine.
     Request(RequestId),
     /// Part of a read.
@@ -194,7 +196,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn start(&mut self, now: u64) {
         for connection in &mut self.connections {
             connection.progress = now;
-            connection.queue.start(&mut connection.out);
+            connection.queue.start(&mut connection.outbox);
         }
     }
 
@@ -228,52 +230,63 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.connecting {
             self.continue_set_up(now);
         }
-        let Self { connections, engine, config, reading, closing, tracer, .. } = self;
-        for (server, connection) in connections.iter_mut().enumerate() {
+        for server in 0..self.connections.len() as u16 {
+            let connection = &mut self.connections[usize::from(server)];
             if !connection.sends_requests() {
                 continue;
             }
             if connection.queue.in_flight() == 0 {
                 connection.progress = now;
             }
-            let depth = connection.depth(config.queue_depth);
-            while connection.queue.in_flight() < depth {
-                let Some(dispatch) = engine.next(server as u16) else { break };
-                let request = engine.request(dispatch.id);
-                tracer.sent(dispatch.id, request.seq, request.span);
-                let nsid = config.nsids[usize::from(request.member.0)];
-                let mut sqe = match request.kind {
-                    Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
-                    Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
-                    Kind::Flush => Sqe::flush(nsid),
-                };
-                if let Some((ordinal, released)) = dispatch.ordered {
-                    wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
-                }
-                let data = match request.kind {
-                    Kind::Write => Data::Write(&request.pieces),
-                    Kind::Discard | Kind::Flush => Data::None,
-                };
-                let sent = connection.queue.submit(
-                    sqe,
-                    Tag::Request(dispatch.id),
-                    data,
-                    &mut connection.out,
-                );
-                debug_assert!(sent.is_ok(), "the queue has space for its depth");
+            self.send_requests(server);
+            if self.reading.unsent > 0 {
+                self.reading.send_parts(server, &mut self.connections[usize::from(server)]);
             }
-            if reading.unsent > 0 {
-                reading.send_parts(server as u16, connection);
+            self.send_idle_mark(server, now);
+        }
+    }
+
+    /// Sends the engine's requests to a server, until its queue has no space for more.
+    #[inline]
+    fn send_requests(&mut self, server: u16) {
+        let Self { connections, engine, config, tracer, .. } = self;
+        let connection = &mut connections[usize::from(server)];
+        let depth = connection.depth(config.queue_depth);
+        while connection.queue.in_flight() < depth {
+            let Some(dispatch) = engine.next(server) else { break };
+            let request = engine.request(dispatch.id);
+            tracer.sent(dispatch.id, request.seq, request.span);
+            let nsid = config.nsids[usize::from(request.member.0)];
+            let mut sqe = match request.kind {
+                Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
+                Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
+                Kind::Flush => Sqe::flush(nsid),
+            };
+            if let Some((ordinal, released)) = dispatch.ordered {
+                wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
             }
-            // An idle stream sends the released mark in a command of its own (T1). So a crash of an
-            // idle initiator leaves a log that needs no recovery.
-            if let Some(released) = idle_mark(&**engine, config.engine)
-                && released > connection.last_mark.seq
-                && (*closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS)
-                && connection.send_mark(released, now)
-            {
-                probe::hit(Rare::IdleMark);
-            }
+            let data = match request.kind {
+                Kind::Write => Data::Write(&request.pieces),
+                Kind::Discard | Kind::Flush => Data::None,
+            };
+            let purpose = Purpose::Request(dispatch.id);
+            let sent = connection.queue.submit(sqe, purpose, data, &mut connection.outbox);
+            debug_assert!(sent.is_ok(), "the queue has space for its depth");
+        }
+    }
+
+    /// Sends the released mark of an idle stream to a server, in a command of its own (T1). So a crash
+    /// of an idle initiator leaves a log that needs no recovery.
+    #[inline]
+    fn send_idle_mark(&mut self, server: u16, now: u64) {
+        let Some(released) = idle_mark(&*self.engine, self.config.engine) else { return };
+        let connection = &mut self.connections[usize::from(server)];
+        if released <= connection.last_mark.seq {
+            return;
+        }
+        let is_due = self.closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS;
+        if is_due && connection.send_mark(released, now) {
+            probe::hit(Rare::IdleMark);
         }
     }
 
@@ -350,102 +363,38 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self {
-            connections,
-            engine,
-            config,
-            reading,
-            flush_failures,
-            handled_failures,
-            tracer,
-            ..
-        } = self;
-        let connection = &mut connections[usize::from(server)];
-        let mut set_up = None;
-        let mut events = 0u32;
-        let used = connection.queue.receive(buf, &mut connection.out, |event| {
-            events += 1;
+        let connection = &mut self.connections[usize::from(server)];
+        let mut handler = AnswerHandler {
+            server,
+            config: &self.config,
+            engine: &mut *self.engine,
+            reading: &mut self.reading,
+            flush_failures: &self.flush_failures,
+            handled_failures: &mut self.handled_failures,
+            tracer: &mut self.tracer,
+            listing: &mut connection.listing,
+            participant: &mut connection.participant,
+            reads_in_flight: &mut connection.reads_in_flight,
+            marks_in_flight: &mut connection.marks_in_flight,
+            mark_refused: &mut connection.mark_refused,
+            set_up_event: None,
+        };
+        let mut has_events = false;
+        let used = connection.queue.receive(buf, &mut connection.outbox, |event| {
+            has_events = true;
             match event {
-                Event::Ready { .. } => set_up = Some(SetUpEvent::Connected),
-                Event::Data { user, offset, bytes } => {
-                    let at = offset as usize;
-                    match user {
-                        // The queue pair lets no byte through beyond the requested ones.
-                        Tag::List => {
-                            connection.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
-                        }
-                        Tag::Read { number, part } => {
-                            if let Some(index) = reading.find_part(number, part, server) {
-                                sink(reading.parts[index].offset + at, bytes);
-                            }
-                        }
-                        Tag::Request(_) | Tag::Bind | Tag::Mark => {}
-                    }
+                Event::Ready { .. } => handler.set_up_event = Some(SetUpEvent::Connected),
+                Event::Data { context, offset, bytes } => {
+                    handler.on_data(context, offset as usize, bytes, sink);
                 }
-                Event::Done { user, cqe } => {
-                    let status = cqe.status();
-                    match user {
-                        Tag::Request(id) => {
-                            tracer.answered(id);
-                            if status.is_ok() {
-                                // When another stream's FLUSH failed, the drive may have dropped data
-                                // of this stream. Then this successful FLUSH covers nothing (T22).
-                                if engine.request(id).kind == Kind::Flush {
-                                    flush_failures.for_each_new(handled_failures, |member| {
-                                        engine.flush_failed_elsewhere(member)
-                                    });
-                                }
-                                engine.done(id, Ok(()));
-                                return;
-                            }
-                            // With an engine that binds its streams, the target reports a failed
-                            // FLUSH to every stream there (T22). With other engines, this session
-                            // must report it to the other streams, also if its own connection ends.
-                            let request = engine.request(id);
-                            if !config.engine.capabilities().needs_binding
-                                && request.kind == Kind::Flush
-                                && is_drive_failure(status)
-                            {
-                                flush_failures.record(request.member);
-                            }
-                            if config.loss_ns > 0
-                                && (ends_connection(status)
-                                    || matches!(set_up, Some(SetUpEvent::Broken(_))))
-                            {
-                                // The engine gets no result of this request and of those that the
-                                // target refuses after it, so that it replays them all.
-                                set_up.get_or_insert(SetUpEvent::Broken(status));
-                            } else {
-                                engine.done(id, Err(Cause::Status(status.code())));
-                            }
-                        }
-                        Tag::Read { number, part } => {
-                            connection.reads_in_flight -= 1;
-                            if connection.reads_in_flight == 0 {
-                                connection.participant.end_read();
-                            }
-                            if let Some(index) = reading.find_part(number, part, server) {
-                                reading.end_part(index, status);
-                            }
-                        }
-                        Tag::Bind => set_up = Some(SetUpEvent::BindAnswered(cqe)),
-                        Tag::List => set_up = Some(SetUpEvent::ListAnswered(cqe)),
-                        Tag::Mark => {
-                            connection.marks_in_flight -= 1;
-                            if ends_connection(status) && config.loss_ns > 0 {
-                                set_up.get_or_insert(SetUpEvent::Broken(status));
-                            } else if !status.is_ok() {
-                                connection.mark_refused = Some(status);
-                            }
-                        }
-                    }
-                }
+                Event::Done { context, cqe } => handler.on_completion(context, cqe),
             }
         })?;
-        if events > 0 {
+        let set_up_event = handler.set_up_event;
+        if has_events {
             connection.progress = now;
         }
-        if let Some(event) = set_up {
+        if let Some(event) = set_up_event {
             self.handle_set_up(server, event, now);
         }
         Ok(used)
@@ -536,7 +485,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// The bytes to send to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
-        &mut self.connections[usize::from(server)].out
+        &mut self.connections[usize::from(server)].outbox
     }
 
     /// The number of commands in flight to a server.
@@ -590,13 +539,4 @@ fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq
     }
     let (released, last) = (engine.released(), engine.last());
     (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
-}
-
-/// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache
-/// may then be lost. A refusal does not show that the drive failed.
-fn is_drive_failure(status: Status) -> bool {
-    status.sct() == Status::SCT_MEDIA
-        || status.is(Status::INTERNAL)
-        || status.is(Status::CAPACITY_EXCEEDED)
-        || status.is(Status::POWER_LOSS)
 }

@@ -9,7 +9,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
 use super::barrier::Participant;
-use super::{CONTROL_COMMANDS, StreamQueue, Tag};
+use super::{CONTROL_COMMANDS, Purpose, StreamQueue};
 use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -98,7 +98,7 @@ pub(super) struct SentMark {
 #[derive(Debug)]
 pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
-    pub(super) out: Outbox<P>,
+    pub(super) outbox: Outbox<P>,
     pub(super) state: State,
     /// When the target last answered, or first got a command, ns.
     pub(super) progress: u64,
@@ -125,7 +125,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     pub(super) fn new(queue: StreamQueue<P>, participant: Participant, start: Seq) -> Self {
         Self {
             queue,
-            out: Outbox::new(),
+            outbox: Outbox::new(),
             state: State::Joining(Step::Connect),
             progress: 0,
             last_mark: SentMark { seq: start, at: 0 },
@@ -163,7 +163,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     /// space.
     pub(super) fn send_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
-        let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
+        let sent = self.queue.submit(mark, Purpose::Mark, Data::None, &mut self.outbox).is_ok();
         if sent {
             self.last_mark = SentMark { seq: released, at: now };
             self.marks_in_flight += 1;
@@ -184,7 +184,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     /// and the contents of its outbox are not sent.
     pub(super) fn drop_connection(&mut self) {
         self.queue.close();
-        self.out.clear();
+        self.outbox.clear();
         self.marks_in_flight = 0;
         self.reads_in_flight = 0;
         self.participant.end_read();

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 
-use super::Tag;
+use super::Purpose;
 use super::connection::Connection;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
@@ -126,8 +126,8 @@ impl Reading {
             }
             let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-            let tag = Tag::Read { number: self.number, part: index as u32 };
-            if connection.queue.submit(sqe, tag, data, &mut connection.out).is_err() {
+            let tag = Purpose::Read { number: self.number, part: index as u32 };
+            if connection.queue.submit(sqe, tag, data, &mut connection.outbox).is_err() {
                 if connection.reads_in_flight == 0 {
                     connection.participant.end_read();
                 }

@@ -22,7 +22,7 @@ use riopipe_order::recovery::ListedEntry;
 
 use super::connection::{BUSY_PAUSE_MIN_NS, Loss, SentMark, State, Step};
 use super::{
-    ConnectionState, IDLE_MARK_NS, StreamQueue, StreamSession, Tag, TargetRefusal, idle_mark,
+    ConnectionState, IDLE_MARK_NS, Purpose, StreamQueue, StreamSession, TargetRefusal, idle_mark,
 };
 use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
@@ -91,7 +91,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.progress = now;
         connection.busy_pause = BUSY_PAUSE_MIN_NS;
         connection.state = State::Joining(Step::Connect);
-        connection.queue.start(&mut connection.out);
+        connection.queue.start(&mut connection.outbox);
     }
 
     /// Gives up a server that will not come back. The stream is poisoned (P6).
@@ -271,7 +271,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         } else {
             wire::bind_command(volume, stream, generation, config.start)
         };
-        let sent = connection.queue.submit(bind, Tag::Bind, Data::None, &mut connection.out);
+        let sent = connection.queue.submit(bind, Purpose::Bind, Data::None, &mut connection.outbox);
         debug_assert!(sent.is_ok(), "a new queue has space");
         connection.progress = now;
         connection.state = State::Joining(Step::Bind);
@@ -333,9 +333,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let command = wire::own_list_command(from, len);
         let sent = connection.queue.submit(
             command,
-            Tag::List,
+            Purpose::List,
             Data::Read(len as u32),
-            &mut connection.out,
+            &mut connection.outbox,
         );
         debug_assert!(sent.is_ok(), "a queue without commands in flight has space");
         connection.state = State::Joining(Step::List);
