@@ -111,8 +111,8 @@ const VERSION_1_3: u32 = 0x0001_0300;
 /// The number of namespace identifiers in a full page of the list.
 const NSIDS_PER_PAGE: usize = identify::LEN / 4;
 
-/// Attaches to a [`Controller`]. The caller passes the bytes that arrive and the time, and sends the
-/// contents of the outbox.
+/// Attaches to a [`Controller`]. The caller passes the bytes that arrive and the time, and sends
+/// the contents of the outbox.
 #[derive(Debug)]
 pub struct Attach<P> {
     /// The bring-up, and the admin queue over which the later commands are sent, too.
@@ -196,8 +196,8 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
 
     /// Handles the completion of the command of the present step, and sends the next command.
     fn handle_completion(&mut self, cqe: &Cqe, outbox: &mut Outbox<P>) -> Result<(), AttachError> {
-        // A controller need not have identifiers of namespaces. All other commands must succeed. The
-        // bring-up has checked its commands itself.
+        // A controller need not have identifiers of namespaces. All other commands must succeed.
+        // The bring-up has checked its commands itself.
         if !matches!(self.step, Step::BringUp | Step::ReadIdentifiers(_) | Step::Attached) {
             self.bring_up.exchange.check_success(cqe)?;
         }

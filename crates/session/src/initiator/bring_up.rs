@@ -4,8 +4,8 @@
 //! Connect → read CAP → read VS → set CC.EN → read CSTS until ready → Identify Controller → done
 //! ```
 //!
-//! [`Attach`](super::attach::Attach) and [`Discover`](super::discover::Discover) both begin with it,
-//! and send their own commands over the same [`Exchange`].
+//! [`Attach`](super::attach::Attach) and [`Discover`](super::discover::Discover) both begin with
+//! it, and send their own commands over the same [`Exchange`].
 
 use alloc::vec::Vec;
 
@@ -124,7 +124,8 @@ impl<P: AsRef<[u8]> + Clone> Exchange<P> {
             Event::Ready { .. } => reply = Some(Reply::Connected),
             Event::Done { cqe, .. } => reply = Some(Reply::Done(cqe)),
             Event::Data { offset, bytes, .. } => {
-                // The queue pair drops bytes beyond the requested ones, so the range is in the page.
+                // The queue pair drops bytes beyond the requested ones, so the range is in the
+                // page.
                 let start = offset as usize;
                 page[start..start + bytes.len()].copy_from_slice(bytes);
             }
@@ -209,8 +210,8 @@ impl<P: AsRef<[u8]> + Clone> BringUp<P> {
         }
     }
 
-    /// Takes in bytes that have arrived. Returns a reply that is for the caller: the last one of the
-    /// bring-up, and all later ones.
+    /// Takes in bytes that have arrived. Returns a reply that is for the caller: the last one of
+    /// the bring-up, and all later ones.
     pub(super) fn receive(
         &mut self,
         now: u64,
@@ -297,8 +298,8 @@ impl<P: AsRef<[u8]> + Clone> BringUp<P> {
         Ok(false)
     }
 
-    /// The time within which the controller must become ready (CAP.TO), in milliseconds; at least one
-    /// unit.
+    /// The time within which the controller must become ready (CAP.TO), in milliseconds; at least
+    /// one unit.
     fn ready_ms(&self) -> u64 {
         u64::from(self.cap.timeout.max(1)) * READY_UNIT_MS
     }

@@ -1,8 +1,9 @@
 //! The calls by which a program drives the connections to one target.
 //!
-//! An [`Association`](super::association::Association) decides about these connections. Once the volume
-//! is open, an [`AssociationManager`](super::manager::AssociationManager) owns the association and
-//! decides. The program around them has the sockets and the clock, and drives both by the same calls.
+//! An [`Association`](super::association::Association) decides about these connections. Once the
+//! volume is open, an [`AssociationManager`](super::manager::AssociationManager) owns the
+//! association and decides. The program around them has the sockets and the clock, and drives both
+//! by the same calls.
 
 use alloc::string::String;
 
@@ -13,8 +14,8 @@ use crate::outbox::Outbox;
 /// A connection of an association that belongs to no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControlQueue {
-    /// The queue to the discovery service at the same address. It exists only until the subsystem is
-    /// known.
+    /// The queue to the discovery service at the same address. It exists only until the subsystem
+    /// is known.
     Discovery,
     /// The admin queue.
     Admin,
@@ -61,15 +62,16 @@ pub trait Endpoint {
     #[must_use]
     fn wants_connection(&self) -> Option<ConnectionId>;
 
-    /// Handles a [requested](Self::wants_connection) connection that was made. `is_local`: whether it
-    /// stays on this machine.
+    /// Handles a [requested](Self::wants_connection) connection that was made. `is_local`: whether
+    /// it stays on this machine.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
 
     /// Handles a [requested](Self::wants_connection) connection that cannot be made.
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
 
     /// Whether a queue needs its connection. If not, the program sends the contents of the queue's
-    /// [outbox](Self::outbox), as far as the connection takes them at once, and closes the connection.
+    /// [outbox](Self::outbox), as far as the connection takes them at once, and closes the
+    /// connection.
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
@@ -88,8 +90,8 @@ pub trait Endpoint {
     /// Handles the end of a queue's connection that the program has not closed itself.
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
 
-    /// Does the work that is due at `now`: sends Keep Alive, gives up answers that have been missing for
-    /// too long, and begins the next attempt after a pause.
+    /// Does the work that is due at `now`: sends Keep Alive, gives up answers that have been
+    /// missing for too long, and begins the next attempt after a pause.
     fn timeout(&mut self, now: u64);
 
     /// When [`timeout`](Self::timeout) has work to do, ns; `None`: only after another event.

@@ -1,5 +1,5 @@
-//! The times at which an initiator sends Keep Alive (Base §3.9), and the explanation of a loss: whether
-//! the target may have dropped the association because it got no command in time.
+//! The times at which an initiator sends Keep Alive (Base §3.9), and the explanation of a loss:
+//! whether the target may have dropped the association because it got no command in time.
 
 use core::fmt;
 
@@ -17,8 +17,8 @@ pub struct KeepAlive {
     started_at: u64,
     /// When the last command was sent, ns.
     last_sent: u64,
-    /// The longest recent time between two commands, ns. The target may have dropped the association
-    /// because of this silence, although the initiator has not noticed the end yet.
+    /// The longest recent time between two commands, ns. The target may have dropped the
+    /// association because of this silence, although the initiator has not noticed the end yet.
     silence_ns: u64,
     /// When that silence ended, ns.
     silence_end: u64,
@@ -52,8 +52,8 @@ impl KeepAlive {
         }
     }
 
-    /// Sends a command every `interval_ns` nanoseconds instead, also to a target that never gives up,
-    /// because its answers show that it runs.
+    /// Sends a command every `interval_ns` nanoseconds instead, also to a target that never gives
+    /// up, because its answers show that it runs.
     #[must_use]
     pub const fn every(self, interval_ns: u64) -> Self {
         Self { interval_ns: Some(interval_ns), ..self }
@@ -93,8 +93,8 @@ impl KeepAlive {
 
     /// The longest recent time without a command, ns, up to `now`.
     fn longest_silence_ns(&self, now: u64) -> u64 {
-        // If the association still exists a whole timeout after a silence, the target has not dropped
-        // it because of that silence.
+        // If the association still exists a whole timeout after a silence, the target has not
+        // dropped it because of that silence.
         let was_survived = now.saturating_sub(self.silence_end) > self.timeout_ns;
         let past_silence_ns = if was_survived { 0 } else { self.silence_ns };
         let present_silence_ns = now.saturating_sub(self.last_sent);

@@ -1,8 +1,8 @@
 //! How an open volume recognises a target and its drives after a connection was lost.
 //!
 //! When a volume is opened, it reads properties from its targets. They decide how it keeps its
-//! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. So a target
-//! that comes back is checked again before any command is sent to its drives (T19, T27).
+//! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. So a
+//! target that comes back is checked again before any command is sent to its drives (T19, T27).
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -21,7 +21,8 @@ pub struct KnownTarget {
     generation: u32,
     /// The identity of its log region; `None`: the target does not have the extension.
     region: Option<[u8; 16]>,
-    /// Whether the target reported a volatile write cache, which it does for all its drives or none.
+    /// Whether the target reported a volatile write cache, which it does for all its drives or
+    /// none.
     has_volatile_cache: bool,
     drives: Vec<KnownDrive>,
 }
@@ -98,7 +99,8 @@ pub enum Changed {
         /// The number of blocks that it has now.
         now: u64,
     },
-    /// The drive may now lose completed writes in a power cut, and was protected against that before.
+    /// The drive may now lose completed writes in a power cut, and was protected against that
+    /// before.
     #[error(
         "namespace {0} came back with a volatile write cache and was protected against power loss \
          before: completed writes counted as durable without a FLUSH, and do not any more. Open \
@@ -111,8 +113,8 @@ pub enum Changed {
          Close the volume; this owner's waiting groups are not written any more"
     )]
     TakenOver(u32),
-    /// Its label has the generation of an earlier owner. This owner wrote its own generation there when
-    /// it opened the volume. So the drive is an older copy (T27).
+    /// Its label has the generation of an earlier owner. This owner wrote its own generation there
+    /// when it opened the volume. So the drive is an older copy (T27).
     #[error(
         "namespace {0} came back as it was before the volume was opened (its label has an earlier \
          generation): an older copy of the drive is in its place. Let the target serve the right \
@@ -207,8 +209,8 @@ impl KnownTarget {
     }
 
     /// Checks the label that was read from a drive: it must still be the volume's, and have the
-    /// generation of this owner. A target that keeps no log of the volume forgets the volume's owners
-    /// when it is started again. Then only the labels record the last owner (T8).
+    /// generation of this owner. A target that keeps no log of the volume forgets the volume's
+    /// owners when it is started again. Then only the labels record the last owner (T8).
     ///
     /// # Errors
     /// [`Changed::Label`], [`Changed::Older`], [`Changed::TakenOver`].

@@ -1,5 +1,5 @@
-//! The association manager of one target of an open volume: keeps the association alive, and sets it
-//! up again when it is lost (P7).
+//! The association manager of one target of an open volume: keeps the association alive, and sets
+//! it up again when it is lost (P7).
 //!
 //! ```text
 //! Standing → Unreachable: pause → attach → open drives queue → read labels → claim → Standing
@@ -48,11 +48,11 @@ use crate::wire::{self, Claim};
 pub struct ManagerConfig {
     /// The properties that must be found again when the target comes back.
     pub known: KnownTarget,
-    /// The claim by which the same owner claims the volume again on the target; `None` if the target
-    /// does not have the extension.
+    /// The claim by which the same owner claims the volume again on the target; `None` if the
+    /// target does not have the extension.
     pub claim: Option<Claim>,
-    /// The time for which the streams wait for a lost target, ns. The manager continues its attempts
-    /// after that. 0: it makes no attempt.
+    /// The time for which the streams wait for a lost target, ns. The manager continues its
+    /// attempts after that. 0: it makes no attempt.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
@@ -257,8 +257,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.pop_front()
     }
 
-    /// Takes a stream's request for a connection. The connection is made when the association stands,
-    /// and after a pause if earlier connections failed. An earlier request of the stream is dropped.
+    /// Takes a stream's request for a connection. The connection is made when the association
+    /// stands, and after a pause if earlier connections failed. An earlier request of the stream is
+    /// dropped.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
         if matches!(self.state, State::Refused(_) | State::Stopped) {
             return;
@@ -270,8 +271,9 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.requests.request(request, random, now);
     }
 
-    /// Records that the target has released the volume. If this association is lost, the manager sets
-    /// up no other one: it would claim the volume, and nothing would release it any more (T25).
+    /// Records that the target has released the volume. If this association is lost, the manager
+    /// sets up no other one: it would claim the volume, and nothing would release it any more
+    /// (T25).
     pub fn set_released(&mut self) {
         self.is_released = true;
     }
@@ -367,8 +369,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         now.saturating_add(self.config.back_off.after(attempt, random))
     }
 
-    /// Gives the target up: drops all requests, and reports that this owner cannot use the target any
-    /// more.
+    /// Gives the target up: drops all requests, and reports that this owner cannot use the target
+    /// any more.
     fn refuse(&mut self, why: UnreachableCause, stream_cause: Cause) {
         self.association.close();
         let State::Unreachable { absence, .. } = &self.state else { return };
@@ -406,8 +408,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         }
     }
 
-    /// A connection for a stream belongs to the [`ManagerEvent::StreamConnection`] that follows. If no
-    /// such event follows, the connection is not needed any more.
+    /// A connection for a stream belongs to the [`ManagerEvent::StreamConnection`] that follows. If
+    /// no such event follows, the connection is not needed any more.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         match connection {
             ConnectionId::Control(_) => {

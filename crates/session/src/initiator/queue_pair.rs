@@ -6,10 +6,10 @@
 //! ```
 //!
 //! [`QueuePair`] initializes the connection, creates the queue (Fabrics Connect), sends commands
-//! and takes completions. It answers R2Ts by itself. The queue pair checks every PDU from the target
-//! against the commands in flight, because a PDU that fits no command could complete a command too
-//! early (T18). A target that breaks the protocol loses the connection. The termination request that
-//! the specification gives for the error is then already in the outbox.
+//! and takes completions. It answers R2Ts by itself. The queue pair checks every PDU from the
+//! target against the commands in flight, because a PDU that fits no command could complete a
+//! command too early (T18). A target that breaks the protocol loses the connection. The termination
+//! request that the specification gives for the error is then already in the outbox.
 
 mod config;
 mod error;
@@ -114,8 +114,8 @@ pub struct QueuePair<P, T = u64> {
 const SQSIZE_MAX: u16 = 4096;
 /// The offset of the command identifier (CCCID) in the header of a C2HData PDU and of an R2T.
 const CCCID_OFFSET: u32 = 8;
-/// The offset of the command identifier in a response capsule: byte 12 of the completion queue entry,
-/// which is at byte 8 of the PDU.
+/// The offset of the command identifier in a response capsule: byte 12 of the completion queue
+/// entry, which is at byte 8 of the PDU.
 const RESPONSE_CID_OFFSET: u32 = 8 + 12;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
@@ -188,8 +188,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     }
 
     /// Records that the connection has ended. Commands in flight stay
-    /// [outstanding](Self::outstanding). The queue pair drops its references to data that no R2T has
-    /// requested.
+    /// [outstanding](Self::outstanding). The queue pair drops its references to data that no R2T
+    /// has requested.
     pub fn close(&mut self) {
         let was_connecting = self.state == QueueState::Connecting;
         self.state = QueueState::Closed;
@@ -231,8 +231,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.rx.need(buf)
     }
 
-    /// Sends a command. The queue pair sets its identifier and its data pointer. The command's events
-    /// carry `context`.
+    /// Sends a command. The queue pair sets its identifier and its data pointer. The command's
+    /// events carry `context`.
     ///
     /// # Errors
     /// The queue is full or not ready, or the data is too long: then nothing was sent.
@@ -251,8 +251,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     }
 
     /// Takes a slot for a command, and puts its capsule into the outbox. The data of a write goes
-    /// into the capsule if it fits there. Otherwise the slot keeps the data until the target requests
-    /// it.
+    /// into the capsule if it fits there. Otherwise the slot keeps the data until the target
+    /// requests it.
     #[inline(always)]
     fn send_command(
         &mut self,
@@ -374,8 +374,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
     }
 
-    /// Ends the connection with an error about the PDU at the start of `pdu`. Reports an error of the
-    /// protocol to the target, in a termination request.
+    /// Ends the connection with an error about the PDU at the start of `pdu`. Reports an error of
+    /// the protocol to the target, in a termination request.
     #[cold]
     fn end_with_error(
         &mut self,
@@ -443,8 +443,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             return Err(PduError::header(RESPONSE_CID_OFFSET, why).into());
         };
         let mut cqe = *cqe;
-        // An answer to a command that was not sent cannot be genuine. If the queue pair accepted it,
-        // the caller could submit the next command at once, and the outbox would grow without a
+        // An answer to a command that was not sent cannot be genuine. If the queue pair accepted
+        // it, the caller could submit the next command at once, and the outbox would grow without a
         // limit (T18). A write may fail before all its data was sent. So after a failure only the
         // capsule must have been sent, which was put into the outbox before the data.
         let must_be_sent = if cqe.status().is_ok() { slot.queued_end } else { slot.capsule_end };

@@ -38,9 +38,9 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// The pause after this number of failed attempts, ns. The pause doubles with each attempt, up to
-    /// the longest one. `random`, any number that differs from process to process, shortens it by up
-    /// to a quarter, so that initiators do not try again all at once.
+    /// The pause after this number of failed attempts, ns. The pause doubles with each attempt, up
+    /// to the longest one. `random`, any number that differs from process to process, shortens it
+    /// by up to a quarter, so that initiators do not try again all at once.
     #[must_use]
     pub fn after(&self, attempts: u32, random: u64) -> u64 {
         /// The shift is bounded so that it cannot overflow.
@@ -82,8 +82,8 @@ impl ReconnectQueue {
         &self.back_off
     }
 
-    /// Adds the request of a stream. It is served at once if no connection of the stream has failed.
-    /// An earlier request of a stream with the same id is dropped. `random` is as for
+    /// Adds the request of a stream. It is served at once if no connection of the stream has
+    /// failed. An earlier request of a stream with the same id is dropped. `random` is as for
     /// [`BackOff::after`].
     pub fn request(&mut self, request: ConnectRequest, random: u64, now: u64) {
         let pause_ns = match request.attempts {

@@ -1,6 +1,7 @@
 //! An ordered stream: one engine over one queue pair for each of the volume's targets.
 //!
-//! In each round the owner does this, in order:
+//! The [stream driver](super::stream_driver) drives it. In each round the driver does this, in
+//! order:
 //!
 //! 1. admits groups with [`admit`](StreamSession::admit);
 //! 2. calls [`pump`](StreamSession::pump), which turns requests that may be sent into commands;
@@ -63,16 +64,17 @@ pub struct StreamConfig {
     /// The time for which a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
     /// The time for which a server may be unreachable before the stream gives the server up, ns. If
-    /// the server comes back within that time, the stream continues (P7). 0: a lost connection poisons
-    /// the stream at once, as with engines that cannot replay.
+    /// the server comes back within that time, the stream continues (P7). 0: a lost connection
+    /// poisons the stream at once, as with engines that cannot replay.
     pub loss_ns: u64,
 }
 
-/// The shortest time between two marks that an idle stream sends, ns. So a stream with single writes
-/// does not send a mark for each write.
+/// The shortest time between two marks that an idle stream sends, ns. The pause keeps a stream with
+/// single writes from sending a mark for each write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// The number of commands for which a queue must have space beside the requests: reads, marks, bind.
+/// The number of commands for which a queue must have space beside the requests: reads, marks,
+/// bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
@@ -85,8 +87,8 @@ pub enum Purpose {
     Request(RequestId),
     /// Part of a read.
     Read {
-        /// The number of the read, so that a late reply for a read that was given up is not taken
-        /// for a reply for a later read.
+        /// The number of the read. It separates answers for this read from late answers for an
+        /// earlier one that was given up.
         number: u32,
         /// The part of the read.
         part: u32,
@@ -131,14 +133,15 @@ pub struct StreamSession<P> {
     closing: bool,
     /// The refusal of the stream's first bind at a server.
     bind_refused: Option<TargetRefusal>,
-    /// Whether some connection is down, is being set up, or replays.
-    connecting: bool,
+    /// Whether some connection is down, is being set up, or replays. Then
+    /// [`continue_set_up`](Self::continue_set_up) has work.
+    is_connecting: bool,
     /// Whether [`on_failure`](Self::on_failure) has handled the failure of the stream.
     failure_handled: bool,
-    /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does not
-    /// poison it.
+    /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does
+    /// not poison it.
     reads_only: bool,
-    /// The failed FLUSHes of all streams of the volume (T22).
+    /// The failed FLUSHes of all streams of the volume. They affect this stream's data, too (T22).
     flush_failures: Arc<FlushFailures>,
     /// The failures among them that this stream has handled.
     handled_failures: HandledFailures,
@@ -177,7 +180,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             reading: Reading::default(),
             closing: false,
             bind_refused: None,
-            connecting: true,
+            is_connecting: true,
             failure_handled: false,
             reads_only: false,
             flush_failures,
@@ -195,7 +198,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Opens the handshake on every connection.
     pub fn start(&mut self, now: u64) {
         for connection in &mut self.connections {
-            connection.progress = now;
+            connection.last_progress = now;
             connection.queue.start(&mut connection.outbox);
         }
     }
@@ -227,7 +230,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Turns requests that may be sent now into commands in the outboxes, and drives connections
     /// that are being set up.
     pub fn pump(&mut self, now: u64) {
-        if self.connecting {
+        if self.is_connecting {
             self.continue_set_up(now);
         }
         for server in 0..self.connections.len() as u16 {
@@ -236,10 +239,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 continue;
             }
             if connection.queue.in_flight() == 0 {
-                connection.progress = now;
+                connection.last_progress = now;
             }
             self.send_requests(server);
-            if self.reading.unsent > 0 {
+            if self.reading.unsent_count > 0 {
                 self.reading.send_parts(server, &mut self.connections[usize::from(server)]);
             }
             self.send_idle_mark(server, now);
@@ -255,7 +258,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         while connection.queue.in_flight() < depth {
             let Some(dispatch) = engine.next(server) else { break };
             let request = engine.request(dispatch.id);
-            tracer.sent(dispatch.id, request.seq, request.span);
+            tracer.on_sent(dispatch.id, request.seq, request.span);
             let nsid = config.nsids[usize::from(request.member.0)];
             let mut sqe = match request.kind {
                 Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
@@ -275,8 +278,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Sends the released mark of an idle stream to a server, in a command of its own (T1). So a crash
-    /// of an idle initiator leaves a log that needs no recovery.
+    /// Sends the released mark of an idle stream to a server, in a command of its own (T1). So a
+    /// crash of an idle initiator leaves a log that needs no recovery.
     #[inline]
     fn send_idle_mark(&mut self, server: u16, now: u64) {
         let Some(released) = idle_mark(&*self.engine, self.config.engine) else { return };
@@ -305,8 +308,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     lba: extent.lba,
                     blocks: extent.blocks,
                     offset: bytes_before + extent.offset as usize * wire::BLOCK_BYTES,
-                    sent: false,
-                    ended: false,
+                    is_sent: false,
+                    has_ended: false,
                 });
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
@@ -323,14 +326,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.begin();
     }
 
-    /// Whether a read command has no answer yet. Until then no stream can replay on its server (P9).
+    /// Whether a read command has no answer yet. Until then no stream can replay on its server
+    /// (P9).
     #[must_use]
     pub fn has_unanswered_reads(&self) -> bool {
         self.connections.iter().any(|connection| connection.reads_in_flight > 0)
     }
 
-    /// Whether a read of these blocks must wait, because a write of this stream to them is not complete
-    /// (P9).
+    /// Whether a read of these blocks must wait, because a write of this stream to them is not
+    /// complete (P9).
     #[must_use]
     pub fn read_must_wait(&self, lba: u64, blocks: u32) -> bool {
         self.engine.writes_pending(lba, blocks) && !probe::planted(Plant::P9OwnReads)
@@ -339,7 +343,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Whether a read is in flight.
     #[must_use]
     pub fn is_reading(&self) -> bool {
-        self.reading.outstanding > 0
+        self.reading.outstanding_count > 0
     }
 
     /// The result of the last read.
@@ -347,7 +351,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// The first part that failed.
     pub fn read_result(&self) -> Result<(), ReadPartFailure> {
-        self.reading.failed.map_or(Ok(()), Err)
+        match self.reading.first_failure {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
     }
 
     /// Takes in bytes that arrived from `server`. `sink` gets the bytes of the read in flight, with
@@ -392,7 +399,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         })?;
         let set_up_event = handler.set_up_event;
         if has_events {
-            connection.progress = now;
+            connection.last_progress = now;
         }
         if let Some(event) = set_up_event {
             self.handle_set_up(server, event, now);
@@ -424,17 +431,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks
     }
 
-    /// A server that has made no progress for too long although a command to it is in flight. The
+    /// A server that has made no progress for too long although an answer from it is missing. The
     /// caller closes the connection and calls [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
-        self.connections
-            .iter()
-            .position(|connection| {
-                connection.awaits_answer()
-                    && now.saturating_sub(connection.progress) >= self.config.timeout_ns
-            })
-            .map(|server| server as u16)
+        let is_stalled = |connection: &Connection<P>| {
+            connection.awaits_answer()
+                && now.saturating_sub(connection.last_progress) >= self.config.timeout_ns
+        };
+        self.connections.iter().position(is_stalled).map(|server| server as u16)
     }
 
     /// Sends every target the released mark, to be recorded durably. This is for a clean close,
@@ -449,7 +454,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Gives the close up. Marks are again sent only when the stream is idle.
+    /// Ends the close before it is done. Marks are again sent only when the stream is idle.
     pub fn give_up_marks(&mut self) {
         self.closing = false;
     }
@@ -465,16 +470,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
         }
         let released = self.engine.released();
-        let logged = self.config.engine.capabilities().keeps_log
+        let keeps_log = self.config.engine.capabilities().keeps_log
             && !probe::planted(Plant::T1CloseWithoutMark);
-        let reported = |connection: &Connection<P>| {
-            connection.marks_in_flight == 0 && connection.last_mark.seq >= released
+        if !keeps_log {
+            return Ok(true);
+        }
+        let has_confirmed = |connection: &Connection<P>| {
+            connection.sends_requests()
+                && connection.marks_in_flight == 0
+                && connection.last_mark.seq >= released
         };
-        Ok(!logged
-            || self
-                .connections
-                .iter()
-                .all(|connection| connection.sends_requests() && reported(connection)))
+        Ok(self.connections.iter().all(has_confirmed))
     }
 
     /// The length of the PDU at the start of `buf`, in bytes.
@@ -505,7 +511,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[inline]
     #[must_use]
     pub(super) const fn is_connecting(&self) -> bool {
-        self.connecting
+        self.is_connecting
     }
 
     /// Requests that all groups up to `seq` become durable.
@@ -532,7 +538,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// The mark that a stream must send because it is idle and all its groups are released.
+/// The mark that a stream must send because it is idle and all its groups are released; `None` if
+/// it must send none.
 fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;

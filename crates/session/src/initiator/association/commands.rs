@@ -28,8 +28,8 @@ enum CommandSource {
 /// A command that has no answer yet.
 #[derive(Debug)]
 struct PendingCommand {
-    /// The number of the command. It is unique in the association, so that no late answer is used for
-    /// another command (T23).
+    /// The number of the command. It is unique in the association, so that no late answer is used
+    /// for another command (T23).
     number: u64,
     source: CommandSource,
     /// The data of a read: as long as requested, and filled as far as data has arrived.
@@ -63,8 +63,8 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         self.queue_pair.need(buf)
     }
 
-    /// Sends a caller's command. `number` is its unique number in the association, and `question` the
-    /// caller's number, which the answer carries.
+    /// Sends a caller's command. `number` is its unique number in the association, and `question`
+    /// the caller's number, which the answer carries.
     pub(super) fn ask(
         &mut self,
         number: u64,
@@ -107,8 +107,9 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         }
     }
 
-    /// Takes in bytes that have arrived; see [`QueuePair::receive`]. For each answer to a caller, calls
-    /// `on_answer` with the number of the question, the completion, and the data that was read.
+    /// Takes in bytes that have arrived; see [`QueuePair::receive`]. For each answer to a caller,
+    /// calls `on_answer` with the number of the question, the completion, and the data that was
+    /// read.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -145,8 +146,8 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         })
     }
 
-    /// Since when the oldest missing answer has been missing without progress, ns; `None` if no answer
-    /// is missing.
+    /// Since when the oldest missing answer has been missing without progress, ns; `None` if no
+    /// answer is missing.
     pub(super) fn stalled_since(&self) -> Option<u64> {
         let waits_since = |command: &PendingCommand| match command.source {
             CommandSource::KeepAlive { sent_at } => sent_at,

@@ -114,8 +114,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             (ControlQueue::Drives, _) => self.fail_drives_queue(error_of(end)),
             (_, State::Attached { keep_alive, .. }) => {
                 let loss = keep_alive.loss_at(now);
-                // A target that drops the association closes the connection. It may also reset it, so
-                // a missing Keep Alive explains a broken connection, too.
+                // A target that drops the association closes the connection. It may also reset it,
+                // so a missing Keep Alive explains a broken connection, too.
                 let target_dropped_it = end == ConnectionEnd::Closed || loss.ran_out();
                 let error =
                     if target_dropped_it { AssociationError::Dropped(loss) } else { error_of(end) };

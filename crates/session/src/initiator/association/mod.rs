@@ -17,13 +17,13 @@
 //! [`Endpoint`](super::endpoint::Endpoint). It does this, in order:
 //!
 //! 1. calls `timeout` when `deadline` is due;
-//! 2. for each queue that has a connection, in the order of [`ControlQueue::ALL`]: sends the contents
-//!    of the `outbox`, passes the bytes that have arrived to `received`, and reports the end of the
-//!    connection with `closed`. The admin queue comes first, because its end explains the end of the
-//!    others;
-//! 3. closes the connection of each queue that is not open any more (`is_open`). Before, it sends the
-//!    contents of the outbox as far as the connection takes them at once, because they may be a last
-//!    PDU;
+//! 2. for each queue that has a connection, in the order of [`ControlQueue::ALL`]: sends the
+//!    contents of the `outbox`, passes the bytes that have arrived to `received`, and reports the
+//!    end of the connection with `closed`. The admin queue comes first, because its end explains
+//!    the end of the others;
+//! 3. closes the connection of each queue that is not open any more (`is_open`). Before, it sends
+//!    the contents of the outbox as far as the connection takes them at once, because they may be a
+//!    last PDU;
 //! 4. makes the connection that `wants_connection` requests, and reports it with `connected` or
 //!    `connect_failed`.
 //!
@@ -125,8 +125,8 @@ pub struct Answer {
     pub page: Vec<u8>,
 }
 
-/// The step of setting up the association, or its end. A `deadline` is the time at which the step is
-/// given up, ns.
+/// The step of setting up the association, or its end. A `deadline` is the time at which the step
+/// is given up, ns.
 #[derive(Debug)]
 enum State<P> {
     /// Discovery needs its connection.
@@ -148,8 +148,8 @@ enum State<P> {
 #[derive(Debug)]
 pub struct Association<P> {
     config: AssociationConfig,
-    /// The configuration of the admin queue, once its connection exists. The I/O queues have the same
-    /// digests and limits.
+    /// The configuration of the admin queue, once its connection exists. The I/O queues have the
+    /// same digests and limits.
     admin_config: Option<QpConfig>,
     state: State<P>,
     /// The outbox of each [`ControlQueue`].
@@ -299,8 +299,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
-    /// Sends a command on a queue. `question` is a number of the caller's choice. Many commands may be
-    /// in flight at a time.
+    /// Sends a command on a queue. `question` is a number of the caller's choice. Many commands may
+    /// be in flight at a time.
     ///
     /// # Errors
     /// [`AskError`]: no part of it was sent.

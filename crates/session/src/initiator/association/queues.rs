@@ -69,9 +69,9 @@ impl<P> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
-    /// The state from which the queue is requested, until it is given up at `give_up_at`, ns. The queue
-    /// is always the same one. Only a plant draws another, by `commands_sent`, which differs from one
-    /// request to the next.
+    /// The state from which the queue is requested, until it is given up at `give_up_at`, ns. The
+    /// queue is always the same one. Only a plant draws another, by `commands_sent`, which differs
+    /// from one request to the next.
     pub(super) fn wanted(give_up_at: u64, commands_sent: u64) -> Self {
         let takes_another = probe::planted(Plant::T8UndoNoWait);
         let qid = if takes_another { 26 + (commands_sent % 6) as u16 } else { DRIVES_QUEUE };
@@ -100,8 +100,8 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Requests a refused queue again if that is due at `now`, ns. Returns whether an answer has been
-    /// missing for longer than `answer_ns`.
+    /// Requests a refused queue again if that is due at `now`, ns. Returns whether an answer has
+    /// been missing for longer than `answer_ns`.
     pub(super) fn check_time(&mut self, answer_ns: u64, now: u64) -> bool {
         match self {
             Self::Refused { qid, retry_at, give_up_at } if *retry_at <= now => {
@@ -151,8 +151,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Ok(used)
     }
 
-    /// Takes in bytes of the admin queue. During the bring-up they belong to it, and afterwards they are
-    /// answers to commands.
+    /// Takes in bytes of the admin queue. During the bring-up they belong to it, and afterwards
+    /// they are answers to commands.
     pub(super) fn receive_admin(
         &mut self,
         bytes: &[u8],
@@ -233,7 +233,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Records that the drives queue has failed, and drops its answers that the caller has not taken.
+    /// Records that the drives queue has failed, and drops its answers that the caller has not
+    /// taken.
     pub(super) fn fail_drives_queue(&mut self, error: AssociationError) {
         // After an error of the protocol the outbox holds the last PDU to the target, which must be
         // sent.

@@ -20,8 +20,8 @@ use crate::wire::{self, retry, status};
 const LABEL_COPIES: u32 = 2;
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// Continues with `step` as far as the target has answered. Returns the step that the manager then
-    /// waits for, which may be the same one; `None` after the last one.
+    /// Continues with `step` as far as the target has answered. Returns the step that the manager
+    /// then waits for, which may be the same one; `None` after the last one.
     pub(super) fn next_step(&mut self, step: Step, now: u64) -> Result<Option<Step>, Failure> {
         let controller = match self.association.state() {
             AssociationState::Attaching => return Ok(Some(step)),
@@ -48,8 +48,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
     }
 
-    /// Requests the label of the volume's drive with this index on this target. After the last drive,
-    /// claims the volume.
+    /// Requests the label of the volume's drive with this index on this target. After the last
+    /// drive, claims the volume.
     fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
         let Some(nsid) = self.config.known.namespaces().nth(index) else {
             return self.send_claim(now);

@@ -18,8 +18,8 @@ pub struct QpConfig {
     pub qid: u16,
     /// The controller to which the queue belongs; [`CNTLID_ANY`] for the admin queue.
     pub cntlid: u16,
-    /// The number of entries of the queue, 2 to 4096. One entry stays free, so one command fewer may
-    /// be in flight.
+    /// The number of entries of the queue, 2 to 4096. One entry stays free, so one command fewer
+    /// may be in flight.
     pub sqsize: u16,
     /// The Keep Alive Timeout of an admin queue, in milliseconds. 0: the target never gives up the
     /// host.
@@ -69,8 +69,8 @@ impl QpConfig {
         }
     }
 
-    /// The configuration of an I/O queue with `sqsize` entries on the same controller. `cntlid` is the
-    /// controller's identifier.
+    /// The configuration of an I/O queue with `sqsize` entries on the same controller. `cntlid` is
+    /// the controller's identifier.
     #[must_use]
     pub fn io_queue(&self, cntlid: u16, qid: u16, sqsize: u16) -> Self {
         Self { qid, cntlid, sqsize, kato_ms: 0, ..self.clone() }

@@ -32,7 +32,8 @@ impl DataPlan {
     }
 }
 
-/// The R2Ts of a command that arrived in one call of [`QueuePair::receive`](super::QueuePair::receive).
+/// The R2Ts of a command that arrived in one call of
+/// [`QueuePair::receive`](super::QueuePair::receive).
 ///
 /// The data that they request is sent only after the call. So the target sent all of these R2Ts
 /// before it got any of that data, and all of them count as open at once.
@@ -155,9 +156,9 @@ impl<P, T> Slot<P, T> {
         Ok(())
     }
 
-    /// Checks that an R2T requests the next data of this command. `is_queue_sent`: whether everything
-    /// that was put into the outbox for the command has been sent. TCP §3.3.2.2 gives the status for
-    /// each error.
+    /// Checks that an R2T requests the next data of this command. `is_queue_sent`: whether
+    /// everything that was put into the outbox for the command has been sent. TCP §3.3.2.2 gives
+    /// the status for each error.
     pub(super) fn check_r2t(&self, r2t: &R2t, is_queue_sent: bool) -> Result<(), PduError> {
         // Data for an earlier R2T may still be in the outbox, because the target may have several
         // R2Ts open. So only the first R2T shows that the command has arrived.
@@ -176,8 +177,8 @@ impl<P, T> Slot<P, T> {
         Ok(())
     }
 
-    /// Counts an R2T that arrived in call number `receive_call`. At most `maxr2t` of them may be open
-    /// at once.
+    /// Counts an R2T that arrived in call number `receive_call`. At most `maxr2t` of them may be
+    /// open at once.
     pub(super) fn count_r2t(&mut self, receive_call: u32, maxr2t: u32) -> Result<(), PduError> {
         let is_same_call = self.r2t_burst.receive_call == receive_call;
         let count = if is_same_call { self.r2t_burst.count + 1 } else { 1 };

@@ -17,8 +17,8 @@ use super::{CCCID_OFFSET, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
-    /// Handles data of a read. Reports the data to the caller, unless it is corrupted. If the PDU has
-    /// the SUCCESS flag, the read is done.
+    /// Handles data of a read. Reports the data to the caller, unless it is corrupted. If the PDU
+    /// has the SUCCESS flag, the read is done.
     pub(super) fn on_c2h_data(
         &mut self,
         hdr: &DataHdr,

@@ -1,5 +1,5 @@
-//! The answers of a target on a stream's connection: data and completions, as the queue pair decodes
-//! them.
+//! The answers of a target on a stream's connection: data and completions, as the queue pair
+//! decodes them.
 
 use riopipe_nvme::command::{Cqe, Status};
 use riopipe_order::attribute::Kind;
@@ -33,8 +33,8 @@ pub(super) struct AnswerHandler<'a, P> {
 }
 
 impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
-    /// Handles data of a command. `offset` is its place in the data of the command, in bytes. `sink`
-    /// gets the bytes of the read in flight, with their offset in that read.
+    /// Handles data of a command. `offset` is its place in the data of the command, in bytes.
+    /// `sink` gets the bytes of the read in flight, with their offset in that read.
     #[inline]
     pub(super) fn on_data(
         &mut self,
@@ -73,7 +73,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
     /// Reports the result of a request to the engine.
     #[inline]
     fn on_request_completion(&mut self, id: RequestId, status: Status) {
-        self.tracer.answered(id);
+        self.tracer.on_answered(id);
         if !status.is_ok() {
             return self.on_failed_request(id, status);
         }
@@ -93,8 +93,8 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
     /// failure.
     fn on_failed_request(&mut self, id: RequestId, status: Status) {
         // With an engine that binds its streams, the target reports a failed FLUSH to every stream
-        // there (T22). With other engines, this session must report the failure to the other streams,
-        // also if its own connection ends.
+        // there (T22). With other engines, this session must report the failure to the other
+        // streams, also if its own connection ends.
         let request = self.engine.request(id);
         let must_report = request.kind == Kind::Flush
             && !self.config.engine.capabilities().needs_binding

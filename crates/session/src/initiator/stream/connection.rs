@@ -1,4 +1,10 @@
-//! The stream's connection to one of its servers, and the state of it.
+//! The stream's connection to one of its servers, and its state.
+//!
+//! ```text
+//! first connection:   Joining: Connect → Bind ⇄ Busy → Up
+//! after a loss:       Down → Joining: Connect → Bind ⇄ Busy → List → Reads → Replaying → Up
+//! server given up:    every state → Dead
+//! ```
 
 use alloc::vec::Vec;
 
@@ -55,7 +61,7 @@ pub(super) enum Step {
     Reads,
 }
 
-/// As [`ConnectionState`], with the step of setting up.
+/// The state of the connection: [`ConnectionState`], with the step of the set-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Joining(Step),
@@ -100,8 +106,8 @@ pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
     pub(super) outbox: Outbox<P>,
     pub(super) state: State,
-    /// When the target last answered, or first got a command, ns.
-    pub(super) progress: u64,
+    /// When the target last answered, or got a command while none was in flight, ns.
+    pub(super) last_progress: u64,
     /// The last mark that was sent durably to the target.
     pub(super) last_mark: SentMark,
     /// The number of durable marks without an answer.
@@ -117,7 +123,7 @@ pub(super) struct Connection<P> {
     /// The loss of the last connection, until the stream is up again.
     pub(super) loss: Option<Loss>,
     /// The pause before the next bind if the target is busy, ns.
-    pub(super) busy_pause: u64,
+    pub(super) busy_pause_ns: u64,
     pub(super) listing: Listing,
 }
 
@@ -127,7 +133,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
             queue,
             outbox: Outbox::new(),
             state: State::Joining(Step::Connect),
-            progress: 0,
+            last_progress: 0,
             last_mark: SentMark { seq: start, at: 0 },
             marks_in_flight: 0,
             mark_refused: None,
@@ -135,7 +141,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
             participant,
             was_bound: false,
             loss: None,
-            busy_pause: BUSY_PAUSE_MIN_NS,
+            busy_pause_ns: BUSY_PAUSE_MIN_NS,
             listing: Listing::default(),
         }
     }
@@ -146,9 +152,9 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         matches!(self.state, State::Up | State::Replaying)
     }
 
-    /// Limit of the commands in flight beyond which no request is sent: `queue_depth`, or less if the
-    /// queue has no space for that beside reads, marks and bind. A target that comes back may grant
-    /// a smaller queue than before (T18).
+    /// The number of commands in flight from which on no request is sent: `queue_depth`, or less if
+    /// the queue has no space for that beside reads, marks and bind. A target that comes back may
+    /// grant a smaller queue than before, so the session must not rely on the old size (T18).
     #[inline]
     pub(super) fn depth(&self, queue_depth: usize) -> usize {
         queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))
@@ -159,8 +165,8 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         !matches!(self.state, State::Down | State::Dead)
     }
 
-    /// Sends the target the released mark, to be recorded durably. Returns false if the queue has no
-    /// space.
+    /// Sends the target the released mark, to be recorded durably. Returns false if the queue has
+    /// no space.
     pub(super) fn send_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
         let sent = self.queue.submit(mark, Purpose::Mark, Data::None, &mut self.outbox).is_ok();
