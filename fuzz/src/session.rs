@@ -75,9 +75,9 @@ pub fn queue_pair(data: &[u8]) -> bool {
         send(&mut out);
         let result = qp.receive(&kept, &mut out, |event| match event {
             Event::Ready { .. } => panic!("a queue is created once"),
-            Event::Done { user, .. } => done[user as usize] += 1,
-            Event::Data { user, offset, bytes } => {
-                assert_eq!((user, offset, done[READ as usize]), (READ, read_to, 0));
+            Event::Done { context, .. } => done[context as usize] += 1,
+            Event::Data { context, offset, bytes } => {
+                assert_eq!((context, offset, done[READ as usize]), (READ, read_to, 0));
                 read_to += bytes.len() as u32;
                 assert!(read_to <= 16);
             }
@@ -89,7 +89,7 @@ pub fn queue_pair(data: &[u8]) -> bool {
                 assert!(need > kept.len() && need <= 128 + 16384 + 4);
             }
             Err(_) => {
-                assert!(qp.is_dead());
+                assert!(qp.is_closed());
                 alive = false;
             }
         }

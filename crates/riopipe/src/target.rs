@@ -351,7 +351,7 @@ impl Control {
     fn state(&mut self) -> (u32, bool, bool) {
         let number = match &self.phase {
             Phase::Single(_) => 0,
-            Phase::Managed(managed) => managed.manager.number(),
+            Phase::Managed(managed) => managed.manager.association_number(),
         };
         let association = self.association().ok();
         let stands = association.is_some();
@@ -373,7 +373,7 @@ impl Control {
         let (wanted, number) = match &self.phase {
             Phase::Single(association) => (association.wants_connection(), FIRST_NUMBER),
             Phase::Managed(managed) => {
-                (managed.manager.wants_connection(), managed.manager.number())
+                (managed.manager.wants_connection(), managed.manager.association_number())
             }
         };
         wanted.map(|wanted| Making { wanted, number })

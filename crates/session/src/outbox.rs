@@ -1,8 +1,14 @@
-//! The bytes that a session must send, in order: bytes that it wrote itself, and payloads that it
+//! The bytes that a session must send, in order: headers that it wrote itself, and payloads that it
 //! passes through.
 //!
-//! Payloads are never copied: the shell gathers the slices into one `sendmsg`. Headers share one
-//! growing buffer, which is reused; in steady state nothing is allocated.
+//! ```text
+//! segments:       | header 0..72 | payload A | payload B | header 72..96 | …
+//!                        ↓                                       ↓
+//! header buffer:  [ 0 ........ 72 ............................. 96 ]
+//! ```
+//!
+//! Payloads are never copied: the shell gathers the slices into one `sendmsg`. All headers lie in
+//! one buffer, which is reused. So nothing is allocated in steady state.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,22 +17,22 @@ use core::ops::Range;
 use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::pdu::Tx;
 
-/// The number of bytes sent out of the header buffer before its rest is moved to the front.
+/// The number of sent bytes in the header buffer from which on its rest may be moved to the front.
 const COMPACT_BYTES: usize = 64 * 1024;
 
-/// A piece of the bytes to be sent.
+/// A part of the bytes to be sent. The start of its range moves up as bytes are sent.
 #[derive(Debug)]
-enum Seg<P> {
+enum Segment<P> {
     /// A range of the header buffer.
-    Bytes(Range<usize>),
-    /// A range of a payload; the payload is dropped once all of it is sent.
+    Header(Range<usize>),
+    /// A range of a payload. The payload is dropped once the whole range is sent.
     Payload(P, Range<usize>),
 }
 
-impl<P> Seg<P> {
-    fn range(&mut self) -> &mut Range<usize> {
+impl<P> Segment<P> {
+    fn unsent_range(&mut self) -> &mut Range<usize> {
         match self {
-            Self::Bytes(range) | Self::Payload(_, range) => range,
+            Self::Header(range) | Self::Payload(_, range) => range,
         }
     }
 }
@@ -35,13 +41,13 @@ impl<P> Seg<P> {
 #[derive(Debug)]
 pub struct Outbox<P> {
     /// The header buffer: the bytes that the session itself has written.
-    bytes: Vec<u8>,
-    /// The pieces to be sent, in order.
-    segs: VecDeque<Seg<P>>,
-    /// The number of bytes left to send, in all pieces.
-    len: usize,
-    /// The number of bytes sent since the beginning.
-    sent: u64,
+    headers: Vec<u8>,
+    /// The segments that are not wholly sent, in order.
+    segments: VecDeque<Segment<P>>,
+    /// The number of bytes left to send, in all segments.
+    unsent_bytes: usize,
+    /// The number of bytes sent since the outbox was created.
+    sent_bytes: u64,
 }
 
 impl<P> Default for Outbox<P> {
@@ -54,134 +60,135 @@ impl<P> Outbox<P> {
     /// An empty outbox.
     #[must_use]
     pub const fn new() -> Self {
-        Self { bytes: Vec::new(), segs: VecDeque::new(), len: 0, sent: 0 }
+        Self { headers: Vec::new(), segments: VecDeque::new(), unsent_bytes: 0, sent_bytes: 0 }
     }
 
     /// Whether nothing is left to send.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.segs.is_empty()
+        self.segments.is_empty()
     }
 
     /// The number of bytes left to send, including payloads.
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
-        self.len
+        self.unsent_bytes
     }
 
-    /// The position behind the last byte that was appended, counted from the first byte ever.
+    /// The position behind the last appended byte. Positions count all bytes that were ever
+    /// appended.
     #[must_use]
     pub(crate) const fn end(&self) -> u64 {
-        self.sent + self.len as u64
+        self.sent_bytes + self.unsent_bytes as u64
     }
 
-    /// Whether all bytes before this `end` are sent.
+    /// Whether all bytes before the position `end` are sent.
     #[must_use]
     pub(crate) const fn has_sent(&self, end: u64) -> bool {
-        self.sent >= end
+        self.sent_bytes >= end
     }
 
     /// The number of slices that [`Outbox::slices`] yields.
     #[must_use]
     pub fn len_slices(&self) -> usize {
-        self.segs.len()
+        self.segments.len()
     }
 
     /// Appends the bytes that `write` appends to the vector. `write` must not change the bytes that
     /// the vector has already.
     #[inline]
     pub fn push_bytes<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-        let start = self.bytes.len();
-        let result = write(&mut self.bytes);
-        self.note_new(start);
+        let start = self.headers.len();
+        let result = write(&mut self.headers);
+        self.append_headers_from(start);
         result
     }
 
     /// Appends a command capsule with `data_len` bytes of data to follow.
     #[inline(always)]
     pub(crate) fn push_command(&mut self, tx: &Tx, sqe: &Sqe, data_len: u32) {
-        let start = self.bytes.len();
-        tx.capsule_cmd(sqe, data_len, &mut self.bytes);
-        self.note_new(start);
+        let start = self.headers.len();
+        tx.capsule_cmd(sqe, data_len, &mut self.headers);
+        self.append_headers_from(start);
     }
 
     /// Appends a response capsule.
     #[inline(always)]
     pub(crate) fn push_response(&mut self, tx: &Tx, cqe: &Cqe) {
-        let start = self.bytes.len();
-        tx.capsule_resp(cqe, &mut self.bytes);
-        self.note_new(start);
+        let start = self.headers.len();
+        tx.capsule_resp(cqe, &mut self.headers);
+        self.append_headers_from(start);
     }
 
-    /// Notes that the bytes from `start` on were appended to the header buffer.
+    /// Adds the bytes of the header buffer from `start` on to the bytes to be sent. They join the
+    /// last segment if they continue it.
     #[inline(always)]
-    fn note_new(&mut self, start: usize) {
-        let end = self.bytes.len();
+    fn append_headers_from(&mut self, start: usize) {
+        let end = self.headers.len();
         debug_assert!(start <= end);
         if start < end {
-            self.len += end - start;
-            match self.segs.back_mut() {
-                Some(Seg::Bytes(range)) if range.end == start => range.end = end,
-                _ => self.segs.push_back(Seg::Bytes(start..end)),
+            self.unsent_bytes += end - start;
+            match self.segments.back_mut() {
+                Some(Segment::Header(range)) if range.end == start => range.end = end,
+                _ => self.segments.push_back(Segment::Header(start..end)),
             }
         }
     }
 
     /// Drops all bytes and payloads; the memory is kept for later bytes.
     pub fn clear(&mut self) {
-        self.bytes.clear();
-        self.segs.clear();
-        self.sent = self.end();
-        self.len = 0;
+        self.headers.clear();
+        self.segments.clear();
+        self.sent_bytes = self.end();
+        self.unsent_bytes = 0;
     }
 
-    /// Takes the first `n` bytes off, after they were sent: payloads that are wholly sent are
+    /// Removes the first `count` bytes after they were sent. Payloads that are wholly sent are
     /// dropped.
     ///
     /// # Panics
     /// If fewer bytes are left.
-    pub fn consume(&mut self, mut n: usize) {
-        assert!(n <= self.len, "{n} bytes sent of {}", self.len);
-        self.len -= n;
-        self.sent += n as u64;
-        while n > 0 {
-            // `len` is the sum of all ranges, so as long as bytes are left there is a segment.
-            let Some(seg) = self.segs.front_mut() else { break };
-            let range = seg.range();
-            let take = n.min(range.len());
-            range.start += take;
-            n -= take;
+    pub fn consume(&mut self, count: usize) {
+        assert!(count <= self.unsent_bytes, "{count} bytes sent of {}", self.unsent_bytes);
+        self.unsent_bytes -= count;
+        self.sent_bytes += count as u64;
+        let mut remaining = count;
+        while remaining > 0 {
+            // `unsent_bytes` is the sum of all ranges. So while bytes remain, there is a segment.
+            let Some(segment) = self.segments.front_mut() else { break };
+            let range = segment.unsent_range();
+            let removed = remaining.min(range.len());
+            range.start += removed;
+            remaining -= removed;
             if range.start == range.end {
-                self.segs.pop_front();
+                self.segments.pop_front();
             }
         }
-        if self.segs.is_empty() {
-            self.bytes.clear();
+        if self.segments.is_empty() {
+            self.headers.clear();
         } else {
             self.compact();
         }
     }
 
-    /// Removes the sent bytes from the header buffer, if they are at least half of it. Under steady
-    /// load the outbox may never be empty, and the header buffer must not grow without limit. Each
-    /// call moves at most as many bytes as it removes, so the cost per byte is constant.
+    /// Removes the sent bytes from the header buffer, if they are at least [`COMPACT_BYTES`] and
+    /// half of the buffer. Under steady load the outbox may never be empty, and the header buffer
+    /// must not grow without limit. Each call moves at most as many bytes as it removes, so the
+    /// cost per byte is constant.
     fn compact(&mut self) {
-        let sent = self
-            .segs
-            .iter()
-            .find_map(|seg| match seg {
-                Seg::Bytes(range) => Some(range.start),
-                Seg::Payload(..) => None,
-            })
-            .unwrap_or(self.bytes.len());
-        if sent < COMPACT_BYTES || sent < self.bytes.len() / 2 {
+        let first_unsent = self.segments.iter().find_map(|segment| match segment {
+            Segment::Header(range) => Some(range.start),
+            Segment::Payload(..) => None,
+        });
+        let sent_headers = first_unsent.unwrap_or(self.headers.len());
+        if sent_headers < COMPACT_BYTES || sent_headers < self.headers.len() / 2 {
             return;
         }
-        self.bytes.drain(..sent);
-        for seg in &mut self.segs {
-            if let Seg::Bytes(range) = seg {
-                range.start -= sent;
-                range.end -= sent;
+        self.headers.drain(..sent_headers);
+        for segment in &mut self.segments {
+            if let Segment::Header(range) = segment {
+                range.start -= sent_headers;
+                range.end -= sent_headers;
             }
         }
     }
@@ -202,16 +209,16 @@ impl<P: AsRef<[u8]>> Outbox<P> {
     #[inline]
     pub fn push_slice(&mut self, payload: P, range: Range<usize>) {
         if !range.is_empty() {
-            self.len += range.len();
-            self.segs.push_back(Seg::Payload(payload, range));
+            self.unsent_bytes += range.len();
+            self.segments.push_back(Segment::Payload(payload, range));
         }
     }
 
     /// The bytes to be sent, in order.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        self.segs.iter().map(|seg| match seg {
-            Seg::Bytes(range) => &self.bytes[range.clone()],
-            Seg::Payload(payload, range) => &payload.as_ref()[range.clone()],
+        self.segments.iter().map(|segment| match segment {
+            Segment::Header(range) => &self.headers[range.clone()],
+            Segment::Payload(payload, range) => &payload.as_ref()[range.clone()],
         })
     }
 }
@@ -287,7 +294,7 @@ mod tests {
             }
         }
         assert!(next_out > 100_000);
-        assert!(out.bytes.capacity() < 8 * COMPACT_BYTES, "{}", out.bytes.capacity());
+        assert!(out.headers.capacity() < 8 * COMPACT_BYTES, "{}", out.headers.capacity());
     }
     #[test]
     fn the_header_buffer_stays_small_although_much_is_sent_at_once() {
@@ -296,6 +303,6 @@ mod tests {
             out.push_bytes(|b| b.resize(b.len() + 2 * COMPACT_BYTES, 7));
             out.consume(out.len_bytes() - 10);
         }
-        assert!(out.bytes.capacity() < 8 * COMPACT_BYTES, "{}", out.bytes.capacity());
+        assert!(out.headers.capacity() < 8 * COMPACT_BYTES, "{}", out.headers.capacity());
     }
 }

@@ -54,8 +54,8 @@ fn p9_no_read_meets_a_replay() {
         let shown = loom::sync::Arc::new(UnsafeCell::new(0));
         let mut participants = [barrier.participant(0), barrier.participant(0)];
         for participant in &mut participants {
-            participant.bound(1);
-            participant.up_to_date();
+            participant.set_bound(1);
+            participant.set_up_to_date();
         }
         let [mut writer, mut reader] = participants;
         let reads = {
@@ -73,13 +73,13 @@ fn p9_no_read_meets_a_replay() {
         };
         // The connection breaks, but the target still lives.
         writer.set_behind();
-        writer.bound(1);
+        writer.set_bound(1);
         while !writer.has_no_reads() {
             thread::yield_now();
         }
         // SAFETY: no read is in flight. The checker fails if that is not so.
         shown.with_mut(|value| unsafe { *value += 2 });
-        writer.up_to_date();
+        writer.set_up_to_date();
         let reader = reads.join().unwrap();
         assert!(barrier.readable(0), "nothing is left to wait for");
         drop((writer, reader));
@@ -96,18 +96,18 @@ fn p9_after_a_restart_all_streams_come_first() {
         let barrier = ReadBarrier::new(1);
         let mut participants = [barrier.participant(0), barrier.participant(0)];
         for participant in &mut participants {
-            participant.bound(1);
-            participant.up_to_date();
+            participant.set_bound(1);
+            participant.set_up_to_date();
         }
         let back: Vec<_> = participants
             .into_iter()
             .map(|mut participant| {
                 thread::spawn(move || {
                     participant.set_behind();
-                    participant.bound(2);
+                    participant.set_bound(2);
                     let readable = participant.begin_read();
                     assert!(!readable, "this stream has not replayed yet");
-                    participant.up_to_date();
+                    participant.set_up_to_date();
                     participant
                 })
             })
@@ -130,8 +130,8 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
         let barrier = ReadBarrier::new(1);
         let replayed = loom::sync::Arc::new(UnsafeCell::new(false));
         let mut stream = barrier.participant(0);
-        stream.bound(1);
-        stream.up_to_date();
+        stream.set_bound(1);
+        stream.set_up_to_date();
         let mut reader = barrier.participant(0);
         let reads = {
             let replayed = loom::sync::Arc::clone(&replayed);
@@ -147,13 +147,13 @@ fn p9_a_reader_that_comes_back_first_waits_for_the_streams() {
             })
         };
         stream.set_behind();
-        stream.bound(2);
+        stream.set_bound(2);
         while !stream.has_no_reads() {
             thread::yield_now();
         }
         // SAFETY: no stream reads it before this stream is up to date.
         replayed.with_mut(|replayed| unsafe { *replayed = true });
-        stream.up_to_date();
+        stream.set_up_to_date();
         let reader = reads.join().unwrap();
         assert!(barrier.readable(0), "old news change nothing");
         drop((stream, reader));

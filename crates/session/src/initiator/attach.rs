@@ -1,4 +1,4 @@
-//! Attaching to a controller: everything between a fresh connection and knowing its namespaces.
+//! Attaching to a controller: all commands from a fresh connection until its namespaces are known.
 //!
 //! ```text
 //! ICReq, Connect → CAP, VS → CC.EN=1 → CSTS.RDY → Identify Controller → Number of Queues
@@ -15,7 +15,7 @@ use riopipe_nvme::identify::{self, cns};
 use riopipe_nvme::{fabrics, feature};
 
 pub use super::bring_up::AttachError;
-use super::bring_up::{BringUp, Reply};
+use super::bring_up::{BringUp, Received, Reply};
 use super::queue_pair::{QpConfig, QueuePair};
 use crate::outbox::Outbox;
 use crate::wire::Extension;
@@ -23,7 +23,7 @@ use crate::wire::Extension;
 /// Limit of the namespaces of one controller.
 pub const NAMESPACES_MAX: usize = 1024;
 
-/// A controller, and its properties that matter here.
+/// A controller, with the properties that an initiator needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controller {
     /// Its identifier, for the I/O queues' Connect.
@@ -44,7 +44,7 @@ pub struct Controller {
     pub in_capsule_bytes: u32,
     /// Whether there is a volatile write cache: then FLUSH has an effect.
     pub vwc: bool,
-    /// Granularity of the keep alive timer in 100 ms; 0: it has none.
+    /// The granularity of the keep-alive timer (KAS), in units of 100 ms; 0: there is no timer.
     pub kas: u16,
     /// The most entries of an I/O queue.
     pub sqsize_max: u16,
@@ -71,7 +71,7 @@ pub struct Namespace {
     pub blocks: u64,
     /// The bytes of a block.
     pub block_size: u32,
-    /// The bytes of metadata with each block; a namespace with metadata cannot be used here.
+    /// The bytes of metadata with each block. A namespace with metadata cannot be part of a volume.
     pub metadata: u16,
     /// Whether it is write protected.
     pub read_only: bool,
@@ -81,33 +81,48 @@ pub struct Namespace {
     pub uuid: Option<[u8; 16]>,
 }
 
+/// The command of attaching that is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The bring-up is running.
-    Enable,
-    /// The number of I/O queues has been requested.
-    Queues,
-    /// A page of the list of active namespaces has been requested.
-    List,
-    /// The Identify data of a namespace has been requested. The number is its index in `nsids`.
-    Namespace(usize),
-    /// Its list of identifiers (NGUID, UUID) has been requested.
-    Descriptors(usize),
+    /// Those of the bring-up.
+    BringUp,
+    /// Set Features: the number of I/O queues.
+    RequestQueues,
+    /// Identify: a page of the list of active namespaces.
+    ListNamespaces,
+    /// Identify: the namespace with this index in `nsids`.
+    IdentifyNamespace(usize),
+    /// Identify: the list of identifiers (NGUID, UUID) of the namespace with this index.
+    ReadIdentifiers(usize),
+    /// The controller is attached. No command is in flight.
     Attached,
 }
 
-/// The bring-up of a [`Controller`]. The caller passes the arriving bytes and the time to it, and
-/// sends its outbox.
+/// The controller must have SGLs: one of these bits of SGLS, in Identify Controller.
+const SGLS_SUPPORTED: u32 = 0b11;
+/// The smallest IOCCSZ, in units of 16 bytes: a capsule with a submission queue entry of 64 bytes.
+const IOCCSZ_MIN: u32 = 4;
+/// The smallest IORCSZ, in units of 16 bytes: a capsule with a completion queue entry of 16 bytes.
+const IORCSZ_MIN: u32 = 1;
+/// NSATTR, bit 0: the namespace is write protected.
+const NSATTR_WRITE_PROTECTED: u8 = 1 << 0;
+/// NVMe 1.3, as the VS property has it. Namespaces have lists of identifiers since this version.
+const VERSION_1_3: u32 = 0x0001_0300;
+/// The number of namespace identifiers in a full page of the list.
+const NSIDS_PER_PAGE: usize = identify::LEN / 4;
+
+/// Attaches to a [`Controller`]. The caller passes the bytes that arrive and the time, and sends
+/// the contents of the outbox.
 #[derive(Debug)]
 pub struct Attach<P> {
-    /// The connection. The bring-up enables the controller over it; the later commands follow.
+    /// The bring-up, and the admin queue over which the later commands are sent, too.
     bring_up: BringUp<P>,
     step: Step,
     /// The number of I/O queues to request.
     io_queues: u16,
     /// The identifiers of the active namespaces that are known so far, in ascending order.
     nsids: Vec<u32>,
-    /// The result. Its namespaces are added one after the other.
+    /// The result, once the controller is identified. Its namespaces are added one after the other.
     controller: Option<Controller>,
 }
 
@@ -118,7 +133,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         debug_assert_eq!(config.qid, 0);
         Self {
             bring_up: BringUp::new(config),
-            step: Step::Enable,
+            step: Step::BringUp,
             io_queues: io_queues.max(1),
             nsids: Vec::new(),
             controller: None,
@@ -126,8 +141,8 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     }
 
     /// Begins the bring-up: sends the first PDU.
-    pub fn start(&mut self, out: &mut Outbox<P>) {
-        self.bring_up.start(out);
+    pub fn start(&mut self, outbox: &mut Outbox<P>) {
+        self.bring_up.start(outbox);
     }
 
     /// When [`Attach::tick`] has work to do, in nanoseconds of the caller's clock.
@@ -137,8 +152,8 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     }
 
     /// Does the work that is due at `now`, ns.
-    pub fn tick(&mut self, now: u64, out: &mut Outbox<P>) {
-        self.bring_up.tick(now, out);
+    pub fn tick(&mut self, now: u64, outbox: &mut Outbox<P>) {
+        self.bring_up.tick(now, outbox);
     }
 
     /// Takes the whole PDUs at the start of `buf`; returns their length in bytes.
@@ -149,11 +164,11 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         &mut self,
         now: u64,
         buf: &[u8],
-        out: &mut Outbox<P>,
+        outbox: &mut Outbox<P>,
     ) -> Result<usize, AttachError> {
-        let (used, reply) = self.bring_up.receive(now, buf, out)?;
+        let Received { used, reply } = self.bring_up.receive(now, buf, outbox)?;
         if let Some(Reply::Done(cqe)) = reply {
-            self.step(&cqe, out)?;
+            self.handle_completion(&cqe, outbox)?;
         }
         Ok(used)
     }
@@ -161,7 +176,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
     /// The bytes that the next PDU in `buf` needs.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
-        self.bring_up.exchange.qp.need(buf)
+        self.bring_up.exchange.queue_pair.need(buf)
     }
 
     /// Whether the controller is attached.
@@ -176,128 +191,161 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         if !self.is_attached() {
             return None;
         }
-        Some((self.bring_up.exchange.qp, self.controller?))
+        Some((self.bring_up.exchange.queue_pair, self.controller?))
     }
 
-    fn step(&mut self, cqe: &Cqe, out: &mut Outbox<P>) -> Result<(), AttachError> {
+    /// Handles the completion of the command of the present step, and sends the next command.
+    fn handle_completion(&mut self, cqe: &Cqe, outbox: &mut Outbox<P>) -> Result<(), AttachError> {
+        // A controller need not have identifiers of namespaces. All other commands must succeed.
+        // The bring-up has checked its commands itself.
+        if !matches!(self.step, Step::BringUp | Step::ReadIdentifiers(_) | Step::Attached) {
+            self.bring_up.exchange.check_success(cqe)?;
+        }
         match self.step {
-            Step::Enable => {
-                self.controller = Some(self.identified()?);
-                self.step = Step::Queues;
-                let wanted = feature::queues(self.io_queues, self.io_queues);
-                let sqe = Sqe::set_features(feature::NUMBER_OF_QUEUES, wanted);
-                self.bring_up.exchange.ask("asking for I/O queues", sqe, 0, out);
+            Step::BringUp => {
+                self.controller = Some(self.decode_controller()?);
+                self.request_queues(outbox);
             }
-            Step::Queues => {
-                self.bring_up.exchange.succeeded(cqe)?;
-                let counts = feature::queues_of(cqe.result() as u32);
-                let granted =
-                    counts.submission.min(counts.completion).min(u32::from(self.io_queues)) as u16;
-                if let Some(controller) = &mut self.controller {
-                    controller.queues = granted;
-                }
-                self.list(0, out);
+            Step::RequestQueues => {
+                self.record_granted_queues(cqe);
+                self.list_namespaces(0, outbox);
             }
-            Step::List => {
-                self.bring_up.exchange.succeeded(cqe)?;
-                let found = identify::namespaces_of(&self.bring_up.exchange.page)?;
-                // A full page: there may be another one.
-                let more = found.len() == identify::LEN / 4;
-                if self.nsids.last().zip(found.first()).is_some_and(|(last, first)| first <= last) {
-                    return Err(AttachError::Unusable("its namespace list does not ascend"));
-                }
-                self.nsids.extend(found);
-                if self.nsids.len() > NAMESPACES_MAX {
-                    return Err(AttachError::Unusable("it has more than 1024 namespaces"));
-                }
-                match self.nsids.last() {
-                    Some(&last) if more => self.list(last, out),
-                    _ => self.identify_namespace(0, out),
-                }
-            }
-            Step::Namespace(i) => {
-                self.bring_up.exchange.succeeded(cqe)?;
-                let namespace = self.namespace(i)?;
-                if let Some(controller) = &mut self.controller {
-                    controller.namespaces.push(namespace);
-                }
-                // The identifiers came with NVMe 1.3.
-                if self.bring_up.version < 0x0001_0300 {
-                    self.identify_namespace(i + 1, out);
-                } else {
-                    self.step = Step::Descriptors(i);
-                    let sqe = Sqe::identify(cns::NAMESPACE_DESCRIPTORS, self.nsids[i]);
-                    self.identify("identifying a namespace's names", sqe, out);
-                }
-            }
-            Step::Descriptors(i) => {
-                // Not every controller has identifiers; a namespace without UUID can be used.
+            Step::ListNamespaces => self.on_namespace_list(outbox)?,
+            Step::IdentifyNamespace(index) => self.on_namespace(index, outbox)?,
+            Step::ReadIdentifiers(index) => {
                 if cqe.status().is_ok() {
-                    let names = identify::Descriptors::decode(&self.bring_up.exchange.page)?;
-                    let namespaces = self.controller.as_mut().map(|c| &mut c.namespaces);
-                    if let Some(namespace) = namespaces.and_then(|n| n.last_mut()) {
-                        namespace.uuid = names.uuid;
-                        namespace.nguid = names.nguid.unwrap_or(namespace.nguid);
-                    }
+                    self.record_identifiers()?;
                 }
-                self.identify_namespace(i + 1, out);
+                self.identify_namespace(index + 1, outbox);
             }
             Step::Attached => {}
         }
         Ok(())
     }
 
-    fn identify(&mut self, what: &'static str, sqe: Sqe, out: &mut Outbox<P>) {
-        self.bring_up.exchange.ask(what, sqe, identify::LEN as u32, out);
+    /// Requests the I/O queues.
+    fn request_queues(&mut self, outbox: &mut Outbox<P>) {
+        self.step = Step::RequestQueues;
+        // One completion queue for each submission queue.
+        let counts = feature::queues(self.io_queues, self.io_queues);
+        let sqe = Sqe::set_features(feature::NUMBER_OF_QUEUES, counts);
+        self.bring_up.exchange.send_command("asking for I/O queues", sqe, 0, outbox);
+    }
+
+    /// Records the number of I/O queues that the controller has granted. It may be lower than the
+    /// requested number, or higher.
+    fn record_granted_queues(&mut self, cqe: &Cqe) {
+        let counts = feature::queues_of(cqe.result() as u32);
+        let granted = counts.submission.min(counts.completion).min(u32::from(self.io_queues));
+        if let Some(controller) = &mut self.controller {
+            controller.queues = granted as u16;
+        }
+    }
+
+    /// Sends an Identify command. `name` is its name in errors.
+    fn send_identify(&mut self, name: &'static str, sqe: Sqe, outbox: &mut Outbox<P>) {
+        self.bring_up.exchange.send_command(name, sqe, identify::LEN as u32, outbox);
     }
 
     /// Requests the identifiers of the active namespaces above `after`.
-    fn list(&mut self, after: u32, out: &mut Outbox<P>) {
-        self.step = Step::List;
+    fn list_namespaces(&mut self, after: u32, outbox: &mut Outbox<P>) {
+        self.step = Step::ListNamespaces;
         let sqe = Sqe::identify(cns::ACTIVE_NAMESPACES, after);
-        self.identify("listing the namespaces", sqe, out);
+        self.send_identify("listing the namespaces", sqe, outbox);
     }
 
-    /// Identifies the namespace at index `i`. After the last one, the controller is attached.
-    fn identify_namespace(&mut self, i: usize, out: &mut Outbox<P>) {
-        match self.nsids.get(i) {
+    /// Handles a page of the list of active namespaces. After the last page, identifies the first
+    /// namespace.
+    fn on_namespace_list(&mut self, outbox: &mut Outbox<P>) -> Result<(), AttachError> {
+        let listed = identify::namespaces_of(&self.bring_up.exchange.page)?;
+        let is_full_page = listed.len() == NSIDS_PER_PAGE;
+        if let (Some(last_known), Some(first_listed)) = (self.nsids.last(), listed.first())
+            && first_listed <= last_known
+        {
+            return Err(AttachError::Unusable("its namespace list does not ascend"));
+        }
+        self.nsids.extend(listed);
+        if self.nsids.len() > NAMESPACES_MAX {
+            return Err(AttachError::Unusable("it has more than 1024 namespaces"));
+        }
+        match self.nsids.last() {
+            // After a full page there may be another one.
+            Some(&last) if is_full_page => self.list_namespaces(last, outbox),
+            _ => self.identify_namespace(0, outbox),
+        }
+        Ok(())
+    }
+
+    /// Handles the Identify data of the namespace with this index.
+    fn on_namespace(&mut self, index: usize, outbox: &mut Outbox<P>) -> Result<(), AttachError> {
+        let namespace = self.decode_namespace(index)?;
+        if let Some(controller) = &mut self.controller {
+            controller.namespaces.push(namespace);
+        }
+        if self.bring_up.version < VERSION_1_3 {
+            self.identify_namespace(index + 1, outbox);
+        } else {
+            self.step = Step::ReadIdentifiers(index);
+            let sqe = Sqe::identify(cns::NAMESPACE_DESCRIPTORS, self.nsids[index]);
+            self.send_identify("identifying a namespace's names", sqe, outbox);
+        }
+        Ok(())
+    }
+
+    /// Records the identifiers of the namespace that was added last.
+    fn record_identifiers(&mut self) -> Result<(), AttachError> {
+        let identifiers = identify::Descriptors::decode(&self.bring_up.exchange.page)?;
+        let namespaces = self.controller.as_mut().map(|controller| &mut controller.namespaces);
+        if let Some(namespace) = namespaces.and_then(|namespaces| namespaces.last_mut()) {
+            namespace.uuid = identifiers.uuid;
+            namespace.nguid = identifiers.nguid.unwrap_or(namespace.nguid);
+        }
+        Ok(())
+    }
+
+    /// Identifies the namespace with this index. After the last one, the controller is attached.
+    fn identify_namespace(&mut self, index: usize, outbox: &mut Outbox<P>) {
+        match self.nsids.get(index) {
             Some(&nsid) => {
-                self.step = Step::Namespace(i);
+                self.step = Step::IdentifyNamespace(index);
                 let sqe = Sqe::identify(cns::NAMESPACE, nsid);
-                self.identify("identify namespace", sqe, out);
+                self.send_identify("identify namespace", sqe, outbox);
             }
             None => self.step = Step::Attached,
         }
     }
 
-    /// The controller that was identified, if it can be used over TCP.
-    fn identified(&self) -> Result<Controller, AttachError> {
+    /// Decodes the Identify data of the controller.
+    ///
+    /// # Errors
+    /// The controller cannot be used over TCP, or has no namespaces.
+    fn decode_controller(&self) -> Result<Controller, AttachError> {
         let page = &self.bring_up.exchange.page;
         let id = identify::Controller::decode(page)?;
-        let qp = &self.bring_up.exchange.qp;
-        if id.cntlid != qp.cntlid() {
+        let queue_pair = &self.bring_up.exchange.queue_pair;
+        if id.cntlid != queue_pair.cntlid() {
             return Err(AttachError::Unusable("it states another controller id than on connect"));
         }
         if id.cntrltype == identify::CNTRLTYPE_DISCOVERY
-            || qp.config().subnqn == fabrics::DISCOVERY_NQN
+            || queue_pair.config().subnqn == fabrics::DISCOVERY_NQN
         {
             return Err(AttachError::Unusable("it is a discovery controller, without namespaces"));
         }
-        // Linux refuses such a controller, too: without these no data can be written over TCP.
-        if id.sgls & 3 == 0 {
+        // Data can be written over TCP only with SGLs. Linux refuses such a controller, too.
+        if id.sgls & SGLS_SUPPORTED == 0 {
             return Err(AttachError::Unusable("it does not take SGLs"));
         }
-        if id.ioccsz < 4 || id.iorcsz < 1 {
+        if id.ioccsz < IOCCSZ_MIN || id.iorcsz < IORCSZ_MIN {
             return Err(AttachError::Unusable("its capsules are too small for an entry"));
         }
         if id.icdoff != 0 {
             return Err(AttachError::Unusable("its in-capsule data does not begin at 0"));
         }
-        let entries = u32::from(self.bring_up.cap.mqes) + 1;
-        // One entry stays free, so a queue of n + 1 entries has n commands in flight.
-        let useful = match id.maxcmd {
+        let entries_max = u32::from(self.bring_up.cap.mqes) + 1;
+        // One entry of a queue stays free. So MAXCMD commands in flight need one entry more.
+        let useful_entries = match id.maxcmd {
             0 => u32::MAX,
-            max => u32::from(max) + 1,
+            maxcmd => u32::from(maxcmd) + 1,
         };
         Ok(Controller {
             cntlid: id.cntlid,
@@ -306,7 +354,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
             in_capsule_bytes: id.in_capsule_bytes(),
             vwc: id.vwc & identify::VWC_PRESENT != 0,
             kas: id.kas,
-            sqsize_max: entries.min(useful).min(u32::from(u16::MAX)) as u16,
+            sqsize_max: entries_max.min(useful_entries).min(u32::from(u16::MAX)) as u16,
             queues: 0,
             nn: id.nn,
             write_zeroes: id.oncs & identify::ONCS_WRITE_ZEROES != 0,
@@ -320,9 +368,12 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
         })
     }
 
-    /// The namespace at index `i`, from its Identify data, if it can be used.
-    fn namespace(&self, i: usize) -> Result<Namespace, AttachError> {
-        let nsid = self.nsids[i];
+    /// Decodes the Identify data of the namespace with this index.
+    ///
+    /// # Errors
+    /// The namespace cannot be used.
+    fn decode_namespace(&self, index: usize) -> Result<Namespace, AttachError> {
+        let nsid = self.nsids[index];
         let id = identify::Namespace::decode(&self.bring_up.exchange.page)?;
         let unusable = |why| AttachError::Namespace { nsid, why };
         let block_size =
@@ -338,7 +389,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
             blocks: id.nsze,
             block_size,
             metadata: id.metadata,
-            read_only: id.nsattr & 1 != 0,
+            read_only: id.nsattr & NSATTR_WRITE_PROTECTED != 0,
             nguid: id.nguid,
             uuid: None,
         })

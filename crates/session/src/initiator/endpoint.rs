@@ -1,6 +1,9 @@
-//! The owner of the connections to one target: an [`Association`](super::association::Association),
-//! or the [`AssociationManager`](super::manager::AssociationManager) that it becomes. The program
-//! around them has the sockets and the clock, and drives both by the same calls.
+//! The calls by which a program drives the connections to one target.
+//!
+//! An [`Association`](super::association::Association) decides about these connections. Once the
+//! volume is open, an [`AssociationManager`](super::manager::AssociationManager) owns the
+//! association and decides. The program around them has the sockets and the clock, and drives both
+//! by the same calls.
 
 use alloc::string::String;
 
@@ -11,7 +14,8 @@ use crate::outbox::Outbox;
 /// A connection of an association that belongs to no stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControlQueue {
-    /// The queue to the discovery service of the same address, while no subsystem is named.
+    /// The queue to the discovery service at the same address. It exists only until the subsystem
+    /// is known.
     Discovery,
     /// The admin queue.
     Admin,
@@ -21,7 +25,7 @@ pub enum ControlQueue {
 }
 
 impl ControlQueue {
-    /// All control queues, in the order in which their connections must be served.
+    /// All control queues, in the order in which the program must serve their connections.
     pub const ALL: [Self; 3] = [Self::Discovery, Self::Admin, Self::Drives];
 }
 
@@ -34,7 +38,7 @@ pub enum ConnectionId {
     Stream(StreamId),
 }
 
-/// No connection could be made. The text is from the program that tried, and names the address.
+/// Why no connection could be made. The text is from the program that tried, and names the address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectFailure(pub String);
@@ -42,31 +46,32 @@ pub struct ConnectFailure(pub String);
 /// How a connection ended, as the program that has the socket reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionEnd {
-    /// The target closed it, and nothing broke.
+    /// The target closed it.
     Closed,
-    /// It broke. The text is from the program that has the socket.
+    /// It broke, for example by a reset. The text is from the program that has the socket.
     Broken(String),
 }
 
 /// The calls by which a program drives the connections to one target; see the [module](self). All
 /// times are nanoseconds of one monotonic clock.
 pub trait Endpoint {
-    /// A payload: data that is written over a queue.
+    /// A piece of the data of a write.
     type Piece;
 
-    /// The connection that must be made now.
+    /// The connection that the program must make now.
     #[must_use]
     fn wants_connection(&self) -> Option<ConnectionId>;
 
-    /// A connection that was [requested](Self::wants_connection) has been made. `is_local`: it does
-    /// not leave this machine.
+    /// Handles a [requested](Self::wants_connection) connection that was made. `is_local`: whether
+    /// it stays on this machine.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64);
 
-    /// A connection that was [requested](Self::wants_connection) cannot be made.
+    /// Handles a [requested](Self::wants_connection) connection that cannot be made.
     fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, now: u64);
 
-    /// Whether a queue has a use for its connection. If not, the program sends the contents of the
-    /// queue's [outbox](Self::outbox), as far as the connection takes them at once, and closes it.
+    /// Whether a queue needs its connection. If not, the program sends the contents of the queue's
+    /// [outbox](Self::outbox), as far as the connection takes them at once, and closes the
+    /// connection.
     #[must_use]
     fn is_open(&self, queue: ControlQueue) -> bool;
 
@@ -82,14 +87,14 @@ pub trait Endpoint {
     /// their length in bytes. The rest must be passed again with the bytes that follow it.
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize;
 
-    /// A queue's connection has ended, and this side has not closed it.
+    /// Handles the end of a queue's connection that the program has not closed itself.
     fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64);
 
-    /// Time has passed: sends Keep Alive, gives up answers that have been missing for too long, and
-    /// continues work that was put off.
+    /// Does the work that is due at `now`: sends Keep Alive, gives up answers that have been
+    /// missing for too long, and begins the next attempt after a pause.
     fn timeout(&mut self, now: u64);
 
-    /// When [`timeout`](Self::timeout) has work to do, ns; `None`: not before another event.
+    /// When [`timeout`](Self::timeout) has work to do, ns; `None`: only after another event.
     #[must_use]
     fn deadline(&self) -> Option<u64>;
 }

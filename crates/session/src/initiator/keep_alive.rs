@@ -1,25 +1,26 @@
-//! The times at which an initiator sends Keep Alive, and the loss of a connection that the target
-//! still drops (Base §3.9).
+//! The times at which an initiator sends Keep Alive (Base §3.9), and the explanation of a loss:
+//! whether the target may have dropped the association because it got no command in time.
 
 use core::fmt;
 
 /// The Keep Alive commands of one association. Times are nanoseconds of one monotonic clock.
 ///
-/// By default a command goes out each third of the time after which the target gives up: two may
-/// come late.
+/// By default a command goes out each third of the time after which the target gives up. So two
+/// commands may come late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
+    /// The time after which the target gives up (KATO), ns; 0: never.
     timeout_ns: u64,
     /// The interval of the commands, ns; `None`: none is sent.
-    every_ns: Option<u64>,
+    interval_ns: Option<u64>,
     /// The start of the association, ns.
-    since: u64,
+    started_at: u64,
     /// When the last command was sent, ns.
     last_sent: u64,
-    /// The longest recent time between two commands, ns. The target may have ended the association
-    /// because of it, without the initiator knowing that yet.
-    silence: u64,
-    /// When that time ended, ns.
+    /// The longest recent time between two commands, ns. The target may have dropped the
+    /// association because of this silence, although the initiator has not noticed the end yet.
+    silence_ns: u64,
+    /// When that silence ended, ns.
     silence_end: u64,
 }
 
@@ -27,11 +28,11 @@ pub struct KeepAlive {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// The lifetime of the association, ns.
-    pub after: u64,
+    pub lifetime_ns: u64,
     /// The longest recent time for which no command was sent to the target, ns.
-    pub silence: u64,
+    pub silence_ns: u64,
     /// The time for which the target waits for a command, ns.
-    pub timeout: u64,
+    pub timeout_ns: u64,
 }
 
 impl KeepAlive {
@@ -40,21 +41,28 @@ impl KeepAlive {
     #[must_use]
     pub fn new(timeout_ms: u32, now: u64) -> Self {
         let timeout_ns = u64::from(timeout_ms) * 1_000_000;
-        let every_ns = (timeout_ns > 0).then_some(timeout_ns / 3);
-        Self { timeout_ns, every_ns, since: now, last_sent: now, silence: 0, silence_end: now }
+        let interval_ns = (timeout_ns > 0).then_some(timeout_ns / 3);
+        Self {
+            timeout_ns,
+            interval_ns,
+            started_at: now,
+            last_sent: now,
+            silence_ns: 0,
+            silence_end: now,
+        }
     }
 
-    /// Sends a command every `every_ns` nanoseconds instead, also if the target never gives up: its
-    /// answers show that it runs.
+    /// Sends a command every `interval_ns` nanoseconds instead, also to a target that never gives
+    /// up, because its answers show that it runs.
     #[must_use]
-    pub const fn every(self, every_ns: u64) -> Self {
-        Self { every_ns: Some(every_ns), ..self }
+    pub const fn every(self, interval_ns: u64) -> Self {
+        Self { interval_ns: Some(interval_ns), ..self }
     }
 
     /// When the next command is due, ns; `None`: never.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
-        self.every_ns.map(|every| self.last_sent.saturating_add(every))
+        self.interval_ns.map(|interval_ns| self.last_sent.saturating_add(interval_ns))
     }
 
     /// Whether a command is due.
@@ -65,52 +73,54 @@ impl KeepAlive {
 
     /// Records that a command is sent at `now`, ns.
     pub fn record_sent(&mut self, now: u64) {
-        let silence = now.saturating_sub(self.last_sent);
-        if silence >= self.silence_until(now) {
-            (self.silence, self.silence_end) = (silence, now);
+        let silence_ns = now.saturating_sub(self.last_sent);
+        if silence_ns >= self.longest_silence_ns(now) {
+            self.silence_ns = silence_ns;
+            self.silence_end = now;
         }
         self.last_sent = now;
     }
 
-    /// The target has dropped the association, which was noticed at `now`.
+    /// The loss of an association that the target has dropped, noticed at `now`.
     #[must_use]
     pub fn loss_at(&self, now: u64) -> Loss {
         Loss {
-            after: now.saturating_sub(self.since),
-            silence: self.silence_until(now),
-            timeout: self.timeout_ns,
+            lifetime_ns: now.saturating_sub(self.started_at),
+            silence_ns: self.longest_silence_ns(now),
+            timeout_ns: self.timeout_ns,
         }
     }
 
-    /// The longest recent time without a command, up to `now`.
-    fn silence_until(&self, now: u64) -> u64 {
-        // An association that still exists a whole timeout after a silence was not dropped because
-        // of it.
-        let is_over = now.saturating_sub(self.silence_end) > self.timeout_ns;
-        let before = if is_over { 0 } else { self.silence };
-        before.max(now.saturating_sub(self.last_sent))
+    /// The longest recent time without a command, ns, up to `now`.
+    fn longest_silence_ns(&self, now: u64) -> u64 {
+        // If the association still exists a whole timeout after a silence, the target has not
+        // dropped it because of that silence.
+        let was_survived = now.saturating_sub(self.silence_end) > self.timeout_ns;
+        let past_silence_ns = if was_survived { 0 } else { self.silence_ns };
+        let present_silence_ns = now.saturating_sub(self.last_sent);
+        past_silence_ns.max(present_silence_ns)
     }
 }
 
 impl Loss {
-    /// Whether the target has waited for a command for longer than its timeout.
+    /// Whether the target may have waited for a command for its whole timeout.
     #[must_use]
     pub fn ran_out(&self) -> bool {
-        self.timeout > 0 && self.silence >= self.timeout
+        self.timeout_ns > 0 && self.silence_ns >= self.timeout_ns
     }
 }
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = |ns: u64| ns / 1_000_000_000;
-        write!(f, "the target dropped the connection after {} s", s(self.after))?;
+        let seconds = |ns: u64| ns / 1_000_000_000;
+        write!(f, "the target dropped the connection after {} s", seconds(self.lifetime_ns))?;
         if self.ran_out() {
             write!(
                 f,
                 ": its keep-alive ran out, since this program sent nothing for {} s and the target \
                  waits for {} s; was the program or its machine stopped? Try again",
-                s(self.silence),
-                s(self.timeout)
+                seconds(self.silence_ns),
+                seconds(self.timeout_ns)
             )
         } else {
             f.write_str(

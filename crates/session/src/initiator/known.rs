@@ -1,8 +1,8 @@
-//! How an open volume recognises a target and its drives after a connection was lost (T19, T27).
+//! How an open volume recognises a target and its drives after a connection was lost.
 //!
-//! The properties that a volume reads from its targets when it is opened decide how it keeps its
-//! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. A target
-//! that comes back is therefore checked again before any command is sent to its drives.
+//! When a volume is opened, it reads properties from its targets. They decide how it keeps its
+//! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. So a
+//! target that comes back is checked again before any command is sent to its drives (T19, T27).
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -19,13 +19,15 @@ pub struct KnownTarget {
     volume: VolumeId,
     /// The owner's generation.
     generation: u32,
-    /// Its log region, if the extension names one.
+    /// The identity of its log region; `None`: the target does not have the extension.
     region: Option<[u8; 16]>,
-    /// Whether it reported a volatile cache for its drives. It reports that for all drives or none.
-    volatile: bool,
+    /// Whether the target reported a volatile write cache, which it does for all its drives or
+    /// none.
+    has_volatile_cache: bool,
     drives: Vec<KnownDrive>,
 }
 
+/// A drive of the volume, as the volume found it when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KnownDrive {
     nsid: u32,
@@ -33,9 +35,9 @@ struct KnownDrive {
     uuid: Option<[u8; 16]>,
     block_size: u32,
     /// The number of blocks that the volume needs there.
-    blocks: u64,
+    needed_blocks: u64,
     /// The number of the member, as the label gives it.
-    index: u16,
+    member_index: u16,
 }
 
 /// A drive of a volume on a target.
@@ -49,11 +51,11 @@ pub struct DriveOfVolume {
     pub blocks: u64,
 }
 
-/// The changed property of a target that has come back.
+/// The property of a target that has changed when the target came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Changed {
-    /// Another ordering log, or none.
+    /// The target has another ordering log, or none.
     #[error(
         "the target came back with another ordering log: no replay can restore the entries of the \
          old one. Let it serve the log that it had, and open the volume again"
@@ -71,7 +73,7 @@ pub enum Changed {
          let it serve the volume's drive there, and open the volume again"
     )]
     Replaced(u32),
-    /// Its blocks are of another size.
+    /// The size of its blocks has changed.
     #[error(
         "namespace {nsid} came back with blocks of {now} bytes instead of {was}: let the target \
          serve it as it was, and open the volume again"
@@ -97,7 +99,8 @@ pub enum Changed {
         /// The number of blocks that it has now.
         now: u64,
     },
-    /// In a power cut it may now lose completed writes, which it could not before.
+    /// The drive may now lose completed writes in a power cut, and was protected against that
+    /// before.
     #[error(
         "namespace {0} came back with a volatile write cache and was protected against power loss \
          before: completed writes counted as durable without a FLUSH, and do not any more. Open \
@@ -110,15 +113,15 @@ pub enum Changed {
          Close the volume; this owner's waiting groups are not written any more"
     )]
     TakenOver(u32),
-    /// Its label has the generation of an earlier owner. This owner had written its own generation
-    /// there before it relied on anything (T27).
+    /// Its label has the generation of an earlier owner. This owner wrote its own generation there
+    /// when it opened the volume. So the drive is an older copy (T27).
     #[error(
         "namespace {0} came back as it was before the volume was opened (its label has an earlier \
          generation): an older copy of the drive is in its place. Let the target serve the right \
          one there, and open the volume again"
     )]
     Older(u32),
-    /// Its label is not the volume's.
+    /// Its label is missing, or is not the volume's.
     #[error(
         "namespace {0} came back as a drive that does not hold the volume any more (its label is \
          gone, or another's): let the target serve the volume's drive there, and open the volume \
@@ -139,21 +142,21 @@ impl KnownTarget {
         drives: impl IntoIterator<Item = DriveOfVolume>,
     ) -> Self {
         let drives = drives.into_iter().filter_map(|drive| {
-            let namespace = find(controller, drive.nsid)?;
+            let namespace = find_namespace(controller, drive.nsid)?;
             Some(KnownDrive {
                 nsid: drive.nsid,
                 nguid: namespace.nguid,
                 uuid: namespace.uuid,
                 block_size: namespace.block_size,
-                blocks: drive.blocks,
-                index: drive.index,
+                needed_blocks: drive.blocks,
+                member_index: drive.index,
             })
         });
         Self {
             volume,
             generation,
             region: controller.extension.map(|extension| extension.region),
-            volatile: controller.vwc,
+            has_volatile_cache: controller.vwc,
             drives: drives.collect(),
         }
     }
@@ -165,60 +168,68 @@ impl KnownTarget {
     }
 
     /// Checks that the target still has its properties: its log, its drives, and the effect of a
-    /// power cut on completed writes. A drive that is protected now and was not, or has grown, is
-    /// accepted: the volume continues as before.
+    /// power cut on completed writes. A drive may have grown, and may have become protected against
+    /// power loss.
     ///
     /// # Errors
     /// [`Changed`]: the target must get no command that the volume still depends on.
-    pub fn check(&self, now: &Controller) -> Result<(), Changed> {
-        if now.extension.map(|extension| extension.region) != self.region {
+    pub fn check(&self, controller: &Controller) -> Result<(), Changed> {
+        if controller.extension.map(|extension| extension.region) != self.region {
             return Err(Changed::Region);
         }
         for drive in &self.drives {
             let nsid = drive.nsid;
-            let found = find(now, nsid).ok_or(Changed::Missing(nsid))?;
-            if found.nguid != drive.nguid || drive.uuid.is_some() && found.uuid != drive.uuid {
+            let found = find_namespace(controller, nsid).ok_or(Changed::Missing(nsid))?;
+            let has_same_uuid = drive.uuid.is_none() || found.uuid == drive.uuid;
+            if found.nguid != drive.nguid || !has_same_uuid {
                 return Err(Changed::Replaced(nsid));
             }
             if found.block_size != drive.block_size {
-                let (was, now) = (drive.block_size, found.block_size);
-                return Err(Changed::BlockSize { nsid, was, now });
+                return Err(Changed::BlockSize {
+                    nsid,
+                    was: drive.block_size,
+                    now: found.block_size,
+                });
             }
-            if found.blocks < drive.blocks {
-                return Err(Changed::Shrunk { nsid, needed: drive.blocks, now: found.blocks });
+            if found.blocks < drive.needed_blocks {
+                return Err(Changed::Shrunk {
+                    nsid,
+                    needed: drive.needed_blocks,
+                    now: found.blocks,
+                });
             }
-            if now.vwc && !self.volatile && !probe::planted(Plant::T27AssumeProtection) {
+            if controller.vwc
+                && !self.has_volatile_cache
+                && !probe::planted(Plant::T27AssumeProtection)
+            {
                 return Err(Changed::Unprotected(nsid));
             }
         }
         Ok(())
     }
 
-    /// Checks that the label on a drive is still the volume's, and has the generation of neither a
-    /// newer nor an older owner. A target that keeps no log of the volume loses the record of its
-    /// owners when it is started again: then only the labels record the last owner (T8).
+    /// Checks the label that was read from a drive: it must still be the volume's, and have the
+    /// generation of this owner. A target that keeps no log of the volume forgets the volume's
+    /// owners when it is started again. Then only the labels record the last owner (T8).
     ///
     /// # Errors
     /// [`Changed::Label`], [`Changed::Older`], [`Changed::TakenOver`].
     pub fn check_label(&self, nsid: u32, found: &Result<Label, LabelError>) -> Result<(), Changed> {
-        let ours = |label: &Label, drive: &KnownDrive| {
-            label.volume == self.volume && label.index == drive.index
-        };
         let drive = self.drives.iter().find(|drive| drive.nsid == nsid);
-        match (found, drive) {
-            (Ok(label), Some(drive)) if ours(label, drive) => {
-                match label.generation.cmp(&self.generation) {
-                    Ordering::Less => Err(Changed::Older(nsid)),
-                    Ordering::Equal => Ok(()),
-                    Ordering::Greater => Err(Changed::TakenOver(nsid)),
-                }
-            }
-            _ => Err(Changed::Label(nsid)),
+        let (Ok(label), Some(drive)) = (found, drive) else { return Err(Changed::Label(nsid)) };
+        if label.volume != self.volume || label.index != drive.member_index {
+            return Err(Changed::Label(nsid));
+        }
+        match label.generation.cmp(&self.generation) {
+            Ordering::Less => Err(Changed::Older(nsid)),
+            Ordering::Equal => Ok(()),
+            Ordering::Greater => Err(Changed::TakenOver(nsid)),
         }
     }
 }
 
-fn find(controller: &Controller, nsid: u32) -> Option<&Namespace> {
+/// The namespace with this identifier, if the controller has it.
+fn find_namespace(controller: &Controller, nsid: u32) -> Option<&Namespace> {
     controller.namespaces.iter().find(|namespace| namespace.nsid == nsid)
 }
 

@@ -1,5 +1,5 @@
-//! The association manager of one target of an open volume: keeps the association alive, and sets it
-//! up again when it is lost (P7).
+//! The association manager of one target of an open volume: keeps the association alive, and sets
+//! it up again when it is lost (P7).
 //!
 //! ```text
 //! Standing → Unreachable: pause → attach → open drives queue → read labels → claim → Standing
@@ -8,14 +8,17 @@
 //!                                    or the target had released the volume before the loss
 //! ```
 //!
-//! A target that comes back is checked again before any command is sent to its drives: identity,
-//! log region, volatility and the labels on its drives (T19, T27). Then the volume is claimed again
-//! (T8, T25).
-//! Streams request connections with [`request`](AssociationManager::request), and none is made
-//! before the new association stands; [`ManagerEvent::Back`] comes before the first of them. All
-//! connections of an association end with it ([`ManagerEvent::Lost`]).
+//! The manager checks a target that comes back before it sends any command to the drives: identity,
+//! log region, volatility and the labels on the drives. Another drive or another log in their place
+//! would break the promises of the volume (T19, T27). Then the manager claims the volume again, so
+//! that no other owner can write (T8, T25).
 //!
-//! The program drives it as it drives an [`Association`], as an [`Endpoint`]. After each call the
+//! Streams request connections with [`request`](AssociationManager::request). The manager requests
+//! none from the program before the new association stands. [`ManagerEvent::Back`] comes before the
+//! first of these connections. All connections of an association end with it
+//! ([`ManagerEvent::Lost`]).
+//!
+//! The program drives the manager as an [`Endpoint`], like an [`Association`]. After each call the
 //! program takes the [events](AssociationManager::next_event). All times are nanoseconds of one
 //! monotonic clock.
 
@@ -45,11 +48,11 @@ use crate::wire::{self, Claim};
 pub struct ManagerConfig {
     /// The properties that must be found again when the target comes back.
     pub known: KnownTarget,
-    /// The claim by which the same owner claims the volume again on the target; `None` if the target
-    /// does not have the extension.
+    /// The claim by which the same owner claims the volume again on the target; `None` if the
+    /// target does not have the extension.
     pub claim: Option<Claim>,
-    /// The time for which the streams wait for a lost target, ns. The manager continues its attempts
-    /// after that. 0: it makes no attempt.
+    /// The time for which the streams wait for a lost target, ns. The manager continues its
+    /// attempts after that. 0: it makes no attempt.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
@@ -61,9 +64,9 @@ pub struct ManagerConfig {
 #[derive(Debug)]
 pub enum ManagerEvent {
     /// The association is lost, and with it all its connections, also one that is being made. Every
-    /// stream must get this event before any later event is handled. In each incarnation a target
-    /// numbers its controllers from the beginning. So a late Connect could join the next association
-    /// before the target has been checked again (T27).
+    /// stream must get this event before any later event is handled, because a late Connect could
+    /// join the next association before the target is checked again (T27): in each incarnation a
+    /// target numbers its controllers from the beginning.
     Lost {
         /// The cause.
         why: UnreachableCause,
@@ -115,7 +118,7 @@ enum State {
     /// The association stands, and the volume is claimed.
     Standing,
     /// The association is lost, and the manager sets up another one.
-    Unreachable(Absence, Reattachment),
+    Unreachable { absence: Absence, reattachment: Reattachment },
     /// This owner cannot use the target any more.
     Refused(Absence),
     /// The volume is closed.
@@ -125,7 +128,7 @@ enum State {
 /// The progress of setting up the association again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reattachment {
-    /// The attempt that runs, or that is due after a pause.
+    /// The number of the attempt that runs, or that is due after a pause, from 1.
     attempt: u32,
     step: Step,
     /// Whether the [`GivenUp`](ManagerEvent::GivenUp) event of this loss has been sent.
@@ -135,14 +138,15 @@ struct Reattachment {
 /// A step of setting up the association again, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Nothing is done before this time, ns.
-    Pause(u64),
+    /// The manager waits until this time, ns.
+    Pause { until: u64 },
     /// The new association is being set up.
     Attach,
     /// The drives queue is being opened.
     OpenDrives,
-    /// The label of the volume's drive with this number on this target is being read.
-    Label(usize),
+    /// A label is being read: that of the drive with this index among the volume's drives on this
+    /// target.
+    ReadLabel(usize),
     /// The volume is being claimed.
     Claim,
 }
@@ -152,8 +156,8 @@ enum Step {
 enum Failure {
     /// A later attempt may succeed.
     Passing(UnreachableCause),
-    /// A later attempt cannot succeed.
-    Final(UnreachableCause, Cause),
+    /// A later attempt cannot succeed. Streams report `stream_cause`.
+    Final { why: UnreachableCause, stream_cause: Cause },
 }
 
 /// The manager of the association with one target of an open volume; see the [module](self).
@@ -161,8 +165,8 @@ enum Failure {
 pub struct AssociationManager<P> {
     config: ManagerConfig,
     association: Association<P>,
-    /// The number of associations so far.
-    number: u32,
+    /// The number of associations so far that stood.
+    association_number: u32,
     state: State,
     /// The connections that streams have requested.
     requests: ReconnectQueue,
@@ -171,8 +175,8 @@ pub struct AssociationManager<P> {
     events: VecDeque<ManagerEvent>,
     /// The state of the pseudo-random numbers, which vary the pauses between attempts.
     random_state: u64,
-    /// Whether the target has released the volume. It is then not claimed again there.
-    released: bool,
+    /// Whether the target has released the volume. The manager then does not claim it again there.
+    is_released: bool,
 }
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
@@ -181,13 +185,13 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     pub fn new(association: Association<P>, config: ManagerConfig) -> Self {
         let mut manager = Self {
             association,
-            number: 1,
+            association_number: 1,
             state: State::Standing,
             requests: ReconnectQueue::new(config.back_off),
             current_request: None,
             events: VecDeque::new(),
             random_state: config.seed,
-            released: false,
+            is_released: false,
             config,
         };
         manager.association.close_drives();
@@ -195,8 +199,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         manager
     }
 
-    /// Extends the limit for an answer, if streams cannot replay. They would fail for good after the
-    /// loss of the association, and a target that hangs may recover.
+    /// Extends the association's limit for an answer, if streams cannot replay. The loss of the
+    /// association would then end the streams, although a target that hangs may recover.
     fn set_answer_limit(&mut self) {
         if self.config.loss_ns == 0 {
             self.association.extend_answer_limit();
@@ -216,15 +220,15 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
 
     /// The association, while it stands: for questions, and for the queue to the drives. The caller
     /// takes the answers to its own questions. None of them comes after the association was lost;
-    /// its successor has another [number](Self::number).
+    /// its successor has another [number](Self::association_number).
     pub fn association(&mut self) -> Option<&mut Association<P>> {
         self.is_standing().then_some(&mut self.association)
     }
 
     /// The number of the association with the target, from 1.
     #[must_use]
-    pub const fn number(&self) -> u32 {
-        self.number
+    pub const fn association_number(&self) -> u32 {
+        self.association_number
     }
 
     /// Whether the association stands, with the volume claimed.
@@ -243,7 +247,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     #[must_use]
     pub const fn absence(&self) -> Option<&Absence> {
         match &self.state {
-            State::Unreachable(absence, _) | State::Refused(absence) => Some(absence),
+            State::Unreachable { absence, .. } | State::Refused(absence) => Some(absence),
             State::Standing | State::Stopped => None,
         }
     }
@@ -253,36 +257,41 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.events.pop_front()
     }
 
-    /// A stream requests a connection. It is made when the association stands, and after a pause if
-    /// earlier connections failed. An earlier request of the stream is dropped.
+    /// Takes a stream's request for a connection. The connection is made when the association
+    /// stands, and after a pause if earlier connections failed. An earlier request of the stream is
+    /// dropped.
     pub fn request(&mut self, request: ConnectRequest, now: u64) {
         if matches!(self.state, State::Refused(_) | State::Stopped) {
             return;
         }
-        self.current_request =
-            self.current_request.filter(|current_request| current_request.stream != request.stream);
-        let chance = self.next_random();
-        self.requests.request(request, chance, now);
+        if self.current_request.is_some_and(|current| current.stream == request.stream) {
+            self.current_request = None;
+        }
+        let random = self.next_random();
+        self.requests.request(request, random, now);
     }
 
-    /// The target has answered that it has released the volume. When this association is lost, none
-    /// follows it: it would claim the volume, and nothing would release it any more (T25).
+    /// Records that the target has released the volume. If this association is lost, the manager
+    /// sets up no other one: it would claim the volume, and nothing would release it any more
+    /// (T25).
     pub fn set_released(&mut self) {
-        self.released = true;
+        self.is_released = true;
     }
 
     /// Whether the target has [released](Self::set_released) the volume.
     #[must_use]
     pub const fn is_released(&self) -> bool {
-        self.released
+        self.is_released
     }
 
-    /// Ends the association because the volume is closed. Sends a release before, so that the target
-    /// keeps no lease (T25). The contents of the admin queue's outbox must be sent before the
-    /// connection is closed.
+    /// Ends the association because the volume is closed. First sends a release, so that the target
+    /// keeps the volume for no owner (T25). The program must send the contents of the admin queue's
+    /// outbox before it closes the connection.
     pub fn stop(&mut self, now: u64) {
-        let owns = self.is_standing() && !self.released;
-        if let Some(claim) = self.config.claim.as_ref().filter(|_| owns) {
+        let owns_volume = self.is_standing() && !self.is_released;
+        if let Some(claim) = &self.config.claim
+            && owns_volume
+        {
             let release = wire::release_command(claim.volume, false);
             // If the release cannot be sent, the end of the connection has nearly the same effect.
             let _ = self.association.ask(ControlQueue::Admin, 0, release, Data::None, now);
@@ -292,7 +301,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.current_request = None;
     }
 
-    /// Handles a loss of the association, or runs the present step of setting it up again.
+    /// Handles a loss of the association, or continues to set it up again.
     fn run_step(&mut self, now: u64) {
         let step = match &self.state {
             State::Standing => {
@@ -302,22 +311,24 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
                 }
                 return;
             }
-            State::Unreachable(_, Reattachment { step: Step::Pause(_), .. })
-            | State::Refused(_)
-            | State::Stopped => return,
-            State::Unreachable(_, reattachment) => reattachment.step,
+            State::Unreachable { reattachment, .. } => reattachment.step,
+            State::Refused(_) | State::Stopped => return,
         };
+        if matches!(step, Step::Pause { .. }) {
+            // Only the clock ends a pause; see `timeout`.
+            return;
+        }
         match self.next_step(step, now) {
             Ok(Some(next)) => self.set_step(next),
             Ok(None) => self.finish_reattachment(now),
             Err(Failure::Passing(why)) => self.on_failed_attempt(why, now),
-            Err(Failure::Final(why, cause)) => self.refuse(why, cause),
+            Err(Failure::Final { why, stream_cause }) => self.refuse(why, stream_cause),
         }
     }
 
     /// Records the step of setting up the association again.
     fn set_step(&mut self, next: Step) {
-        if let State::Unreachable(_, reattachment) = &mut self.state {
+        if let State::Unreachable { reattachment, .. } = &mut self.state {
             reattachment.step = next;
         }
     }
@@ -326,13 +337,12 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// attempt if the volume was released or streams cannot replay.
     fn on_loss(&mut self, why: UnreachableCause, now: u64) {
         self.events.push_back(ManagerEvent::Lost { why: why.clone() });
-        let absence = Absence { since: now, why: why.clone(), for_good: false };
-        let step = Step::Pause(self.end_of_pause(1, now));
-        self.state = State::Unreachable(
-            absence,
-            Reattachment { attempt: 1, step, reported_given_up: false },
-        );
-        if self.released && !probe::planted(Plant::T25ClaimedAgain) {
+        let step = Step::Pause { until: self.end_of_pause(1, now) };
+        self.state = State::Unreachable {
+            absence: Absence { since: now, why: why.clone(), for_good: false },
+            reattachment: Reattachment { attempt: 1, step, reported_given_up: false },
+        };
+        if self.is_released && !probe::planted(Plant::T25ClaimedAgain) {
             self.refuse(UnreachableCause::Released, Cause::Disconnected);
         } else if self.config.loss_ns == 0 {
             self.refuse(why, Cause::Disconnected);
@@ -342,12 +352,12 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// Ends a failed attempt, and begins the pause before the next one.
     fn on_failed_attempt(&mut self, why: UnreachableCause, now: u64) {
         self.association.close();
-        let State::Unreachable(absence, reattachment) = &mut self.state else { return };
+        let State::Unreachable { absence, reattachment } = &mut self.state else { return };
         absence.why = why;
         reattachment.attempt = reattachment.attempt.saturating_add(1);
         let attempt = reattachment.attempt;
         let until = self.end_of_pause(attempt, now);
-        self.set_step(Step::Pause(until));
+        self.set_step(Step::Pause { until });
     }
 
     /// The end of the pause before an attempt, ns.
@@ -355,31 +365,31 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         if probe::planted(Plant::P8NeverAgain) && attempt > 1 {
             return u64::MAX;
         }
-        let chance = self.next_random();
-        now.saturating_add(self.config.back_off.after(attempt, chance))
+        let random = self.next_random();
+        now.saturating_add(self.config.back_off.after(attempt, random))
     }
 
-    /// Gives the target up: drops all requests, and reports that this owner cannot use the target any
-    /// more.
-    fn refuse(&mut self, why: UnreachableCause, cause: Cause) {
+    /// Gives the target up: drops all requests, and reports that this owner cannot use the target
+    /// any more.
+    fn refuse(&mut self, why: UnreachableCause, stream_cause: Cause) {
         self.association.close();
-        let State::Unreachable(absence, _) = &self.state else { return };
+        let State::Unreachable { absence, .. } = &self.state else { return };
         let absence = Absence { why: why.clone(), for_good: true, ..absence.clone() };
         self.state = State::Refused(absence);
         self.requests = ReconnectQueue::new(self.config.back_off);
         self.current_request = None;
-        self.events.push_back(ManagerEvent::Refused { why, cause });
+        self.events.push_back(ManagerEvent::Refused { why, cause: stream_cause });
     }
 
     /// Reports that the new association stands and the volume is claimed.
     fn finish_reattachment(&mut self, now: u64) {
         self.association.close_drives();
         self.set_answer_limit();
-        let State::Unreachable(absence, reattachment) = &self.state else { return };
+        let State::Unreachable { absence, reattachment } = &self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
         self.events
             .push_back(ManagerEvent::Back { unreachable_ns, attempts: reattachment.attempt });
-        self.number = self.number.wrapping_add(1);
+        self.association_number = self.association_number.wrapping_add(1);
         self.state = State::Standing;
     }
 }
@@ -388,14 +398,18 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
     type Piece = P;
 
     fn wants_connection(&self) -> Option<ConnectionId> {
-        self.association.wants_connection().or_else(|| {
-            let current_request = self.current_request.filter(|_| self.is_standing())?;
-            Some(ConnectionId::Stream(current_request.stream))
-        })
+        // The association's own connections come first.
+        if let Some(connection) = self.association.wants_connection() {
+            return Some(connection);
+        }
+        match self.current_request {
+            Some(request) if self.is_standing() => Some(ConnectionId::Stream(request.stream)),
+            _ => None,
+        }
     }
 
-    /// A connection for a stream belongs to the [`ManagerEvent::StreamConnection`] that follows. If no
-    /// such event follows, the connection is not needed any more.
+    /// A connection for a stream belongs to the [`ManagerEvent::StreamConnection`] that follows. If
+    /// no such event follows, the connection is not needed any more.
     fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
         match connection {
             ConnectionId::Control(_) => {
@@ -421,12 +435,12 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
                 self.run_step(now);
             }
             ConnectionId::Stream(stream) => {
-                if let Some(request) =
-                    self.current_request.filter(|current_request| current_request.stream == stream)
+                if let Some(request) = self.current_request
+                    && request.stream == stream
                 {
                     self.current_request = None;
-                    let chance = self.next_random();
-                    self.requests.failed(request, chance, now);
+                    let random = self.next_random();
+                    self.requests.failed(request, random, now);
                 }
             }
         }
@@ -461,14 +475,15 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         if self.is_standing() && self.current_request.is_none() {
             self.current_request = self.requests.next(now);
         }
-        let State::Unreachable(absence, reattachment) = &mut self.state else { return };
+        let State::Unreachable { absence, reattachment } = &mut self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
-        if unreachable_ns >= self.config.loss_ns
-            && !core::mem::replace(&mut reattachment.reported_given_up, true)
-        {
+        if unreachable_ns >= self.config.loss_ns && !reattachment.reported_given_up {
+            reattachment.reported_given_up = true;
             self.events.push_back(ManagerEvent::GivenUp { unreachable_ns });
         }
-        if matches!(reattachment.step, Step::Pause(until) if until <= now) {
+        if let Step::Pause { until } = reattachment.step
+            && until <= now
+        {
             reattachment.step = Step::Attach;
             self.association = Association::new(self.association.config().clone());
         }
@@ -477,20 +492,20 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
     fn deadline(&self) -> Option<u64> {
         let own_deadline = match &self.state {
             State::Standing if self.current_request.is_none() => self.requests.deadline(),
-            State::Unreachable(absence, reattachment) => {
-                let give_up_at = absence.since.saturating_add(self.config.loss_ns);
+            State::Unreachable { absence, reattachment } => {
                 let next_attempt = match reattachment.step {
-                    Step::Pause(until) => Some(until),
+                    Step::Pause { until } => Some(until),
                     _ => None,
                 };
-                next_attempt
-                    .into_iter()
-                    .chain((!reattachment.reported_given_up).then_some(give_up_at))
-                    .min()
+                let give_up_at = match reattachment.reported_given_up {
+                    false => Some(absence.since.saturating_add(self.config.loss_ns)),
+                    true => None,
+                };
+                [next_attempt, give_up_at].into_iter().flatten().min()
             }
             _ => None,
         };
-        own_deadline.into_iter().chain(self.association.deadline()).min()
+        [own_deadline, self.association.deadline()].into_iter().flatten().min()
     }
 }
 

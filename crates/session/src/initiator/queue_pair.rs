@@ -1,27 +1,33 @@
 //! One connection to a target: a submission and a completion queue over TCP.
 //!
+//! ```text
+//! Idle ──start: ICReq──→ Initializing ──ICResp: Connect──→ Connecting ──completion──→ Ready
+//! every state ──error, or end of the connection──→ Closed
+//! ```
+//!
 //! [`QueuePair`] initializes the connection, creates the queue (Fabrics Connect), sends commands
-//! and takes completions. It answers R2Ts by itself. Every PDU from the target is checked against
-//! the commands in flight (T18): a target that breaks the protocol loses the connection. The
-//! termination request that the specification gives for the error is then already in the outbox.
+//! and takes completions. It answers R2Ts by itself. The queue pair checks every PDU from the
+//! target against the commands in flight, because a PDU that fits no command could complete a
+//! command too early (T18). A target that breaks the protocol loses the connection. The termination
+//! request that the specification gives for the error is then already in the outbox.
 
 mod config;
 mod error;
+mod set_up;
+mod slot;
+mod transfer;
 
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Cqe, Sgl, Sqe, Status};
-use riopipe_nvme::fabrics::{Connect, ConnectData};
-use riopipe_nvme::pdu::{
-    ADMIN_IN_CAPSULE, CAPSULE_RESP_LEN, DataHdr, IcReq, IcResp, Pdu, PduError, R2t, Role, Rx,
-    TermReq, Tx,
-};
+use riopipe_nvme::pdu::{ADMIN_IN_CAPSULE, CAPSULE_RESP_LEN, Pdu, PduError, Role, Rx, TermReq, Tx};
 
 pub use self::config::{IoQueue, QpConfig};
 pub use self::error::{SessionError, SubmitError};
+use self::slot::{DataPlan, Slot, Transfer, slot_number};
 use crate::outbox::Outbox;
 
-/// The name of a command while it is in flight.
+/// The command identifier of a command in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cid(pub u16);
 
@@ -39,7 +45,7 @@ pub enum Data<'a, P> {
     Read(u32),
 }
 
-/// A PDU that arrived.
+/// An event on a connection. `T` is the caller's context of a command.
 #[derive(Debug)]
 pub enum Event<'a, T = u64> {
     /// The queue exists; commands may be submitted.
@@ -47,10 +53,10 @@ pub enum Event<'a, T = u64> {
         /// The controller.
         cntlid: u16,
     },
-    /// Data of a read.
+    /// Data of a read has arrived.
     Data {
         /// As given with the command.
-        user: T,
+        context: T,
         /// Its offset in the command's data, in bytes.
         offset: u32,
         /// The data.
@@ -59,101 +65,58 @@ pub enum Event<'a, T = u64> {
     /// A command is done.
     Done {
         /// As given with the command.
-        user: T,
+        context: T,
         /// Its completion.
         cqe: Cqe,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum QueueState {
+    /// Nothing has been sent.
     Idle,
     /// ICReq has been sent.
     Initializing,
     /// Connect has been sent.
     Connecting,
+    /// The queue exists.
     Ready,
-    Dead,
+    /// The connection has ended.
+    Closed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    None,
-    /// All data was sent with the capsule.
-    Sent,
-    /// Data is sent when the target requests it.
-    Out,
-    In,
-}
-
-#[derive(Debug)]
-struct Slot<P, T> {
-    /// As given with the command; `None` for Connect, which is the queue pair's own.
-    user: Option<T>,
-    /// The whole identifier. The low bits are the slot number. The high bits count the uses of the
-    /// slot, so that a completion that comes twice is not taken for the next command's.
-    cid: u16,
-    busy: bool,
-    /// Some of its data did not match the digest.
-    corrupted: bool,
-    direction: Direction,
-    /// The length of the data, bytes.
-    len: u32,
-    /// Bytes requested by R2Ts (`Out`), or received (`In`): both go strictly upwards.
-    moved: u32,
-    /// LAST_PDU has arrived.
-    ended: bool,
-    /// The number of R2Ts that arrived in one call of `receive`, and the number of that call. The
-    /// data for them is sent only after the call. So the target sent all of them before it got any
-    /// of that data, and may not have sent more than `maxr2t`.
-    r2ts: (u32, u32),
-    /// The positions in the outbox at which its capsule without data ends (`capsule_end`), and at
-    /// which all that was sent for it ends (`end`). An answer to a command that was not sent cannot
-    /// be genuine, and without this check the waiting bytes would have no bound (T18).
-    capsule_end: u64,
-    end: u64,
-    /// The data that R2Ts will request. The vector is kept for the next command.
-    pieces: Vec<P>,
-}
-
-impl<P, T> Slot<P, T> {
-    /// Ends the command; the next one has another identifier. The low `bits` of each identifier are
-    /// the slot number, which is returned.
-    #[inline]
-    fn end_command(&mut self, bits: u32) -> u16 {
-        let cid = self.cid;
-        self.busy = false;
-        self.cid = cid.wrapping_add(1 << bits);
-        if !self.pieces.is_empty() {
-            self.pieces.clear();
-        }
-        cid & ((1 << bits) - 1)
-    }
-}
-
-/// One connection to a target; see [the module](self). `T` is the caller's name of a command.
+/// One connection to a target; see [the module](self). `T` is the caller's context of a command.
 #[derive(Debug)]
 pub struct QueuePair<P, T = u64> {
     config: QpConfig,
-    state: State,
+    state: QueueState,
+    /// Decodes the target's PDUs.
     rx: Rx,
+    /// Encodes the PDUs to the target.
     tx: Tx,
     /// The most data in one H2CData PDU, bytes, as the target has stated it.
     maxh2cdata: u32,
     /// The most data in a command capsule, bytes.
-    in_capsule: u32,
+    in_capsule_max: u32,
     slots: Vec<Slot<P, T>>,
-    /// The indices of the free slots.
-    free: Vec<u16>,
+    /// The numbers of the free slots.
+    free_slots: Vec<u16>,
     /// How many low bits of a command identifier are the slot number.
     slot_bits: u32,
     cntlid: u16,
-    /// The number of calls of `receive`, to separate R2Ts of one call from those of another.
-    calls: u32,
+    /// The number of calls of [`receive`](Self::receive), to separate R2Ts of one call from those
+    /// of another.
+    receive_calls: u32,
 }
 
-/// Entries per queue are bounded so that a generation of some bits is left in the identifier.
+/// Entries per queue are bounded so that some bits of an identifier are left to count the uses of
+/// its slot.
 const SQSIZE_MAX: u16 = 4096;
+/// The offset of the command identifier (CCCID) in the header of a C2HData PDU and of an R2T.
+const CCCID_OFFSET: u32 = 8;
+/// The offset of the command identifier in a response capsule: byte 12 of the completion queue
+/// entry, which is at byte 8 of the PDU.
+const RESPONSE_CID_OFFSET: u32 = 8 + 12;
 
 impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     /// The number of commands that can be in flight.
@@ -163,38 +126,23 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.slots.len()
     }
 
-    /// A connection that has not begun.
+    /// A connection on which nothing has been sent.
     #[must_use]
     pub fn new(config: QpConfig) -> Self {
         let depth = config.sqsize.clamp(2, SQSIZE_MAX) - 1;
         let mut rx = Rx::new(Role::Host, config.crc);
         rx.data_max = config.data_max;
         Self {
-            state: State::Idle,
+            state: QueueState::Idle,
             rx,
             tx: Tx::new(config.crc),
             maxh2cdata: 0,
-            in_capsule: if config.qid == 0 { ADMIN_IN_CAPSULE } else { 0 },
-            slots: (0..depth)
-                .map(|cid| Slot {
-                    user: None,
-                    cid,
-                    busy: false,
-                    corrupted: false,
-                    direction: Direction::None,
-                    len: 0,
-                    moved: 0,
-                    ended: false,
-                    capsule_end: 0,
-                    end: 0,
-                    r2ts: (0, 0),
-                    pieces: Vec::new(),
-                })
-                .collect(),
-            free: (0..depth).rev().collect(),
+            in_capsule_max: if config.qid == 0 { ADMIN_IN_CAPSULE } else { 0 },
+            slots: (0..depth).map(Slot::new).collect(),
+            free_slots: (0..depth).rev().collect(),
             slot_bits: depth.next_power_of_two().trailing_zeros(),
             cntlid: config.cntlid,
-            calls: 0,
+            receive_calls: 0,
             config,
         }
     }
@@ -207,62 +155,49 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         pair
     }
 
-    /// Begins: sends ICReq. Connect follows by itself; [`Event::Ready`] reports that it is done.
-    pub fn start(&mut self, out: &mut Outbox<P>) {
-        if self.state != State::Idle {
-            return;
-        }
-        self.state = State::Initializing;
-        let ic = IcReq {
-            pfv: 0,
-            hpda: 0,
-            header_digest: self.config.header_digest,
-            data_digest: self.config.data_digest,
-            maxr2t: self.config.maxr2t.max(1) - 1,
-        };
-        out.push_bytes(|b| ic.encode(b));
-    }
-
     /// Whether commands may be submitted.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.state == State::Ready
+        self.state == QueueState::Ready
     }
 
     /// Whether the connection has ended.
     #[must_use]
-    pub fn is_dead(&self) -> bool {
-        self.state == State::Dead
+    pub fn is_closed(&self) -> bool {
+        self.state == QueueState::Closed
     }
 
     /// The number of commands that may be submitted now.
     #[must_use]
     #[inline]
     pub fn space(&self) -> usize {
-        if self.state == State::Ready { self.free.len() } else { 0 }
+        if self.state == QueueState::Ready { self.free_slots.len() } else { 0 }
     }
 
     /// The number of commands in flight.
     #[must_use]
     #[inline]
     pub fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.slots.len() - self.free_slots.len()
     }
 
-    /// The caller's names of the commands in flight, in no order. These must be replayed or failed
-    /// when the connection has ended.
+    /// The caller's contexts of the commands in flight, in no order. When the connection has ended,
+    /// the caller must replay or fail these commands.
     pub fn outstanding(&self) -> impl Iterator<Item = T> {
-        self.slots.iter().filter(|s| s.busy).filter_map(|s| s.user)
+        self.slots.iter().filter(|slot| slot.in_flight).filter_map(|slot| slot.context)
     }
 
-    /// The connection is lost. Commands in flight stay [outstanding](Self::outstanding); the
-    /// references to the data that their R2Ts would have requested are dropped.
+    /// Records that the connection has ended. Commands in flight stay
+    /// [outstanding](Self::outstanding). The queue pair drops its references to data that no R2T
+    /// has requested.
     pub fn close(&mut self) {
-        let connecting = self.state == State::Connecting;
-        self.state = State::Dead;
+        let was_connecting = self.state == QueueState::Connecting;
+        self.state = QueueState::Closed;
         for slot in &mut self.slots {
-            slot.pieces.clear();
-            slot.busy &= !connecting;
+            slot.write_pieces.clear();
+            // While the queue connects, Connect is the only command in flight, and it is not the
+            // caller's.
+            slot.in_flight &= !was_connecting;
         }
     }
 
@@ -281,13 +216,13 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     /// Sets the limit of data in an I/O command capsule, bytes (IOCCSZ of Identify Controller).
     /// Until then the limit is 0 on I/O queues and 8 KiB on the admin queue.
     pub fn set_in_capsule(&mut self, bytes: u32) {
-        self.in_capsule = bytes;
+        self.in_capsule_max = bytes;
     }
 
     /// The limit of data in an I/O command capsule, bytes.
     #[must_use]
     pub const fn in_capsule(&self) -> u32 {
-        self.in_capsule
+        self.in_capsule_max
     }
 
     /// The bytes that the next PDU in `buf` needs; see [`Rx::need`].
@@ -296,8 +231,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         self.rx.need(buf)
     }
 
-    /// Sends a command; its identifier and data pointer are set here. `user` comes back with its
-    /// events.
+    /// Sends a command. The queue pair sets its identifier and its data pointer. The command's
+    /// events carry `context`.
     ///
     /// # Errors
     /// The queue is full or not ready, or the data is too long: then nothing was sent.
@@ -305,92 +240,95 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     pub fn submit(
         &mut self,
         sqe: Sqe,
-        user: T,
+        context: T,
         data: Data<'_, P>,
-        out: &mut Outbox<P>,
+        outbox: &mut Outbox<P>,
     ) -> Result<Cid, SubmitError> {
-        if self.state != State::Ready {
+        if self.state != QueueState::Ready {
             return Err(SubmitError::NotReady);
         }
-        self.send(sqe, Some(user), data, out)
+        self.send_command(sqe, Some(context), data, outbox)
     }
 
     /// Takes a slot for a command, and puts its capsule into the outbox. The data of a write goes
-    /// into the capsule if it fits there. Else it stays in the slot until the target requests it.
+    /// into the capsule if it fits there. Otherwise the slot keeps the data until the target
+    /// requests it.
     #[inline(always)]
-    fn send(
+    fn send_command(
         &mut self,
         mut sqe: Sqe,
-        user: Option<T>,
+        context: Option<T>,
         data: Data<'_, P>,
-        out: &mut Outbox<P>,
+        outbox: &mut Outbox<P>,
     ) -> Result<Cid, SubmitError> {
-        let (direction, len) = match &data {
-            Data::None => (Direction::None, 0),
-            Data::Bytes(bytes) => (Direction::Sent, bytes.len() as u64),
-            Data::Write(pieces) => {
-                let len = pieces.iter().map(|p| p.as_ref().len() as u64).sum();
-                let fits = len <= u64::from(self.in_capsule);
-                (if fits { Direction::Sent } else { Direction::Out }, len)
+        let plan = self.plan_data(&data)?;
+        let capsule_bytes = plan.capsule_bytes();
+        let number = self.free_slots.pop().ok_or(SubmitError::Full)?;
+        let slot = &mut self.slots[usize::from(number)];
+        slot.begin_command(context, plan);
+        let cid = slot.cid;
+
+        sqe.set_cid(cid);
+        sqe.set_sgl(if capsule_bytes > 0 {
+            Sgl::InCapsule { offset: 0, len: plan.len_bytes }
+        } else {
+            Sgl::Transport { len: plan.len_bytes }
+        });
+        let tx = &self.tx;
+        outbox.push_command(tx, &sqe, capsule_bytes);
+        slot.capsule_end = outbox.end();
+        match data {
+            Data::None | Data::Read(_) => {}
+            Data::Bytes(data) => outbox.push_bytes(|bytes| {
+                bytes.extend_from_slice(data);
+                if capsule_bytes > 0 {
+                    tx.data_digest([data], bytes);
+                }
+            }),
+            Data::Write(pieces) if capsule_bytes > 0 => {
+                for piece in pieces {
+                    outbox.push_payload(piece.clone());
+                }
+                if tx.data_digest {
+                    let slices = pieces.iter().map(AsRef::as_ref);
+                    outbox.push_bytes(|bytes| tx.data_digest(slices, bytes));
+                }
             }
-            Data::Read(len) => (Direction::In, u64::from(*len)),
+            Data::Write(pieces) => slot.write_pieces.extend_from_slice(pieces),
+        }
+        slot.queued_end = outbox.end();
+        Ok(Cid(cid))
+    }
+
+    /// Decides how the data of a command travels.
+    ///
+    /// # Errors
+    /// The data is too long, or its length is not allowed outside of a capsule.
+    #[inline(always)]
+    fn plan_data(&self, data: &Data<'_, P>) -> Result<DataPlan, SubmitError> {
+        let (transfer, len) = match data {
+            Data::None => (Transfer::None, 0),
+            Data::Bytes(bytes) => (Transfer::InCapsule, bytes.len() as u64),
+            Data::Write(pieces) => {
+                let len = pieces.iter().map(|piece| piece.as_ref().len() as u64).sum();
+                let fits_capsule = len <= u64::from(self.in_capsule_max);
+                (if fits_capsule { Transfer::InCapsule } else { Transfer::H2cData }, len)
+            }
+            Data::Read(len) => (Transfer::C2hData, u64::from(*len)),
         };
         let max = match data {
-            Data::Bytes(_) => self.in_capsule,
+            Data::Bytes(_) => self.in_capsule_max,
             Data::Read(_) => self.config.data_max,
-            _ => u32::MAX,
+            Data::None | Data::Write(_) => u32::MAX,
         };
         if len > u64::from(max) {
             return Err(SubmitError::TooLong { len, max });
         }
-        if matches!(direction, Direction::Out | Direction::In) && !len.is_multiple_of(4) {
+        let uses_data_pdus = matches!(transfer, Transfer::H2cData | Transfer::C2hData);
+        if uses_data_pdus && !len.is_multiple_of(4) {
             return Err(SubmitError::Misaligned { len });
         }
-        let len = len as u32;
-        let index = self.free.pop().ok_or(SubmitError::Full)?;
-        let slot = &mut self.slots[usize::from(index)];
-        debug_assert!(!slot.busy && slot.pieces.is_empty());
-        slot.busy = true;
-        slot.user = user;
-        slot.corrupted = false;
-        slot.direction = direction;
-        slot.len = len;
-        slot.moved = 0;
-        slot.ended = false;
-        slot.r2ts.0 = 0;
-        let cid = slot.cid;
-
-        sqe.set_cid(cid);
-        let has_capsule_data = direction == Direction::Sent && len > 0;
-        sqe.set_sgl(if has_capsule_data {
-            Sgl::InCapsule { offset: 0, len }
-        } else {
-            Sgl::Transport { len }
-        });
-        let tx = &self.tx;
-        out.push_command(tx, &sqe, if has_capsule_data { len } else { 0 });
-        slot.capsule_end = out.end();
-        if let Data::Bytes(bytes) = data {
-            out.push_bytes(|b| {
-                b.extend_from_slice(bytes);
-                if has_capsule_data {
-                    tx.data_digest([bytes], b);
-                }
-            });
-        } else if let Data::Write(pieces) = data {
-            if has_capsule_data {
-                for piece in pieces {
-                    out.push_payload(piece.clone());
-                }
-                if tx.data_digest {
-                    out.push_bytes(|b| tx.data_digest(pieces.iter().map(AsRef::as_ref), b));
-                }
-            } else {
-                slot.pieces.extend_from_slice(pieces);
-            }
-        }
-        slot.end = out.end();
-        Ok(Cid(cid))
+        Ok(DataPlan { transfer, len_bytes: len as u32 })
     }
 
     /// Takes the whole PDUs at the start of `buf` and returns their length in bytes. The rest is
@@ -402,64 +340,71 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
     pub fn receive(
         &mut self,
         buf: &[u8],
-        out: &mut Outbox<P>,
+        outbox: &mut Outbox<P>,
         mut on_event: impl FnMut(Event<'_, T>),
     ) -> Result<usize, SessionError> {
-        if self.state == State::Dead {
+        if self.state == QueueState::Closed {
             return Err(SessionError::Closed);
         }
-        self.calls = self.calls.wrapping_add(1);
+        self.receive_calls = self.receive_calls.wrapping_add(1);
         let mut used = 0;
         loop {
             let rest = &buf[used..];
+            // The fast path: a response capsule without digests.
             if let Some(cqe) = self.rx.plain_response(rest) {
-                match self.completion(&cqe, out, &mut on_event) {
+                match self.on_completion(&cqe, outbox, &mut on_event) {
                     Ok(()) => used += CAPSULE_RESP_LEN,
-                    Err(e) => return Err(self.end(e, rest, out)),
+                    Err(error) => return Err(self.end_with_error(error, rest, outbox)),
                 }
                 continue;
             }
-            let end = match self.rx.parse(rest) {
+            let handled = match self.rx.parse(rest) {
                 Ok(None) => return Ok(used),
                 Ok(Some(parsed)) => {
                     let data = &rest[parsed.data.clone()];
-                    self.take(&parsed.pdu, data, parsed.data_digest_ok, out, &mut on_event)
+                    self.on_pdu(&parsed.pdu, data, parsed.data_digest_ok, outbox, &mut on_event)
                         .map(|()| parsed.len)
                 }
-                Err(e) => Err(e.into()),
+                Err(error) => Err(error.into()),
             };
-            match end {
-                Ok(len) => used += len,
-                Err(e) => return Err(self.end(e, rest, out)),
+            match handled {
+                Ok(pdu_len) => used += pdu_len,
+                Err(error) => return Err(self.end_with_error(error, rest, outbox)),
             }
         }
     }
 
-    /// Ends the connection with `error`, about the PDU at the start of `pdu`.
+    /// Ends the connection with an error about the PDU at the start of `pdu`. Reports an error of
+    /// the protocol to the target, in a termination request.
     #[cold]
-    fn end(&mut self, error: SessionError, pdu: &[u8], out: &mut Outbox<P>) -> SessionError {
+    fn end_with_error(
+        &mut self,
+        error: SessionError,
+        pdu: &[u8],
+        outbox: &mut Outbox<P>,
+    ) -> SessionError {
         self.close();
-        if let SessionError::Protocol(e) = &error {
-            out.push_bytes(|b| e.term_req().encode(Role::Controller, pdu, b));
+        if let SessionError::Protocol(error) = &error {
+            outbox.push_bytes(|bytes| error.term_req().encode(Role::Controller, pdu, bytes));
         }
         error
     }
 
     /// Handles one PDU from the target. `digest_ok`: whether its data matches the data digest.
     #[inline(never)]
-    fn take(
+    fn on_pdu(
         &mut self,
         pdu: &Pdu,
         data: &[u8],
         digest_ok: bool,
-        out: &mut Outbox<P>,
+        outbox: &mut Outbox<P>,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
         match pdu {
-            Pdu::CapsuleResp { cqe } => self.completion(cqe, out, on_event),
-            Pdu::C2hData(hdr) => self.data_in(hdr, data, digest_ok, out, on_event),
-            Pdu::R2t(r2t) => self.data_out(r2t, out).map_err(Into::into),
-            Pdu::IcResp(ic) => self.initialized(ic, out),
+            Pdu::CapsuleResp { cqe } => self.on_completion(cqe, outbox, on_event),
+            Pdu::C2hData(hdr) => self.on_c2h_data(hdr, data, digest_ok, outbox, on_event),
+            Pdu::R2t(r2t) => self.on_r2t(r2t, outbox).map_err(Into::into),
+            Pdu::IcResp(icresp) => self.on_icresp(icresp, outbox),
             Pdu::C2hTermReq(TermReq { fes, fei }) => {
                 Err(SessionError::Terminated { fes: *fes, fei: *fei })
             }
@@ -468,281 +413,75 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         }
     }
 
-    /// Handles the ICResp: takes over the parameters of the connection, and sends Connect.
-    fn initialized(&mut self, ic: &IcResp, out: &mut Outbox<P>) -> Result<(), SessionError> {
-        if self.state != State::Initializing {
-            return Err(PduError::sequence("an ICResp that was not asked for").into());
-        }
-        if ic.header_digest && !self.config.header_digest
-            || ic.data_digest && !self.config.data_digest
-        {
-            return Err(PduError::header(11, "digests that were not asked for").into());
-        }
-        if self.config.header_digest && !ic.header_digest {
-            return Err(SessionError::NoDigests("header"));
-        }
-        if self.config.data_digest && !ic.data_digest {
-            return Err(SessionError::NoDigests("data"));
-        }
-        self.rx.connected = true;
-        self.rx.header_digest = ic.header_digest;
-        self.rx.data_digest = ic.data_digest;
-        self.tx.header_digest = ic.header_digest;
-        self.tx.data_digest = ic.data_digest;
-        self.tx.align = (u32::from(ic.cpda) + 1) * 4;
-        self.maxh2cdata = ic.maxh2cdata;
-
-        self.state = State::Connecting;
-        let sqe = Sqe::connect(&Connect {
-            recfmt: 0,
-            qid: self.config.qid,
-            sqsize: self.slots.len() as u16,
-            // Fewer commands are in flight than the queue has entries, so flow control needs no
-            // code.
-            cattr: 0,
-            kato_ms: self.config.kato_ms,
-        });
-        let data = ConnectData {
-            hostid: self.config.hostid,
-            cntlid: self.config.cntlid,
-            subnqn: self.config.subnqn.clone(),
-            hostnqn: self.config.hostnqn.clone(),
-        }
-        .encode();
-        // The data of Connect is always in the capsule (Base §6.3), whatever the limit for I/O
-        // commands is.
-        let limit = core::mem::replace(&mut self.in_capsule, ADMIN_IN_CAPSULE);
-        let sent = self.send(sqe, None, Data::Bytes(&data), out);
-        self.in_capsule = limit;
-        debug_assert!(sent.is_ok(), "the queue was empty");
-        Ok(())
-    }
-
     /// The slot of the command in flight that has this identifier.
     #[inline]
-    fn slot(&mut self, cid: u16) -> Option<&mut Slot<P, T>> {
-        let index = usize::from(cid & ((1 << self.slot_bits) - 1));
-        self.slots.get_mut(index).filter(|slot| slot.busy && slot.cid == cid)
+    fn slot_in_flight(&mut self, cid: u16) -> Option<&mut Slot<P, T>> {
+        let number = usize::from(slot_number(cid, self.slot_bits));
+        self.slots.get_mut(number).filter(|slot| slot.in_flight && slot.cid == cid)
     }
 
-    /// Ends the command with this identifier, and frees its slot.
-    fn release(&mut self, cid: u16) {
-        let bits = self.slot_bits;
-        if let Some(slot) = self.slot(cid) {
-            let index = slot.end_command(bits);
-            self.free.push(index);
+    /// Ends the command in flight with this identifier, and frees its slot.
+    fn free_slot(&mut self, cid: u16) {
+        let slot_bits = self.slot_bits;
+        if let Some(slot) = self.slot_in_flight(cid) {
+            let number = slot.end_command(slot_bits);
+            self.free_slots.push(number);
         }
     }
 
     /// Handles the completion of a command: ends the command, and reports it to the caller.
     #[inline(always)]
-    fn completion(
+    fn on_completion(
         &mut self,
         cqe: &Cqe,
-        out: &Outbox<P>,
+        outbox: &Outbox<P>,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
-        let (cid, bits) = (cqe.cid(), self.slot_bits);
-        let Some(slot) = self.slot(cid) else {
-            // The identifier is at byte 12 of the entry, which is at byte 8 of the PDU.
-            return Err(PduError::header(20, "a completion of no command in flight").into());
+        let slot_bits = self.slot_bits;
+        let Some(slot) = self.slot_in_flight(cqe.cid()) else {
+            let why = "a completion of no command in flight";
+            return Err(PduError::header(RESPONSE_CID_OFFSET, why).into());
         };
         let mut cqe = *cqe;
-        // A write may fail before all its data was sent. So for a failure it is enough that the
-        // capsule was sent. All bytes before the capsule were then sent, too. So the waiting bytes
-        // are still those of no more commands than the queue has space for (T18).
-        let must_be_sent = if cqe.status().is_ok() { slot.end } else { slot.capsule_end };
-        if !out.has_sent(must_be_sent) {
+        // An answer to a command that was not sent cannot be genuine. If the queue pair accepted
+        // it, the caller could submit the next command at once, and the outbox would grow without a
+        // limit (T18). A write may fail before all its data was sent. So after a failure only the
+        // capsule must have been sent, which was put into the outbox before the data.
+        let must_be_sent = if cqe.status().is_ok() { slot.queued_end } else { slot.capsule_end };
+        if !outbox.has_sent(must_be_sent) {
             return Err(PduError::sequence("a completion before its command was sent").into());
         }
         if cqe.status().is_ok() {
-            // The caller would accept a success that skipped data: its buffer would hold old bytes,
-            // or the drive none of the new ones.
-            match slot.direction {
-                Direction::In if slot.moved < slot.len => {
+            // The caller would accept a success that skipped data. After a read its buffer would
+            // hold old bytes, and after a write the drive would hold old blocks.
+            match slot.transfer {
+                Transfer::C2hData if slot.misses_data() => {
                     return Err(PduError::sequence("a read completed before its data").into());
                 }
-                Direction::Out if slot.moved < slot.len => {
+                Transfer::H2cData if slot.misses_data() => {
                     return Err(PduError::sequence("a write completed before its data").into());
                 }
                 _ => {}
             }
-            if slot.corrupted {
+            if slot.is_corrupted {
                 cqe = with_status(&cqe, Status::TRANSIENT_TRANSPORT);
             }
         } else if cqe.status().is(Status::QUEUE_DELETED) {
-            // This status does not concern the command: it stays outstanding, and is sent again
-            // (P7).
+            // This status does not concern the command itself. The command stays outstanding, so
+            // that the caller sends it again on another connection (P7).
             return Err(SessionError::QueueDeleted);
         }
-        let user = slot.user;
-        let index = slot.end_command(bits);
-        self.free.push(index);
-        if self.state == State::Connecting {
-            return self.queue_created(&cqe, on_event);
+        let context = slot.context;
+        let number = slot.end_command(slot_bits);
+        self.free_slots.push(number);
+        if self.state == QueueState::Connecting {
+            return self.on_connect_completion(&cqe, on_event);
         }
-        if let Some(user) = user {
-            on_event(Event::Done { user, cqe });
-        }
-        Ok(())
-    }
-
-    /// Handles the completion of Connect.
-    #[cold]
-    fn queue_created(
-        &mut self,
-        cqe: &Cqe,
-        on_event: &mut impl FnMut(Event<'_, T>),
-    ) -> Result<(), SessionError> {
-        let subnqn = || self.config.subnqn.clone();
-        if !cqe.status().is_ok() {
-            return Err(SessionError::Refused {
-                qid: self.config.qid,
-                subnqn: subnqn(),
-                status: cqe.status(),
-                result: cqe.result(),
-            });
-        }
-        // AUTHREQ, bits 18:17 of the result.
-        if cqe.result() >> 16 & 0b110 != 0 {
-            return Err(SessionError::Authentication { subnqn: subnqn() });
-        }
-        self.cntlid = cqe.result() as u16;
-        self.state = State::Ready;
-        on_event(Event::Ready { cntlid: self.cntlid });
-        Ok(())
-    }
-
-    /// Handles data of a read. It must follow the data that came before it.
-    fn data_in(
-        &mut self,
-        hdr: &DataHdr,
-        data: &[u8],
-        digest_ok: bool,
-        out: &Outbox<P>,
-        on_event: &mut impl FnMut(Event<'_, T>),
-    ) -> Result<(), SessionError> {
-        // TCP §3.3.2.1 gives the status for each error.
-        let Some(slot) = self.slot(hdr.cccid) else {
-            return Err(PduError::header(8, "data for no command in flight").into());
-        };
-        if !out.has_sent(slot.end) {
-            return Err(PduError::sequence("data before its command was sent").into());
-        }
-        if slot.direction != Direction::In {
-            return Err(PduError::sequence("data for a command that reads none").into());
-        }
-        if slot.ended {
-            return Err(PduError::sequence("data after LAST_PDU").into());
-        }
-        if u64::from(hdr.datao) + u64::from(hdr.datal) > u64::from(slot.len) {
-            return Err(PduError::out_of_range("data beyond what the read asked for").into());
-        }
-        if hdr.datao != slot.moved {
-            return Err(PduError::sequence("data that does not follow what came before").into());
-        }
-        slot.moved += hdr.datal;
-        slot.ended = hdr.last;
-        if hdr.success && slot.moved < slot.len {
-            return Err(PduError::sequence("a read completed before its data").into());
-        }
-        slot.corrupted |= !digest_ok;
-        let corrupted = slot.corrupted;
-        let Some(user) = slot.user else {
-            return Err(PduError::sequence("data for Connect").into());
-        };
-        if !corrupted {
-            on_event(Event::Data { user, offset: hdr.datao, bytes: data });
-        }
-        if hdr.success {
-            let status = if corrupted { Status::TRANSIENT_TRANSPORT } else { Status::SUCCESS };
-            self.release(hdr.cccid);
-            let cqe = Cqe::new(hdr.cccid, 0, self.config.qid, status, 0);
-            on_event(Event::Done { user, cqe });
+        if let Some(context) = context {
+            on_event(Event::Done { context, cqe });
         }
         Ok(())
     }
-
-    /// Handles an R2T: puts the requested data of a write into the outbox, in PDUs of `maxh2cdata`
-    /// bytes at most.
-    fn data_out(&mut self, r2t: &R2t, out: &mut Outbox<P>) -> Result<(), PduError> {
-        let maxh2cdata = self.maxh2cdata as usize;
-        let maxr2t = self.config.maxr2t.max(1);
-        let calls = self.calls;
-        // Not `self.slot()`: `self.tx` is needed beside it.
-        let index = usize::from(r2t.cccid & ((1 << self.slot_bits) - 1));
-        let slot = self
-            .slots
-            .get_mut(index)
-            .filter(|slot| slot.busy && slot.cid == r2t.cccid)
-            .ok_or(PduError::header(8, "an R2T for no command in flight"))?;
-        // TCP §3.3.2.2 gives the status for each error. Data that was requested before may still be
-        // in flight: as many R2Ts as `maxr2t` may be out at once.
-        if slot.moved == 0 && !out.has_sent(slot.end) {
-            return Err(PduError::sequence("an R2T before its command was sent"));
-        }
-        if slot.direction != Direction::Out {
-            return Err(PduError::sequence("an R2T for a command that has no data to ask for"));
-        }
-        if u64::from(r2t.r2to) + u64::from(r2t.r2tl) > u64::from(slot.len) {
-            return Err(PduError::out_of_range("an R2T beyond the data of the write"));
-        }
-        if r2t.r2to != slot.moved {
-            return Err(PduError::sequence("an R2T that does not follow the one before"));
-        }
-        slot.r2ts = if slot.r2ts.1 == calls { (slot.r2ts.0 + 1, calls) } else { (1, calls) };
-        if slot.r2ts.0 > maxr2t {
-            return Err(PduError::limit("more R2Ts at once than were allowed"));
-        }
-        slot.moved += r2t.r2tl;
-        let mut at = r2t.r2to as usize;
-        let end = at + r2t.r2tl as usize;
-        while at < end {
-            let len = maxh2cdata.min(end - at);
-            let hdr = DataHdr {
-                cccid: r2t.cccid,
-                ttag: r2t.ttag,
-                datao: at as u32,
-                datal: len as u32,
-                last: at + len == end,
-                success: false,
-            };
-            let tx = &self.tx;
-            out.push_bytes(|b| tx.h2c_data(&hdr, b));
-            let pieces = &slot.pieces;
-            for (piece, range) in cut(pieces, at, len) {
-                out.push_slice(piece.clone(), range);
-            }
-            if tx.data_digest {
-                let slices = cut(pieces, at, len).map(|(piece, range)| &piece.as_ref()[range]);
-                out.push_bytes(|b| tx.data_digest(slices, b));
-            }
-            at += len;
-        }
-        slot.end = out.end();
-        if slot.moved == slot.len {
-            // All is in the outbox, which has its own references.
-            slot.pieces.clear();
-        }
-        Ok(())
-    }
-}
-
-/// The bytes `at..at + len` of the data that `pieces` make together: the pieces in which they lie,
-/// each with its range.
-fn cut<P: AsRef<[u8]>>(
-    pieces: &[P],
-    at: usize,
-    len: usize,
-) -> impl Iterator<Item = (&P, core::ops::Range<usize>)> {
-    let mut start = 0;
-    pieces.iter().filter_map(move |piece| {
-        let size = piece.as_ref().len();
-        let from = at.saturating_sub(start).min(size);
-        let to = (at + len).saturating_sub(start).min(size);
-        start += size;
-        (from < to).then_some((piece, from..to))
-    })
 }
 
 /// The same completion with another status.

@@ -1,4 +1,5 @@
-//! Requests of streams for connections to one server, and the pause of each before it is served.
+//! The requests of streams for connections to one server. A request is served at once, or after a
+//! pause if earlier connections of the stream have failed.
 
 use alloc::vec::Vec;
 
@@ -15,8 +16,8 @@ pub struct ConnectRequest {
     pub qid: u16,
     /// The number of commands for which the queue must have space.
     pub depth: usize,
-    /// The number of failed connections since the stream was last bound there: each makes the pause
-    /// before the next one longer.
+    /// The number of failed connections since the stream was last bound there. Each makes the pause
+    /// before the next connection longer.
     pub attempts: u32,
 }
 
@@ -37,22 +38,35 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// The pause after this number of failed attempts, ns. It doubles with each, and `chance`, any
-    /// number that differs from process to process, shortens it by up to a quarter.
+    /// The pause after this number of failed attempts, ns. The pause doubles with each attempt, up
+    /// to the longest one. `random`, any number that differs from process to process, shortens it
+    /// by up to a quarter, so that initiators do not try again all at once.
     #[must_use]
-    pub fn after(&self, attempts: u32, chance: u64) -> u64 {
-        let wait = self.first_ns.saturating_mul(1 << attempts.saturating_sub(1).min(20));
-        let wait = wait.min(self.max_ns);
-        wait - wait / 4 * (chance % 1024) / 1024
+    pub fn after(&self, attempts: u32, random: u64) -> u64 {
+        /// The shift is bounded so that it cannot overflow.
+        const DOUBLINGS_MAX: u32 = 20;
+        /// `random` chooses one of this number of lengths.
+        const LENGTHS: u64 = 1024;
+        let doublings = attempts.saturating_sub(1).min(DOUBLINGS_MAX);
+        let pause_ns = self.first_ns.saturating_mul(1 << doublings).min(self.max_ns);
+        pause_ns - pause_ns / 4 * (random % LENGTHS) / LENGTHS
     }
+}
+
+/// A request that waits until its pause has ended.
+#[derive(Debug)]
+struct WaitingRequest {
+    request: ConnectRequest,
+    /// The time before which the request is not served, ns.
+    due: u64,
 }
 
 /// The waiting requests. Times are nanoseconds of one monotonic clock.
 #[derive(Debug)]
 pub struct ReconnectQueue {
     back_off: BackOff,
-    /// Each with the time before which it is not served; one for each stream.
-    waiting: Vec<(u64, ConnectRequest)>,
+    /// At most one request for each stream.
+    waiting: Vec<WaitingRequest>,
 }
 
 impl ReconnectQueue {
@@ -68,34 +82,34 @@ impl ReconnectQueue {
         &self.back_off
     }
 
-    /// A stream requests a connection. It is served at once if no connection of the stream has
-    /// failed. An earlier request of a stream with that id is dropped. `chance` is as for
+    /// Adds the request of a stream. It is served at once if no connection of the stream has
+    /// failed. An earlier request of a stream with the same id is dropped. `random` is as for
     /// [`BackOff::after`].
-    pub fn request(&mut self, request: ConnectRequest, chance: u64, now: u64) {
-        let wait = match request.attempts {
+    pub fn request(&mut self, request: ConnectRequest, random: u64, now: u64) {
+        let pause_ns = match request.attempts {
             0 => 0,
-            attempts => self.back_off.after(attempts, chance),
+            attempts => self.back_off.after(attempts, random),
         };
-        self.waiting.retain(|(_, other)| other.stream != request.stream);
-        self.waiting.push((now.saturating_add(wait), request));
+        self.waiting.retain(|other| other.request.stream != request.stream);
+        self.waiting.push(WaitingRequest { request, due: now.saturating_add(pause_ns) });
     }
 
-    /// The connection for a request could not be made: the request is served again later.
-    pub fn failed(&mut self, request: ConnectRequest, chance: u64, now: u64) {
+    /// Adds a request again, because its connection could not be made. It is served after a pause.
+    pub fn failed(&mut self, request: ConnectRequest, random: u64, now: u64) {
         let attempts = request.attempts.saturating_add(1);
-        self.request(ConnectRequest { attempts, ..request }, chance, now);
+        self.request(ConnectRequest { attempts, ..request }, random, now);
     }
 
-    /// A request that must be served now. It is no longer in the queue.
+    /// Removes a request that must be served now, and returns it.
     pub fn next(&mut self, now: u64) -> Option<ConnectRequest> {
-        let at = self.waiting.iter().position(|(due, _)| *due <= now)?;
-        Some(self.waiting.remove(at).1)
+        let index = self.waiting.iter().position(|waiting| waiting.due <= now)?;
+        Some(self.waiting.remove(index).request)
     }
 
     /// When the first request must be served, ns.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        self.waiting.iter().map(|(due, _)| *due).min()
+        self.waiting.iter().map(|waiting| waiting.due).min()
     }
 }
 
@@ -117,9 +131,9 @@ mod tests {
         }
         assert!(back_off.after(50, 1023) > 70 * back_off.first_ns);
         assert_eq!(back_off.after(3, 0), 40_000_000);
-        // Half of the range of `chance` shortens the pause by half of a quarter.
+        // Half of the range of `random` shortens the pause by half of a quarter.
         assert_eq!(back_off.after(3, 512), 35_000_000);
-        assert_eq!(back_off.after(3, 1024 + 512), 35_000_000, "`chance` is any number");
+        assert_eq!(back_off.after(3, 1024 + 512), 35_000_000, "`random` is any number");
     }
 
     #[test]

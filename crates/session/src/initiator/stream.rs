@@ -1,6 +1,7 @@
 //! An ordered stream: one engine over one queue pair for each of the volume's targets.
 //!
-//! In each round the owner does this, in order:
+//! The [stream driver](super::stream_driver) drives it. In each round the driver does this, in
+//! order:
 //!
 //! 1. admits groups with [`admit`](StreamSession::admit);
 //! 2. calls [`pump`](StreamSession::pump), which turns requests that may be sent into commands;
@@ -10,6 +11,7 @@
 //!
 //! No function waits for an answer.
 
+mod answers;
 mod barrier;
 mod connection;
 mod reading;
@@ -24,7 +26,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
-    Cause, Engine, EngineKind, Failure, Marks, OrderedDispatch, Payload, Refusal, RequestId, Write,
+    Engine, EngineKind, Failure, Marks, OrderedDispatch, Payload, Refusal, RequestId, Write,
 };
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
@@ -32,13 +34,14 @@ use riopipe_order::topology::Topology;
 use super::queue_pair::{Data, Event, QueuePair, SessionError};
 use crate::outbox::Outbox;
 use crate::wire;
+use answers::AnswerHandler;
 use barrier::HandledFailures;
 pub use barrier::{FlushFailures, ReadBarrier};
 pub use connection::ConnectionState;
 use connection::{Connection, State};
 pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
-use rejoin::{SetUpEvent, ends_connection};
+use rejoin::SetUpEvent;
 use tracer::Tracer;
 
 /// The configuration of a stream.
@@ -61,30 +64,31 @@ pub struct StreamConfig {
     /// The time for which a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
     /// The time for which a server may be unreachable before the stream gives the server up, ns. If
-    /// the server comes back within that time, the stream continues (P7). 0: a lost connection poisons
-    /// the stream at once, as with engines that cannot replay.
+    /// the server comes back within that time, the stream continues (P7). 0: a lost connection
+    /// poisons the stream at once, as with engines that cannot replay.
     pub loss_ns: u64,
 }
 
-/// The shortest time between two marks that an idle stream sends, ns. So a stream with single writes
-/// does not send a mark for each write.
+/// The shortest time between two marks that an idle stream sends, ns. The pause keeps a stream with
+/// single writes from sending a mark for each write.
 const IDLE_MARK_NS: u64 = 50_000_000;
 
-/// The number of commands for which a queue must have space beside the requests: reads, marks, bind.
+/// The number of commands for which a queue must have space beside the requests: reads, marks,
+/// bind.
 pub const CONTROL_COMMANDS: usize = 8;
 
 /// A connection of a stream.
-pub type StreamQueue<P> = QueuePair<P, Tag>;
+pub type StreamQueue<P> = QueuePair<P, Purpose>;
 
 /// The purpose of a command on a connection of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tag {
+pub enum Purpose {
     /// A request of the engine.
     Request(RequestId),
     /// Part of a read.
     Read {
-        /// The number of the read, so that a late reply for a read that was given up is not taken
-        /// for a reply for a later read.
+        /// The number of the read. It separates answers for this read from late answers for an
+        /// earlier one that was given up.
         number: u32,
         /// The part of the read.
         part: u32,
@@ -129,14 +133,15 @@ pub struct StreamSession<P> {
     closing: bool,
     /// The refusal of the stream's first bind at a server.
     bind_refused: Option<TargetRefusal>,
-    /// Whether some connection is down, is being set up, or replays.
-    connecting: bool,
+    /// Whether some connection is down, is being set up, or replays. Then
+    /// [`continue_set_up`](Self::continue_set_up) has work.
+    is_connecting: bool,
     /// Whether [`on_failure`](Self::on_failure) has handled the failure of the stream.
     failure_handled: bool,
-    /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does not
-    /// poison it.
+    /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does
+    /// not poison it.
     reads_only: bool,
-    /// The failed FLUSHes of all streams of the volume (T22).
+    /// The failed FLUSHes of all streams of the volume. They affect this stream's data, too (T22).
     flush_failures: Arc<FlushFailures>,
     /// The failures among them that this stream has handled.
     handled_failures: HandledFailures,
@@ -175,7 +180,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             reading: Reading::default(),
             closing: false,
             bind_refused: None,
-            connecting: true,
+            is_connecting: true,
             failure_handled: false,
             reads_only: false,
             flush_failures,
@@ -193,8 +198,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Opens the handshake on every connection.
     pub fn start(&mut self, now: u64) {
         for connection in &mut self.connections {
-            connection.progress = now;
-            connection.queue.start(&mut connection.out);
+            connection.last_progress = now;
+            connection.queue.start(&mut connection.outbox);
         }
     }
 
@@ -225,55 +230,66 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Turns requests that may be sent now into commands in the outboxes, and drives connections
     /// that are being set up.
     pub fn pump(&mut self, now: u64) {
-        if self.connecting {
+        if self.is_connecting {
             self.continue_set_up(now);
         }
-        let Self { connections, engine, config, reading, closing, tracer, .. } = self;
-        for (server, connection) in connections.iter_mut().enumerate() {
+        for server in 0..self.connections.len() as u16 {
+            let connection = &mut self.connections[usize::from(server)];
             if !connection.sends_requests() {
                 continue;
             }
             if connection.queue.in_flight() == 0 {
-                connection.progress = now;
+                connection.last_progress = now;
             }
-            let depth = connection.depth(config.queue_depth);
-            while connection.queue.in_flight() < depth {
-                let Some(dispatch) = engine.next_request(server as u16) else { break };
-                let request = engine.request(dispatch.id);
-                tracer.sent(dispatch.id, request.seq, request.span);
-                let nsid = config.nsids[usize::from(request.member.0)];
-                let mut sqe = match request.kind {
-                    Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
-                    Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
-                    Kind::Flush => Sqe::flush(nsid),
-                };
-                if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
-                    wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
-                }
-                let data = match request.kind {
-                    Kind::Write => Data::Write(&request.pieces),
-                    Kind::Discard | Kind::Flush => Data::None,
-                };
-                let sent = connection.queue.submit(
-                    sqe,
-                    Tag::Request(dispatch.id),
-                    data,
-                    &mut connection.out,
-                );
-                debug_assert!(sent.is_ok(), "the queue has space for its depth");
+            self.send_requests(server);
+            if self.reading.unsent_count > 0 {
+                self.reading.send_parts(server, &mut self.connections[usize::from(server)]);
             }
-            if reading.unsent > 0 {
-                reading.send_parts(server as u16, connection);
+            self.send_idle_mark(server, now);
+        }
+    }
+
+    /// Sends the engine's requests to a server, until its queue has no space for more.
+    #[inline]
+    fn send_requests(&mut self, server: u16) {
+        let Self { connections, engine, config, tracer, .. } = self;
+        let connection = &mut connections[usize::from(server)];
+        let depth = connection.depth(config.queue_depth);
+        while connection.queue.in_flight() < depth {
+            let Some(dispatch) = engine.next_request(server) else { break };
+            let request = engine.request(dispatch.id);
+            tracer.on_sent(dispatch.id, request.seq, request.span);
+            let nsid = config.nsids[usize::from(request.member.0)];
+            let mut sqe = match request.kind {
+                Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
+                Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
+                Kind::Flush => Sqe::flush(nsid),
+            };
+            if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
+                wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
             }
-            // An idle stream sends the released mark in a command of its own (T1). So a crash of an
-            // idle initiator leaves a log that needs no recovery.
-            if let Some(released) = idle_mark(&**engine, config.engine)
-                && released > connection.last_mark.seq
-                && (*closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS)
-                && connection.send_mark(released, now)
-            {
-                probe::hit(Rare::IdleMark);
-            }
+            let data = match request.kind {
+                Kind::Write => Data::Write(&request.pieces),
+                Kind::Discard | Kind::Flush => Data::None,
+            };
+            let purpose = Purpose::Request(dispatch.id);
+            let sent = connection.queue.submit(sqe, purpose, data, &mut connection.outbox);
+            debug_assert!(sent.is_ok(), "the queue has space for its depth");
+        }
+    }
+
+    /// Sends the released mark of an idle stream to a server, in a command of its own (T1). So a
+    /// crash of an idle initiator leaves a log that needs no recovery.
+    #[inline]
+    fn send_idle_mark(&mut self, server: u16, now: u64) {
+        let Some(released) = idle_mark(&*self.engine, self.config.engine) else { return };
+        let connection = &mut self.connections[usize::from(server)];
+        if released <= connection.last_mark.seq {
+            return;
+        }
+        let is_due = self.closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS;
+        if is_due && connection.send_mark(released, now) {
+            probe::hit(Rare::IdleMark);
         }
     }
 
@@ -292,8 +308,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     lba: extent.lba,
                     blocks: extent.blocks,
                     offset: bytes_before + extent.offset as usize * wire::BLOCK_BYTES,
-                    sent: false,
-                    ended: false,
+                    is_sent: false,
+                    has_ended: false,
                 });
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
@@ -310,14 +326,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.reading.begin();
     }
 
-    /// Whether a read command has no answer yet. Until then no stream can replay on its server (P9).
+    /// Whether a read command has no answer yet. Until then no stream can replay on its server
+    /// (P9).
     #[must_use]
     pub fn has_unanswered_reads(&self) -> bool {
         self.connections.iter().any(|connection| connection.reads_in_flight > 0)
     }
 
-    /// Whether a read of these blocks must wait, because a write of this stream to them is not complete
-    /// (P9).
+    /// Whether a read of these blocks must wait, because a write of this stream to them is not
+    /// complete (P9).
     #[must_use]
     pub fn read_must_wait(&self, lba: u64, blocks: u32) -> bool {
         self.engine.has_pending_write(lba, blocks) && !probe::planted(Plant::P9OwnReads)
@@ -326,7 +343,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Whether a read is in flight.
     #[must_use]
     pub fn is_reading(&self) -> bool {
-        self.reading.outstanding > 0
+        self.reading.outstanding_count > 0
     }
 
     /// The result of the last read.
@@ -334,7 +351,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// The first part that failed.
     pub fn read_result(&self) -> Result<(), ReadPartFailure> {
-        self.reading.failed.map_or(Ok(()), Err)
+        match self.reading.first_failure {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
     }
 
     /// Takes in bytes that arrived from `server`. `sink` gets the bytes of the read in flight, with
@@ -350,102 +370,38 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let Self {
-            connections,
-            engine,
-            config,
-            reading,
-            flush_failures,
-            handled_failures,
-            tracer,
-            ..
-        } = self;
-        let connection = &mut connections[usize::from(server)];
-        let mut set_up = None;
-        let mut events = 0u32;
-        let used = connection.queue.receive(buf, &mut connection.out, |event| {
-            events += 1;
+        let connection = &mut self.connections[usize::from(server)];
+        let mut handler = AnswerHandler {
+            server,
+            config: &self.config,
+            engine: &mut *self.engine,
+            reading: &mut self.reading,
+            flush_failures: &self.flush_failures,
+            handled_failures: &mut self.handled_failures,
+            tracer: &mut self.tracer,
+            listing: &mut connection.listing,
+            participant: &mut connection.participant,
+            reads_in_flight: &mut connection.reads_in_flight,
+            marks_in_flight: &mut connection.marks_in_flight,
+            mark_refused: &mut connection.mark_refused,
+            set_up_event: None,
+        };
+        let mut has_events = false;
+        let used = connection.queue.receive(buf, &mut connection.outbox, |event| {
+            has_events = true;
             match event {
-                Event::Ready { .. } => set_up = Some(SetUpEvent::Connected),
-                Event::Data { user, offset, bytes } => {
-                    let at = offset as usize;
-                    match user {
-                        // The queue pair lets no byte through beyond the requested ones.
-                        Tag::List => {
-                            connection.listing.page[at..at + bytes.len()].copy_from_slice(bytes);
-                        }
-                        Tag::Read { number, part } => {
-                            if let Some(index) = reading.find_part(number, part, server) {
-                                sink(reading.parts[index].offset + at, bytes);
-                            }
-                        }
-                        Tag::Request(_) | Tag::Bind | Tag::Mark => {}
-                    }
+                Event::Ready { .. } => handler.set_up_event = Some(SetUpEvent::Connected),
+                Event::Data { context, offset, bytes } => {
+                    handler.on_data(context, offset as usize, bytes, sink);
                 }
-                Event::Done { user, cqe } => {
-                    let status = cqe.status();
-                    match user {
-                        Tag::Request(id) => {
-                            tracer.answered(id);
-                            if status.is_ok() {
-                                // When another stream's FLUSH failed, the drive may have dropped data
-                                // of this stream. Then this successful FLUSH covers nothing (T22).
-                                if engine.request(id).kind == Kind::Flush {
-                                    flush_failures.for_each_new(handled_failures, |member| {
-                                        engine.on_flush_failed_elsewhere(member)
-                                    });
-                                }
-                                engine.on_request_done(id, Ok(()));
-                                return;
-                            }
-                            // With an engine that binds its streams, the target reports a failed
-                            // FLUSH to every stream there (T22). With other engines, this session
-                            // must report it to the other streams, also if its own connection ends.
-                            let request = engine.request(id);
-                            if !config.engine.capabilities().needs_binding
-                                && request.kind == Kind::Flush
-                                && is_drive_failure(status)
-                            {
-                                flush_failures.record(request.member);
-                            }
-                            if config.loss_ns > 0
-                                && (ends_connection(status)
-                                    || matches!(set_up, Some(SetUpEvent::Broken(_))))
-                            {
-                                // The engine gets no result of this request and of those that the
-                                // target refuses after it, so that it replays them all.
-                                set_up.get_or_insert(SetUpEvent::Broken(status));
-                            } else {
-                                engine.on_request_done(id, Err(Cause::Status(status.code())));
-                            }
-                        }
-                        Tag::Read { number, part } => {
-                            connection.reads_in_flight -= 1;
-                            if connection.reads_in_flight == 0 {
-                                connection.participant.end_read();
-                            }
-                            if let Some(index) = reading.find_part(number, part, server) {
-                                reading.end_part(index, status);
-                            }
-                        }
-                        Tag::Bind => set_up = Some(SetUpEvent::BindAnswered(cqe)),
-                        Tag::List => set_up = Some(SetUpEvent::ListAnswered(cqe)),
-                        Tag::Mark => {
-                            connection.marks_in_flight -= 1;
-                            if ends_connection(status) && config.loss_ns > 0 {
-                                set_up.get_or_insert(SetUpEvent::Broken(status));
-                            } else if !status.is_ok() {
-                                connection.mark_refused = Some(status);
-                            }
-                        }
-                    }
-                }
+                Event::Done { context, cqe } => handler.on_completion(context, cqe),
             }
         })?;
-        if events > 0 {
-            connection.progress = now;
+        let set_up_event = handler.set_up_event;
+        if has_events {
+            connection.last_progress = now;
         }
-        if let Some(event) = set_up {
+        if let Some(event) = set_up_event {
             self.handle_set_up(server, event, now);
         }
         Ok(used)
@@ -475,17 +431,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks
     }
 
-    /// A server that has made no progress for too long although a command to it is in flight. The
+    /// A server that has made no progress for too long although an answer from it is missing. The
     /// caller closes the connection and calls [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
-        self.connections
-            .iter()
-            .position(|connection| {
-                connection.awaits_answer()
-                    && now.saturating_sub(connection.progress) >= self.config.timeout_ns
-            })
-            .map(|server| server as u16)
+        let is_stalled = |connection: &Connection<P>| {
+            connection.awaits_answer()
+                && now.saturating_sub(connection.last_progress) >= self.config.timeout_ns
+        };
+        self.connections.iter().position(is_stalled).map(|server| server as u16)
     }
 
     /// Sends every target the released mark, to be recorded durably. This is for a clean close,
@@ -500,7 +454,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Gives the close up. Marks are again sent only when the stream is idle.
+    /// Ends the close before it is done. Marks are again sent only when the stream is idle.
     pub fn give_up_marks(&mut self) {
         self.closing = false;
     }
@@ -516,16 +470,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
         }
         let released = self.engine.released();
-        let logged = self.config.engine.capabilities().keeps_log
+        let keeps_log = self.config.engine.capabilities().keeps_log
             && !probe::planted(Plant::T1CloseWithoutMark);
-        let reported = |connection: &Connection<P>| {
-            connection.marks_in_flight == 0 && connection.last_mark.seq >= released
+        if !keeps_log {
+            return Ok(true);
+        }
+        let has_confirmed = |connection: &Connection<P>| {
+            connection.sends_requests()
+                && connection.marks_in_flight == 0
+                && connection.last_mark.seq >= released
         };
-        Ok(!logged
-            || self
-                .connections
-                .iter()
-                .all(|connection| connection.sends_requests() && reported(connection)))
+        Ok(self.connections.iter().all(has_confirmed))
     }
 
     /// The length of the PDU at the start of `buf`, in bytes.
@@ -536,7 +491,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// The bytes to send to a server.
     pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
-        &mut self.connections[usize::from(server)].out
+        &mut self.connections[usize::from(server)].outbox
     }
 
     /// The number of commands in flight to a server.
@@ -556,7 +511,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[inline]
     #[must_use]
     pub(super) const fn is_connecting(&self) -> bool {
-        self.connecting
+        self.is_connecting
     }
 
     /// Requests that all groups up to `seq` become durable.
@@ -583,20 +538,12 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// The mark that a stream must send because it is idle and all its groups are released.
+/// The mark that a stream must send because it is idle and all its groups are released; `None` if
+/// it must send none.
 fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq> {
     if !kind.capabilities().keeps_log || !engine.is_idle() {
         return None;
     }
     let (released, last) = (engine.released(), engine.last_admitted());
     (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
-}
-
-/// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache
-/// may then be lost. A refusal does not show that the drive failed.
-fn is_drive_failure(status: Status) -> bool {
-    status.sct() == Status::SCT_MEDIA
-        || status.is(Status::INTERNAL)
-        || status.is(Status::CAPACITY_EXCEEDED)
-        || status.is(Status::POWER_LOSS)
 }

@@ -1,40 +1,59 @@
 //! Histograms of times that several threads may write and read at once.
+//!
+//! The buckets are those of HdrHistogram: each power of two is divided into the same number of
+//! buckets of equal width, and the lowest values have a bucket each. With 4 buckets for each power
+//! of two:
+//!
+//! ```text
+//! values:   0  1  2  3 | 4  5  6  7 | 8-9  10-11  12-13  14-15 | 16-19 …
+//! buckets:  0  1  2  3 | 4  5  6  7 |  8     9     10     11   |  12   …
+//! ```
 
 use alloc::vec::Vec;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The number of buckets for each power of two: the error of a value is at most one part in 32.
-const STEPS: usize = 32;
-const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// Values from here on, about 137 s, share one bucket.
-const HIGHEST: u64 = (1 << 37) - 1;
-const BUCKETS: usize = bucket(HIGHEST) + 1;
+const BUCKETS_PER_POWER: usize = 32;
+/// The number of bits that choose the bucket within a power of two.
+const BUCKET_BITS: u32 = BUCKETS_PER_POWER.trailing_zeros();
+/// Values from this one on, about 137 s, share the last bucket.
+const LAST_BUCKET_NS: u64 = (1 << 37) - 1;
+const BUCKET_COUNT: usize = bucket_of(LAST_BUCKET_NS) + 1;
 
-/// The bucket of a value: each power of two has [`STEPS`] of them.
-const fn bucket(ns: u64) -> usize {
-    if ns < STEPS as u64 {
+/// The bucket of a value that is at most [`LAST_BUCKET_NS`].
+const fn bucket_of(ns: u64) -> usize {
+    if ns < BUCKETS_PER_POWER as u64 {
         return ns as usize;
     }
-    let shift = ns.ilog2() - STEP_BITS;
-    (shift as usize + 1) * STEPS + (ns >> shift) as usize - STEPS
+    // A bucket here covers 2^shift values. The highest bits of the value are its number in its
+    // power of two, with a leading 1.
+    let shift = ns.ilog2() - BUCKET_BITS;
+    let in_power = (ns >> shift) as usize - BUCKETS_PER_POWER;
+    (shift as usize + 1) * BUCKETS_PER_POWER + in_power
 }
 
 /// The highest value of a bucket, ns.
-const fn highest(bucket: usize) -> u64 {
-    if bucket < STEPS {
+const fn highest_in(bucket: usize) -> u64 {
+    if bucket < BUCKETS_PER_POWER {
         return bucket as u64;
     }
-    let shift = bucket / STEPS - 1;
-    (((STEPS + bucket % STEPS) as u64 + 1) << shift) - 1
+    let shift = bucket / BUCKETS_PER_POWER - 1;
+    let in_power = bucket % BUCKETS_PER_POWER;
+    let next_bucket_start = ((BUCKETS_PER_POWER + in_power) as u64 + 1) << shift;
+    next_bucket_start - 1
 }
 
-/// The number of times in each bucket, to 3 %: 8 KiB, never more. Recording is three atomic
-/// additions, so it is for samples, not for every write.
+/// A histogram of times, with an error of at most 3 %. It takes 8 KiB, however many times it
+/// counts. To record a time takes three atomic operations, which is too slow for every write:
+/// record samples.
 pub struct Histogram {
-    buckets: [AtomicU64; BUCKETS],
-    sum: AtomicU64,
-    max: AtomicU64,
+    /// The number of recorded times in each bucket.
+    counts: [AtomicU64; BUCKET_COUNT],
+    /// The sum of all recorded times, ns.
+    sum_ns: AtomicU64,
+    /// The longest recorded time, ns.
+    max_ns: AtomicU64,
 }
 
 impl Histogram {
@@ -42,26 +61,26 @@ impl Histogram {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            buckets: [const { AtomicU64::new(0) }; BUCKETS],
-            sum: AtomicU64::new(0),
-            max: AtomicU64::new(0),
+            counts: [const { AtomicU64::new(0) }; BUCKET_COUNT],
+            sum_ns: AtomicU64::new(0),
+            max_ns: AtomicU64::new(0),
         }
     }
 
     /// Records one time, ns.
     pub fn record(&self, ns: u64) {
-        self.buckets[bucket(ns.min(HIGHEST))].fetch_add(1, Relaxed);
-        self.sum.fetch_add(ns, Relaxed);
-        self.max.fetch_max(ns, Relaxed);
+        self.counts[bucket_of(ns.min(LAST_BUCKET_NS))].fetch_add(1, Relaxed);
+        self.sum_ns.fetch_add(ns, Relaxed);
+        self.max_ns.fetch_max(ns, Relaxed);
     }
 
     /// The distribution of all values so far.
     #[must_use]
     pub fn snapshot(&self) -> Distribution {
         Distribution {
-            buckets: self.buckets.iter().map(|count| count.load(Relaxed)).collect(),
-            sum: self.sum.load(Relaxed),
-            max: self.max.load(Relaxed),
+            counts: self.counts.iter().map(|count| count.load(Relaxed)).collect(),
+            sum_ns: self.sum_ns.load(Relaxed),
+            max_ns: self.max_ns.load(Relaxed),
         }
     }
 }
@@ -74,21 +93,22 @@ impl Default for Histogram {
 
 impl fmt::Debug for Histogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Histogram").field("max", &self.max).finish_non_exhaustive()
+        f.debug_struct("Histogram").field("max", &self.max_ns).finish_non_exhaustive()
     }
 }
 
-/// The distribution of times at some moment.
+/// The distribution of the times that a histogram has counted by some moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Distribution {
-    buckets: Vec<u64>,
-    sum: u64,
-    max: u64,
+    /// The number of times in each bucket.
+    counts: Vec<u64>,
+    sum_ns: u64,
+    max_ns: u64,
 }
 
 impl Default for Distribution {
     fn default() -> Self {
-        Self { buckets: alloc::vec![0; BUCKETS], sum: 0, max: 0 }
+        Self { counts: alloc::vec![0; BUCKET_COUNT], sum_ns: 0, max_ns: 0 }
     }
 }
 
@@ -96,31 +116,31 @@ impl Distribution {
     /// The number of times.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
+        self.counts.iter().sum()
     }
 
     /// The sum of all times, ns.
     #[must_use]
     pub const fn sum(&self) -> u64 {
-        self.sum
+        self.sum_ns
     }
 
     /// The longest time, ns.
     #[must_use]
     pub const fn max(&self) -> u64 {
-        self.max
+        self.max_ns
     }
 
-    /// The time, ns, that `in_a_million` of a million times do not exceed; 0 if the histogram is
-    /// empty.
+    /// The time, ns, that `per_million` of a million times do not exceed: 990,000 gives the 99th
+    /// percentile. 0 if the distribution is empty.
     #[must_use]
-    pub fn quantile(&self, in_a_million: u64) -> u64 {
-        let rank = (u128::from(self.count()) * u128::from(in_a_million)).div_ceil(1_000_000) as u64;
-        let mut seen = 0;
-        for (at, count) in self.buckets.iter().enumerate() {
-            seen += count;
-            if *count > 0 && seen >= rank {
-                return highest(at).min(self.max);
+    pub fn quantile(&self, per_million: u64) -> u64 {
+        let rank = (u128::from(self.count()) * u128::from(per_million)).div_ceil(1_000_000) as u64;
+        let mut counted = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            counted += count;
+            if *count > 0 && counted >= rank {
+                return highest_in(bucket).min(self.max_ns);
             }
         }
         0
@@ -129,46 +149,47 @@ impl Distribution {
     /// The number of times shorter than `ns`; exact where `ns` is a power of two.
     #[must_use]
     pub fn below(&self, ns: u64) -> u64 {
-        self.buckets[..bucket(ns.min(HIGHEST))].iter().sum()
+        self.counts[..bucket_of(ns.min(LAST_BUCKET_NS))].iter().sum()
     }
 
     /// The buckets that are not empty: the highest value of each, ns, and the number of its values.
     pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let all = self.buckets.iter().enumerate().map(|(at, count)| (highest(at), *count));
-        all.filter(|(_, count)| *count > 0)
+        let all = self.counts.iter().enumerate();
+        all.map(|(bucket, count)| (highest_in(bucket), *count)).filter(|(_, count)| *count > 0)
     }
 
-    /// The histogram with these results of [`filled`](Self::filled), [`sum`](Self::sum) and
+    /// The distribution with these results of [`filled`](Self::filled), [`sum`](Self::sum) and
     /// [`max`](Self::max).
     #[must_use]
     pub fn from_filled(filled: &[(u64, u64)], sum: u64, max: u64) -> Self {
-        let mut all = Self { sum, max, ..Self::default() };
-        for (ns, count) in filled {
-            let bucket = &mut all.buckets[bucket((*ns).min(HIGHEST))];
-            *bucket = bucket.saturating_add(*count);
+        let mut distribution = Self { sum_ns: sum, max_ns: max, ..Self::default() };
+        for (ns, added) in filled {
+            let count = &mut distribution.counts[bucket_of((*ns).min(LAST_BUCKET_NS))];
+            *count = count.saturating_add(*added);
         }
-        all
+        distribution
     }
 
-    /// Adds the values of another histogram.
+    /// Adds the times of another distribution.
     pub fn add(&mut self, other: &Self) {
-        for (count, more) in self.buckets.iter_mut().zip(&other.buckets) {
-            *count += more;
+        for (count, added) in self.counts.iter_mut().zip(&other.counts) {
+            *count += added;
         }
-        self.sum += other.sum;
-        self.max = self.max.max(other.max);
+        self.sum_ns += other.sum_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// The values since the histogram was `before`. Of the longest one only the bucket is known.
+    /// The times that were recorded after the distribution was `before`. Of the longest one only
+    /// the bucket is known.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        let buckets = self.buckets.iter().zip(&before.buckets);
-        let buckets: Vec<u64> = buckets.map(|(now, then)| now.saturating_sub(*then)).collect();
-        let max = match buckets.iter().rposition(|count| *count > 0) {
-            Some(at) => highest(at).min(self.max),
+        let both = self.counts.iter().zip(&before.counts);
+        let counts: Vec<u64> = both.map(|(now, then)| now.saturating_sub(*then)).collect();
+        let max_ns = match counts.iter().rposition(|count| *count > 0) {
+            Some(bucket) => highest_in(bucket).min(self.max_ns),
             None => 0,
         };
-        Self { buckets, sum: self.sum.saturating_sub(before.sum), max }
+        Self { counts, sum_ns: self.sum_ns.saturating_sub(before.sum_ns), max_ns }
     }
 }
 
@@ -181,15 +202,15 @@ mod tests {
     #[test]
     fn buckets_follow_one_another_and_are_narrow() {
         let mut last = 0;
-        for at in 0..BUCKETS {
-            let top = highest(at);
-            assert_eq!(bucket(top), at);
-            assert_eq!(bucket((top + 1).min(HIGHEST)), (at + 1).min(BUCKETS - 1));
+        for at in 0..BUCKET_COUNT {
+            let top = highest_in(at);
+            assert_eq!(bucket_of(top), at);
+            assert_eq!(bucket_of((top + 1).min(LAST_BUCKET_NS)), (at + 1).min(BUCKET_COUNT - 1));
             let low = if at == 0 { 0 } else { last + 1 };
-            assert!((top - low) * STEPS as u64 <= low.max(1), "{low}..={top}");
+            assert!((top - low) * BUCKETS_PER_POWER as u64 <= low.max(1), "{low}..={top}");
             last = top;
         }
-        assert_eq!(last, HIGHEST);
+        assert_eq!(last, LAST_BUCKET_NS);
     }
 
     /// The results of `Distribution`, by sorting.
@@ -215,7 +236,10 @@ mod tests {
         assert_eq!(seen.sum(), values.iter().sum::<u64>());
         for q in [0, 1, 250_000, 500_000, 990_000, 999_000, 1_000_000] {
             let (is, should) = (seen.quantile(q), naive(&values, q));
-            assert!(is >= should && is - should <= should / STEPS as u64, "{q}: {is}, {should}");
+            assert!(
+                is >= should && is - should <= should / BUCKETS_PER_POWER as u64,
+                "{q}: {is}, {should}"
+            );
         }
         for power in 0..37 {
             let short = values.iter().filter(|value| **value < 1 << power).count();
@@ -234,7 +258,7 @@ mod tests {
     fn a_time_beyond_the_limit_counts_as_the_longest() {
         let histogram = Histogram::new();
         histogram.record(u64::MAX / 2);
-        assert_eq!(histogram.snapshot().quantile(1), HIGHEST);
+        assert_eq!(histogram.snapshot().quantile(1), LAST_BUCKET_NS);
     }
 
     #[test]

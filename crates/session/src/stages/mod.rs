@@ -1,11 +1,12 @@
-//! The stages of an ordered write, and the time in each, sampled.
+//! The stages of an ordered write, and the time that sampled writes spend in each.
 //!
-//! One write in about [`ONE_IN`] is traced, on each side by itself. A traced write is in exactly
-//! one stage at any moment, so its stages add up to the whole. All others pay a counter and a few
+//! Initiator and target each choose about one write in [`ONE_IN`], and trace it: they record how
+//! long it is in each stage. A traced write is in exactly one stage at any moment. So the times of
+//! its stages add up to the time of the write. A write that is not traced costs a counter and a few
 //! branches that are never taken.
 //!
-//! There is no clock here. A target's session asks its environment for the time, and an initiator's
-//! session reports that it needs the time; both only for a traced write.
+//! Sessions have no clock. A target's session asks its environment for the time, and an initiator's
+//! session reports that it needs the time. Both do this only for a traced write.
 
 mod histogram;
 mod sampler;
@@ -13,32 +14,36 @@ mod sampler;
 pub use histogram::{Distribution, Histogram};
 pub(crate) use sampler::Sampler;
 
-/// One write in this number is traced, on average: the clock is read seven times for each of these,
-/// which costs some 3 ns a write.
+/// On average, one write in this number is traced. The clock is read seven times for a traced
+/// write, which costs some 3 ns a write, averaged over all writes.
 pub const ONE_IN: u64 = 256;
 
-/// The step that an ordered write waits for, or that is being done, at a moment.
+/// A stage of an ordered write: a step that is being done for the write, or for which it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Stage {
-    /// Initiator: its group is checked, cut at stripes, numbered and merged with adjacent ones.
+    /// Initiator: the write's group is checked, cut at stripes, numbered and merged with adjacent
+    /// ones.
     Submit,
-    /// Initiator: it waits in the ORDER queue until it becomes a command.
+    /// Initiator: the write waits in the ORDER queue until it becomes a command.
     OrderQueue,
-    /// Initiator: from then until its answer has arrived. This includes the target's stages.
+    /// Initiator: the command is sent, and its answer has not arrived. This includes the target's
+    /// stages.
     Wire,
-    /// Target: the gate holds it back, because of a gap before it, blocks that overlap, a FLUSH, or
-    /// because its data has not arrived yet.
+    /// Target: the gate holds the write back. An earlier entry is missing, its blocks overlap, a
+    /// FLUSH must come first, or its data has not arrived yet.
     Gate,
-    /// Target: its attribute is written into the ordering log and fenced, with those of its batch.
+    /// Target: the write's attribute is stored in the ordering log and fenced, with those of its
+    /// batch.
     LogAppend,
-    /// Target: the drive carries it out, or a FLUSH that belongs to it.
+    /// Target: the drive carries out the write, or a FLUSH that belongs to it.
     Device,
-    /// Target: its persist word is set and fenced, with those of its batch.
+    /// Target: the persist word of the entry is set and fenced, with those of its batch.
     Persist,
-    /// Target: its answer is made and passed to the socket.
+    /// Target: the answer is made and passed to the socket.
     Completion,
-    /// Initiator: it is done, and waits for all writes before it, and all of its group.
+    /// Initiator: the write is done, and waits for all earlier groups and for the rest of its
+    /// group.
     InOrderWait,
 }
 
@@ -81,7 +86,7 @@ impl Stage {
     }
 }
 
-/// The time of one traced write in each stage, ns.
+/// The time that one traced write spent in each stage, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent([u64; Stage::COUNT]);
 
@@ -103,68 +108,74 @@ impl Spent {
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     stage: Stage,
-    /// The time at which it entered the stage, ns.
-    since: u64,
+    /// The time at which the write entered the stage, ns.
+    entered_at: u64,
+    /// The time in the stages before.
     spent: Spent,
 }
 
 impl Trace {
     /// A write that enters `stage` at `now`, ns.
     pub(crate) fn begin(stage: Stage, now: u64) -> Self {
-        Self { stage, since: now, spent: Spent::default() }
+        Self { stage, entered_at: now, spent: Spent::default() }
     }
 
     pub(crate) const fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// Notes that the write goes from its stage to the `next` one. It may have been there before.
+    /// Records that the write enters the stage `next`. It may have been in that stage before.
     pub(crate) fn enter(&mut self, next: Stage, now: u64) {
-        self.spent.0[self.stage as usize] += now.saturating_sub(self.since);
+        self.spent.0[self.stage as usize] += now.saturating_sub(self.entered_at);
         self.stage = next;
-        self.since = now;
+        self.entered_at = now;
     }
 
-    /// The write is done.
+    /// Ends the trace at `now`, because the write is done. Returns the time in each stage.
     pub(crate) fn end(&mut self, now: u64) -> Spent {
         self.enter(self.stage, now);
         self.spent
     }
 }
 
-/// Histograms of the stages, shared by all threads that trace and all that read: there is no lock,
-/// and nothing is allocated.
+/// A histogram for each stage of one side. All threads that trace and all that read share it,
+/// without a lock. Recording allocates nothing.
 #[derive(Debug)]
 pub struct Stages {
-    of: [Histogram; Stage::COUNT],
-    /// The stages that are kept.
-    kept: &'static [Stage],
+    /// The histograms, by the number of the stage.
+    histograms: [Histogram; Stage::COUNT],
+    /// The stages of this side. The other histograms stay empty.
+    own_stages: &'static [Stage],
 }
 
 impl Stages {
     /// Empty histograms of a target's stages.
     #[must_use]
     pub const fn of_target() -> Self {
-        Self { of: [const { Histogram::new() }; Stage::COUNT], kept: &Stage::TARGET }
+        Self { histograms: [const { Histogram::new() }; Stage::COUNT], own_stages: &Stage::TARGET }
     }
 
     /// Empty histograms of an initiator's stages.
     #[must_use]
     pub const fn of_initiator() -> Self {
-        Self { of: [const { Histogram::new() }; Stage::COUNT], kept: &Stage::INITIATOR }
-    }
-
-    /// Records one traced write: one value for each stage, 0 for those that it skipped.
-    pub fn record(&self, spent: &Spent) {
-        for &stage in self.kept {
-            self.of[stage as usize].record(spent.of(stage));
+        Self {
+            histograms: [const { Histogram::new() }; Stage::COUNT],
+            own_stages: &Stage::INITIATOR,
         }
     }
 
-    /// The recorded values so far, by stage. Writes that are being recorded meanwhile may be in
-    /// some stages and not yet in others.
+    /// Records one traced write: one value for each stage of this side, 0 for a stage that it
+    /// skipped.
+    pub fn record(&self, spent: &Spent) {
+        for &stage in self.own_stages {
+            self.histograms[stage as usize].record(spent.of(stage));
+        }
+    }
+
+    /// The recorded values so far, by stage. A write that another thread records meanwhile may be
+    /// in the values of some stages and not yet in those of others.
     pub fn snapshot(&self) -> impl Iterator<Item = (Stage, Distribution)> + '_ {
-        self.kept.iter().map(|&stage| (stage, self.of[stage as usize].snapshot()))
+        self.own_stages.iter().map(|&stage| (stage, self.histograms[stage as usize].snapshot()))
     }
 }
 

@@ -2,47 +2,50 @@
 
 use super::ONE_IN;
 
-/// Counts writes, and reports when one must be traced. Each interval is drawn anew, so that writes
-/// of a periodic program are not always sampled at the same phase.
+/// Counts writes, and chooses those that are traced: one in [`ONE_IN`], on average. Each interval
+/// is random, so that writes of a periodic program are not always sampled at the same phase.
 #[derive(Debug)]
 pub(crate) struct Sampler {
-    /// How many writes were counted.
-    seen: u64,
+    /// The number of writes so far.
+    write_count: u64,
     /// The number of the write that must be traced next.
-    next: u64,
-    /// The state of the generator, which is never 0.
-    state: u64,
+    next_traced: u64,
+    /// The state of the random number generator, which is never 0.
+    random_state: u64,
 }
 
 impl Sampler {
-    /// `seed` makes the choices of samplers that begin together differ.
+    /// A sampler that has counted no writes. Samplers with different seeds choose different writes.
     pub(crate) fn new(seed: u64) -> Self {
-        let mut sampler = Self { seen: 0, next: 0, state: seed.wrapping_mul(2).wrapping_add(1) };
-        sampler.taken();
+        // An odd number is never 0.
+        let random_state = seed.wrapping_mul(2).wrapping_add(1);
+        let mut sampler = Self { write_count: 0, next_traced: 0, random_state };
+        sampler.choose_next();
         sampler
     }
 
-    /// Counts one more write. Returns whether it must be traced; all later writes must be, too,
-    /// until one was [`taken`](Self::taken).
+    /// Counts one more write. Returns whether it is due to be traced. All later writes are due,
+    /// too, until the caller traces one and calls [`choose_next`](Self::choose_next).
     #[inline]
     pub(crate) fn is_due(&mut self) -> bool {
-        self.seen += 1;
-        self.seen >= self.next
+        self.write_count += 1;
+        self.write_count >= self.next_traced
     }
 
-    /// The write is traced: the next one comes after 1 to 2 × [`ONE_IN`] − 1 writes.
-    pub(crate) fn taken(&mut self) {
-        // Marsaglia's xorshift; its upper half, scaled.
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        let draw = ((self.state >> 32) * (2 * ONE_IN - 1)) >> 32;
-        self.next = self.seen + 1 + draw;
+    /// Chooses the next write to be traced, 1 to 2 × [`ONE_IN`] − 1 writes after the last one.
+    pub(crate) fn choose_next(&mut self) {
+        // Marsaglia's xorshift generator.
+        self.random_state ^= self.random_state << 13;
+        self.random_state ^= self.random_state >> 7;
+        self.random_state ^= self.random_state << 17;
+        // The upper half of the state, scaled to the range of the interval.
+        let skipped = ((self.random_state >> 32) * (2 * ONE_IN - 1)) >> 32;
+        self.next_traced = self.write_count + 1 + skipped;
     }
 
     /// The number of writes so far.
-    pub(crate) const fn seen(&self) -> u64 {
-        self.seen
+    pub(crate) const fn write_count(&self) -> u64 {
+        self.write_count
     }
 }
 
@@ -58,7 +61,7 @@ mod tests {
             const WRITES: u64 = 1 << 20;
             for write in 1..=WRITES {
                 if sampler.is_due() {
-                    sampler.taken();
+                    sampler.choose_next();
                     taken += 1;
                     odd += write & 1;
                     assert!(write - last < 2 * ONE_IN, "{seed}");
@@ -69,7 +72,7 @@ mod tests {
             assert!(taken.abs_diff(due) < due / 20, "{seed}: {taken} of {due}");
             // Writes and marks may alternate: both are sampled.
             assert!(odd.abs_diff(taken / 2) < taken / 10, "{seed}: {odd} of {taken}");
-            assert_eq!(sampler.seen(), WRITES);
+            assert_eq!(sampler.write_count(), WRITES);
         }
     }
 
@@ -78,7 +81,7 @@ mod tests {
         let mut sampler = Sampler::new(3);
         while !sampler.is_due() {}
         assert!(sampler.is_due());
-        sampler.taken();
+        sampler.choose_next();
         let until = (1..).find(|_| sampler.is_due());
         assert!(until.is_some_and(|writes| writes < 2 * ONE_IN));
     }

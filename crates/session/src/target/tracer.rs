@@ -52,7 +52,7 @@ impl Tracer {
     /// How many requests have arrived since the last call.
     #[inline]
     pub(super) fn take_arrived(&mut self) -> u64 {
-        let seen = self.sampler.seen();
+        let seen = self.sampler.write_count();
         seen - core::mem::replace(&mut self.reported, seen)
     }
 
@@ -69,7 +69,7 @@ impl Tracer {
             self.is_new = false;
             self.trace.enter(Stage::LogAppend, now);
             // Up to here every request is reported: it may close the gap before the traced one.
-            self.sampler.taken();
+            self.sampler.choose_next();
         }
     }
 

@@ -3,30 +3,36 @@
 //!
 //! ```text
 //! (Discovering →) Attaching → Attached → Lost
+//!  finds the NQN   brings the   commands   for good
+//!                  controller   may be
+//!                  up           sent
 //! ```
 //!
 //! An [`Association`] is one attempt. Once it is lost, it stays lost, and a new attempt needs a new
-//! `Association`. So an answer that belongs to an earlier attempt is never used (T23). An association decides which connections it needs, which commands it sends on them and in which order, when it
-//! sends Keep Alive, and when an answer has been missing for too long. The program around it has the sockets and the clock,
-//! and does this, in order:
+//! `Association`. So an answer that belongs to an earlier attempt is never used (T23).
 //!
-//! 1. [`timeout`](Endpoint::timeout) when [`deadline`](Endpoint::deadline) is due;
-//! 2. for each queue that has a connection: bytes go from [`outbox`](Endpoint::outbox) to the
-//!    socket and from the socket to [`received`](Endpoint::received); the end of the connection is
-//!    reported with [`closed`](Endpoint::closed). [`ControlQueue::ALL`] is the order: the admin
-//!    queue comes first, since its end explains the end of the others;
-//! 3. a queue that [is not open](Endpoint::is_open) any more: the contents of its outbox are sent
-//!    as far as the connection takes them at once (it may be a last PDU), and the connection is
-//!    closed;
-//! 4. [`wants_connection`](Endpoint::wants_connection): it is made, which
-//!    [`connected`](Endpoint::connected) or [`connect_failed`](Endpoint::connect_failed)
-//!    reports.
+//! An association decides which connections it needs, which commands it sends on them and in which
+//! order, when it sends Keep Alive, and when an answer has been missing for too long. The program
+//! around it has the sockets and the clock, and drives the association as an
+//! [`Endpoint`](super::endpoint::Endpoint). It does this, in order:
+//!
+//! 1. calls `timeout` when `deadline` is due;
+//! 2. for each queue that has a connection, in the order of [`ControlQueue::ALL`]: sends the
+//!    contents of the `outbox`, passes the bytes that have arrived to `received`, and reports the
+//!    end of the connection with `closed`. The admin queue comes first, because its end explains
+//!    the end of the others;
+//! 3. closes the connection of each queue that is not open any more (`is_open`). Before, it sends
+//!    the contents of the outbox as far as the connection takes them at once, because they may be a
+//!    last PDU;
+//! 4. makes the connection that `wants_connection` requests, and reports it with `connected` or
+//!    `connect_failed`.
 //!
 //! The caller sends commands with [`ask`](Association::ask). These are its *questions*. The caller
-//! gives each question a number, and [`next_answer`](Association::next_answer) returns that number. All times are nanoseconds of one monotonic
-//! clock.
+//! gives each question a number, and [`next_answer`](Association::next_answer) returns that number.
+//! All times are nanoseconds of one monotonic clock.
 
 mod commands;
+mod connections;
 mod error;
 mod queues;
 
@@ -39,7 +45,6 @@ use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::digest::Crc32c;
 use riopipe_nvme::discovery::Entry;
 use riopipe_nvme::fabrics::DISCOVERY_NQN;
-use riopipe_order::probe::{self, Plant};
 
 use self::commands::Commands;
 pub use self::error::{AskError, AssociationError};
@@ -47,10 +52,10 @@ use self::queues::Drives;
 pub use self::queues::{DRIVES_COMMANDS, DRIVES_QUEUE};
 use super::attach::{Attach, Controller};
 use super::discover::Discover;
+use super::endpoint::ConnectionId;
 pub use super::endpoint::{ConnectFailure, ConnectionEnd, ControlQueue};
-use super::endpoint::{ConnectionId, Endpoint};
 use super::keep_alive::KeepAlive;
-use super::queue_pair::{Data, IoQueue, QpConfig, QueuePair};
+use super::queue_pair::{Data, IoQueue, QpConfig};
 use crate::outbox::Outbox;
 
 /// The configuration of an association.
@@ -120,18 +125,21 @@ pub struct Answer {
     pub page: Vec<u8>,
 }
 
-/// The step of setting up the association, or its end. The numbers are deadlines, ns.
+/// The step of setting up the association, or its end. A `deadline` is the time at which the step
+/// is given up, ns.
 #[derive(Debug)]
 enum State<P> {
     /// Discovery needs its connection.
     Undiscovered,
     /// Discovery is running.
-    Discovering(Box<Discover<P>>, u64),
+    Discovering { discover: Box<Discover<P>>, deadline: u64 },
     /// The admin queue needs its connection.
     Unattached,
     /// The bring-up is running.
-    Attaching(Box<Attach<P>>, u64),
-    Attached(Box<Commands<P>>, KeepAlive),
+    Attaching { attach: Box<Attach<P>>, deadline: u64 },
+    /// Questions may be asked.
+    Attached { admin: Box<Commands<P>>, keep_alive: KeepAlive },
+    /// The association has ended, or could not be set up.
     Lost(AssociationError),
 }
 
@@ -140,8 +148,9 @@ enum State<P> {
 #[derive(Debug)]
 pub struct Association<P> {
     config: AssociationConfig,
-    /// The common configuration of its queues, from the admin connection on.
-    queues: Option<QpConfig>,
+    /// The configuration of the admin queue, once its connection exists. The I/O queues have the
+    /// same digests and limits.
+    admin_config: Option<QpConfig>,
     state: State<P>,
     /// The outbox of each [`ControlQueue`].
     outboxes: [Outbox<P>; 3],
@@ -173,7 +182,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     pub fn new(config: AssociationConfig) -> Self {
         let state = if config.subnqn.is_some() { State::Unattached } else { State::Undiscovered };
         Self {
-            queues: None,
+            admin_config: None,
             state,
             outboxes: [Outbox::new(), Outbox::new(), Outbox::new()],
             subnqn: config.subnqn.clone(),
@@ -213,7 +222,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     #[must_use]
     pub const fn state(&self) -> AssociationState<'_> {
         match &self.state {
-            State::Attached(..) => AssociationState::Attached,
+            State::Attached { .. } => AssociationState::Attached,
             State::Lost(error) => AssociationState::Lost(error),
             _ => AssociationState::Attaching,
         }
@@ -222,7 +231,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// Whether questions may be asked.
     #[must_use]
     pub const fn is_attached(&self) -> bool {
-        matches!(self.state, State::Attached(..))
+        matches!(self.state, State::Attached { .. })
     }
 
     /// The controller, once attached; also after the association has been lost.
@@ -255,7 +264,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         match &self.state {
             State::Undiscovered => Some(ControlQueue::Discovery),
             State::Unattached => Some(ControlQueue::Admin),
-            State::Attached(..) if matches!(self.drives, Drives::Wanted { .. }) => {
+            State::Attached { .. } if matches!(self.drives, Drives::Wanted { .. }) => {
                 Some(ControlQueue::Drives)
             }
             _ => None,
@@ -290,8 +299,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         self.answers.retain(|answer| answer.queue != ControlQueue::Drives);
     }
 
-    /// Sends a command on a queue. `question` is a number of the caller's choice. Many commands may be
-    /// in flight at a time.
+    /// Sends a command on a queue. `question` is a number of the caller's choice. Many commands may
+    /// be in flight at a time.
     ///
     /// # Errors
     /// [`AskError`]: no part of it was sent.
@@ -304,8 +313,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         now: u64,
     ) -> Result<(), AskError> {
         let commands = match (queue, &mut self.state, &mut self.drives) {
-            (ControlQueue::Admin, State::Attached(admin, _), _) => admin,
-            (ControlQueue::Drives, State::Attached(..), Drives::Ready(drives)) => drives,
+            (ControlQueue::Admin, State::Attached { admin, .. }, _) => admin,
+            (ControlQueue::Drives, State::Attached { .. }, Drives::Ready(drives)) => drives,
             _ => return Err(AskError::NotReady),
         };
         self.commands_sent += 1;
@@ -328,7 +337,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     #[must_use]
     pub fn unanswered(&self, queue: ControlQueue) -> usize {
         match (queue, &self.state, &self.drives) {
-            (ControlQueue::Admin, State::Attached(admin, _), _) => admin.unanswered(),
+            (ControlQueue::Admin, State::Attached { admin, .. }, _) => admin.unanswered(),
             (ControlQueue::Drives, _, Drives::Ready(drives)) => drives.unanswered(),
             _ => 0,
         }
@@ -340,7 +349,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     pub fn io_queue(&self, qid: u16, depth: usize) -> Option<IoQueue> {
         let controller = self.controller.as_ref().filter(|_| self.is_attached())?;
         let entries = depth.saturating_add(1).min(usize::from(controller.sqsize_max.max(2)));
-        let mut config = self.queues.as_ref()?.io_queue(controller.cntlid, qid, entries as u16);
+        let mut config =
+            self.admin_config.as_ref()?.io_queue(controller.cntlid, qid, entries as u16);
         config.incarnation = controller.extension.map(|extension| extension.incarnation);
         Some(IoQueue { config, in_capsule_bytes: controller.in_capsule_bytes })
     }
@@ -354,170 +364,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 }
 
-impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
-    type Piece = P;
-
-    fn wants_connection(&self) -> Option<ConnectionId> {
-        self.wanted_queue().map(ConnectionId::Control)
-    }
-
-    fn connected(&mut self, connection: ConnectionId, is_local: bool, now: u64) {
-        let Some(queue) = self.queue_of(connection) else { return };
-        let out = &mut self.outboxes[queue as usize];
-        out.clear();
-        let deadline = now.saturating_add(self.config.answer_ns);
-        match queue {
-            ControlQueue::Discovery => {
-                let config = self.config.admin_queue_config(DISCOVERY_NQN.into(), is_local);
-                let mut discover = Box::new(Discover::new(QpConfig { kato_ms: 0, ..config }));
-                discover.start(out);
-                self.state = State::Discovering(discover, deadline);
-            }
-            ControlQueue::Admin => {
-                let config = self.config.admin_queue_config(self.subnqn().into(), is_local);
-                let mut attach = Box::new(Attach::new(config.clone(), self.config.io_queues));
-                attach.start(&mut self.outboxes[queue as usize]);
-                self.queues = Some(config);
-                self.state = State::Attaching(attach, deadline);
-            }
-            ControlQueue::Drives => {
-                let Some(queue_config) = self.io_queue(self.drives.qid(), DRIVES_COMMANDS) else {
-                    return;
-                };
-                let pair = QueuePair::open(queue_config);
-                self.drives.start(pair, deadline, &mut self.outboxes[queue as usize]);
-            }
-        }
-    }
-
-    fn connect_failed(&mut self, connection: ConnectionId, failure: ConnectFailure, _: u64) {
-        match self.queue_of(connection) {
-            Some(ControlQueue::Drives) => self.fail_drives_queue(failure.into()),
-            Some(_) => self.end_with_error(failure.into()),
-            None => {}
-        }
-    }
-
-    fn is_open(&self, queue: ControlQueue) -> bool {
-        match (queue, &self.state) {
-            (ControlQueue::Discovery, State::Discovering(..))
-            | (ControlQueue::Admin, State::Attaching(..) | State::Attached(..)) => true,
-            (ControlQueue::Drives, State::Attached(..)) => self.drives.is_open(),
-            _ => false,
-        }
-    }
-
-    fn need(&self, queue: ControlQueue, buf: &[u8]) -> usize {
-        match (queue, &self.state) {
-            (ControlQueue::Discovery, State::Discovering(discover, _)) => discover.need(buf),
-            (ControlQueue::Admin, State::Attaching(attach, _)) => attach.need(buf),
-            (ControlQueue::Admin, State::Attached(admin, _)) => admin.need(buf),
-            (ControlQueue::Drives, _) => self.drives.need(buf),
-            _ => 0,
-        }
-    }
-
-    fn outbox(&mut self, queue: ControlQueue) -> &mut Outbox<P> {
-        &mut self.outboxes[queue as usize]
-    }
-
-    fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
-        let taken = match queue {
-            ControlQueue::Discovery => self.receive_discovery(bytes, now),
-            ControlQueue::Admin => self.receive_admin(bytes, now),
-            ControlQueue::Drives => self.receive_drives(bytes, now),
-        };
-        match (taken, queue) {
-            (Ok(used), _) => used,
-            (Err(error), ControlQueue::Drives) => {
-                self.on_drives_queue_error(error, now);
-                bytes.len()
-            }
-            (Err(error), _) => {
-                self.end_with_error(error);
-                bytes.len()
-            }
-        }
-    }
-
-    fn closed(&mut self, queue: ControlQueue, end: ConnectionEnd, now: u64) {
-        if !self.is_open(queue) {
-            return;
-        }
-        self.outboxes[queue as usize].clear();
-        let error_of = |end| match end {
-            ConnectionEnd::Closed => AssociationError::Closed,
-            ConnectionEnd::Broken(why) => AssociationError::Broken(why),
-        };
-        match (queue, &self.state) {
-            (ControlQueue::Drives, _) => self.fail_drives_queue(error_of(end)),
-            (_, State::Attached(_, keep)) => {
-                let loss = keep.loss_at(now);
-                let explained = end == ConnectionEnd::Closed || loss.ran_out();
-                self.end_with_error(if explained {
-                    AssociationError::Dropped(loss)
-                } else {
-                    error_of(end)
-                });
-            }
-            _ => self.end_with_error(error_of(end)),
-        }
-    }
-
-    fn timeout(&mut self, now: u64) {
-        let answer_ns = self.config.answer_ns;
-        let admin_answer_ns = self.admin_answer_ns();
-        let overdue_ns = match &mut self.state {
-            State::Discovering(discover, deadline) => {
-                discover.tick(now, &mut self.outboxes[ControlQueue::Discovery as usize]);
-                (now >= *deadline).then_some(answer_ns)
-            }
-            State::Attaching(attach, deadline) => {
-                attach.tick(now, &mut self.outboxes[ControlQueue::Admin as usize]);
-                (now >= *deadline).then_some(answer_ns)
-            }
-            State::Attached(admin, keep) => {
-                if keep.is_due(now) {
-                    keep.record_sent(now);
-                    self.commands_sent += 1;
-                    let out = &mut self.outboxes[ControlQueue::Admin as usize];
-                    admin.keep_alive(self.commands_sent, now, out);
-                }
-                if probe::planted(Plant::P8KeepAliveUnanswered) {
-                    admin.accept_keep_alives();
-                }
-                is_overdue(admin, admin_answer_ns, now).then_some(admin_answer_ns)
-            }
-            _ => None,
-        };
-        if let Some(limit_ns) = overdue_ns {
-            return self.end_with_error(AssociationError::TimedOut(limit_ns));
-        }
-        if self.drives.check_time(answer_ns, now) {
-            self.fail_drives_queue(AssociationError::TimedOut(answer_ns));
-        }
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        let own_deadline = match &self.state {
-            State::Discovering(discover, deadline) => {
-                Some(discover.next_deadline().map_or(*deadline, |at| at.min(*deadline)))
-            }
-            State::Attaching(attach, deadline) => {
-                Some(attach.next_deadline().map_or(*deadline, |at| at.min(*deadline)))
-            }
-            State::Attached(admin, keep) => {
-                let stalled = admin.stalled_since();
-                let answer_due = stalled.map(|since| since.saturating_add(self.admin_answer_ns()));
-                [keep.next_due(), answer_due].into_iter().flatten().min()
-            }
-            _ => None,
-        };
-        let drives_deadline = self.drives.deadline(self.config.answer_ns);
-        [own_deadline, drives_deadline].into_iter().flatten().min()
-    }
-}
-
+/// Whether an answer has been missing without progress for `answer_ns` or longer.
 fn is_overdue<P: AsRef<[u8]> + Clone>(commands: &Commands<P>, answer_ns: u64, now: u64) -> bool {
     commands.stalled_since().is_some_and(|since| now.saturating_sub(since) >= answer_ns)
 }

@@ -25,23 +25,24 @@ const RETRY_DELAY_NS: u64 = 2_000_000;
 ///
 /// ```text
 /// Closed → Wanted → Starting → Ready
-///             ↑ Refused ↵  (until the time `until`)
+///             ↑___ Refused __|   (no longer than until `give_up_at`)
 /// ```
+///
+/// `qid` is the id of the queue, and `give_up_at` the time from which a refusal is final, ns.
 #[derive(Debug)]
 pub(super) enum Drives<P> {
     /// It has not been requested, or it has been closed.
     Closed,
-    /// The target has refused it for now. It is requested again at `retry_at`, ns, and given up at
-    /// `until`, ns.
-    Refused { qid: u16, retry_at: u64, until: u64 },
+    /// The target has refused it for now. It is requested again at `retry_at`, ns.
+    Refused { qid: u16, retry_at: u64, give_up_at: u64 },
     /// It needs its connection.
-    Wanted { qid: u16, until: u64 },
+    Wanted { qid: u16, give_up_at: u64 },
     /// Handshake and Connect are in flight.
     Starting {
         commands: Box<Commands<P>>,
         qid: u16,
-        until: u64,
-        /// The time at which the target must have answered both, ns.
+        give_up_at: u64,
+        /// The time by which the target must have answered both, ns.
         deadline: u64,
     },
     /// Commands may be sent.
@@ -68,12 +69,13 @@ impl<P> Drives<P> {
 }
 
 impl<P: AsRef<[u8]> + Clone> Drives<P> {
-    /// The state from which the queue is requested, until the time `until`, ns. `commands_sent`
-    /// differs from one request to the next. Only a plant uses it.
-    pub(super) fn wanted(until: u64, commands_sent: u64) -> Self {
+    /// The state from which the queue is requested, until it is given up at `give_up_at`, ns. The
+    /// queue is always the same one. Only a plant draws another, by `commands_sent`, which differs
+    /// from one request to the next.
+    pub(super) fn wanted(give_up_at: u64, commands_sent: u64) -> Self {
         let takes_another = probe::planted(Plant::T8UndoNoWait);
         let qid = if takes_another { 26 + (commands_sent % 6) as u16 } else { DRIVES_QUEUE };
-        Self::Wanted { qid, until }
+        Self::Wanted { qid, give_up_at }
     }
 
     pub(super) const fn qid(&self) -> u16 {
@@ -84,11 +86,11 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
     }
 
     /// Begins the handshake on a new connection. The target must answer before `deadline`, ns.
-    pub(super) fn start(&mut self, pair: QueuePair<P>, deadline: u64, out: &mut Outbox<P>) {
-        let Self::Wanted { qid, until } = *self else { return };
+    pub(super) fn start(&mut self, pair: QueuePair<P>, deadline: u64, outbox: &mut Outbox<P>) {
+        let Self::Wanted { qid, give_up_at } = *self else { return };
         let mut commands = Box::new(Commands::new(pair));
-        commands.start(out);
-        *self = Self::Starting { commands, qid, until, deadline };
+        commands.start(outbox);
+        *self = Self::Starting { commands, qid, give_up_at, deadline };
     }
 
     pub(super) fn need(&self, buf: &[u8]) -> usize {
@@ -98,11 +100,12 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
         }
     }
 
-    /// Does what is due at `now`. Returns whether an answer has been missing for too long.
+    /// Requests a refused queue again if that is due at `now`, ns. Returns whether an answer has
+    /// been missing for longer than `answer_ns`.
     pub(super) fn check_time(&mut self, answer_ns: u64, now: u64) -> bool {
         match self {
-            Self::Refused { qid, retry_at, until } if *retry_at <= now => {
-                *self = Self::Wanted { qid: *qid, until: *until };
+            Self::Refused { qid, retry_at, give_up_at } if *retry_at <= now => {
+                *self = Self::Wanted { qid: *qid, give_up_at: *give_up_at };
                 false
             }
             Self::Starting { deadline, .. } => now >= *deadline,
@@ -132,9 +135,9 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         bytes: &[u8],
         now: u64,
     ) -> Result<usize, AssociationError> {
-        let State::Discovering(discover, _) = &mut self.state else { return Ok(bytes.len()) };
-        let out = &mut self.outboxes[ControlQueue::Discovery as usize];
-        let used = discover.receive(now, bytes, out)?;
+        let State::Discovering { discover, .. } = &mut self.state else { return Ok(bytes.len()) };
+        let outbox = &mut self.outboxes[ControlQueue::Discovery as usize];
+        let used = discover.receive(now, bytes, outbox)?;
         if let Some(entries) = discover.entries() {
             let entries = entries.to_vec();
             let subsystem = only_subsystem(&entries);
@@ -148,25 +151,26 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         Ok(used)
     }
 
-    /// Takes in bytes of the admin queue: for the bring-up, or answers to questions after it.
+    /// Takes in bytes of the admin queue. During the bring-up they belong to it, and afterwards
+    /// they are answers to commands.
     pub(super) fn receive_admin(
         &mut self,
         bytes: &[u8],
         now: u64,
     ) -> Result<usize, AssociationError> {
         let Self { state, answers, .. } = self;
-        let out = &mut self.outboxes[ControlQueue::Admin as usize];
+        let outbox = &mut self.outboxes[ControlQueue::Admin as usize];
         match state {
-            State::Attaching(attach, _) => {
-                let used = attach.receive(now, bytes, out)?;
+            State::Attaching { attach, .. } => {
+                let used = attach.receive(now, bytes, outbox)?;
                 if attach.is_attached() {
                     self.on_brought_up(now);
                 }
                 Ok(used)
             }
-            State::Attached(admin, _) => {
+            State::Attached { admin, .. } => {
                 let queue = ControlQueue::Admin;
-                let used = admin.receive(bytes, now, out, |question, cqe, page| {
+                let used = admin.receive(bytes, now, outbox, |question, cqe, page| {
                     answers.push_back(Answer { queue, question, cqe, page });
                 })?;
                 Ok(used)
@@ -175,18 +179,20 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         }
     }
 
-    /// Turns the bring-up that has ended into an association that may send commands, and begins Keep
-    /// Alive.
+    /// Ends the bring-up: from now on questions may be asked, and Keep Alive is sent.
     fn on_brought_up(&mut self, now: u64) {
         // `Unattached` is only a placeholder: it is replaced below.
         let last_state = core::mem::replace(&mut self.state, State::Unattached);
-        if let State::Attaching(attach, _) = last_state
+        if let State::Attaching { attach, .. } = last_state
             && let Some((pair, controller)) = attach.finish()
         {
             self.controller = Some(controller);
-            let keep = KeepAlive::new(self.config.keep_alive_ms, now);
-            let keep = self.config.report_ns.map_or(keep, |every_ns| keep.every(every_ns));
-            self.state = State::Attached(Box::new(Commands::new(pair)), keep);
+            let keep_alive = KeepAlive::new(self.config.keep_alive_ms, now);
+            let keep_alive = match self.config.report_ns {
+                Some(interval_ns) => keep_alive.every(interval_ns),
+                None => keep_alive,
+            };
+            self.state = State::Attached { admin: Box::new(Commands::new(pair)), keep_alive };
         }
     }
 
@@ -197,13 +203,13 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         now: u64,
     ) -> Result<usize, AssociationError> {
         let Self { drives, answers, .. } = self;
-        let out = &mut self.outboxes[ControlQueue::Drives as usize];
+        let outbox = &mut self.outboxes[ControlQueue::Drives as usize];
         let commands = match drives {
             Drives::Starting { commands, .. } | Drives::Ready(commands) => commands,
             _ => return Ok(bytes.len()),
         };
         let queue = ControlQueue::Drives;
-        let used = commands.receive(bytes, now, out, |question, cqe, page| {
+        let used = commands.receive(bytes, now, outbox, |question, cqe, page| {
             answers.push_back(Answer { queue, question, cqe, page });
         })?;
         if commands.is_ready() && matches!(drives, Drives::Starting { .. }) {
@@ -219,17 +225,19 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// again after a delay; else it has failed.
     pub(super) fn on_drives_queue_error(&mut self, error: AssociationError, now: u64) {
         match self.drives {
-            Drives::Starting { qid, until, .. } if error.is_passing() && now < until => {
+            Drives::Starting { qid, give_up_at, .. } if error.is_passing() && now < give_up_at => {
                 let retry_at = now.saturating_add(RETRY_DELAY_NS);
-                self.drives = Drives::Refused { qid, retry_at, until };
+                self.drives = Drives::Refused { qid, retry_at, give_up_at };
             }
             _ => self.fail_drives_queue(error),
         }
     }
 
-    /// Records that the drives queue has failed, and drops its answers that the caller has not taken.
+    /// Records that the drives queue has failed, and drops its answers that the caller has not
+    /// taken.
     pub(super) fn fail_drives_queue(&mut self, error: AssociationError) {
-        // After an error of the protocol the outbox holds the last PDU to the target.
+        // After an error of the protocol the outbox holds the last PDU to the target, which must be
+        // sent.
         if !matches!(error, AssociationError::Session(_)) {
             self.outboxes[ControlQueue::Drives as usize].clear();
         }

@@ -4,6 +4,7 @@ use super::super::scripted_target::{
     CONNECT_INVALID, INVALID_HOST, MS, NQN, Payload, ScriptedTarget, carry, config, pass,
 };
 use super::*;
+use crate::initiator::endpoint::Endpoint;
 use riopipe_nvme::command::Status;
 use std::string::ToString;
 use std::vec;

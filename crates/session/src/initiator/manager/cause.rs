@@ -22,7 +22,7 @@ pub enum UnreachableCause {
     /// It came back, and refused the owner's claim of the volume.
     #[error("{}", status::text(*.0))]
     Claim(Status),
-    /// It came back, and could not be sent a command.
+    /// It came back, and a command could not be sent to it.
     #[error(transparent)]
     Ask(#[from] AskError),
     /// It released the volume, and was lost after that.

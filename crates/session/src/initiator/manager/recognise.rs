@@ -1,4 +1,8 @@
 //! Setting up the association with a target again: the checks and commands, step by step.
+//!
+//! ```text
+//! attached → check the controller → open the drives queue → read and check each label → claim
+//! ```
 
 use riopipe_nvme::command::Sqe;
 use riopipe_order::engine::Cause;
@@ -12,9 +16,12 @@ use crate::initiator::queue_pair::Data;
 use crate::label::{LABEL_LEN, Label};
 use crate::wire::{self, retry, status};
 
+/// The number of copies of a label on a drive: one in each of the first blocks.
+const LABEL_COPIES: u32 = 2;
+
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
-    /// Continues with `step`, and returns the step to be done next: the same one while the target has
-    /// not answered; `None` after the last one.
+    /// Continues with `step` as far as the target has answered. Returns the step that the manager
+    /// then waits for, which may be the same one; `None` after the last one.
     pub(super) fn next_step(&mut self, step: Step, now: u64) -> Result<Option<Step>, Failure> {
         let controller = match self.association.state() {
             AssociationState::Attaching => return Ok(Some(step)),
@@ -23,7 +30,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         };
         match step {
             // Only the clock ends a pause.
-            Step::Pause(_) => Ok(Some(step)),
+            Step::Pause { .. } => Ok(Some(step)),
             Step::Attach => {
                 if let Some(controller) = controller {
                     self.config.known.check(controller)?;
@@ -36,29 +43,29 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
                 DrivesState::Failed(error) => Err(Failure::passing(error)),
                 DrivesState::Closed | DrivesState::Opening => Ok(Some(step)),
             },
-            Step::Label(index) => self.check_label_answer(index, now),
+            Step::ReadLabel(index) => self.check_label_answer(index, now),
             Step::Claim => self.check_claim_answer(),
         }
     }
 
-    /// Requests the label of drive number `index` of the volume on this target; after the last drive,
-    /// claims the volume.
+    /// Requests the label of the volume's drive with this index on this target. After the last
+    /// drive, claims the volume.
     fn read_label(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
         let Some(nsid) = self.config.known.namespaces().nth(index) else {
             return self.send_claim(now);
         };
-        let read = Sqe::read(nsid, 0, 2);
-        let data = Data::Read(2 * LABEL_LEN as u32);
+        let read = Sqe::read(nsid, 0, LABEL_COPIES);
+        let data = Data::Read(LABEL_COPIES * LABEL_LEN as u32);
         self.association.ask(ControlQueue::Drives, index as u64, read, data, now)?;
-        Ok(Some(Step::Label(index)))
+        Ok(Some(Step::ReadLabel(index)))
     }
 
-    /// Checks the label of drive number `index`, if it has arrived, and requests the next one.
+    /// Checks the label of the drive with this index, if it has arrived, and requests the next one.
     fn check_label_answer(&mut self, index: usize, now: u64) -> Result<Option<Step>, Failure> {
         let Some(answer) = self.association.next_answer() else {
             return match self.association.drives() {
                 DrivesState::Failed(error) => Err(Failure::passing(error)),
-                _ => Ok(Some(Step::Label(index))),
+                _ => Ok(Some(Step::ReadLabel(index))),
             };
         };
         let status = answer.cqe.status();
@@ -91,7 +98,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         }
         let why = UnreachableCause::Claim(status);
         if !retry::is_claim_passing(status) {
-            return Err(Failure::Final(why, Cause::Status(status.code())));
+            return Err(Failure::Final { why, stream_cause: Cause::Status(status.code()) });
         }
         Err(Failure::Passing(why))
     }
@@ -111,10 +118,10 @@ impl From<AskError> for Failure {
 
 impl From<Changed> for Failure {
     fn from(changed: Changed) -> Self {
-        let cause = match changed {
+        let stream_cause = match changed {
             Changed::TakenOver(_) => Cause::Status(status::STALE_GENERATION.code()),
             _ => Cause::Changed,
         };
-        Self::Final(changed.into(), cause)
+        Self::Final { why: changed.into(), stream_cause }
     }
 }

@@ -70,7 +70,7 @@ fn p7_a_target_that_comes_back_is_recognised_and_claimed_again() {
     target.up = true;
     pass(&mut manager, &mut target, &mut now, 4 * S);
     assert!(manager.is_standing() && manager.absence().is_none());
-    assert_eq!(manager.number(), 2);
+    assert_eq!(manager.association_number(), 2);
     assert_eq!(target.asked, [0x02, 0x02, ADMIN_CLAIM], "both labels are read before the claim");
     assert_eq!(events(&mut manager), ["lost", "back"]);
     assert!(!manager.is_open(ControlQueue::Drives), "that queue is for recoveries");
@@ -248,7 +248,7 @@ fn failures_that_may_pass_are_tried_again() {
 }
 
 #[test]
-fn without_a_loss_timeout_a_loss_is_final_and_silence_is_no_loss() {
+fn without_a_loss_timeout_a_loss_for_good_and_silence_is_no_loss() {
     let mut target = ScriptedTarget::new();
     let mut manager = manager(&mut target, 0, true);
     target.mute = Some(false);

@@ -16,11 +16,13 @@ pub struct QpConfig {
     pub subnqn: String,
     /// The queue to create; 0 is the admin queue.
     pub qid: u16,
-    /// The controller that the queue belongs to; [`CNTLID_ANY`] for the admin queue.
+    /// The controller to which the queue belongs; [`CNTLID_ANY`] for the admin queue.
     pub cntlid: u16,
-    /// Entries of the queue, 2 to 4096; one fewer commands may be in flight.
+    /// The number of entries of the queue, 2 to 4096. One entry stays free, so one command fewer
+    /// may be in flight.
     pub sqsize: u16,
-    /// Keep Alive Timeout in milliseconds, 0 for none; of the admin queue.
+    /// The Keep Alive Timeout of an admin queue, in milliseconds. 0: the target never gives up the
+    /// host.
     pub kato_ms: u32,
     /// Ask for header digests.
     pub header_digest: bool,
@@ -28,12 +30,11 @@ pub struct QpConfig {
     pub data_digest: bool,
     /// The CRC32C implementation.
     pub crc: Crc32c,
-    /// R2Ts that the target may have open for one command, at least 1.
+    /// The number of R2Ts that the target may have open for one command, at least 1.
     pub maxr2t: u32,
     /// The most data that one read may request, in bytes: a bound on all buffered data.
     pub data_max: u32,
-    /// The incarnation of the target that the queue belongs to, if the target has the extension; of
-    /// I/O queues.
+    /// For an I/O queue: the incarnation of the target, if the target has the extension.
     pub incarnation: Option<u32>,
 }
 
@@ -68,7 +69,8 @@ impl QpConfig {
         }
     }
 
-    /// I/O queue `qid` of `sqsize` entries of the controller `cntlid`, else as `self`.
+    /// The configuration of an I/O queue with `sqsize` entries on the same controller. `cntlid` is
+    /// the controller's identifier.
     #[must_use]
     pub fn io_queue(&self, cntlid: u16, qid: u16, sqsize: u16) -> Self {
         Self { qid, cntlid, sqsize, kato_ms: 0, ..self.clone() }

@@ -16,14 +16,14 @@ pub enum SubmitError {
     /// The connection is not set up yet, or has ended.
     #[error("the connection is not ready")]
     NotReady,
-    /// A length that is not a multiple of 4, which data outside the capsule must have (TCP
-    /// §3.6.2.8 to §3.6.2.10).
+    /// The length of the data is not a multiple of 4. Data outside of the capsule must have such a
+    /// length (TCP §3.6.2.8 to §3.6.2.10).
     #[error("{len} bytes of data are not a multiple of 4, as NVMe/TCP wants outside capsules")]
     Misaligned {
         /// The length of the data, bytes.
         len: u64,
     },
-    /// [`Data::Bytes`](super::Data::Bytes) longer than a capsule takes, or a read beyond
+    /// [`Data::Bytes`](super::Data::Bytes) is longer than a capsule takes, or a read is longer than
     /// [`QpConfig::data_max`](super::QpConfig::data_max).
     #[error("{len} bytes of data are more than the {max} that may go with this command")]
     TooLong {
@@ -81,8 +81,8 @@ pub enum SessionError {
 }
 
 impl SessionError {
-    /// Whether the refusal passes by itself: the target has not seen the end of the queue's last
-    /// connection yet.
+    /// Whether a later attempt to connect may succeed, because the target has refused this one only
+    /// until it has seen the end of the queue's last connection.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         let Self::Refused { status, .. } = self else { return false };
@@ -94,26 +94,50 @@ fn fes_name(code: u16) -> &'static str {
     Fes::from_code(code).map_or("unknown reason", Fes::name)
 }
 
-/// Names the field for which a Connect was refused.
-struct ConnectDetail(Option<(bool, u16)>);
+/// The part of a Connect in which a field was not valid.
+#[derive(Clone, Copy)]
+enum ConnectPart {
+    Command,
+    Data,
+}
 
+/// The place of the field for which a Connect was refused.
+#[derive(Clone, Copy)]
+struct InvalidParameter {
+    part: ConnectPart,
+    /// The offset of the field in this part, in bytes.
+    offset: u16,
+}
+
+/// The text that names the field for which a Connect was refused; empty if the status is another.
+struct ConnectDetail(Option<InvalidParameter>);
+
+/// Decodes the result of a refused Connect:
+///
+/// ```text
+/// bits 15:0   IPO    offset of the field that is not valid, in bytes
+/// bit  16     IATTR  1: the field is in the data of Connect, 0: in the command
+/// ```
 fn connect_detail(status: Status, result: u64) -> ConnectDetail {
-    ConnectDetail(
-        status.is(Status::CONNECT_INVALID).then_some((result & 1 << 16 != 0, result as u16)),
-    )
+    const IATTR: u64 = 1 << 16;
+    if !status.is(Status::CONNECT_INVALID) {
+        return ConnectDetail(None);
+    }
+    let part = if result & IATTR != 0 { ConnectPart::Data } else { ConnectPart::Command };
+    ConnectDetail(Some(InvalidParameter { part, offset: result as u16 }))
 }
 
 impl core::fmt::Display for ConnectDetail {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self.0 {
-            None => Ok(()),
-            Some((true, 16)) => f.write_str(": the controller id"),
-            Some((true, 256)) => f.write_str(": no such subsystem"),
-            Some((true, 512)) => f.write_str(": the host NQN"),
-            Some((true, at)) => write!(f, ": byte {at} of the connect data"),
-            Some((false, 42)) => f.write_str(": the queue id"),
-            Some((false, 44)) => f.write_str(": the queue size"),
-            Some((false, at)) => write!(f, ": byte {at} of the connect command"),
+        let Some(InvalidParameter { part, offset }) = self.0 else { return Ok(()) };
+        match (part, offset) {
+            (ConnectPart::Data, 16) => f.write_str(": the controller id"),
+            (ConnectPart::Data, 256) => f.write_str(": no such subsystem"),
+            (ConnectPart::Data, 512) => f.write_str(": the host NQN"),
+            (ConnectPart::Data, _) => write!(f, ": byte {offset} of the connect data"),
+            (ConnectPart::Command, 42) => f.write_str(": the queue id"),
+            (ConnectPart::Command, 44) => f.write_str(": the queue size"),
+            (ConnectPart::Command, _) => write!(f, ": byte {offset} of the connect command"),
         }
     }
 }

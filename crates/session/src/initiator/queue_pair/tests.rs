@@ -112,7 +112,7 @@ impl Rig {
         }
         rig.get(&answer).unwrap();
         assert_eq!(rig.seen(), [Seen::Ready(0x0102)]);
-        assert!(!rig.qp.is_dead());
+        assert!(!rig.qp.is_closed());
         rig
     }
 
@@ -143,8 +143,10 @@ impl Rig {
         self.qp.receive(bytes, &mut self.out, |event| {
             seen.push(match event {
                 Event::Ready { cntlid } => Seen::Ready(cntlid),
-                Event::Data { user, offset, bytes } => Seen::Data(user, offset, bytes.to_vec()),
-                Event::Done { user, cqe } => Seen::Done(user, cqe.status()),
+                Event::Data { context, offset, bytes } => {
+                    Seen::Data(context, offset, bytes.to_vec())
+                }
+                Event::Done { context, cqe } => Seen::Done(context, cqe.status()),
             });
         })
     }
@@ -166,7 +168,7 @@ impl Rig {
         }
         assert_eq!(sent[..4], [2, 0, 24, 0], "H2CTermReq");
         assert_eq!(plen(&sent), sent.len(), "and nothing after it");
-        assert!(self.qp.is_dead() && self.qp.space() == 0);
+        assert!(self.qp.is_closed() && self.qp.space() == 0);
         assert_eq!(
             self.get(&resp(0, 0, 0)),
             Err(SessionError::Closed),
@@ -429,7 +431,7 @@ fn p7_a_queue_that_the_target_gives_up_keeps_its_commands_for_the_next() {
     // Command Aborted due to SQ Deletion: 08h of the generic statuses.
     let error = rig.get(&resp(4, 0x08, 0)).unwrap_err();
     assert_eq!(error, SessionError::QueueDeleted);
-    assert!(rig.seen().is_empty() && rig.qp.is_dead());
+    assert!(rig.seen().is_empty() && rig.qp.is_closed());
     let mut outstanding: Vec<u64> = rig.qp.outstanding().collect();
     outstanding.sort_unstable();
     assert_eq!(outstanding, [1, 2]);
@@ -614,7 +616,7 @@ fn refusals_name_the_field_and_the_reason() {
         rig.sent();
         let e = rig.get(&resp(0, status, result)).unwrap_err();
         assert!(rig.out.is_empty(), "no protocol error, no termination request");
-        assert!(rig.qp.is_dead());
+        assert!(rig.qp.is_closed());
         e.to_string()
     };
     assert_eq!(
@@ -657,7 +659,7 @@ fn t18_termination_requests_are_not_answered() {
         let mut rig = Rig::ready(config(), 0);
         rig.sent();
         assert!(matches!(rig.get(&hex(bytes)), Err(SessionError::Protocol(_))));
-        assert!(rig.out.is_empty() && rig.qp.is_dead());
+        assert!(rig.out.is_empty() && rig.qp.is_closed());
     }
 }
 
@@ -739,7 +741,7 @@ fn t18_damaged_streams_never_confuse_it() {
         match get(pdus).and_then(|()| get(late)) {
             Ok(()) => survived += 1,
             Err(_) => {
-                assert!(rig.qp.is_dead());
+                assert!(rig.qp.is_closed());
                 ended += 1;
             }
         }

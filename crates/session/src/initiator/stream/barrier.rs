@@ -8,63 +8,67 @@ use riopipe_order::probe::{self, Plant};
 
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Failed FLUSHes of a volume's drives, shared by its streams (T22).
+/// Failed FLUSHes of a volume's drives, shared by its streams. After a failed FLUSH a drive may
+/// have dropped the data of all streams, and not only of the stream that has sent the FLUSH (T22).
 #[derive(Debug)]
 pub struct FlushFailures {
-    /// The number of all failures.
-    epoch: AtomicU64,
+    /// The number of failures of all drives.
+    total_count: AtomicU64,
     /// The number of failures of each drive.
-    members: Vec<AtomicU64>,
+    member_counts: Vec<AtomicU64>,
 }
 
-/// The failed FLUSHes that one stream has handled.
-/// The numbers are those of [`FlushFailures`] when the stream handled them.
+/// The failed FLUSHes that one stream has handled: the counts of [`FlushFailures`] at that time.
 #[derive(Debug)]
 pub(super) struct HandledFailures {
-    epoch: u64,
-    members: Vec<u64>,
+    total_count: u64,
+    member_counts: Vec<u64>,
 }
 
 impl FlushFailures {
     /// A record without failures, for a volume of `members` drives.
     #[must_use]
     pub fn new(members: usize) -> Arc<Self> {
-        let members = (0..members).map(|_| AtomicU64::new(0)).collect();
-        Arc::new(Self { epoch: AtomicU64::new(0), members })
+        let member_counts = (0..members).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Self { total_count: AtomicU64::new(0), member_counts })
     }
 
     /// Records that a FLUSH of a drive has failed.
     pub(super) fn record(&self, member: Member) {
-        self.members[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::Release);
+        // The total is last. So a stream that reads the new total also reads the new count.
+        self.member_counts[usize::from(member.0)].fetch_add(1, Ordering::Relaxed);
+        self.total_count.fetch_add(1, Ordering::Release);
     }
 
     /// A record by which all failures so far count as handled.
     pub(super) fn all_handled(&self) -> HandledFailures {
-        // The epoch is read first. A failure between the two reads is then reported again, and not
-        // missed.
-        let epoch = self.epoch.load(Ordering::Acquire);
-        let members = self.members.iter().map(|m| m.load(Ordering::Relaxed)).collect();
-        HandledFailures { epoch, members }
+        // The total is read first. A failure between the two reads then makes the stream compare
+        // the counts again, and no failure is missed.
+        let total_count = self.total_count.load(Ordering::Acquire);
+        let member_counts =
+            self.member_counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        HandledFailures { total_count, member_counts }
     }
 
-    /// Calls `on_failure` for each drive of which a FLUSH has failed since the last call, and counts
-    /// these failures as handled. Without a new failure it costs one load.
+    /// Calls `on_failure` for each drive of which a FLUSH has failed since the last call, and
+    /// counts these failures as handled. Without a new failure it costs one load.
     #[inline]
     pub(super) fn for_each_new(
         &self,
         handled: &mut HandledFailures,
         mut on_failure: impl FnMut(Member),
     ) {
-        let epoch = self.epoch.load(Ordering::Acquire);
-        if epoch == handled.epoch {
+        let total_count = self.total_count.load(Ordering::Acquire);
+        if total_count == handled.total_count {
             return;
         }
-        handled.epoch = epoch;
-        for ((member, handled), number) in self.members.iter().zip(&mut handled.members).zip(0..) {
-            let now = member.load(Ordering::Relaxed);
-            if core::mem::replace(handled, now) != now {
-                on_failure(Member(number));
+        handled.total_count = total_count;
+        let counts = self.member_counts.iter().zip(&mut handled.member_counts);
+        for ((count, handled_count), member) in counts.zip(0..) {
+            let count = count.load(Ordering::Relaxed);
+            if *handled_count != count {
+                *handled_count = count;
+                on_failure(Member(member));
             }
         }
     }
@@ -75,9 +79,9 @@ impl FlushFailures {
 ///
 /// After a restart, a target may not have all data that a stream has delivered. While a stream
 /// replays, the content of an older write may be on the drive for a moment. So a server may be read
-/// only while every stream that writes there is *up to date*: bound in the newest incarnation of the
-/// target that any stream knows, with nothing left to replay. A replay may start only when no stream
-/// has a read in flight there.
+/// only while every stream that writes there is *up to date*: bound in the newest incarnation of
+/// the target that any stream knows, with nothing left to replay. A replay may start only when no
+/// stream has a read in flight there.
 ///
 /// ```text
 /// stream that reads:   begin_read: counts itself, then checks the state → read → end_read
@@ -89,6 +93,7 @@ pub struct ReadBarrier {
     servers: Vec<ServerBarrier>,
 }
 
+/// The barrier of one server.
 #[derive(Debug, Default)]
 struct ServerBarrier {
     /// The bits of a [`ServerState`].
@@ -107,18 +112,18 @@ struct ServerBarrier {
 struct ServerState {
     /// The newest incarnation that a stream knows of.
     incarnation: u32,
-    /// The number of streams that write there.
+    /// The number of streams that write there. They are bound there.
     streams: u16,
     /// The number of them that are up to date.
     up_to_date: u16,
 }
 
 impl ServerState {
-    const fn from_bits(state: u64) -> Self {
+    const fn from_bits(bits: u64) -> Self {
         Self {
-            incarnation: (state >> 32) as u32,
-            streams: (state >> 16) as u16,
-            up_to_date: state as u16,
+            incarnation: (bits >> 32) as u32,
+            streams: (bits >> 16) as u16,
+            up_to_date: bits as u16,
         }
     }
 
@@ -137,8 +142,8 @@ impl ReadBarrier {
     /// Whether a server may be read now.
     #[must_use]
     pub fn readable(&self, server: u16) -> bool {
-        let state =
-            ServerState::from_bits(self.servers[usize::from(server)].state.load(Ordering::SeqCst));
+        let bits = self.servers[usize::from(server)].state.load(Ordering::SeqCst);
+        let state = ServerState::from_bits(bits);
         state.streams == state.up_to_date || probe::planted(Plant::P9ReadsRaceReplay)
     }
 
@@ -154,7 +159,8 @@ impl ReadBarrier {
     }
 }
 
-/// One stream's state in the read barrier of one server; removed when dropped.
+/// One stream's part in the read barrier of one server. When it is dropped, the stream leaves the
+/// barrier.
 #[derive(Debug)]
 pub(super) struct Participant {
     barrier: Arc<ReadBarrier>,
@@ -168,26 +174,34 @@ pub(super) struct Participant {
 }
 
 impl Participant {
+    /// The barrier of the server.
+    fn server_barrier(&self) -> &ServerBarrier {
+        &self.barrier.servers[usize::from(self.server)]
+    }
+
     /// Changes the state of the server atomically.
-    fn change(&self, change: impl Fn(ServerState) -> ServerState) {
-        let change = |state| Some(change(ServerState::from_bits(state)).to_bits());
-        let state = &self.barrier.servers[usize::from(self.server)].state;
-        // The closure always returns a value to store.
-        let _ = state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, change);
+    fn update_state(&self, change: impl Fn(ServerState) -> ServerState) {
+        let change_bits = |bits| Some(change(ServerState::from_bits(bits)).to_bits());
+        // The update cannot fail, because the closure always returns a value to store.
+        let _ = self.server_barrier().state.fetch_update(
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+            change_bits,
+        );
     }
 
     /// Records that the stream is bound in this incarnation, but not up to date. If the incarnation
     /// is newer than the known one, no other stream is up to date, either.
-    pub(super) fn bound(&mut self, incarnation: u32) {
+    pub(super) fn set_bound(&mut self, incarnation: u32) {
         self.set_behind();
-        let first = self.incarnation.is_none();
+        let is_first_bind = self.incarnation.is_none();
         self.incarnation = Some(incarnation);
-        self.change(|state| {
-            let newer = incarnation > state.incarnation;
+        self.update_state(|state| {
+            let is_newer = incarnation > state.incarnation;
             ServerState {
                 incarnation: state.incarnation.max(incarnation),
-                streams: state.streams + u16::from(first),
-                up_to_date: if newer { 0 } else { state.up_to_date },
+                streams: state.streams + u16::from(is_first_bind),
+                up_to_date: if is_newer { 0 } else { state.up_to_date },
             }
         });
     }
@@ -195,19 +209,24 @@ impl Participant {
     /// Records the target's incarnation, as reported by a stream that is not bound there. If it is
     /// newer than the known one, no stream is up to date.
     pub(super) fn note_incarnation(&self, incarnation: u32) {
-        self.change(|state| match incarnation > state.incarnation {
-            true => ServerState { incarnation, up_to_date: 0, ..state },
-            false => state,
+        self.update_state(|state| {
+            if incarnation > state.incarnation {
+                ServerState { incarnation, up_to_date: 0, ..state }
+            } else {
+                state
+            }
         });
     }
 
     /// Records that the stream has nothing left to replay.
-    pub(super) fn up_to_date(&mut self) {
-        let Some(own_incarnation) = self.incarnation.filter(|_| !self.is_up_to_date) else {
+    pub(super) fn set_up_to_date(&mut self) {
+        let Some(own_incarnation) = self.incarnation else { return };
+        if self.is_up_to_date {
             return;
-        };
+        }
         self.is_up_to_date = true;
-        self.change(|state| {
+        self.update_state(|state| {
+            // A stream that is bound in an older incarnation does not count.
             let counts = state.incarnation == own_incarnation;
             ServerState { up_to_date: state.up_to_date + u16::from(counts), ..state }
         });
@@ -215,9 +234,13 @@ impl Participant {
 
     /// Records that the stream is not up to date: it has lost its connection.
     pub(super) fn set_behind(&mut self) {
-        let Some(own_incarnation) = self.incarnation.filter(|_| self.is_up_to_date) else { return };
+        let Some(own_incarnation) = self.incarnation else { return };
+        if !self.is_up_to_date {
+            return;
+        }
         self.is_up_to_date = false;
-        self.change(|state| {
+        self.update_state(|state| {
+            // A newer incarnation has set the count to 0, without this stream.
             let counted = state.incarnation == own_incarnation;
             ServerState { up_to_date: state.up_to_date - u16::from(counted), ..state }
         });
@@ -229,11 +252,9 @@ impl Participant {
         let counted_before = self.counts_as_reading;
         if !counted_before {
             // This stream counts itself, and then reads the state. A stream that starts a replay
-            // changes the state, and then reads the count. So at least one of the two sees that the
-            // other one is there.
-            self.barrier.servers[usize::from(self.server)]
-                .reading_streams
-                .fetch_add(1, Ordering::SeqCst);
+            // changes the state, and then reads the count. So at least one of the two notices the
+            // other one.
+            self.server_barrier().reading_streams.fetch_add(1, Ordering::SeqCst);
             self.counts_as_reading = true;
         }
         let is_readable = self.barrier.readable(self.server);
@@ -246,9 +267,7 @@ impl Participant {
     /// Records that the stream has no read in flight any more.
     pub(super) fn end_read(&mut self) {
         if core::mem::take(&mut self.counts_as_reading) {
-            self.barrier.servers[usize::from(self.server)]
-                .reading_streams
-                .fetch_sub(1, Ordering::SeqCst);
+            self.server_barrier().reading_streams.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
@@ -260,17 +279,14 @@ impl Participant {
         }
         // A plain load could return an earlier value. After this read-modify-write, a stream that
         // counts itself later also reads the state that was stored before.
-        self.barrier.servers[usize::from(self.server)]
-            .reading_streams
-            .fetch_add(0, Ordering::SeqCst)
-            == 0
+        self.server_barrier().reading_streams.fetch_add(0, Ordering::SeqCst) == 0
     }
 
     /// Removes the stream from the writers of the server.
     pub(super) fn leave(&mut self) {
         self.set_behind();
         if self.incarnation.take().is_some() {
-            self.change(|state| ServerState { streams: state.streams - 1, ..state });
+            self.update_state(|state| ServerState { streams: state.streams - 1, ..state });
         }
     }
 }

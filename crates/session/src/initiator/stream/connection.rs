@@ -1,4 +1,10 @@
-//! The stream's connection to one of its servers, and the state of it.
+//! The stream's connection to one of its servers, and its state.
+//!
+//! ```text
+//! first connection:   Joining: Connect → Bind ⇄ Busy → Up
+//! after a loss:       Down → Joining: Connect → Bind ⇄ Busy → List → Reads → Replaying → Up
+//! server given up:    every state → Dead
+//! ```
 
 use alloc::vec::Vec;
 
@@ -9,7 +15,7 @@ use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
 use super::barrier::Participant;
-use super::{CONTROL_COMMANDS, StreamQueue, Tag};
+use super::{CONTROL_COMMANDS, Purpose, StreamQueue};
 use crate::initiator::queue_pair::Data;
 use crate::outbox::Outbox;
 use crate::wire;
@@ -55,7 +61,7 @@ pub(super) enum Step {
     Reads,
 }
 
-/// As [`ConnectionState`], with the step of setting up.
+/// The state of the connection: [`ConnectionState`], with the step of the set-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Joining(Step),
@@ -98,10 +104,10 @@ pub(super) struct SentMark {
 #[derive(Debug)]
 pub(super) struct Connection<P> {
     pub(super) queue: StreamQueue<P>,
-    pub(super) out: Outbox<P>,
+    pub(super) outbox: Outbox<P>,
     pub(super) state: State,
-    /// When the target last answered, or first got a command, ns.
-    pub(super) progress: u64,
+    /// When the target last answered, or got a command while none was in flight, ns.
+    pub(super) last_progress: u64,
     /// The last mark that was sent durably to the target.
     pub(super) last_mark: SentMark,
     /// The number of durable marks without an answer.
@@ -117,7 +123,7 @@ pub(super) struct Connection<P> {
     /// The loss of the last connection, until the stream is up again.
     pub(super) loss: Option<Loss>,
     /// The pause before the next bind if the target is busy, ns.
-    pub(super) busy_pause: u64,
+    pub(super) busy_pause_ns: u64,
     pub(super) listing: Listing,
 }
 
@@ -125,9 +131,9 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     pub(super) fn new(queue: StreamQueue<P>, participant: Participant, start: Seq) -> Self {
         Self {
             queue,
-            out: Outbox::new(),
+            outbox: Outbox::new(),
             state: State::Joining(Step::Connect),
-            progress: 0,
+            last_progress: 0,
             last_mark: SentMark { seq: start, at: 0 },
             marks_in_flight: 0,
             mark_refused: None,
@@ -135,7 +141,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
             participant,
             was_bound: false,
             loss: None,
-            busy_pause: BUSY_PAUSE_MIN_NS,
+            busy_pause_ns: BUSY_PAUSE_MIN_NS,
             listing: Listing::default(),
         }
     }
@@ -146,9 +152,9 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         matches!(self.state, State::Up | State::Replaying)
     }
 
-    /// Limit of the commands in flight beyond which no request is sent: `queue_depth`, or less if the
-    /// queue has no space for that beside reads, marks and bind. A target that comes back may grant
-    /// a smaller queue than before (T18).
+    /// The number of commands in flight from which on no request is sent: `queue_depth`, or less if
+    /// the queue has no space for that beside reads, marks and bind. A target that comes back may
+    /// grant a smaller queue than before, so the session must not rely on the old size (T18).
     #[inline]
     pub(super) fn depth(&self, queue_depth: usize) -> usize {
         queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))
@@ -159,11 +165,11 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
         !matches!(self.state, State::Down | State::Dead)
     }
 
-    /// Sends the target the released mark, to be recorded durably. Returns false if the queue has no
-    /// space.
+    /// Sends the target the released mark, to be recorded durably. Returns false if the queue has
+    /// no space.
     pub(super) fn send_mark(&mut self, released: Seq, now: u64) -> bool {
         let mark = wire::mark_command(released, true);
-        let sent = self.queue.submit(mark, Tag::Mark, Data::None, &mut self.out).is_ok();
+        let sent = self.queue.submit(mark, Purpose::Mark, Data::None, &mut self.outbox).is_ok();
         if sent {
             self.last_mark = SentMark { seq: released, at: now };
             self.marks_in_flight += 1;
@@ -184,7 +190,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
     /// and the contents of its outbox are not sent.
     pub(super) fn drop_connection(&mut self) {
         self.queue.close();
-        self.out.clear();
+        self.outbox.clear();
         self.marks_in_flight = 0;
         self.reads_in_flight = 0;
         self.participant.end_read();

@@ -1,12 +1,14 @@
-//! The reads that a stream has in flight, in parts: one for each place on a drive.
+//! The read that a stream has in flight. It consists of parts: one command for each place on a
+//! drive.
 //!
-//! One call of the stream's owner may read several extents. Their parts are all sent at once.
+//! One call of the stream's owner may read several extents. The parts of all extents are sent at
+//! once.
 
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
 
-use super::Tag;
+use super::Purpose;
 use super::connection::Connection;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
@@ -14,16 +16,20 @@ use crate::wire;
 /// A part of a read: adjacent blocks of one drive.
 #[derive(Debug)]
 pub(super) struct ReadPart {
+    /// The server of the drive.
     pub(super) server: u16,
+    /// The drive, by its namespace on the server.
     pub(super) nsid: u32,
+    /// The first block on the drive.
     pub(super) lba: u64,
+    /// The number of blocks.
     pub(super) blocks: u32,
-    /// Its offset in the whole read, bytes.
+    /// The offset of the part in the whole read, bytes.
     pub(super) offset: usize,
-    /// Whether its command has been sent on the present connection.
-    pub(super) sent: bool,
-    /// Whether it is answered or given up.
-    pub(super) ended: bool,
+    /// Whether the part's command has been sent on the present connection.
+    pub(super) is_sent: bool,
+    /// Whether the part is answered or given up.
+    pub(super) has_ended: bool,
 }
 
 /// A part of a read that failed.
@@ -38,17 +44,16 @@ pub struct ReadPartFailure {
 /// The read of a stream that is in flight, as commands for the drives on which its blocks lie.
 #[derive(Debug, Default)]
 pub(super) struct Reading {
-    /// The number of the call, so that a late reply for a read that was given up is not taken for a
-    /// reply for a later read.
+    /// The number of the read. It separates answers for this read from late answers for an earlier
+    /// one that was given up.
     pub(super) number: u32,
-    /// One command for each.
     pub(super) parts: Vec<ReadPart>,
     /// The number of parts whose command is still to be sent.
-    pub(super) unsent: usize,
+    pub(super) unsent_count: usize,
     /// The number of parts that have not ended.
-    pub(super) outstanding: usize,
-    /// The first part that failed.
-    pub(super) failed: Option<ReadPartFailure>,
+    pub(super) outstanding_count: usize,
+    /// The part that failed first.
+    pub(super) first_failure: Option<ReadPartFailure>,
 }
 
 impl Reading {
@@ -57,38 +62,41 @@ impl Reading {
     pub(super) fn find_part(&self, number: u32, part: u32, server: u16) -> Option<usize> {
         let index = part as usize;
         let part = self.parts.get(index)?;
-        let belongs = self.number == number && part.server == server;
-        (belongs && !part.ended).then_some(index)
+        let is_answered = self.number == number && part.server == server;
+        if is_answered && !part.has_ended { Some(index) } else { None }
     }
 
     /// Begins a new read, without parts. An earlier one that has not ended is given up.
     pub(super) fn begin(&mut self) {
         self.number = self.number.wrapping_add(1);
         self.parts.clear();
-        self.failed = None;
-        self.unsent = 0;
-        self.outstanding = 0;
+        self.first_failure = None;
+        self.unsent_count = 0;
+        self.outstanding_count = 0;
     }
 
     /// Adds a part to the read.
     pub(super) fn add(&mut self, part: ReadPart) {
         self.parts.push(part);
-        self.unsent += 1;
-        self.outstanding += 1;
+        self.unsent_count += 1;
+        self.outstanding_count += 1;
     }
 
     /// Ends a part with the status of its command.
     pub(super) fn end_part(&mut self, index: usize, status: Status) {
         let part = &mut self.parts[index];
-        if core::mem::replace(&mut part.ended, true) {
+        if part.has_ended {
             return;
         }
-        if !core::mem::replace(&mut part.sent, true) {
-            self.unsent -= 1;
+        part.has_ended = true;
+        if !part.is_sent {
+            // The part was given up before its command was sent.
+            part.is_sent = true;
+            self.unsent_count -= 1;
         }
-        self.outstanding -= 1;
-        if !status.is_ok() && self.failed.is_none() {
-            self.failed = Some(ReadPartFailure { offset: part.offset, status });
+        self.outstanding_count -= 1;
+        if !status.is_ok() && self.first_failure.is_none() {
+            self.first_failure = Some(ReadPartFailure { offset: part.offset, status });
         }
     }
 
@@ -101,12 +109,13 @@ impl Reading {
         }
     }
 
-    /// Marks the parts of `server` that have not ended to be sent again, after the connection was
-    /// lost.
+    /// Handles the loss of the connection to `server`: the parts that have no answer must be sent
+    /// again.
     pub(super) fn send_again(&mut self, server: u16) {
         for part in &mut self.parts {
-            if part.server == server && !part.ended && core::mem::take(&mut part.sent) {
-                self.unsent += 1;
+            if part.server == server && part.is_sent && !part.has_ended {
+                part.is_sent = false;
+                self.unsent_count += 1;
             }
         }
     }
@@ -118,24 +127,25 @@ impl Reading {
         connection: &mut Connection<P>,
     ) {
         for (index, part) in self.parts.iter_mut().enumerate() {
-            if part.sent || part.server != server {
+            if part.is_sent || part.server != server {
                 continue;
             }
             if !connection.participant.begin_read() {
+                // A stream replays on the server, or will do so. The part is sent later.
                 return;
             }
             let sqe = Sqe::read(part.nsid, part.lba, part.blocks);
             let data = Data::Read(part.blocks * wire::BLOCK_BYTES as u32);
-            let tag = Tag::Read { number: self.number, part: index as u32 };
-            if connection.queue.submit(sqe, tag, data, &mut connection.out).is_err() {
+            let purpose = Purpose::Read { number: self.number, part: index as u32 };
+            if connection.queue.submit(sqe, purpose, data, &mut connection.outbox).is_err() {
                 if connection.reads_in_flight == 0 {
                     connection.participant.end_read();
                 }
                 return;
             }
             connection.reads_in_flight += 1;
-            part.sent = true;
-            self.unsent -= 1;
+            part.is_sent = true;
+            self.unsent_count -= 1;
         }
     }
 }

@@ -22,7 +22,7 @@ use riopipe_order::recovery::ListedEntry;
 
 use super::connection::{BUSY_PAUSE_MIN_NS, Loss, SentMark, State, Step};
 use super::{
-    ConnectionState, IDLE_MARK_NS, StreamQueue, StreamSession, Tag, TargetRefusal, idle_mark,
+    ConnectionState, IDLE_MARK_NS, Purpose, StreamQueue, StreamSession, TargetRefusal, idle_mark,
 };
 use crate::initiator::queue_pair::Data;
 use crate::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES};
@@ -47,20 +47,22 @@ pub(super) enum SetUpEvent {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// Handles the loss of the connection to a server, also of one that has sent nothing for too long.
-    /// The stream waits until [`rejoin`](Self::rejoin) gives it another connection (P7). If the engine
-    /// cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the stream is poisoned (P6).
+    /// Handles the loss of the connection to a server, also of one that has sent nothing for too
+    /// long. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (P7). If
+    /// the engine cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the stream is
+    /// poisoned (P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         if !connection.has_connection() {
             return;
         }
-        let survives = self.config.loss_ns > 0
+        let can_continue = self.config.engine.capabilities().can_replay || self.reads_only;
+        let waits_for_server = self.config.loss_ns > 0
             && !probe::planted(Plant::P7GiveUpAtOnce)
-            && (self.config.engine.capabilities().can_replay || self.reads_only)
+            && can_continue
             && self.engine.failure().is_none()
             && (!connection.was_bound || self.engine.suspend(server));
-        if !survives {
+        if !waits_for_server {
             return self.give_up(server, cause);
         }
         connection.drop_connection();
@@ -68,17 +70,20 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let since = connection.loss.map_or(now, |loss| loss.since);
         connection.loss = Some(Loss { since, cause });
         self.reading.send_again(server);
-        self.connecting = true;
+        self.is_connecting = true;
     }
 
     /// The servers to which the stream needs a new connection.
     pub fn wants_rejoin(&self) -> impl Iterator<Item = u16> + '_ {
-        let failed = self.engine.failure().is_some();
-        let down = self.connections.iter().zip(0..).filter(move |(l, _)| l.state == State::Down);
-        down.map(|(_, server)| server).filter(move |_| !failed)
+        let has_failed = self.engine.failure().is_some();
+        let servers = self.connections.iter().zip(0..);
+        servers.filter_map(move |(connection, server)| {
+            let wants_connection = connection.state == State::Down && !has_failed;
+            wants_connection.then_some(server)
+        })
     }
 
-    /// Takes a new connection, not started, to a server that [needs one](Self::wants_rejoin), and
+    /// Takes a queue on a new connection to a server that [needs one](Self::wants_rejoin), and
     /// opens the handshake on it. From now on no bytes of the old connection may be passed to the
     /// session.
     pub fn rejoin(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
@@ -88,10 +93,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return;
         }
         connection.queue = queue;
-        connection.progress = now;
-        connection.busy_pause = BUSY_PAUSE_MIN_NS;
+        connection.last_progress = now;
+        connection.busy_pause_ns = BUSY_PAUSE_MIN_NS;
         connection.state = State::Joining(Step::Connect);
-        connection.queue.start(&mut connection.out);
+        connection.queue.start(&mut connection.outbox);
     }
 
     /// Gives up a server that will not come back. The stream is poisoned (P6).
@@ -102,7 +107,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         connection.drop_connection();
         connection.state = State::Dead;
-        self.connecting = true;
+        self.is_connecting = true;
         self.reading.give_up_server(server);
         probe::hit(Rare::GivenUp);
         self.marks = self.engine.poll();
@@ -116,14 +121,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.on_failure();
     }
 
-    /// Handles the failure of the stream, once: leaves the read barrier, so that no other stream waits
-    /// for this one, and drops all connections that are not up, because nothing is replayed any more.
+    /// Handles the failure of the stream, once: leaves the read barrier, so that no other stream
+    /// waits for this one, and drops all connections that are not up, because nothing is replayed
+    /// any more.
     #[cold]
     pub(super) fn on_failure(&mut self) {
-        if core::mem::replace(&mut self.failure_handled, true) {
-            // The failure was handled by an earlier call.
+        if self.failure_handled {
             return;
         }
+        self.failure_handled = true;
         for (connection, server) in self.connections.iter_mut().zip(0..) {
             connection.participant.leave();
             if !connection.sends_requests() {
@@ -134,12 +140,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Prepares a session that only reads for its next read. The session may not have been driven
-    /// since the last read, so the time for which a server was unreachable counts from now on.
+    /// Prepares a session that only reads for its next read. Between reads the session may not be
+    /// driven, and then cannot notice that a server is back. So the time for which a server is
+    /// unreachable counts from now on.
     pub fn begin_read(&mut self, now: u64) {
         if self.reads_only {
-            let losses = self.connections.iter_mut().filter_map(|c| c.loss.as_mut());
-            losses.for_each(|loss| loss.since = now);
+            for connection in &mut self.connections {
+                if let Some(loss) = &mut connection.loss {
+                    loss.since = now;
+                }
+            }
         }
     }
 
@@ -166,33 +176,35 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.engine.failure().is_some() {
             return None;
         }
-        let mut first: Option<u64> = None;
-        let mut at = |time: u64| first = Some(first.map_or(time, |first| first.min(time)));
+        let mut earliest: Option<u64> = None;
+        let mut add = |time: u64| earliest = Some(earliest.map_or(time, |other| other.min(time)));
         let idle_mark = idle_mark(&*self.engine, self.config.engine);
         for connection in &self.connections {
-            if let (Some(loss), false) = (connection.loss, connection.sends_requests()) {
-                at(loss.since.saturating_add(self.config.loss_ns));
+            if let Some(loss) = connection.loss
+                && !connection.sends_requests()
+            {
+                add(loss.since.saturating_add(self.config.loss_ns));
             }
             match connection.state {
-                State::Joining(Step::Busy { at: time }) => at(time),
-                State::Joining(Step::Reads) => at(now.saturating_add(CHECK_NS)),
+                State::Joining(Step::Busy { at }) => add(at),
+                State::Joining(Step::Reads) => add(now.saturating_add(CHECK_NS)),
                 _ if connection.awaits_answer() => {
-                    at(connection.progress.saturating_add(self.config.timeout_ns))
+                    add(connection.last_progress.saturating_add(self.config.timeout_ns))
                 }
                 State::Up if idle_mark.is_some_and(|mark| mark > connection.last_mark.seq) => {
-                    at(connection.last_mark.at.saturating_add(IDLE_MARK_NS));
+                    add(connection.last_mark.at.saturating_add(IDLE_MARK_NS));
                 }
                 _ => {}
             }
         }
         // A read that waits for the read barrier is tried again (P9).
-        let has_no_reads = |connection: &super::Connection<P>| {
+        let may_wait_for_barrier = |connection: &super::Connection<P>| {
             connection.sends_requests() && connection.reads_in_flight == 0
         };
-        if self.reading.unsent > 0 && self.connections.iter().any(has_no_reads) {
-            at(now.saturating_add(CHECK_NS));
+        if self.reading.unsent_count > 0 && self.connections.iter().any(may_wait_for_barrier) {
+            add(now.saturating_add(CHECK_NS));
         }
-        first
+        earliest
     }
 
     /// The state of the stream at a server.
@@ -224,15 +236,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 _ => {}
             }
             // This is checked also for a replay that has just begun. If it has nothing to send, no
-            // answer will arrive, and no deadline would call the session again for this server (P8).
+            // answer will arrive, and no deadline would call the session again for this server
+            // (P8).
             let connection = &mut self.connections[server];
             if connection.state == State::Replaying && !self.engine.is_replaying(server as u16) {
                 connection.state = State::Up;
-                connection.participant.up_to_date();
+                connection.participant.set_up_to_date();
             }
         }
         self.give_up_overdue_servers(now);
-        self.connecting = self
+        self.is_connecting = self
             .connections
             .iter()
             .any(|connection| !matches!(connection.state, State::Up | State::Dead));
@@ -271,33 +284,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         } else {
             wire::bind_command(volume, stream, generation, config.start)
         };
-        let sent = connection.queue.submit(bind, Tag::Bind, Data::None, &mut connection.out);
+        let sent = connection.queue.submit(bind, Purpose::Bind, Data::None, &mut connection.outbox);
         debug_assert!(sent.is_ok(), "a new queue has space");
-        connection.progress = now;
+        connection.last_progress = now;
         connection.state = State::Joining(Step::Bind);
     }
 
-    /// Handles the answer to a bind. If the stream was bound at this server before, requests the list
-    /// of the target's log. Otherwise the connection is up.
+    /// Handles the answer to a bind. If the stream was bound at this server before, requests the
+    /// list of the target's log. Otherwise the connection is up.
     fn on_bind_answer(&mut self, server: u16, cqe: &Cqe, now: u64) {
-        let connection = &mut self.connections[usize::from(server)];
         let answer = cqe.status();
         if answer.is_ok() {
-            connection.participant.bound((cqe.result() >> 32) as u32);
-            if connection.was_bound {
-                return self.request_list_page(server, Position::default());
-            }
-            connection.was_bound = true;
-            connection.loss = None;
-            connection.state = State::Up;
-            connection.participant.up_to_date();
-            return;
+            // The result has the target's incarnation in its upper half.
+            return self.on_bound(server, (cqe.result() >> 32) as u32);
         }
+        let connection = &mut self.connections[usize::from(server)];
         if answer.is(status::STREAM_BUSY) {
-            connection.state =
-                State::Joining(Step::Busy { at: now.saturating_add(connection.busy_pause) });
-            connection.busy_pause = (connection.busy_pause * 2).min(BUSY_PAUSE_MAX_NS);
-            self.connecting = true;
+            let at = now.saturating_add(connection.busy_pause_ns);
+            connection.state = State::Joining(Step::Busy { at });
+            connection.busy_pause_ns = (connection.busy_pause_ns * 2).min(BUSY_PAUSE_MAX_NS);
+            self.is_connecting = true;
             if let Some(loss) = &mut connection.loss {
                 loss.cause = Cause::Status(answer.code());
             }
@@ -310,6 +316,19 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         } else {
             self.on_bind_refused(server, answer);
         }
+    }
+
+    /// Handles a bind that the target has accepted in this incarnation.
+    fn on_bound(&mut self, server: u16, incarnation: u32) {
+        let connection = &mut self.connections[usize::from(server)];
+        connection.participant.set_bound(incarnation);
+        if connection.was_bound {
+            return self.request_list_page(server, Position::default());
+        }
+        connection.was_bound = true;
+        connection.loss = None;
+        connection.state = State::Up;
+        connection.participant.set_up_to_date();
     }
 
     /// Gives up a server whose target refuses to bind the stream again.
@@ -325,17 +344,18 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let slots = self.log_slots(server);
         let connection = &mut self.connections[usize::from(server)];
         let limit = (connection.queue.config().data_max as usize).min(PAGE_BYTES_MAX);
-        let wanted = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
-        let len = limit.min(wanted) / RECORD_BYTES * RECORD_BYTES;
+        // One record more than the entries: the header of the page.
+        let whole_list_len = slots.saturating_add(1).saturating_mul(RECORD_BYTES);
+        let len = limit.min(whole_list_len) / RECORD_BYTES * RECORD_BYTES;
         connection.listing.from = from;
         connection.listing.page.clear();
         connection.listing.page.resize(len, 0);
         let command = wire::own_list_command(from, len);
         let sent = connection.queue.submit(
             command,
-            Tag::List,
+            Purpose::List,
             Data::Read(len as u32),
-            &mut connection.out,
+            &mut connection.outbox,
         );
         debug_assert!(sent.is_ok(), "a queue without commands in flight has space");
         connection.state = State::Joining(Step::List);
@@ -351,25 +371,29 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     fn on_list_page(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let answer = cqe.status();
         if !answer.is_ok() {
-            return match ends_connection(answer) {
-                // The next bind shows whether the volume has another owner.
-                true => self.lost(server, Cause::Status(answer.code()), now),
-                false => self.on_bind_refused(server, answer),
-            };
+            if ends_connection(answer) {
+                // The answer to the next bind shows whether the volume has another owner.
+                self.lost(server, Cause::Status(answer.code()), now);
+            } else {
+                self.on_bind_refused(server, answer);
+            }
+            return;
         }
         let slots = self.log_slots(server);
         let Self { connections, engine, config, .. } = self;
         let connection = &mut connections[usize::from(server)];
         let listing = &mut connection.listing;
-        // A page that is not valid, or does not fit the stream, is not accepted (T18, T19).
+        // The page must be valid and belong to this stream: the decision which requests are
+        // replayed depends on it (T18, T19).
         let page = Page::decode(&listing.page).filter(|page| {
-            let held = listing.entries.len() + page.entries.len();
+            let entry_count = listing.entries.len() + page.entries.len();
+            let continues = page.next > listing.from && !page.entries.is_empty();
             page.volume == config.volume
                 && page.stream == config.stream
                 && !page.settled
                 && page.released <= engine.released()
-                && held <= slots
-                && (!page.more || page.next > listing.from && !page.entries.is_empty())
+                && entry_count <= slots
+                && (!page.more || continues)
         });
         let Some(page) = page else {
             return self.give_up(server, Cause::LogMismatch);
@@ -380,7 +404,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         listing.page = Vec::new();
         connection.state = State::Joining(Step::Reads);
-        self.connecting = true;
+        self.is_connecting = true;
         self.continue_set_up(now);
     }
 
@@ -398,7 +422,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             !replays_durable && log_entries.is_durable(seq, index)
         });
         connection.loss = None;
-        connection.progress = now;
+        connection.last_progress = now;
         connection.mark_refused = None;
         // The mark that was sent last may have been lost, or not be durable.
         connection.last_mark = SentMark { seq: self.config.start, at: 0 };
@@ -406,13 +430,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 }
 
-/// Whether a status ends the connection, although the stream may continue on another one. Either
-/// data was corrupted in transit. Or another owner has the volume, or this owner has it over another
-/// association; the answer to the next bind shows which.
+/// Whether a status ends the connection, although the stream may continue on another one. There are
+/// three causes: data was corrupted in transit, another owner has the volume, or this owner has the
+/// volume over another association. The answer to the next bind shows which.
 pub(super) fn ends_connection(answer: Status) -> bool {
     answer.is(status::STALE_GENERATION)
         || answer.is(status::NOT_BOUND)
         || answer.is(Status::TRANSIENT_TRANSPORT)
+}
+
+/// The identity of a request in its stream: its group, and its index there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct RequestKey {
+    seq: Seq,
+    index: u16,
+}
+
+impl RequestKey {
+    fn of(attribute: &Attribute) -> Self {
+        Self { seq: attribute.seq, index: attribute.index }
+    }
 }
 
 /// The entries in the target's log, sorted by request.
@@ -420,39 +457,40 @@ struct LogEntries(Vec<ListedEntry>);
 
 impl LogEntries {
     fn new(mut entries: Vec<ListedEntry>) -> Self {
-        entries.sort_by_key(|entry| key(&entry.attribute));
+        entries.sort_by_key(|entry| RequestKey::of(&entry.attribute));
         Self(entries)
     }
 
     /// The entries of a request. There may be several, which count as one (T6).
-    fn entries_of(&self, request: (Seq, u16)) -> &[ListedEntry] {
-        let first = self.0.partition_point(|entry| key(&entry.attribute) < request);
-        let rest = &self.0[first..];
-        &rest[..rest.partition_point(|entry| key(&entry.attribute) == request)]
+    fn entries_of(&self, request: RequestKey) -> &[ListedEntry] {
+        let start = self.0.partition_point(|entry| RequestKey::of(&entry.attribute) < request);
+        let rest = &self.0[start..];
+        let len = rest.partition_point(|entry| RequestKey::of(&entry.attribute) == request);
+        &rest[..len]
     }
 
     /// Whether the log shows that the data of a request is durable.
     fn is_durable(&self, seq: Seq, index: u16) -> bool {
-        self.entries_of((seq, index)).iter().any(|entry| entry.durable)
+        self.entries_of(RequestKey { seq, index }).iter().any(|entry| entry.durable)
     }
 
-    /// Whether every entry that is not released belongs to a request that the stream has sent, with the
-    /// same attributes (T19).
+    /// Whether every entry that is not released belongs to a request that the stream has sent, with
+    /// the same attributes (T19).
     fn match_sent_requests<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
         let released = engine.released();
-        let mut unmatched = self.0.iter().filter(|e| e.attribute.seq_end() > released).count();
-        let mut has_same_shape = true;
+        let is_unreleased = |entry: &ListedEntry| entry.attribute.seq_end() > released;
+        let mut unmatched_count = self.0.iter().filter(|entry| is_unreleased(entry)).count();
+        let mut attributes_match = true;
         engine.visit_sent(server, &mut |sent| {
-            for ListedEntry { attribute: a, .. } in self.entries_of(key(sent)) {
-                has_same_shape &= Attribute { ordinal: sent.ordinal, ..*a } == *sent;
-                unmatched -= usize::from(a.seq_end() > released).min(unmatched);
+            for entry in self.entries_of(RequestKey::of(sent)) {
+                // A replay may have given the request another ordinal.
+                let logged = Attribute { ordinal: sent.ordinal, ..entry.attribute };
+                attributes_match &= logged == *sent;
+                if is_unreleased(entry) {
+                    unmatched_count = unmatched_count.saturating_sub(1);
+                }
             }
         });
-        has_same_shape && unmatched == 0
+        attributes_match && unmatched_count == 0
     }
-}
-
-/// The identity of a request in its stream: its group, and its index there.
-fn key(a: &Attribute) -> (Seq, u16) {
-    (a.seq, a.index)
 }

@@ -1,16 +1,17 @@
-//! The record of the owner's calls and of the interrupts of its waits. Only the thread that holds the
-//! stream's ownership flag uses it.
+//! The record of the owner's calls, and of the interrupts of its waits. The owner and the
+//! background driver exchange it: only the thread that holds the stream's ownership flag uses it.
 
 /// The record that the owner and the background driver keep for each other.
 #[derive(Debug, Default)]
 pub struct Attention {
-    /// The number of calls of the owner.
-    calls: u64,
+    /// The number of calls of the owner so far.
+    call_count: u64,
     /// Whether the background driver has taken the stream over and sleeps until the stream has an
     /// event. The owner's next call must then wake it.
     taken_over: bool,
-    /// Whether another thread has interrupted the owner, and no wait of the owner has ended for that.
-    woken: bool,
+    /// Whether another thread has interrupted the owner, and the interrupt has not ended a wait
+    /// yet.
+    is_interrupted: bool,
 }
 
 impl Attention {
@@ -18,33 +19,34 @@ impl Attention {
     /// notices when the owner stops calling again.
     #[inline]
     pub fn called(&mut self) -> bool {
-        self.calls += 1;
+        self.call_count += 1;
         core::mem::take(&mut self.taken_over)
     }
 
     /// Interrupts the owner: ends its present wait, or its next one if it does not wait now.
     pub fn wake(&mut self) {
-        self.woken = true;
+        self.is_interrupted = true;
     }
 
     /// Whether another thread has interrupted the owner.
     pub(super) const fn is_woken(&self) -> bool {
-        self.woken
+        self.is_interrupted
     }
 
     /// Clears the interrupt. Returns whether there was one.
-    pub(super) fn take_woken(&mut self) -> bool {
-        core::mem::take(&mut self.woken)
+    pub(super) fn clear_woken(&mut self) -> bool {
+        core::mem::take(&mut self.is_interrupted)
     }
 
-    /// Checks for calls of the owner since the background driver's last check. `seen` is the number of
-    /// calls by then. Returns the new number if the owner has called since. The owner then drives the
-    /// stream itself.
-    pub fn check(&mut self, seen: u64) -> Option<u64> {
-        (self.calls != seen).then(|| {
-            self.taken_over = false;
-            self.calls
-        })
+    /// Checks whether the owner has called since the background driver's last check, when the
+    /// number of calls was `last_count`. Returns the present number if so. The owner then drives
+    /// the stream itself.
+    pub fn check(&mut self, last_count: u64) -> Option<u64> {
+        if self.call_count == last_count {
+            return None;
+        }
+        self.taken_over = false;
+        Some(self.call_count)
     }
 
     /// Records that the background driver drives the stream from now on.

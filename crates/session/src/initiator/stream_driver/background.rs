@@ -24,8 +24,8 @@ use super::Attention;
 pub struct BackgroundConfig {
     /// The time without a call after which an owner counts as not calling, ns.
     pub unreachable_ns: u64,
-    /// The idle time after which a stream that has been taken over is flushed, ns. It is long, so that
-    /// such flushes do not slow down an owner that writes from time to time.
+    /// The idle time after which a stream that has been taken over is flushed, ns. It is long, so
+    /// that such flushes do not slow down an owner that writes from time to time.
     pub flush_ns: u64,
 }
 
@@ -44,11 +44,11 @@ pub const ROUNDS_MAX: u32 = 4;
 pub enum Finding {
     /// The owner drives the stream. The shell releases it.
     Owner,
-    /// The owner is not calling, and there is no event. The shell releases the stream, and watches it
-    /// for events.
+    /// The owner is not calling, and there is no event. The shell releases the stream, and watches
+    /// it for events.
     Watch,
-    /// The owner is not calling. The shell drives the stream for at most [`ROUNDS_MAX`] rounds, then
-    /// calls [`on_driven`](BackgroundDriver::on_driven), and watches the stream for events.
+    /// The owner is not calling. The shell drives the stream for at most [`ROUNDS_MAX`] rounds,
+    /// then calls [`on_driven`](BackgroundDriver::on_driven), and watches the stream for events.
     Drive,
 }
 
@@ -61,8 +61,8 @@ struct Stream {
     due: Option<u64>,
     /// Whether the stream has been taken over.
     taken_over: bool,
-    /// Whether, at the last check, the owner was in a call and the stream was awaited. The end of that
-    /// call wakes the driver.
+    /// Whether, at the last check, the owner was in a call and the stream was awaited. The end of
+    /// that call wakes the driver.
     in_call: bool,
 }
 
@@ -112,9 +112,9 @@ impl BackgroundDriver {
         self.streams.get(&stream).is_some_and(|stream| stream.taken_over)
     }
 
-    /// The streams to check now, and for each whether it must be driven. A stream must be driven if it
-    /// is due, if it has an event, if its owner was in a call, or if it is awaited and was not taken
-    /// over. For the other streams, the driver only checks whether the owner calls again.
+    /// The streams to check now, and for each whether it must be driven. A stream must be driven if
+    /// it is due, if it has an event, if its owner was in a call, or if it is awaited and was not
+    /// taken over. For the other streams, the driver only checks whether the owner calls again.
     pub fn due(
         &self,
         now: u64,

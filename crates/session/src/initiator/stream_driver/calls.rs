@@ -1,4 +1,7 @@
-//! The owner's calls that wait: for marks, for a read, for the end of the stream.
+//! The owner's calls that wait: for marks, for a read, and for the end of the stream.
+//!
+//! A call begins with `begin_…`. Then the shell drives rounds, and after each round it calls the
+//! `…_step` function, until that returns how the call has ended.
 
 use alloc::vec::Vec;
 
@@ -14,8 +17,8 @@ use crate::initiator::stream::{ReadExtent, ReadPartFailure, TargetRefusal};
 pub enum Until {
     /// The group and all earlier groups are complete on all targets.
     Complete(Seq),
-    /// The group and all earlier groups are durable. The drives are flushed for that, unless a later
-    /// group has requested a flush.
+    /// The group and all earlier groups are durable. The drives are flushed for that, unless a
+    /// later group has requested a flush.
     Durable(Seq),
     /// There is space for groups again.
     Space,
@@ -66,9 +69,9 @@ pub enum ReadFailure {
 /// The read of an owner's call.
 #[derive(Debug, Default)]
 pub(super) struct ReadCall {
-    /// The extents that wait until all writes of this stream to them are complete; empty once the
-    /// read has been started.
-    waiting: Vec<ReadExtent>,
+    /// The extents of a read that has not been started, because writes of this stream to them are
+    /// not complete. Empty once the read has been started.
+    unstarted: Vec<ReadExtent>,
     /// Whether the read has begun and not ended.
     in_flight: bool,
     /// When the read is given up, ns.
@@ -87,12 +90,12 @@ pub struct Closed {
 /// The steps of closing a stream, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Closing {
-    /// Waits until all submitted groups are durable.
-    Durable(Seq),
+    /// Waits until all submitted groups up to this one are durable.
+    AwaitDurable(Seq),
     /// Waits until nothing is in flight.
-    Idle,
-    /// Waits until every target has confirmed the released mark.
-    Marks { last: Seq },
+    AwaitIdle,
+    /// Waits until every target has confirmed the released mark. `last` is the last group.
+    AwaitMarks { last: Seq },
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
@@ -108,7 +111,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             }
             Until::Durable(seq) => {
                 self.session.ask_durable(seq);
-                self.unsent = true;
+                self.has_unsent = true;
                 Ok(())
             }
             Until::Complete(_) | Until::Space | Until::Idle | Until::Moved | Until::Woken => Ok(()),
@@ -123,16 +126,16 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
-            Until::Space => engine.payload_freed_up_to() > self.freed || engine.is_idle(),
+            Until::Space => engine.payload_freed_up_to() > self.freed_up_to || engine.is_idle(),
             Until::Idle => engine.is_idle(),
-            Until::Moved => ReportedMarks { marks, released: engine.released() } != self.reported,
+            Until::Moved => self.present_marks() != self.last_reported,
             Until::Woken => self.attention.is_woken(),
         }
     }
 
-    /// Checks whether a wait has ended, as of the last [`marks`](Self::marks). The condition is checked
-    /// first, then an interrupt, then the deadline. An interrupt that does not end this wait ends the
-    /// next one. `now` is called only if there is a deadline.
+    /// Checks whether a wait has ended, as of the last [`marks`](Self::marks). The condition is
+    /// checked first, then an interrupt, then the deadline. An interrupt that does not end this
+    /// wait ends the next one. `now` is called only if there is a deadline.
     pub fn wait_step(
         &mut self,
         until: Until,
@@ -141,14 +144,17 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     ) -> Option<WaitEnd> {
         if self.reached(until) {
             if until == Until::Woken {
-                self.attention.take_woken();
+                self.attention.clear_woken();
             }
             return Some(WaitEnd::Reached);
         }
-        if self.attention.take_woken() {
+        if self.attention.clear_woken() {
             return Some(WaitEnd::Woken);
         }
-        deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
+        match deadline {
+            Some(deadline) if now() >= deadline => Some(WaitEnd::Deadline),
+            _ => None,
+        }
     }
 
     /// As [`wait_step`](Self::wait_step), but an interrupt does not end the wait. It ends the next
@@ -162,7 +168,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if self.reached(until) {
             return Some(WaitEnd::Reached);
         }
-        deadline.is_some_and(|deadline| now() >= deadline).then_some(WaitEnd::Deadline)
+        match deadline {
+            Some(deadline) if now() >= deadline => Some(WaitEnd::Deadline),
+            _ => None,
+        }
     }
 
     /// Interrupts the owner: ends its present wait, or its next one if it does not wait now.
@@ -178,7 +187,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Records that the marks have been reported to the owner; see [`Until::Moved`].
     #[inline]
     pub fn marks_reported(&mut self) {
-        self.reported = self.present_marks();
+        self.last_reported = self.present_marks();
     }
 
     /// Begins a read of some extents, none of them empty. The caller has checked that they lie on
@@ -187,22 +196,23 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn begin_read(&mut self, extents: &[ReadExtent], deadline: Option<u64>, now: u64) {
         self.give_up_read();
         self.session.begin_read(now);
-        self.read.waiting.extend_from_slice(extents);
+        self.read.unstarted.extend_from_slice(extents);
         self.read.deadline = deadline;
         self.read.in_flight = true;
     }
 
     /// Gives up the read in flight, if there is one. Data that still arrives for it is dropped.
     pub fn give_up_read(&mut self) {
-        self.read.waiting.clear();
+        self.read.unstarted.clear();
         self.read.deadline = None;
         if core::mem::take(&mut self.read.in_flight) {
             self.session.give_up_read();
         }
     }
 
-    /// Whether a read command has no answer yet, also one of a read that was given up. A stream that
-    /// only reads must be driven until then, because no stream can replay before the answer (P9).
+    /// Whether a read command has no answer yet, also one of a read that was given up. A stream
+    /// that only reads must be driven until then, because no stream can replay before the answer
+    /// (P9).
     #[must_use]
     pub fn has_unanswered_reads(&self) -> bool {
         self.session.has_unanswered_reads()
@@ -212,9 +222,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     fn read_must_wait(&self) -> bool {
         let must_wait =
             |extent: &ReadExtent| self.session.read_must_wait(extent.lba, extent.blocks);
-        self.read.waiting.iter().any(must_wait)
+        self.read.unstarted.iter().any(must_wait)
     }
 
+    /// When the read in flight is given up, ns; `None`: there is no read, or it has no deadline.
     pub(super) fn read_deadline(&self) -> Option<u64> {
         self.read.deadline
     }
@@ -224,12 +235,12 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     ///
     /// The read starts only when all writes of this stream to its blocks are complete (P9).
     pub fn read_step(&mut self, now: u64) -> Option<Result<(), ReadFailure>> {
-        if !self.read.waiting.is_empty() && !self.read_must_wait() {
-            let extents = core::mem::take(&mut self.read.waiting);
+        if !self.read.unstarted.is_empty() && !self.read_must_wait() {
+            let extents = core::mem::take(&mut self.read.unstarted);
             self.session.start_read(&extents);
-            self.unsent = true;
+            self.has_unsent = true;
         }
-        if self.read.waiting.is_empty() && !self.session.is_reading() {
+        if self.read.unstarted.is_empty() && !self.session.is_reading() {
             self.read.in_flight = false;
             self.read.deadline = None;
             let read_failure = |part: ReadPartFailure| ReadFailure::Status {
@@ -248,48 +259,49 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Whether the read can continue only after an answer arrives.
     #[must_use]
     pub fn read_waits(&self) -> bool {
-        match self.read.waiting.is_empty() {
-            false => self.read_must_wait(),
-            true => self.session.is_reading(),
+        if self.read.unstarted.is_empty() {
+            self.session.is_reading()
+        } else {
+            self.read_must_wait()
         }
     }
 
-    /// Begins to close the stream. All submitted groups become durable. Then the targets durably record
-    /// the released mark, so that their logs may drop the groups. The caller then drives the
+    /// Begins to close the stream. All submitted groups become durable. Then the targets durably
+    /// record the released mark, so that their logs may drop the groups. The caller then drives the
     /// stream and calls [`close_step`](Self::close_step).
     pub fn begin_close(&mut self) {
         let last = self.session.engine().last_admitted();
         self.session.ask_durable(last);
-        self.unsent = true;
-        self.closing = Some(Closing::Durable(last));
+        self.has_unsent = true;
+        self.closing = Some(Closing::AwaitDurable(last));
     }
 
-    /// Gives the close up. The stream continues.
+    /// Ends the close before it is done. The stream continues.
     pub fn give_up_close(&mut self) {
         self.closing = None;
         self.session.give_up_marks();
     }
 
-    /// Continues the close, after [`marks`](Self::marks). Returns `Some` when the stream is closed. The
-    /// shell then closes the connections.
+    /// Continues the close, after [`marks`](Self::marks). Returns `Some` when the stream is closed.
+    /// The shell then closes the connections.
     ///
     /// # Errors
     /// A target could not record the mark.
     pub fn close_step(&mut self) -> Result<Option<Closed>, TargetRefusal> {
         loop {
             match self.closing {
-                Some(Closing::Durable(seq)) if self.reached(Until::Durable(seq)) => {
-                    self.closing = Some(Closing::Idle);
+                Some(Closing::AwaitDurable(seq)) if self.reached(Until::Durable(seq)) => {
+                    self.closing = Some(Closing::AwaitIdle);
                 }
-                // The engine may have inserted a flush of its own, as a group after the last one. So
-                // the last group is read again.
-                Some(Closing::Idle) if self.reached(Until::Idle) => {
+                // The engine may have inserted a flush of its own, as a group after the one that
+                // was the last. So the driver reads the last group again.
+                Some(Closing::AwaitIdle) if self.reached(Until::Idle) => {
                     let last = self.session.marks().durable;
                     self.session.send_marks();
-                    self.unsent = true;
-                    self.closing = Some(Closing::Marks { last });
+                    self.has_unsent = true;
+                    self.closing = Some(Closing::AwaitMarks { last });
                 }
-                Some(Closing::Marks { last }) if self.session.marks_confirmed()? => {
+                Some(Closing::AwaitMarks { last }) if self.session.marks_confirmed()? => {
                     self.closing = None;
                     let released = self.session.engine().released();
                     return Ok(Some(Closed { last, released }));

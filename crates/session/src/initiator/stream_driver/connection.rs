@@ -15,9 +15,9 @@ pub(super) struct ServerConnection {
     /// The number of commands for which its queue has space.
     pub(super) depth: usize,
     /// Whether the shell has a connection that it has not been asked to close.
-    open: bool,
+    is_open: bool,
     /// Whether a connection has been requested and not been made yet.
-    requested: bool,
+    is_requested: bool,
     /// The number of connections that were made since the stream was last up here.
     attempts: u32,
     /// The loss of the connection, until the stream is up again.
@@ -29,13 +29,13 @@ pub(super) struct ServerConnection {
 struct ConnectionLoss {
     /// When the driver noticed the loss, ns.
     since: u64,
-    /// The number of requests that the stream had replayed before the loss.
+    /// The number of requests that the stream had replayed before the loss, on all servers.
     replayed_before: u64,
 }
 
 impl ServerConnection {
     pub(super) const fn new(qid: u16, depth: usize) -> Self {
-        Self { qid, depth, open: true, requested: false, attempts: 0, loss: None }
+        Self { qid, depth, is_open: true, is_requested: false, attempts: 0, loss: None }
     }
 }
 
@@ -48,35 +48,36 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         !self.session.is_lost(server)
     }
 
-    /// Handles the end of the connection to a server. The shell also calls this after the target has
-    /// broken the protocol.
+    /// Handles the end of the connection to a server. The shell also calls this after the target
+    /// has broken the protocol.
     #[cold]
     pub fn closed(&mut self, server: u16, now: u64) {
         self.session.lost(server, Cause::Disconnected, now);
         self.connections_changed = true;
     }
 
-    /// Takes a [requested](StreamEvent::Connect) connection, with a queue that has not been started.
-    /// Returns false if the stream does not need the connection any more. The shell then closes it.
+    /// Takes a [requested](StreamEvent::Connect) connection, with a queue that has not been
+    /// started. Returns false if the stream does not need the connection any more. The shell then
+    /// closes it.
     #[cold]
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
         let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
-        let was_requested = core::mem::take(&mut connection.requested);
+        let was_requested = core::mem::take(&mut connection.is_requested);
         if !was_requested || self.session.connection(server) != ConnectionState::Down {
             return false;
         }
         connection.attempts += 1;
-        connection.open = true;
+        connection.is_open = true;
         self.session.rejoin(server, queue, now);
         self.connections_changed = true;
-        self.unsent = true;
+        self.has_unsent = true;
         true
     }
 
-    /// Handles the end of a server's association: its connection counts as lost, also if it is open.
-    /// The target may have lost its power while nothing was in flight. A connection that is being made
-    /// could join the next association before the target is checked again (T27). Reads of other
-    /// streams wait until this stream is bound again (P9).
+    /// Handles the end of a server's association: its connection counts as lost, also if it is
+    /// open. The target may have lost its power while nothing was in flight. A connection that is
+    /// being made could join the next association before the target is checked again (T27). Reads
+    /// of other streams wait until this stream is bound again (P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_being_set_up = self.session.connection(server) == ConnectionState::Joining;
@@ -93,8 +94,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     }
 
     /// Checks the connections if some are not up, and adds the events that follow: to close lost
-    /// connections, to make new ones, and to report servers that are back. The shell calls it at the
-    /// end of each round.
+    /// connections, to make new ones, and to report servers that are back. The shell calls it at
+    /// the end of each round.
     #[inline]
     pub fn check_connections(&mut self, now: u64) {
         if self.connections_changed {
@@ -102,19 +103,22 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
     }
 
+    /// As [`check_connections`](Self::check_connections), for connections that are not all up.
     #[cold]
     fn check_each_connection(&mut self, now: u64) {
         self.connections_changed = false;
         let has_failed = self.session.engine().failure().is_some();
-        let replayed = self.session.engine().replayed_count();
+        let replayed_count = self.session.engine().replayed_count();
         for (server, connection) in (0..).zip(&mut self.servers) {
             let state = self.session.connection(server);
             match state {
                 ConnectionState::Down | ConnectionState::Dead => {
-                    connection
-                        .loss
-                        .get_or_insert(ConnectionLoss { since: now, replayed_before: replayed });
-                    if core::mem::take(&mut connection.open) {
+                    connection.loss.get_or_insert(ConnectionLoss {
+                        since: now,
+                        replayed_before: replayed_count,
+                    });
+                    if connection.is_open {
+                        connection.is_open = false;
                         self.events.push_back(StreamEvent::ConnectionEnded { server });
                     }
                 }
@@ -125,21 +129,23 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                         self.events.push_back(StreamEvent::Back {
                             server,
                             unreachable_ns: now.saturating_sub(loss.since),
-                            replayed: replayed - loss.replayed_before,
+                            replayed: replayed_count - loss.replayed_before,
                         });
                     }
                 }
             }
-            // A stream that has failed makes no new connections.
-            self.connections_changed |=
-                !matches!(state, ConnectionState::Up | ConnectionState::Dead) && !has_failed;
+            // The connection must be checked again until it is up. A stream that has failed makes
+            // no new connections.
+            let is_settled = matches!(state, ConnectionState::Up | ConnectionState::Dead);
+            self.connections_changed |= !is_settled && !has_failed;
         }
         let Self { session, servers, events, .. } = self;
         for server in session.wants_rejoin() {
             let connection = &mut servers[usize::from(server)];
-            if core::mem::replace(&mut connection.requested, true) {
+            if connection.is_requested {
                 continue;
             }
+            connection.is_requested = true;
             events.push_back(StreamEvent::Connect(ConnectRequest {
                 stream: session.config().stream,
                 server,

@@ -13,10 +13,10 @@
 //! 5. check_connections(now), then each event is handled
 //! ```
 //!
-//! The shell reports the end of an association after the bytes that arrived before it, and before it
-//! sends anything in answer to them. The bytes may come from a target that has been started again
-//! since, and nothing may be sent to that target before it is checked (T27). The shell reads the
-//! [`marks`](StreamDriver::marks) between rounds. Times are nanoseconds of one monotonic clock.
+//! The shell reports the end of an association after the bytes that arrived before it, and before
+//! it sends anything in answer to them. The bytes may come from a target that has been started
+//! again since, and nothing may be sent to that target before it is checked (T27). The shell reads
+//! the [`marks`](StreamDriver::marks) between rounds. Times are nanoseconds of one monotonic clock.
 
 mod attention;
 mod background;
@@ -55,8 +55,9 @@ pub enum StreamEvent {
         /// The server.
         server: u16,
     },
-    /// The driver requests a connection. The shell calls [`connected`](StreamDriver::connected) when
-    /// the connection is made, or [`give_up`](StreamDriver::give_up). The request is not repeated.
+    /// The driver requests a connection. The shell calls [`connected`](StreamDriver::connected)
+    /// when the connection is made, or [`give_up`](StreamDriver::give_up). The request is not
+    /// repeated.
     Connect(ConnectRequest),
     /// The stream is bound again on a server that it had lost.
     Back {
@@ -69,14 +70,14 @@ pub enum StreamEvent {
     },
 }
 
-/// The longest sleep of an owner in a call, ns. Another stream's failed FLUSH makes this stream
-/// fail although nothing arrives (T22).
+/// The longest sleep of an owner in a call, ns. The owner must check the stream from time to time,
+/// because another stream's failed FLUSH makes this stream fail although nothing arrives (T22).
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
-/// The number of admitted groups after which the stream should send without a request of the owner.
-/// Groups of one block then fill four TCP segments of 64 KiB. With fewer, each segment costs a
-/// system call on both sides.
-const ADMITTED_MAX: usize = 64;
+/// The number of admitted groups from which on the stream should send without a request of the
+/// owner. This number of groups with one block each fills four TCP segments of 64 KiB. With fewer
+/// groups, each segment would cost a system call on both sides.
+const UNSENT_GROUPS_MAX: usize = 64;
 
 /// The marks of a stream, with the released mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,9 +104,9 @@ pub struct StreamDriver<P> {
     /// Whether [`check_connections`](Self::check_connections) has something to do.
     connections_changed: bool,
     /// Whether there are requests that [`pump`](Self::pump) has not yet turned into commands.
-    unsent: bool,
+    has_unsent: bool,
     /// The number of groups admitted since the last [`pump`](Self::pump).
-    admitted: usize,
+    admitted_count: usize,
     /// The first failure that was reported (P6).
     failure: Option<Failure>,
     attention: Attention,
@@ -117,13 +118,13 @@ pub struct StreamDriver<P> {
     closing: Option<Closing>,
     /// The group up to which the owner may have freed the payload, by its last
     /// [`reclaim`](Self::reclaim).
-    freed: Seq,
+    freed_up_to: Seq,
     /// The group up to which other threads wait for durability.
     durable_awaited: Seq,
     /// The group up to which this durability has been requested from the session.
     durable_requested: Seq,
     /// The marks that were last reported to the owner; see [`Until::Moved`].
-    reported: ReportedMarks,
+    last_reported: ReportedMarks,
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
@@ -133,30 +134,30 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn new(session: StreamSession<P>, queues: impl Iterator<Item = (u16, usize)>) -> Self {
         let servers = queues.map(|(qid, depth)| ServerConnection::new(qid, depth)).collect();
         let start = session.config().start;
-        let reported =
+        let last_reported =
             ReportedMarks { marks: session.marks(), released: session.engine().released() };
         Self {
             session,
             servers,
             events: VecDeque::new(),
             connections_changed: false,
-            unsent: false,
-            admitted: 0,
+            has_unsent: false,
+            admitted_count: 0,
             failure: None,
             attention: Attention::default(),
             idle_undurable: None,
             read: ReadCall::default(),
             closing: None,
-            freed: start,
+            freed_up_to: start,
             durable_awaited: start,
             durable_requested: start,
-            reported,
+            last_reported,
         }
     }
 
     /// Admits a group. If it is admitted, takes the payloads out of `writes`. The next
-    /// [`pump`](Self::pump) sends the group. If the stream [should send](Self::should_send), that is
-    /// due at once.
+    /// [`pump`](Self::pump) sends the group. If the stream [should send](Self::should_send), that
+    /// is due at once.
     ///
     /// # Errors
     /// The limit that refuses the group, or the failure of the stream. Nothing was admitted.
@@ -168,21 +169,21 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         durable: bool,
     ) -> Result<Seq, Refusal> {
         let seq = self.session.admit(writes, tag, durable)?;
-        self.admitted += 1;
+        self.admitted_count += 1;
         if durable && !probe::planted(Plant::P8DurableUnsent) {
-            // A thread waits for the group, or will do so, and the owner may not call before the group
-            // is durable. So it is sent at once.
-            self.admitted = ADMITTED_MAX;
+            // A thread waits until the group is durable, or will do so. The owner may make no
+            // further call before that, so the group is sent at once.
+            self.admitted_count = UNSENT_GROUPS_MAX;
         }
         Ok(seq)
     }
 
-    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without a
-    /// request of the owner: one of them is durable, or there are `ADMITTED_MAX` of them.
+    /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
+    /// a request of the owner: one of them is durable, or there are `UNSENT_GROUPS_MAX` of them.
     #[inline]
     #[must_use]
     pub fn should_send(&self) -> bool {
-        self.admitted >= ADMITTED_MAX
+        self.admitted_count >= UNSENT_GROUPS_MAX
     }
 
     /// Counts a call of the owner. Returns whether the background driver must be woken, so that it
@@ -208,9 +209,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
         let last = self.session.engine().last_admitted();
         let polled = self.session.poll();
-        // If the last group has changed, the engine has inserted a flush of its own, which is still to
-        // be sent.
-        self.unsent |= self.session.engine().last_admitted() != last;
+        // If the last group has changed, the engine has inserted a flush of its own, and the flush
+        // must be sent.
+        self.has_unsent |= self.session.engine().last_admitted() != last;
         polled.inspect_err(|failure| self.failure = Some(*failure))
     }
 
@@ -253,8 +254,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             self.durable_requested = seq;
             self.session.ask_durable(seq);
         }
-        self.unsent = false;
-        self.admitted = 0;
+        self.has_unsent = false;
+        self.admitted_count = 0;
         // The session may have given a connection up since the last check.
         self.connections_changed |= self.session.is_connecting();
         self.session.pump(now);
@@ -266,18 +267,19 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn want_durable(&mut self, seq: Seq) {
         if seq != self.durable_awaited {
             self.durable_awaited = seq;
-            self.unsent |= self.durable_to_request().is_some();
+            self.has_unsent |= self.durable_to_request().is_some();
         }
     }
 
-    /// The group up to which a flush must be requested now, because another thread waits until it is
-    /// durable; `None` if no thread does, or the flush was requested before.
+    /// The group up to which a flush must be requested now, because another thread waits until it
+    /// is durable; `None` if no thread does, or the flush was requested before.
     fn durable_to_request(&self) -> Option<Seq> {
         if self.durable_awaited <= self.durable_requested {
             return None;
         }
-        Some(self.durable_awaited.min(self.session.engine().last_admitted()))
-            .filter(|seq| *seq > self.durable_requested)
+        let last_submitted = self.session.engine().last_admitted();
+        let seq = self.durable_awaited.min(last_submitted);
+        if seq > self.durable_requested { Some(seq) } else { None }
     }
 
     /// The bytes to send to a server.
@@ -286,8 +288,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.outbox(server)
     }
 
-    /// Handles connections whose target has not answered for too long: they count as lost. The shell
-    /// calls this after it has found that no bytes have arrived.
+    /// Handles connections whose target has not answered for too long: they count as lost. The
+    /// shell calls this after it has found that no bytes have arrived.
     pub fn timeout(&mut self, now: u64) {
         while let Some(server) = self.session.stalled(now) {
             self.session.lost(server, riopipe_order::engine::Cause::TimedOut, now);
@@ -305,36 +307,42 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// arrival.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
-        if self.unsent && self.failure.is_none() { Some(now) } else { self.session.deadline(now) }
+        if self.has_unsent && self.failure.is_none() {
+            Some(now)
+        } else {
+            self.session.deadline(now)
+        }
     }
 
     /// Whether there are requests that the next [`pump`](Self::pump) turns into commands. The next
     /// round is then due at once.
     #[must_use]
     pub fn wants_pump(&self) -> bool {
-        self.unsent
+        self.has_unsent
     }
 
     /// The time until which a call of the owner may sleep if nothing arrives, ns.
     #[must_use]
     pub fn sleeps_until(&self, now: u64) -> u64 {
-        let latest = now.saturating_add(SLEEP_NS_MAX);
-        let read = self.read_deadline();
-        self.deadline(now).into_iter().chain(read).fold(latest, u64::min)
+        let mut until = now.saturating_add(SLEEP_NS_MAX);
+        for deadline in [self.deadline(now), self.read_deadline()].into_iter().flatten() {
+            until = until.min(deadline);
+        }
+        until
     }
 
     /// Returns the last group whose payload the driver does not need any more: the caller frees the
     /// buffers up to it. Remembers the group, because [`Until::Space`] waits for a later one.
     #[inline]
     pub fn reclaim(&mut self) -> Seq {
-        self.freed = self.session.engine().payload_freed_up_to();
-        self.freed
+        self.freed_up_to = self.session.engine().payload_freed_up_to();
+        self.freed_up_to
     }
 
-    /// The background driver calls this after its rounds, and after [`marks`](Self::marks). A stream
-    /// that has been idle for `flush_ns` is flushed, so that the targets can drop its entries from
-    /// their logs (T1). Returns when the next round is due even if nothing arrives: at once if the
-    /// last round `worked`, and never (`None`) for a stream that has failed.
+    /// The background driver calls this after its rounds, and after [`marks`](Self::marks). A
+    /// stream that has been idle for `flush_ns` is flushed, so that the targets can drop its
+    /// entries from their logs (T1). Returns when the next round is due even if nothing arrives: at
+    /// once if the last round `worked`, and never (`None`) for a stream that has failed.
     pub fn finish_background_rounds(
         &mut self,
         worked: bool,
@@ -344,14 +352,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if self.failure.is_some() {
             return None;
         }
-        let flush = self.idle_flush(flush_ns, now);
-        let next = self.deadline(now).into_iter().chain(flush).min();
-        if worked { Some(now) } else { next }
+        let flush_due = self.flush_if_idle(flush_ns, now);
+        let next_round = [self.deadline(now), flush_due].into_iter().flatten().min();
+        if worked { Some(now) } else { next_round }
     }
 
-    /// Requests a flush if the stream has been idle for `flush_ns` and its last group is not durable.
-    /// Returns the time of the flush if it is due later.
-    fn idle_flush(&mut self, flush_ns: u64, now: u64) -> Option<u64> {
+    /// Requests a flush if the stream has been idle for `flush_ns` and its last group is not
+    /// durable. Returns the time of the flush if it is due later.
+    fn flush_if_idle(&mut self, flush_ns: u64, now: u64) -> Option<u64> {
         let engine = self.session.engine();
         let last = engine.last_admitted();
         let needs_flush = self.session.config().engine.capabilities().keeps_log
@@ -372,7 +380,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         }
         probe::hit(Rare::BackgroundFlush);
         self.session.ask_durable(last);
-        self.unsent = true;
+        self.has_unsent = true;
         self.idle_undurable = None;
         None
     }
@@ -431,7 +439,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.traces_next()
     }
 
-    /// Group `seq`, which is traced, has been admitted between `since` and `now`, ns.
+    /// Begins to trace group `seq`, which was admitted between `since` and `now`, ns.
     #[cold]
     pub fn trace(&mut self, seq: Seq, since: u64, now: u64) {
         self.session.trace(seq, since, now);

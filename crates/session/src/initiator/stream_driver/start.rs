@@ -34,8 +34,8 @@ pub struct StreamSpec {
     pub config: StreamConfig,
     /// The volume's topology.
     pub topology: Topology,
-    /// Limit of the replay memory: the payload bytes that are kept because they are not durable or not
-    /// complete (T14).
+    /// Limit of the replay memory: the payload bytes that are kept because they are not durable or
+    /// not complete (T14).
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (T16), up to the data that a command can carry.
     pub merge: bool,
@@ -87,11 +87,11 @@ pub enum StartStep {
     Connect(ConnectRequest),
     /// Drive the [`driver`](StreamStart::driver), if there is one: take in the bytes that arrive,
     /// [`pump`](StreamDriver::pump) and send, without
-    /// [`check_connections`](StreamDriver::check_connections). Call [`failed`](StreamStart::failed) for
-    /// a connection that ends.
+    /// [`check_connections`](StreamDriver::check_connections). Call [`failed`](StreamStart::failed)
+    /// for a connection that ends.
     Drive,
-    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. The time may
-    /// be past.
+    /// Close all connections, and call [`step`](StreamStart::step) again at this time, ns. The time
+    /// may be past.
     Pause(u64),
     /// The stream is bound on all targets: take it with [`into_driver`](StreamStart::into_driver).
     Ready,
@@ -106,21 +106,24 @@ const RETRY_DELAY_NS: u64 = 5_000_000;
 #[derive(Debug)]
 struct PendingConnection<P> {
     /// Whether the shell has been asked for it.
-    requested: bool,
+    is_requested: bool,
     /// Its queue, once the connection is made.
     queue: Option<StreamQueue<P>>,
 }
 
-enum Stage<P> {
-    /// The connections are being made.
+/// The progress of the start.
+enum Progress<P> {
+    /// The connections are being made, one for each server.
     Connecting(Vec<PendingConnection<P>>),
     /// All connections are made. The stream is being bound, or is bound.
     Binding(Box<StreamDriver<P>>),
-    /// Nothing is done before `until`, ns. `reported`: whether the shell has got this step.
+    /// The start waits until this time, ns, and then begins again.
     Pausing {
         until: u64,
-        reported: bool,
+        /// Whether the shell has got [`StartStep::Pause`] for this pause.
+        is_reported: bool,
     },
+    /// The stream cannot be started.
     Failed(StartError),
 }
 
@@ -128,12 +131,13 @@ enum Stage<P> {
 pub struct StreamStart<P> {
     spec: StreamSpec,
     shared: StreamShared,
-    /// The time limit of the start, and the time at which it ends, ns.
+    /// The time limit of the start, ns.
     timeout_ns: u64,
+    /// The time at which the start is given up, ns.
     deadline: u64,
     /// The server to which the next connection is requested first: the one that failed last.
     first_server: u16,
-    stage: Stage<P>,
+    progress: Progress<P>,
 }
 
 impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
@@ -141,68 +145,77 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     #[must_use]
     pub fn new(spec: StreamSpec, shared: StreamShared, timeout_ns: u64, now: u64) -> Self {
         debug_assert_eq!(spec.qids.len(), spec.topology.servers().len());
-        let stage = Stage::Connecting(pending_connections(&spec));
+        let progress = Progress::Connecting(pending_connections(&spec));
         let deadline = now.saturating_add(timeout_ns);
-        Self { spec, shared, timeout_ns, deadline, first_server: 0, stage }
+        Self { spec, shared, timeout_ns, deadline, first_server: 0, progress }
     }
 
     /// The next action of the shell.
     pub fn step(&mut self, now: u64) -> StartStep {
-        match &mut self.stage {
-            Stage::Pausing { until, reported } if now < *until || !*reported => {
-                *reported = true;
+        match &mut self.progress {
+            Progress::Pausing { until, is_reported } if now < *until || !*is_reported => {
+                *is_reported = true;
                 StartStep::Pause(*until)
             }
-            Stage::Pausing { .. } => {
-                self.stage = Stage::Connecting(pending_connections(&self.spec));
+            Progress::Pausing { .. } => {
+                self.progress = Progress::Connecting(pending_connections(&self.spec));
                 self.step(now)
             }
-            Stage::Connecting(pending) => {
-                let is_requested =
-                    |server: &u16| pending.get(usize::from(*server)).is_none_or(|p| p.requested);
-                let mut servers =
-                    core::iter::once(self.first_server).chain(0..pending.len() as u16);
-                match servers.find(|server| !is_requested(server)) {
-                    Some(server) => {
-                        pending[usize::from(server)].requested = true;
-                        StartStep::Connect(ConnectRequest {
-                            stream: self.spec.config.stream,
-                            server,
-                            qid: self.spec.qids[usize::from(server)],
-                            depth: commands_per_queue(&self.spec),
-                            attempts: 0,
-                        })
-                    }
-                    None if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
-                    None => StartStep::Drive,
-                }
-            }
-            Stage::Binding(driver) => match driver.session.is_ready() {
+            Progress::Connecting(_) => match self.next_connect_request() {
+                Some(request) => StartStep::Connect(request),
+                None if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
+                None => StartStep::Drive,
+            },
+            Progress::Binding(driver) => match driver.session.is_ready() {
                 Ok(true) => StartStep::Ready,
                 Ok(false) if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
                 Ok(false) => match driver.session.stalled(now) {
                     Some(server) => self.end_with_timeout(server, self.spec.config.timeout_ns),
                     None => StartStep::Drive,
                 },
-                Err(refused) => self.end_with_error(StartError::Refused(refused)),
+                Err(refusal) => self.end_with_error(StartError::Refused(refusal)),
             },
-            Stage::Failed(error) => StartStep::Failed(error.clone()),
+            Progress::Failed(error) => StartStep::Failed(error.clone()),
         }
     }
 
+    /// The request for the next connection that the shell has not been asked for; `None` if it has
+    /// been asked for all of them. The server that failed last comes first.
+    fn next_connect_request(&mut self) -> Option<ConnectRequest> {
+        let Progress::Connecting(pending) = &mut self.progress else { return None };
+        let servers = core::iter::once(self.first_server).chain(0..pending.len() as u16);
+        for server in servers {
+            let Some(connection) = pending.get_mut(usize::from(server)) else { continue };
+            if connection.is_requested {
+                continue;
+            }
+            connection.is_requested = true;
+            return Some(ConnectRequest {
+                stream: self.spec.config.stream,
+                server,
+                qid: self.spec.qids[usize::from(server)],
+                depth: commands_per_queue(&self.spec),
+                attempts: 0,
+            });
+        }
+        None
+    }
+
+    /// Ends the start because a time limit of `after_ns` has passed.
     fn end_with_timeout(&mut self, server: u16, after_ns: u64) -> StartStep {
         self.end_with_error(StartError::TimedOut { server, after_ns })
     }
 
+    /// Ends the start with an error, which each later step returns, too.
     fn end_with_error(&mut self, error: StartError) -> StartStep {
-        self.stage = Stage::Failed(error.clone());
+        self.progress = Progress::Failed(error.clone());
         StartStep::Failed(error)
     }
 
-    /// Takes a requested connection, with a queue that has not been started. Once all connections are
-    /// made, begins to bind.
+    /// Takes a requested connection, with a queue that has not been started. Once all connections
+    /// are made, begins to bind.
     pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
-        let Stage::Connecting(pending) = &mut self.stage else { return };
+        let Progress::Connecting(pending) = &mut self.progress else { return };
         if let Some(pending) = pending.get_mut(usize::from(server)) {
             pending.queue = Some(queue);
         }
@@ -210,67 +223,67 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             let queues = pending.iter_mut().filter_map(|pending| pending.queue.take()).collect();
             let mut driver = self.make_driver(queues);
             driver.session.start(now);
-            self.stage = Stage::Binding(Box::new(driver));
+            self.progress = Progress::Binding(Box::new(driver));
         }
     }
 
-    /// Handles the end of a connection. `error` is the error of the session, if it had one. The start
-    /// begins again if the target only waits for the end of the stream's last connection, or if the
-    /// connection has ended without an error, as it does when a target dies.
+    /// Handles the end of a connection. `error` is the error of the session, if it had one. The
+    /// start begins again if the target only waits for the end of the stream's last connection, or
+    /// if the connection has ended without an error, as it does when a target dies.
     pub fn failed(&mut self, server: u16, error: Option<SessionError>, now: u64) {
-        if matches!(self.stage, Stage::Failed(_)) {
+        if matches!(self.progress, Progress::Failed(_)) {
             return;
         }
         match error {
             Some(error) if !error.is_passing() || now >= self.deadline => {
-                self.stage = Stage::Failed(StartError::Ended { server, error: Some(error) });
+                self.progress = Progress::Failed(StartError::Ended { server, error: Some(error) });
             }
             _ => self.put_off(server, now),
         }
     }
 
-    /// Handles the end of a server's association. A connection that was begun before, and the answers
-    /// on it, cannot be used any more (T27). The start begins again.
+    /// Handles the end of a server's association. A connection that was begun before, and the
+    /// answers on it, cannot be used any more (T27). The start begins again.
     pub fn association_ended(&mut self, server: u16, now: u64) {
-        let is_affected = match &self.stage {
-            Stage::Connecting(pending) => {
-                let is_made = |pending: &PendingConnection<P>| pending.queue.is_some();
-                pending.get(usize::from(server)).is_some_and(is_made)
+        let is_affected = match &self.progress {
+            Progress::Connecting(pending) => {
+                pending.get(usize::from(server)).is_some_and(|pending| pending.queue.is_some())
             }
-            Stage::Binding(_) => true,
-            Stage::Failed(StartError::Ended { server: at, error: Some(_) }) => {
-                *at == server && now < self.deadline
+            Progress::Binding(_) => true,
+            // An answer of the lost target has ended the start. It cannot be used any more, either.
+            Progress::Failed(StartError::Ended { server: ended_server, error: Some(_) }) => {
+                *ended_server == server && now < self.deadline
             }
-            Stage::Failed(StartError::Refused(refused)) => {
-                refused.server == server && now < self.deadline
+            Progress::Failed(StartError::Refused(refusal)) => {
+                refusal.server == server && now < self.deadline
             }
-            Stage::Pausing { .. } | Stage::Failed(_) => false,
+            Progress::Pausing { .. } | Progress::Failed(_) => false,
         };
         if is_affected && !probe::planted(Plant::T27LateConnect) {
             self.put_off(server, now);
         }
     }
 
-    /// Pauses, and then begins again with this server, until the time limit has passed. The shell calls
-    /// this when a requested connection cannot be made because the target is unreachable.
+    /// Pauses, and then begins again with this server, until the time limit has passed. The shell
+    /// calls this when a requested connection cannot be made because the target is unreachable.
     pub fn put_off(&mut self, server: u16, now: u64) {
         self.first_server = server;
-        self.stage = if now < self.deadline {
-            Stage::Pausing { until: now.saturating_add(RETRY_DELAY_NS), reported: false }
+        self.progress = if now < self.deadline {
+            Progress::Pausing { until: now.saturating_add(RETRY_DELAY_NS), is_reported: false }
         } else {
-            Stage::Failed(StartError::Ended { server, error: None })
+            Progress::Failed(StartError::Ended { server, error: None })
         };
     }
 
     /// Ends the start with an error, because the server will not come back.
     pub fn give_up(&mut self, server: u16) {
-        self.stage = Stage::Failed(StartError::Ended { server, error: None });
+        self.progress = Progress::Failed(StartError::Ended { server, error: None });
     }
 
     /// The stream's driver once all connections are made.
     pub fn driver(&mut self) -> Option<&mut StreamDriver<P>> {
-        match &mut self.stage {
-            Stage::Binding(driver) => Some(driver),
+        match &mut self.progress {
+            Progress::Binding(driver) => Some(driver),
             _ => None,
         }
     }
@@ -278,21 +291,21 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     /// When to call [`step`](Self::step) even if nothing has arrived, ns.
     #[must_use]
     pub fn deadline(&self, now: u64) -> u64 {
-        match &self.stage {
-            Stage::Pausing { until, reported: true } => *until,
-            Stage::Pausing { reported: false, .. } => now,
-            Stage::Binding(driver) => {
+        match &self.progress {
+            Progress::Pausing { until, is_reported: true } => *until,
+            Progress::Pausing { is_reported: false, .. } => now,
+            Progress::Binding(driver) => {
                 driver.deadline(now).map_or(self.deadline, |at| at.min(self.deadline))
             }
-            Stage::Connecting(_) | Stage::Failed(_) => self.deadline,
+            Progress::Connecting(_) | Progress::Failed(_) => self.deadline,
         }
     }
 
     /// The stream's driver, if the stream is bound on all targets.
     #[must_use]
     pub fn into_driver(self) -> Option<StreamDriver<P>> {
-        match self.stage {
-            Stage::Binding(driver) if driver.session.is_ready() == Ok(true) => Some(*driver),
+        match self.progress {
+            Progress::Binding(driver) if driver.session.is_ready() == Ok(true) => Some(*driver),
             _ => None,
         }
     }
@@ -300,12 +313,13 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     /// A driver over queues to all servers.
     fn make_driver(&self, queues: Vec<StreamQueue<P>>) -> StreamDriver<P> {
         let StreamSpec { config, topology, kept_bytes_max, merge, qids, reads_only } = &self.spec;
+        // Merged requests should fit into the capsules of all targets.
         let mut merged_blocks_max = u32::MAX;
         for queue in &queues {
-            // 0: the target takes no data with commands, so their size makes no difference.
-            match queue.in_capsule() / BLOCK_BYTES as u32 {
-                0 => {}
-                blocks => merged_blocks_max = merged_blocks_max.min(blocks),
+            let capsule_blocks = queue.in_capsule() / BLOCK_BYTES as u32;
+            // If a target takes no data in capsules, the size of a request makes no difference.
+            if capsule_blocks > 0 {
+                merged_blocks_max = merged_blocks_max.min(capsule_blocks);
             }
         }
         let limits = Limits {
@@ -335,17 +349,17 @@ fn commands_per_queue(spec: &StreamSpec) -> usize {
 }
 
 fn pending_connections<P>(spec: &StreamSpec) -> Vec<PendingConnection<P>> {
-    spec.qids.iter().map(|_| PendingConnection { requested: false, queue: None }).collect()
+    spec.qids.iter().map(|_| PendingConnection { is_requested: false, queue: None }).collect()
 }
 
 impl<P> core::fmt::Debug for StreamStart<P> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let stage = match &self.stage {
-            Stage::Connecting(_) => "connecting",
-            Stage::Binding(_) => "binding",
-            Stage::Pausing { .. } => "pausing",
-            Stage::Failed(_) => "failed",
+        let progress = match &self.progress {
+            Progress::Connecting(_) => "connecting",
+            Progress::Binding(_) => "binding",
+            Progress::Pausing { .. } => "pausing",
+            Progress::Failed(_) => "failed",
         };
-        f.debug_struct("StreamStart").field("stage", &stage).finish_non_exhaustive()
+        f.debug_struct("StreamStart").field("stage", &progress).finish_non_exhaustive()
     }
 }

@@ -63,8 +63,8 @@ pub enum Entry {
     Waits {
         /// Its place, for [`Waitlist::renew`] and [`Waitlist::remove`].
         place: Place,
-        /// Whether it is the first waiter. The background driver must then be woken, so that it takes
-        /// the stream over.
+        /// Whether it is the first waiter. The background driver must then be woken, so that it
+        /// takes the stream over.
         is_first: bool,
     },
 }
@@ -134,20 +134,21 @@ impl<W> Waitlist<W> {
         StreamIncarnation(self.starts.len() as u64)
     }
 
-    /// Begins another incarnation after the stream has been reopened. It continues after group `start`.
+    /// Begins another incarnation after the stream has been reopened. It continues after group
+    /// `start`.
     pub fn restart(&mut self, start: Seq) {
         self.starts.push(start);
     }
 
-    /// Whether a group of `incarnation` was kept in all later incarnations, and so is durable; `None`
-    /// if there is no later incarnation.
+    /// Whether a group of `incarnation` was kept in all later incarnations, and so is durable;
+    /// `None` if there is no later incarnation.
     fn was_kept(&self, incarnation: StreamIncarnation, seq: Seq) -> Option<bool> {
         let since = self.starts.get(incarnation.0 as usize..).filter(|since| !since.is_empty())?;
         Some(since.iter().all(|start| seq <= *start))
     }
 
-    /// Adds a waiter, which waits in this incarnation until `mark` is at group `seq`. `snapshot` reads
-    /// the stream's state. It is called when the waiter is in the list, and not before.
+    /// Adds a waiter, which waits in this incarnation until `mark` is at group `seq`. `snapshot`
+    /// reads the stream's state. It is called when the waiter is in the list, and not before.
     pub fn enter(
         &mut self,
         mark: Mark,

@@ -72,7 +72,7 @@ impl PinnedAssociation {
         &mut self,
         manager: &'a mut AssociationManager<P>,
     ) -> Option<(&'a mut Association<P>, bool)> {
-        let number = manager.number();
+        let number = manager.association_number();
         let is_first_call = self.number.is_none();
         let is_same = *self.number.get_or_insert(number) == number;
         manager.association().filter(|_| is_same).map(|association| (association, is_first_call))
@@ -308,7 +308,7 @@ impl VolumeRelease {
         if !self.unanswered[server] {
             return Ok(());
         }
-        let number = Some(manager.number());
+        let number = Some(manager.association_number());
         let is_lost_for_good = manager.absence().is_some_and(|absence| absence.for_good);
         let Some(association) = manager.association() else {
             // If the target comes back, the manager claims the volume there again. Then the release
