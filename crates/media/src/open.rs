@@ -10,7 +10,7 @@ use crate::drive::Drive;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
-use crate::mem::Mem;
+use crate::mem::MemDrive;
 use crate::spec::Spec;
 use crate::ssd::{self as modelled, Profile, Ssd};
 
@@ -46,7 +46,7 @@ pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Driv
             let bytes = spec.block_aligned_size(spec.what)?;
             let lazy = spec.switch("lazy")?;
             spec.finish()?;
-            Ok(Arc::new(Mem::new(bytes, !lazy)?))
+            Ok(Arc::new(MemDrive::new(bytes, !lazy)?))
         }
         "file" => {
             let size = spec.size("size")?;
