@@ -11,7 +11,7 @@ use riopipe::{
 };
 use riopipe_wal_core::Lsn;
 use riopipe_wal_core::reading::{ReadError as BlocksError, locate};
-use riopipe_wal_core::ring::Ring;
+use riopipe_wal_core::ring::{Extent, Ring};
 use riopipe_wal_core::writer::{Group, Marks as StreamMarks, Writer};
 
 use crate::error::WalFailure;
@@ -96,7 +96,7 @@ impl Committer {
         match stream.close() {
             Ok(last) => {
                 let (complete, durable, released) = (last.0, last.0, last.0);
-                writer.marks(StreamMarks { complete, durable, released }, Lsn::ZERO);
+                writer.on_marks(StreamMarks { complete, durable, released }, Lsn::ZERO);
                 marks.publish(Progress::of(&writer, 0));
                 WalFailure::Closed
             }
@@ -170,7 +170,7 @@ impl Committer {
             durable: marks.durable.0,
             released: released.0,
         };
-        self.writer.marks(marks, self.wanted);
+        self.writer.on_marks(marks, self.wanted);
         if self.publish() > 1 {
             // Woken appenders usually append again: their records then go into one group.
             std::thread::yield_now();
@@ -196,14 +196,14 @@ impl Committer {
             };
             let extents = self.ring.extents(group.first, group.blocks);
             let mut staged = self.stream.group().tag(group.first + group.blocks);
-            for ((lba, _), buf) in extents.into_iter().zip(bufs) {
+            for (Extent { lba, .. }, buf) in extents.into_iter().zip(bufs) {
                 // Fresh: no state that the volume may still recover to needs the block's old
                 // content. The writer guarantees that (T11).
                 staged = staged.write(lba, buf, Place::Fresh);
             }
             match if group.flush { staged.submit_durable() } else { staged.submit() } {
                 Ok(seq) => {
-                    self.writer.submitted(&group, seq.0);
+                    self.writer.on_submitted(&group, seq.0);
                     any = true;
                 }
                 Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
@@ -224,8 +224,8 @@ impl Committer {
             return Ok(None);
         };
         let extents = self.ring.extents(group.first, group.blocks);
-        let used = extents.into_iter().filter(|(_, blocks)| *blocks > 0);
-        let bufs = used.map(|(_, blocks)| self.stream.buf(blocks as usize * BLOCK_BYTES));
+        let used = extents.into_iter().filter(|extent| extent.blocks > 0);
+        let bufs = used.map(|extent| self.stream.buf(extent.blocks as usize * BLOCK_BYTES));
         let mut bufs = bufs.collect::<Result<Vec<Buf>, _>>()?;
         let mut parts = bufs.iter_mut();
         let mut part = || parts.next().map_or(&mut [][..], |buf| &mut buf[..]);

@@ -32,7 +32,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn of(writer: &Writer, waiting: usize) -> Self {
-        let (blocks, free) = (writer.blocks(), writer.free());
+        let (blocks, free) = (writer.blocks(), writer.free_blocks());
         Self {
             durable: writer.durable(),
             trimmed: writer.trimmed(),

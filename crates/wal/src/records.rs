@@ -55,7 +55,7 @@ pub(crate) fn next_of(
     walk: &mut Walk,
     read: &mut Read<'_, ReadError>,
 ) -> Result<Option<Record>, reading::ReadError<ReadError>> {
-    let Some(record) = walk.record(read)? else { return Ok(None) };
+    let Some(record) = walk.next_record(read)? else { return Ok(None) };
     let lsn = record.lsn;
     Ok(Some(Record::of(record).ok_or(reading::ReadError::Record { lsn })?))
 }
