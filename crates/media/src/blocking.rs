@@ -75,8 +75,8 @@ impl Blocking {
     }
 }
 
-/// Longest sleep in ns. The sleep is short, because an earlier wait may have consumed the event of the
-/// operation.
+/// Longest sleep in ns. The sleep is short, because an earlier wait may have consumed the event of
+/// the operation.
 const SLEEP_NS_MAX: u64 = 1_000_000;
 
 /// Sleeps until `fd` is readable or the time-out has passed.
@@ -85,8 +85,8 @@ fn sleep(fd: Option<RawFd>, timeout_ns: u64) {
         tv_sec: (timeout_ns / 1_000_000_000) as i64,
         tv_nsec: (timeout_ns % 1_000_000_000) as i64,
     };
-    // SAFETY: the descriptor belongs to the queue, which the caller has borrowed for longer than this
-    // call.
+    // SAFETY: the descriptor belongs to the queue, which the caller has borrowed for longer than
+    // this call.
     let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
     let mut polled = fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
     // The result does not matter, because the caller checks for completions after any wait.

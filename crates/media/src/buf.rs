@@ -97,8 +97,8 @@ fn take_from_pool(class: usize) -> Option<NonNull<u8>> {
     POOL.try_with(|pool| pool.borrow_mut().0[class].pop()).ok().flatten()
 }
 
-/// Keeps memory of `capacity` bytes in this thread's pool, if there is space for it. Returns whether
-/// the memory was kept.
+/// Keeps memory of `capacity` bytes in this thread's pool, if there is space for it. Returns
+/// whether the memory was kept.
 fn keep_in_pool(start: NonNull<u8>, capacity: usize) -> bool {
     let Some(class) = class_for(capacity) else { return false };
     // While a thread ends, its pool may be gone already.
@@ -116,8 +116,8 @@ fn keep_in_pool(start: NonNull<u8>, capacity: usize) -> bool {
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if !keep_in_pool(self.start, self.capacity) {
-            // SAFETY: the memory was allocated in `take` with the layout of this capacity, and the pool
-            // has not kept it.
+            // SAFETY: the memory was allocated in `take` with the layout of this capacity, and the
+            // pool has not kept it.
             unsafe { free(self.start, self.capacity) };
         }
     }
@@ -230,7 +230,8 @@ mod tests {
     #[test]
     fn a_buffer_that_is_too_large_is_refused() {
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            // Miri ends a test that asks for more memory than there is; the other two are no layouts.
+            // Miri ends a test that asks for more memory than there is; the other two are no
+            // layouts.
             if cfg!(miri) && len == 1 << 60 {
                 continue;
             }

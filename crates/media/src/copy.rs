@@ -21,8 +21,8 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     publish_copies();
 }
 
-/// Copies one block without waiting until memory has all of it. Before [`publish_copies`] is called,
-/// no thread, this one included, may read the destination or write it in another way.
+/// Copies one block without waiting until memory has all of it. Before [`publish_copies`] is
+/// called, no thread, this one included, may read the destination or write it in another way.
 ///
 /// # Safety
 ///

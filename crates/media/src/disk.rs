@@ -1,7 +1,7 @@
 //! `file:` and `block:` drives.
 //!
-//! A queue checks and admits operations. It hands them as [`Request`]s to an [`Engine`]: io_uring, or
-//! threads on systems that forbid io_uring.
+//! A queue checks and admits operations. It hands them as [`Request`]s to an [`Engine`]: io_uring,
+//! or threads on systems that forbid io_uring.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::uring::Uring;
 /// Interval in ns at which a queue with operations in flight checks that its file still exists.
 const CHECK_INTERVAL_NS: u64 = 100_000_000;
 
-/// Time in ns after which a queue hands over again the requests that the kernel has refused. No event
-/// shows when the kernel accepts requests again.
+/// Time in ns after which a queue hands over again the requests that the kernel has refused. No
+/// event shows when the kernel accepts requests again.
 const RETRY_AFTER_NS: u64 = 1_000_000;
 
 /// A drive on a file or a block device.
@@ -151,8 +151,8 @@ impl<E: Engine> DiskQueue<E> {
         }
     }
 
-    /// Passes a request to the engine, unless the queue refuses the operation. `make_request` is only
-    /// called for an admitted operation.
+    /// Passes a request to the engine, unless the queue refuses the operation. `make_request` is
+    /// only called for an admitted operation.
     fn submit(
         &mut self,
         what: Operation,
@@ -229,8 +229,8 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
         }
     }
 
-    /// No time at which an operation ends is known. Only a stalled engine must be polled at a certain
-    /// time: without the poll, its requests would wait for ever (P8).
+    /// No time at which an operation ends is known. Only a stalled engine must be polled at a
+    /// certain time: without the poll, its requests would wait for ever (P8).
     fn next_deadline(&self) -> Option<u64> {
         let must_retry = self.engine.in_flight() > 0 && self.engine.is_stalled();
         must_retry.then(|| self.last_poll.saturating_add(RETRY_AFTER_NS))

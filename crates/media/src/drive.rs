@@ -51,8 +51,8 @@ pub trait Drive: Send + Sync {
     /// A queue for one thread. `depth`, at least 1, is the largest number of its operations in
     /// flight; one more fails with [`Cause::QueueFull`](crate::Cause::QueueFull).
     ///
-    /// The queue may be sent to another thread until its first operation. From then on it belongs to
-    /// the thread that used it.
+    /// The queue may be sent to another thread until its first operation. From then on it belongs
+    /// to the thread that used it.
     ///
     /// # Errors
     /// [`OpenError::Taken`], while another caller has the only queue of the drive: see
@@ -91,11 +91,11 @@ pub trait Drive: Send + Sync {
 /// One thread's access to a drive: operations are submitted, and [`poll`](BlockDevice::poll)
 /// returns their completions. Its times are those of [`now_ns`](riopipe_platform::now_ns).
 ///
-/// A deallocated block reads as zeroes, whatever a TRIM of the medium does, because undo relies on the
-/// zeroes (T10).
+/// A deallocated block reads as zeroes, whatever a TRIM of the medium does, because undo relies on
+/// the zeroes (T10).
 ///
-/// Dropping a queue waits for its operations in flight, so that no write lands after the file has been
-/// unlocked (T8).
+/// Dropping a queue waits for its operations in flight, so that no write lands after the file has
+/// been unlocked (T8).
 pub trait Queue: BlockDevice<Buf = AlignedBuf> + Send {
     /// A descriptor that becomes readable when there may be completions. The queue never reads it:
     /// watch it edge-triggered, or read its 8 bytes on each wake-up. `None`: poll at

@@ -1,7 +1,7 @@
 //! Log stores, handed out in disjoint parts.
 //!
-//! A target opens a [`LogStore`] once. Each [`LogPart`] of the store (the header, or the partition of
-//! one stream) has one owner, which writes the part without a lock:
+//! A target opens a [`LogStore`] once. Each [`LogPart`] of the store (the header, or the partition
+//! of one stream) has one owner, which writes the part without a lock:
 //!
 //! ```text
 //!              LogStore
@@ -81,8 +81,8 @@ fn would_create(path: &str, size: Option<u64>) -> bool {
     size.is_some() && std::fs::metadata(path).is_err()
 }
 
-/// The kernel's identifier of this boot. If the identifier has changed, the content of memory and of
-/// the page cache may have been lost in between (T19).
+/// The kernel's identifier of this boot. If the identifier has changed, the content of memory and
+/// of the page cache may have been lost in between (T19).
 pub fn boot_id() -> Result<[u8; 16], OpenError> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|source| OpenError::Os {
@@ -170,8 +170,8 @@ impl LogStore {
         Ok(LogStore::new(backing, LogKind::File, description, survival))
     }
 
-    /// A log in a mapped file. `dax`: the file should be on persistent memory. If it is not, the log
-    /// is opened even so, and does not survive a power cut.
+    /// A log in a mapped file. `dax`: the file should be on persistent memory. If it is not, the
+    /// log is opened even so, and does not survive a power cut.
 
     fn in_file(
         path: &str,
@@ -259,8 +259,8 @@ impl LogStore {
         survival: Survival,
     ) -> LogStore {
         let shared = Arc::new(SharedStore { backing, in_use: Mutex::new(Vec::new()) });
-        // The stamp of a log region has the kind, and a stamp of another kind than `File` counts after
-        // a power cut. A log that does not survive one must not have such a stamp.
+        // The stamp of a log region has the kind, and a stamp of another kind than `File` counts
+        // after a power cut. A log that does not survive one must not have such a stamp.
         let kind = match survival.power_cut {
             Kept::Completed => requested_kind,
             _ => LogKind::File,
@@ -283,9 +283,9 @@ impl LogStore {
         self.kind
     }
 
-    /// Hands out the bytes in `part` to one owner, until the owner drops the [`LogPart`]. Two parts of a
-    /// device never share a block, because a write of one part would also write unfinished changes of
-    /// the other.
+    /// Hands out the bytes in `part` to one owner, until the owner drops the [`LogPart`]. Two parts
+    /// of a device never share a block, because a write of one part would also write unfinished
+    /// changes of the other.
     pub fn part(&self, part: Range<usize>) -> Result<LogPart, PartError> {
         let len = self.len();
         let is_aligned =
@@ -333,9 +333,9 @@ impl LogStore {
         self.survival
     }
 
-    /// Checks that the file still exists with its full size. It is to be called now and then: a store
-    /// to a mapping of a truncated file ends the process (SIGBUS), and a store into a deleted file is
-    /// lost.
+    /// Checks that the file still exists with its full size. It is to be called now and then: a
+    /// store to a mapping of a truncated file ends the process (SIGBUS), and a store into a deleted
+    /// file is lost.
     ///
     /// # Errors
     /// [`Gone`], with the change of the file.
@@ -347,13 +347,13 @@ impl LogStore {
     }
 
     /// Writes back to the file all stored bytes and all bytes in `used`, and waits (`msync`). After
-    /// that, the bytes in `used` of a `file:` log also survive a power cut (T24). A `block:` log has
-    /// nothing left to write, since each of its fences writes everything that it covers. No part of
-    /// the log may be in use.
+    /// that, the bytes in `used` of a `file:` log also survive a power cut (T24). A `block:` log
+    /// has nothing left to write, since each of its fences writes everything that it covers. No
+    /// part of the log may be in use.
     ///
-    /// The bytes in `used` are written even if the kernel considers them written already, because the
-    /// kernel is wrong about that after a failed write-back. The call takes as long as the disk needs
-    /// for all of these bytes.
+    /// The bytes in `used` are written even if the kernel considers them written already, because
+    /// the kernel is wrong about that after a failed write-back. The call takes as long as the disk
+    /// needs for all of these bytes.
     ///
     /// # Errors
     /// The error of the write-back. A `block:` log reports none.
@@ -373,8 +373,8 @@ fn widen(range: &Range<usize>, unit: usize) -> Range<usize> {
     range.start / unit * unit..range.end.next_multiple_of(unit)
 }
 
-/// The survival of a mapped file. `dax`: persistent memory was asked for. `is_persistent`: the file is
-/// on persistent memory.
+/// The survival of a mapped file. `dax`: persistent memory was asked for. `is_persistent`: the file
+/// is on persistent memory.
 fn mapped_survival(dax: bool, is_persistent: bool) -> Survival {
     Survival {
         process_kill: Kept::Completed,

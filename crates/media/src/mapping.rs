@@ -25,12 +25,13 @@ pub(crate) struct Mapping {
 
 // SAFETY: a mapping is plain memory, valid on every thread until the drop.
 unsafe impl Send for Mapping {}
-// SAFETY: the mapping only hands out raw pointers, whose users don't access the same bytes at a time.
+// SAFETY: the mapping only hands out raw pointers, whose users don't access the same bytes at a
+// time.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of at least `len` bytes on reserved huge pages, allocated now. Fails if no huge
-    /// pages, or too few, are reserved, which is usual.
+    /// Zeroed memory of at least `len` bytes on reserved huge pages, allocated now. Fails if no
+    /// huge pages, or too few, are reserved, which is usual.
     pub(crate) fn huge(len: usize) -> io::Result<Mapping> {
         let len = len.next_multiple_of(HUGE_PAGE_BYTES);
         let start = map_private(len, MapFlags::HUGETLB | MapFlags::POPULATE)?;
@@ -42,8 +43,8 @@ impl Mapping {
     pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
         assert!(len > 0);
         let len = len.next_multiple_of(BLOCK_BYTES);
-        // Huge pages need aligned addresses. So one huge page more is mapped, and what lies before the
-        // aligned start and behind the end is unmapped again.
+        // Huge pages need aligned addresses. So one huge page more is mapped, and what lies before
+        // the aligned start and behind the end is unmapped again.
         let slack = if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 0 };
         let mapped = map_private(len + slack, MapFlags::NORESERVE)?;
         let lead = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES).min(slack);
@@ -67,9 +68,9 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
-    /// Allocates the memory of the first `len` bytes now, because a page fault later costs 9 µs: fifty
-    /// times a copy of the page. Fails if the machine has not so much memory left, because the kernel
-    /// would kill the process.
+    /// Allocates the memory of the first `len` bytes now, because a page fault later costs 9 µs:
+    /// fifty times a copy of the page. Fails if the machine has not so much memory left, because
+    /// the kernel would kill the process.
     pub(crate) fn prefault(&self, len: usize) -> io::Result<()> {
         assert!(len <= self.len);
         if len == 0 {
@@ -106,7 +107,8 @@ impl Mapping {
     /// Maps the first `len` bytes of `file`, shared with the file.
     ///
     /// `map_sync` asks for MAP_SYNC: a store is then durable once its cache line has left the CPU's
-    /// caches. Only a DAX file system supports it. Others answer EOPNOTSUPP, or EINVAL on old kernels.
+    /// caches. Only a DAX file system supports it. Others answer EOPNOTSUPP, or EINVAL on old
+    /// kernels.
     pub(crate) fn shared(file: &File, len: usize, map_sync: bool) -> io::Result<Mapping> {
         let flags = match map_sync {
             true => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
@@ -136,8 +138,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was created with this start and length (or cut to them), and the users of
-        // the pointers keep the mapping alive.
+        // SAFETY: the mapping was created with this start and length (or cut to them), and the
+        // users of the pointers keep the mapping alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

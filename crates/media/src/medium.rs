@@ -21,8 +21,8 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::OpenError;
 
-/// Default wait for a lock that is taken: enough for a process that is ending, and for a process that
-/// inspects a new device for a moment.
+/// Default wait for a lock that is taken: enough for a process that is ending, and for a process
+/// that inspects a new device for a moment.
 pub(crate) const LOCK_WAIT_SHORT: Duration = Duration::from_millis(200);
 /// Interval between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -112,8 +112,9 @@ impl Medium {
         open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, lock_wait)
     }
 
-    /// Checks the size of a file that this process has locked, and gives a new file its size and its
-    /// space. The file has `current_len` bytes now. `size` is the size that the specification gives.
+    /// Checks the size of a file that this process has locked, and gives a new file its size and
+    /// its space. The file has `current_len` bytes now. `size` is the size that the specification
+    /// gives.
     fn prepare(
         &mut self,
         current_len: u64,
@@ -143,9 +144,9 @@ impl Medium {
         self.reserve(reserve)
     }
 
-    /// Removes the name of a file that was created for an attempt that failed. This process must have
-    /// locked the file, so that no other process serves it. A process that waits for the lock will
-    /// find that the file has no name.
+    /// Removes the name of a file that was created for an attempt that failed. This process must
+    /// have locked the file, so that no other process serves it. A process that waits for the lock
+    /// will find that the file has no name.
     fn remove_created(&self) {
         let Ok(named_file) = std::fs::symlink_metadata(&self.path) else { return };
         let Ok(own_file) = self.file.metadata() else { return };
@@ -226,9 +227,9 @@ impl Medium {
         }
     }
 
-    /// Locks the medium, so that only one process serves it (T8). The lock belongs to the open file,
-    /// and ends with the file's last user. Each write in flight is a user, even after its process has
-    /// died.
+    /// Locks the medium, so that only one process serves it (T8). The lock belongs to the open
+    /// file, and ends with the file's last user. Each write in flight is a user, even after its
+    /// process has died.
     fn lock(&self, mut lock_wait: LockWait) -> Result<(), OpenError> {
         loop {
             match self.file.try_lock() {
@@ -318,8 +319,8 @@ struct Opened {
     file: File,
     /// Whether reads and writes bypass the page cache.
     direct: bool,
-    /// Whether this process created the file. Other processes may have opened the file since, and may
-    /// lock it first.
+    /// Whether this process created the file. Other processes may have opened the file since, and
+    /// may lock it first.
     created: bool,
 }
 
@@ -360,8 +361,8 @@ impl Opened {
             return Err(error);
         }
         if created || is_new {
-            // A power cut that takes the file's name takes the file's bytes with it. The process that
-            // created the file may have stopped before the name was durable.
+            // A power cut that takes the file's name takes the file's bytes with it. The process
+            // that created the file may have stopped before the name was durable.
             sync_parent_directory(path)
                 .map_err(os_error(path, "make its name durable in its directory"))?;
         }

@@ -30,9 +30,9 @@ pub(crate) struct MemDrive {
 struct SharedMemory {
     memory: Mapping,
     /// By the locks, readers and writers of one block exclude each other. So a block is read and
-    /// written as a whole (M1), and shared access to the memory is sound. An uncontended lock costs a
-    /// few nanoseconds, but it is only released when memory has the whole block. The only queue of a
-    /// drive needs no lock.
+    /// written as a whole (M1), and shared access to the memory is sound. An uncontended lock costs
+    /// a few nanoseconds, but it is only released when memory has the whole block. The only queue
+    /// of a drive needs no lock.
     locks: Box<[AtomicBool]>,
     open_queues: Mutex<OpenQueues>,
     geometry: Geometry,
@@ -117,9 +117,9 @@ impl MemQueue {
         Self { shared: Arc::clone(shared), limits, is_exclusive }
     }
 
-    /// Makes the writes of an exclusive queue visible. Must be called before every access other than a
-    /// write: a write uses streaming stores, and until they are published no thread may read them, not
-    /// even the thread that made them.
+    /// Makes the writes of an exclusive queue visible. Must be called before every access other
+    /// than a write: a write uses streaming stores, and until they are published no thread may read
+    /// them, not even the thread that made them.
     ///
     /// Queues that share the drive publish each write at once.
     #[inline]
@@ -141,8 +141,8 @@ impl MemQueue {
 
 impl Drop for MemQueue {
     fn drop(&mut self) {
-        // The next queue must see the writes of this one. If another thread has written and handed the
-        // queue over, the hand-over has published its writes (see `Drive::open_only_queue`).
+        // The next queue must see the writes of this one. If another thread has written and handed
+        // the queue over, the hand-over has published its writes (see `Drive::open_only_queue`).
         publish_copies();
         let mut open_queues = self.shared.open_queues();
         *open_queues = match *open_queues {
@@ -239,8 +239,8 @@ impl SharedMemory {
         let lock = &self.locks[lba as usize % LOCK_COUNT];
         let mut spins = 0u32;
         while lock.swap(true, Ordering::Acquire) {
-            // The holder of the lock copies for 0.2 µs. A longer wait means that the kernel has stopped
-            // the holder's thread, and may need this core to run it.
+            // The holder of the lock copies for 0.2 µs. A longer wait means that the kernel has
+            // stopped the holder's thread, and may need this core to run it.
             spins += 1;
             match spins % 64 {
                 0 => std::thread::yield_now(),
@@ -251,8 +251,8 @@ impl SharedMemory {
         lock.store(false, Ordering::Release);
     }
 
-    /// The address of the block's memory. It is inside the mapping, because every caller has checked
-    /// `lba` against the geometry, which is not larger.
+    /// The address of the block's memory. It is inside the mapping, because every caller has
+    /// checked `lba` against the geometry, which is not larger.
     #[inline]
     fn block_address(&self, lba: u64) -> *mut u8 {
         self.memory.start().wrapping_add(lba as usize * BLOCK_BYTES)

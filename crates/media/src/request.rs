@@ -7,8 +7,8 @@
 //!       └──────────────── another step is needed ─────────┘
 //! ```
 //!
-//! Most operations need one step. More are needed after a short read or write, after an interruption,
-//! and for zeroes: see [`Zeroing`].
+//! Most operations need one step. More are needed after a short read or write, after an
+//! interruption, and for zeroes: see [`Zeroing`].
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,8 @@ pub(crate) struct Disk {
 
 impl Disk {
     pub(crate) fn new(medium: Medium, limits: Limits) -> Arc<Disk> {
-        // Reserved space must stay reserved, because on a full disk a hole could not be filled again.
+        // Reserved space must stay reserved, because on a full disk a hole could not be filled
+        // again.
         let can_punch = medium.device || !medium.reserved;
         Arc::new(Disk {
             medium,
@@ -90,9 +91,9 @@ pub(crate) struct Request {
 
 /// The way in which blocks are zeroed.
 ///
-/// A request tries the ways in their order, beginning with the first one that suits the operation and
-/// the medium. If the kernel does not support a way, the request goes on with the next. On a full
-/// disk, a request that needs new space goes back to [`Punch`](Self::Punch).
+/// A request tries the ways in their order, beginning with the first one that suits the operation
+/// and the medium. If the kernel does not support a way, the request goes on with the next. On a
+/// full disk, a request that needs new space goes back to [`Punch`](Self::Punch).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroing {
     /// By a hole in the file (`FALLOC_FL_PUNCH_HOLE`).
@@ -109,7 +110,8 @@ type Progress = Option<Result<Option<AlignedBuf>, IoError>>;
 
 /// Hands requests to the kernel, and takes the results back.
 pub(crate) trait Engine: Send {
-    /// Takes a request. The caller never has more requests in flight than the engine was created for.
+    /// Takes a request. The caller never has more requests in flight than the engine was created
+    /// for.
     fn push(&mut self, request: Request);
     /// Hands the requests that were pushed to the kernel.
     fn kick(&mut self);
@@ -269,8 +271,8 @@ impl Request {
         self.lba * BLOCK_BYTES as u64 + self.progress
     }
 
-    /// Handles an error of the last step: the next step repeats it, or zeroes in another way, or the
-    /// operation fails.
+    /// Handles an error of the last step: the next step repeats it, or zeroes in another way, or
+    /// the operation fails.
     #[cold]
     fn on_error(&mut self, disk: &Disk, errno: i32) -> Progress {
         let is_unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
@@ -288,7 +290,8 @@ impl Request {
                 return None;
             }
             // A full disk has no space for zeroes. A hole reads as zeroes, too, and needs no space.
-            // Without this way, a stream whose write found no space could never be undone (P8, T10).
+            // Without this way, a stream whose write found no space could never be undone (P8,
+            // T10).
             (Operation::Deallocate | Operation::WriteZeroes, Zeroing::Range | Zeroing::Write)
                 if is_full && disk.can_punch.load(Ordering::Relaxed) =>
             {
@@ -305,8 +308,8 @@ impl Request {
         Some(Err(self.error(disk, cause_of(errno))))
     }
 
-    /// The kernel has done no whole block, and has returned no error. That happens at the end of a file
-    /// that has become shorter.
+    /// The kernel has done no whole block, and has returned no error. That happens at the end of a
+    /// file that has become shorter.
     #[cold]
     fn on_no_progress(&mut self, disk: &Disk) -> Progress {
         let cause = match disk.check() {

@@ -65,8 +65,8 @@ impl<'a> Spec<'a> {
         }
     }
 
-    /// Removes an option whose value is a size. Returns the size in bytes, which is a whole number of
-    /// blocks.
+    /// Removes an option whose value is a size. Returns the size in bytes, which is a whole number
+    /// of blocks.
     pub(crate) fn size(&mut self, name: &str) -> Result<Option<u64>, OpenError> {
         match self.option(name) {
             None => Ok(None),

@@ -106,7 +106,8 @@ impl Shared {
         }
     }
 
-    /// Executes a step. Returns the number of bytes done, or a negative error number, as io_uring does.
+    /// Executes a step. Returns the number of bytes done, or a negative error number, as io_uring
+    /// does.
     fn execute(&self, step: Step) -> i32 {
         let file = &self.disk.medium.file;
         let bytes_done = match step {

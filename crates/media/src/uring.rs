@@ -40,8 +40,8 @@ pub(crate) struct Uring {
     /// Whether the kernel accepts nothing for now. The next poll submits `waiting`, and the entries
     /// that are still in the ring.
     is_stalled: bool,
-    /// Whether the failure of the last system call has been logged. A stalled ring makes many calls,
-    /// and only the first failure is logged.
+    /// Whether the failure of the last system call has been logged. A stalled ring makes many
+    /// calls, and only the first failure is logged.
     is_failure_logged: bool,
     in_flight: usize,
 }
@@ -142,8 +142,8 @@ impl Uring {
         }
     }
 
-    /// One system call: submits the entries in the ring, runs the work that the kernel has deferred to
-    /// this thread, and waits for `min_complete` completions.
+    /// One system call: submits the entries in the ring, runs the work that the kernel has deferred
+    /// to this thread, and waits for `min_complete` completions.
     fn enter(&mut self, min_complete: usize) -> EnterOutcome {
         match self.ring.submit_and_wait(min_complete) {
             Ok(_) => {
@@ -258,8 +258,8 @@ impl Drop for Uring {
         self.kick();
         while self.in_flight > 0 {
             if matches!(self.enter(1), EnterOutcome::WrongThread) {
-                // Only the ring's own thread could wait for the requests. The kernel still uses their
-                // buffers, so they are never freed.
+                // Only the ring's own thread could wait for the requests. The kernel still uses
+                // their buffers, so they are never freed.
                 tracing::error!("a queue with operations in flight was dropped on another thread");
                 std::mem::forget(std::mem::take(&mut self.requests));
                 return;

@@ -4,8 +4,8 @@
 //! 2. Each listen address is bound once.
 //! 3. The log and each drive are opened, unless starting the target would create them.
 //!
-//! `rio target check` prints the [`Report`]. A start of the target does only the first step: opening
-//! the media for service shows the same errors.
+//! `rio target check` prints the [`Report`]. A start of the target does only the first step:
+//! opening the media for service shows the same errors.
 
 use std::fmt;
 use std::path::Path;

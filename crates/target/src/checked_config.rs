@@ -43,8 +43,8 @@ pub(crate) struct CheckedNamespace {
 }
 
 impl CheckedConfig {
-    /// The values of a configuration with errors, for a check of its media. Values that the media do
-    /// not need are blank.
+    /// The values of a configuration with errors, for a check of its media. Values that the media
+    /// do not need are blank.
     pub(crate) fn unchecked(config: &Config) -> Self {
         let namespaces =
             config.namespaces.iter().zip(1..).map(|(namespace, position)| CheckedNamespace {
@@ -183,8 +183,8 @@ impl ConfigChecker<'_> {
         }
     }
 
-    /// Checks the namespaces; returns them with their identifiers. A namespace without an identifier
-    /// gets the lowest one that the configuration does not name.
+    /// Checks the namespaces; returns them with their identifiers. A namespace without an
+    /// identifier gets the lowest one that the configuration does not name.
     fn check_namespaces(&mut self, subnqn: &str) -> Vec<CheckedNamespace> {
         let config = self.config;
         let named: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();

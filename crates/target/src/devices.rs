@@ -166,8 +166,8 @@ impl Devices {
         count
     }
 
-    /// Time in ns at which a drive must be polled even if no event comes: for the next completion of a
-    /// modelled drive, or for another attempt to submit.
+    /// Time in ns at which a drive must be polled even if no event comes: for the next completion
+    /// of a modelled drive, or for another attempt to submit.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.drives.iter().filter_map(BlockDevice::next_deadline).min()
     }

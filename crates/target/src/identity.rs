@@ -1,7 +1,7 @@
 //! Default names and identifiers: NQN, UUIDs, NGUIDs, serial number.
 //!
-//! They are derived from the machine and the configuration, so that they stay the same over restarts:
-//! hosts mount by them.
+//! They are derived from the machine and the configuration, so that they stay the same over
+//! restarts: hosts mount by them.
 
 use std::fs;
 

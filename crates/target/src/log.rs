@@ -1,8 +1,8 @@
 //! The ordering log of a target: its opening at the start, and the watch over its file.
 //!
 //! [`open_volumes`] opens the log's store, and the volumes in it. Each volume gets [`WatchedPart`]s of
-//! the store. [`Log::watch`] looks now and then whether the log's file still exists. Once the file is
-//! gone, every fence of every part fails.
+//! the store. [`Log::watch`] looks now and then whether the log's file still exists. Once the file
+//! is gone, every fence of every part fails.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -90,8 +90,8 @@ impl Log {
         Ok(WatchedPart { part: self.store.part(range)?, is_gone: Arc::clone(&self.is_gone) })
     }
 
-    /// Checks that the file still exists. If it does not, every later fence fails, and with the fence
-    /// its stream, because nothing in a deleted file is durable (P6).
+    /// Checks that the file still exists. If it does not, every later fence fails, and with the
+    /// fence its stream, because nothing in a deleted file is durable (P6).
     pub(crate) fn watch(&self) {
         if let Err(gone) = self.store.check()
             && !self.is_gone.swap(true, Ordering::Relaxed)
@@ -110,8 +110,8 @@ impl Log {
         self.store.survives()
     }
 
-    /// Writes back to the log's file all stored bytes, and all bytes in `used` ([`LogStore::sync`]).
-    /// Fails if the file does not exist any more.
+    /// Writes back to the log's file all stored bytes, and all bytes in `used`
+    /// ([`LogStore::sync`]). Fails if the file does not exist any more.
     pub(crate) fn sync(&self, used: &[Range<usize>]) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
         self.store.sync(used).map_err(|error| RegionError::new(error.to_string()))
@@ -121,8 +121,9 @@ impl Log {
 /// Ends the service of a log that no host has used, because the target does not start. Opening the
 /// log has cleared its stamp of a clean stop. If it had one, the log gets the stamp again (T24).
 pub(crate) fn end_unused_service(mut volumes: Volumes<WatchedPart>, log: &Log) {
-    // Without the stamp, the file may lack pages that the kernel takes for clean. Only a write-back of
-    // the whole log would bring all pages into the file, and a failed start must not take so long.
+    // Without the stamp, the file may lack pages that the kernel takes for clean. Only a write-back
+    // of the whole log would bring all pages into the file, and a failed start must not take so
+    // long.
     if !log.was_synced {
         return;
     }
@@ -197,7 +198,8 @@ fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
     // Requests of up to 256 bytes are never cut short.
     if getrandom(&mut id, GetRandomFlags::empty()) != Ok(id.len()) {
-        // The kernel's pool is not ready yet. The clock and the process are enough for an identifier.
+        // The kernel's pool is not ready yet. The clock and the process are enough for an
+        // identifier.
         id[..8].copy_from_slice(&riopipe_platform::now_ns().to_le_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     }

@@ -84,8 +84,8 @@ struct Attributes {
     model: Option<String>,
 }
 
-/// A value that is on or off: `1` and `0`, or a Boolean. nvmetcli writes the numbers as text, people
-/// write them as numbers.
+/// A value that is on or off: `1` and `0`, or a Boolean. nvmetcli writes the numbers as text,
+/// people write them as numbers.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
 enum Switch {

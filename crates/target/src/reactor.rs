@@ -34,8 +34,8 @@ const FIRST_DRIVE_TOKEN: u64 = 1 << 61;
 /// The poller's token of the first listener; the other listeners follow.
 const FIRST_LISTENER_TOKEN: u64 = 1 << 62;
 
-/// Time in ns for which a socket is polled directly after it was active: the reactor tries to receive
-/// without asking `epoll_wait` first, which saves a system call.
+/// Time in ns for which a socket is polled directly after it was active: the reactor tries to
+/// receive without asking `epoll_wait` first, which saves a system call.
 const HOT_NS: u64 = 500_000;
 /// Largest number of directly polled sockets; with more, one `epoll_wait` is cheaper.
 const HOT_MAX: usize = 8;
@@ -74,8 +74,8 @@ impl Reactor {
         let mailboxes = Arc::clone(&parts.devices.mailboxes);
         let devices = Devices::new(parts.queues, parts.devices);
         for (index, fd) in devices.event_fds().enumerate() {
-            // SAFETY: the queue owns the descriptor, and lives as long as the reactor. The poller only
-            // watches the descriptor.
+            // SAFETY: the queue owns the descriptor, and lives as long as the reactor. The poller
+            // only watches the descriptor.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             parts.poller.add_edge(fd, FIRST_DRIVE_TOKEN + index as u64)?;
         }
@@ -206,8 +206,8 @@ impl Reactor {
         }
     }
 
-    /// Accepts all connections that wait at the listener with index `listener`, as far as the core has
-    /// places for them. Returns whether any was accepted.
+    /// Accepts all connections that wait at the listener with index `listener`, as far as the core
+    /// has places for them. Returns whether any was accepted.
     fn accept(&mut self, listener: usize) -> bool {
         let mut has_accepted = false;
         loop {
@@ -337,8 +337,8 @@ impl Reactor {
         }
     }
 
-    /// Watches a connection's socket for the events in `interest`. `is_new`: the poller does not watch
-    /// the socket yet.
+    /// Watches a connection's socket for the events in `interest`. `is_new`: the poller does not
+    /// watch the socket yet.
     fn watch(&mut self, key: ConnKey, interest: target::Interest, is_new: bool) {
         let Some(tcp) = self.core.transport(key) else { return };
         let interest = match interest {

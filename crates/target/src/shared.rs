@@ -18,8 +18,8 @@ pub(crate) fn lock(shared: &SharedState) -> MutexGuard<'_, Shared<WatchedPart>> 
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Time limit for writing back a log without volumes when the target stops. A disk that takes longer
-/// has failed, or will fail soon.
+/// Time limit for writing back a log without volumes when the target stops. A disk that takes
+/// longer has failed, or will fail soon.
 const BASE_WRITE_BACK_TIME: Duration = Duration::from_secs(60);
 
 /// The time limit has a second more for each of this many bytes of volumes. Even a slow disk writes
@@ -32,8 +32,8 @@ fn write_back_time_max(used: &[Range<usize>]) -> Duration {
     BASE_WRITE_BACK_TIME + Duration::from_secs((bytes / WRITE_BACK_BYTES_PER_SECOND) as u64)
 }
 
-/// Ends the service of a log in order, and writes the log back. After that the log is valid in every
-/// later boot (T24). A write-back that exceeds the time limit continues in the background.
+/// Ends the service of a log in order, and writes the log back. After that the log is valid in
+/// every later boot (T24). A write-back that exceeds the time limit continues in the background.
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
     let used = lock(&shared).volumes().log_used();

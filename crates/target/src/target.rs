@@ -166,8 +166,8 @@ impl Target {
         let OpenDrives { drives, namespaces, mut descriptions } =
             open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
-        // A start that fails after the log is opened may leave it without its stamp of a clean stop,
-        // because opening clears the stamp (T24). So the pollers are created before.
+        // A start that fails after the log is opened may leave it without its stamp of a clean
+        // stop, because opening clears the stamp (T24). So the pollers are created before.
         let pollers: Vec<Poller> =
             (0..checked.reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let log_spec = config.log.as_deref();
@@ -304,8 +304,8 @@ fn subsystem_identity(
     }
 }
 
-/// The discovery log's records for the listen addresses. An address that stands for all addresses of
-/// the machine can't be given to a host. The host then keeps the address that it has used.
+/// The discovery log's records for the listen addresses. An address that stands for all addresses
+/// of the machine can't be given to a host. The host then keeps the address that it has used.
 fn discovery_ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
     let port = |(index, address): (usize, &SocketAddr)| DiscoveryPort {
         portid: index as u16 + 1,
@@ -471,10 +471,10 @@ impl Running {
     }
 
     /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
-    /// without an owner and without anything to recover are marked as closed, so that no lease delays
-    /// their next owner (T25). A `file:` log is written back so that it
-    /// outlives this boot (T24). The write-back takes at most 60 s, and a second more for each 32 MiB
-    /// of the log's volumes. Locks are released.
+    /// without an owner and without anything to recover are marked as closed, so that no lease
+    /// delays their next owner (T25). A `file:` log is written back so that it outlives this boot
+    /// (T24). The write-back takes at most 60 s, and a second more for each 32 MiB of the log's
+    /// volumes. Locks are released.
     ///
     /// # Errors
     /// [`StopError`], the first failure; the target has stopped even so.

@@ -9,8 +9,8 @@ use riopipe_session::target::{LocalAddress, Transport};
 /// Length of the longest PDU that a host may send, in bytes, with headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
 
-/// Largest number of receives from one connection before the reactor serves the next one: enough for
-/// streaming, few enough for fairness.
+/// Largest number of receives from one connection before the reactor serves the next one: enough
+/// for streaming, few enough for fairness.
 pub(crate) const RECEIVES_MAX: usize = 4;
 
 /// A connection's socket, with the received bytes that its core has not consumed.
@@ -50,9 +50,9 @@ impl Tcp {
         received
     }
 
-    /// Receives and drops available bytes; returns whether more may arrive. A peer that sends without
-    /// end must not hold the reactor, so the number of receives is limited. The poller reports the
-    /// rest again.
+    /// Receives and drops available bytes; returns whether more may arrive. A peer that sends
+    /// without end must not hold the reactor, so the number of receives is limited. The poller
+    /// reports the rest again.
     pub(crate) fn discard(&mut self) -> bool {
         for _ in 0..RECEIVES_MAX {
             self.input.clear();

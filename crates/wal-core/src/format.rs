@@ -32,8 +32,8 @@ const CRC_AT: usize = 12;
 const WORDS_AT: usize = 16;
 /// Number of bytes of an anchor that its checksum covers.
 const ANCHOR_BYTES: usize = 48;
-/// Largest valid number of a block, and largest valid Lsn. Real ones stay far below. Sums of numbers
-/// up to this one do not overflow.
+/// Largest valid number of a block, and largest valid Lsn. Real ones stay far below. Sums of
+/// numbers up to this one do not overflow.
 const LARGEST_NUMBER: u64 = u64::MAX / 4;
 /// Value of `first` if no record begins in the block.
 const NO_RECORD: u16 = u16::MAX;
@@ -57,13 +57,14 @@ pub struct Anchor {
 pub struct Header {
     /// The log that the block belongs to ([`Anchor::log`]).
     pub log: u64,
-    /// The block's number: the number of blocks of this log before it. Divided by the ring's length,
-    /// the quotient is the block's lap, and the remainder is its place in the ring.
+    /// The block's number: the number of blocks of this log before it. Divided by the ring's
+    /// length, the quotient is the block's lap, and the remainder is its place in the ring.
     pub number: u64,
     /// A random number of the opening that wrote the block.
     pub epoch: u64,
-    /// The epoch of the block before it. If it differs from [`epoch`](Self::epoch), there was a crash
-    /// between the two blocks. A record that is unfinished before this block then stays unfinished.
+    /// The epoch of the block before it. If it differs from [`epoch`](Self::epoch), there was a
+    /// crash between the two blocks. A record that is unfinished before this block then stays
+    /// unfinished.
     pub follows: u64,
     /// The Lsn of the block's first byte.
     pub lsn: Lsn,

@@ -50,17 +50,17 @@ impl End {
         Self { number: 1, lsn, epoch, trim, oldest: 0, checkpoint: None, settled: 1 }
     }
 
-    /// The numbers of the blocks that were read after a crash, and that a power cut may still destroy
-    /// unless the volume's recovery has flushed its drives. They are written again, and made durable,
-    /// before any block behind them is written.
+    /// The numbers of the blocks that were read after a crash, and that a power cut may still
+    /// destroy unless the volume's recovery has flushed its drives. They are written again, and
+    /// made durable, before any block behind them is written.
     #[must_use]
     pub fn unsettled(&self) -> core::ops::Range<u64> {
         self.settled..self.number
     }
 
     /// The blocks to be written again, in this order: [`unsettled`](Self::unsettled) says why. The
-    /// anchor is one of them as long as no block of the log shows that the log's creation was durable,
-    /// because a crash may have interrupted the creation.
+    /// anchor is one of them as long as no block of the log shows that the log's creation was
+    /// durable, because a crash may have interrupted the creation.
     pub fn to_settle(&self) -> impl Iterator<Item = Unsettled> + use<> {
         let anchor = (self.settled == 0).then_some(Unsettled::Anchor);
         let blocks = self.unsettled().map(Unsettled::Block);
@@ -101,8 +101,8 @@ impl Unsettled {
     }
 }
 
-/// Checks each block just before it is written again. A drive may have lost the content of the block
-/// since opening has read it, because a FLUSH of another stream has failed.
+/// Checks each block just before it is written again. A drive may have lost the content of the
+/// block since opening has read it, because a FLUSH of another stream has failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Settling {
     end: End,
@@ -112,8 +112,8 @@ pub struct Settling {
     last: Option<Header>,
 }
 
-/// A block is not the one that opening has read. No record that was reported durable is lost. The log
-/// must be opened again, and ends earlier then.
+/// A block is not the one that opening has read. No record that was reported durable is lost. The
+/// log must be opened again, and ends earlier then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a drive has lost what was found of the log and had not been durable: open the log again, it ends \
@@ -231,8 +231,8 @@ impl<E> Search<'_, '_, E> {
         }
     }
 
-    /// The header of a block near the end of the log. The error says what it means that the ring has
-    /// no block of the log.
+    /// The header of a block near the end of the log. The error says what it means that the ring
+    /// has no block of the log.
     fn find_newest_block(&mut self, tag: Option<u64>) -> Result<Header, FindError<E>> {
         if let Some(header) = self.search_newest_lap()? {
             return Ok(header);
@@ -266,8 +266,9 @@ impl<E> Search<'_, '_, E> {
         is_ours.then_some(header)
     }
 
-    /// Whether a crash may have interrupted the creation of this log, of which no block was found. In
-    /// that case block 0 was never written, so its place does not even have a damaged block of a log.
+    /// Whether a crash may have interrupted the creation of this log, of which no block was found.
+    /// In that case block 0 was never written, so its place does not even have a damaged block of a
+    /// log.
     fn was_creation_interrupted(&mut self) -> Result<bool, FindError<E>> {
         let mut block = [0; BLOCK_BYTES];
         (self.read)(0, &mut block)?;
@@ -275,8 +276,8 @@ impl<E> Search<'_, '_, E> {
         Ok(matches!(found, Err(BlockError::Blank | BlockError::Foreign(_))))
     }
 
-    /// The header of a block near the end of the log, if the ring has a block of the log. Samples of a
-    /// few places show the newest lap. A binary search then finds the last block of that lap.
+    /// The header of a block near the end of the log, if the ring has a block of the log. Samples
+    /// of a few places show the newest lap. A binary search then finds the last block of that lap.
     fn search_newest_lap(&mut self) -> Result<Option<Header>, FindError<E>> {
         const SAMPLES: u64 = 8;
         let blocks = self.ring.blocks();
@@ -303,8 +304,8 @@ impl<E> Search<'_, '_, E> {
         Ok(Some(last))
     }
 
-    /// Follows the chain of blocks to its end, from the last block that was durable when `known` was
-    /// written.
+    /// Follows the chain of blocks to its end, from the last block that was durable when `known`
+    /// was written.
     fn follow_chain(&mut self, known: &Header) -> Result<End, FindError<E>> {
         let first = known.settled.saturating_sub(1);
         let mut last = self.read_header(first)?.ok_or(FindError::Damaged { number: first })?;
@@ -317,8 +318,8 @@ impl<E> Search<'_, '_, E> {
         Ok(End::after(&last))
     }
 
-    /// Checks that no block behind the end shows that block `end` was durable. Otherwise block `end` is
-    /// damaged, and the log does not end before it.
+    /// Checks that no block behind the end shows that block `end` was durable. Otherwise block
+    /// `end` is damaged, and the log does not end before it.
     fn check_end(&mut self, end: u64) -> Result<(), FindError<E>> {
         let mut is_damaged = false;
         self.scan(end + 1, self.ring.window(), &mut |number, header| {
@@ -329,8 +330,9 @@ impl<E> Search<'_, '_, E> {
         if is_damaged { Err(FindError::Damaged { number: end }) } else { Ok(()) }
     }
 
-    /// Reads the places of `count` blocks from block `number` on, until `keep_reading` returns false.
-    /// `keep_reading` gets the number of each block, and the header in its place, if there is one.
+    /// Reads the places of `count` blocks from block `number` on, until `keep_reading` returns
+    /// false. `keep_reading` gets the number of each block, and the header in its place, if there
+    /// is one.
     fn scan(
         &mut self,
         number: u64,

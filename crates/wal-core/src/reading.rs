@@ -53,8 +53,8 @@ pub enum ReadError<E> {
 }
 
 /// Finds the block of a log that holds the byte `lsn`, by a binary search over the block numbers
-/// `blocks`. Returns the number of the last block that begins at or before `lsn`, or the first number
-/// if no block does.
+/// `blocks`. Returns the number of the last block that begins at or before `lsn`, or the first
+/// number if no block does.
 ///
 /// # Errors
 /// [`ReadError`].
@@ -130,8 +130,8 @@ impl Assembler {
         let comes_after_crash = self.last.is_some_and(|last| last.epoch != header.epoch)
             && !planted(Plant::W2TornRecord);
         if comes_after_crash || self.next_record.is_none() {
-            // The crash has cut the record that these bytes belong to, and it was never finished. So the
-            // next record is the first one that begins in this block.
+            // The crash has cut the record that these bytes belong to, and it was never finished.
+            // So the next record is the first one that begins in this block.
             self.bytes.clear();
             self.next_record = header.first.map(|first| header.lsn.plus(first.into()));
             let first = usize::from(header.first.unwrap_or(header.used));

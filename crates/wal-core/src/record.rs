@@ -5,8 +5,8 @@
 //! | 0..4 | bits 0 to 27: length of the record in bytes; bits 28 to 31: its kind |
 //! | 4..8 | CRC32C of the record's bytes, its Lsn, and the first word of the frame |
 //!
-//! A record is one range of bytes in the log's numbering ([`Lsn`]). The end of a block may divide the
-//! range anywhere.
+//! A record is one range of bytes in the log's numbering ([`Lsn`]). The end of a block may divide
+//! the range anywhere.
 
 use crate::format::u32_at;
 use crate::{Crc32c, Lsn};
@@ -44,9 +44,9 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The frame of a record at `lsn`. `record_sum` is the checksum of the record's bytes, which can be
-    /// computed before the Lsn is known. The frame's checksum also covers the Lsn, so that a record
-    /// that is read at another place is refused.
+    /// The frame of a record at `lsn`. `record_sum` is the checksum of the record's bytes, which
+    /// can be computed before the Lsn is known. The frame's checksum also covers the Lsn, so that a
+    /// record that is read at another place is refused.
     ///
     /// # Panics
     /// If `len` is more than [`LEN_MAX`].
@@ -83,7 +83,8 @@ impl Frame {
         Some(Self { kind, len: first_word as usize & LEN_MAX, sum: u32_at(bytes, 4) })
     }
 
-    /// Whether `record` is the record of this frame at `lsn`: its length and its checksum are right.
+    /// Whether `record` is the record of this frame at `lsn`: its length and its checksum are
+    /// right.
     #[must_use]
     pub fn fits(&self, record: &[u8], lsn: Lsn, crc: Crc32c) -> bool {
         let expected = Self::encode(self.kind, self.len, crc(0, record), lsn, crc);

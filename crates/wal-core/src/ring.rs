@@ -53,8 +53,8 @@ impl Ring {
         self.start + number % self.blocks
     }
 
-    /// The volume blocks of the `count` blocks from `number` on, as two extents. The second is empty
-    /// unless the blocks cross the ring's end.
+    /// The volume blocks of the `count` blocks from `number` on, as two extents. The second is
+    /// empty unless the blocks cross the ring's end.
     #[must_use]
     pub fn extents(&self, number: u64, count: u64) -> [Extent; 2] {
         let before_end = (self.blocks - number % self.blocks).min(count);

@@ -1,16 +1,17 @@
 //! Writing: the begin of a group, its content, and its blocks.
 //!
-//! For each group: [`plan`](Writer::plan) decides that the group is due, [`pack`](Writer::pack) fills
-//! its blocks, the caller submits it, and [`on_submitted`](Writer::on_submitted) reports that.
+//! For each group: [`plan`](Writer::plan) decides that the group is due, [`pack`](Writer::pack)
+//! fills its blocks, the caller submits it, and [`on_submitted`](Writer::on_submitted) reports
+//! that.
 //!
 //! ```text
 //! blocks:  … freed │ oldest … settled … written │ free … reserved │ (the ring's end)
 //!                  │         durable            └ next_block      └ write_limit
 //! ```
 //!
-//! Each group begins with a new block, so no block with durable records is written again. A block is
-//! overwritten only after a group with a trim beyond the block is *released*. Until then the volume
-//! may recover to a state that needs the block (T11).
+//! Each group begins with a new block, so no block with durable records is written again. A block
+//! is overwritten only after a group with a trim beyond the block is *released*. Until then the
+//! volume may recover to a state that needs the block (T11).
 
 use alloc::collections::VecDeque;
 
@@ -29,16 +30,16 @@ pub struct Config {
     pub log: u64,
     /// The log's blocks.
     pub ring: Ring,
-    /// A random number of this opening. Blocks that an earlier opening wrote beyond a hole have another
-    /// number, so they never count as part of the log.
+    /// A random number of this opening. Blocks that an earlier opening wrote beyond a hole have
+    /// another number, so they never count as part of the log.
     pub epoch: u64,
     /// Whether completed writes are durable only after a FLUSH.
     pub volatile: bool,
     /// Number of groups that may be incomplete before records wait to be packed together, at least
     /// 1.
     pub groups: usize,
-    /// Number of FLUSHes that may be in flight, at least 1. While that many are in flight, records that
-    /// callers wait for are packed together, too.
+    /// Number of FLUSHes that may be in flight, at least 1. While that many are in flight, records
+    /// that callers wait for are packed together, too.
     pub flushes: usize,
     /// Largest number of blocks of a group, at least 1.
     pub group_blocks: u64,
@@ -46,8 +47,8 @@ pub struct Config {
     pub crc: Crc32c,
 }
 
-/// The marks of the log's stream. Each is the number of the last group that has the property together
-/// with all groups before it.
+/// The marks of the log's stream. Each is the number of the last group that has the property
+/// together with all groups before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
     /// The group is complete.
@@ -155,8 +156,8 @@ pub struct Writer {
     flush_requested_block: u64,
     /// The last FLUSH that is done covers the records that begin below this Lsn.
     flush_done: Lsn,
-    /// Whether callers waited for the records of the last FLUSHes. Callers will probably wait for the
-    /// next group, too. So the group is submitted together with its FLUSH.
+    /// Whether callers waited for the records of the last FLUSHes. Callers will probably wait for
+    /// the next group, too. So the group is submitted together with its FLUSH.
     is_waited_for: bool,
     /// The Lsn below which records are dropped.
     trim: Lsn,
@@ -179,8 +180,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer that continues at the end of a log. All blocks before the end must be durable. If the
-    /// volume's recovery has not made them durable, opening the log has ([`End::unsettled`]).
+    /// A writer that continues at the end of a log. All blocks before the end must be durable. If
+    /// the volume's recovery has not made them durable, opening the log has ([`End::unsettled`]).
     #[must_use]
     pub fn new(config: Config, end: &End) -> Self {
         Self {
@@ -295,8 +296,8 @@ impl Writer {
         Some(Group { first: self.next_block, blocks, bytes, flush })
     }
 
-    /// A group of one block that carries only a trim, if records need the space that the trim frees.
-    /// The reserved blocks are for such groups. The trim frees at least one block.
+    /// A group of one block that carries only a trim, if records need the space that the trim
+    /// frees. The reserved blocks are for such groups. The trim frees at least one block.
     fn plan_trim(&self, may_flush: bool) -> Option<Group> {
         let frees_blocks = self.oldest > self.oldest_submitted && self.trim_only_group.is_none();
         let has_block = self.next_block < self.write_limit() && self.window_left() > 0;
@@ -308,9 +309,9 @@ impl Writer {
 
     /// A FLUSH without blocks, if one is due now.
     fn plan_flush(&self, queued: usize, awaited: Lsn, may_flush: bool) -> Option<Group> {
-        // Records wait for space that is freed only when the group with a submitted trim is released,
-        // and only durable groups are released. The log must not depend on a caller that waits for
-        // durable records.
+        // Records wait for space that is freed only when the group with a submitted trim is
+        // released, and only durable groups are released. The log must not depend on a caller that
+        // waits for durable records.
         let is_starved =
             queued > 0 && self.free_blocks() == 0 && self.oldest_submitted > self.oldest_released;
         let is_needed = awaited > self.flush_requested || self.is_flush_due() || is_starved;
@@ -383,8 +384,9 @@ impl Writer {
         if self.next_record > self.end { self.last_record } else { self.end }
     }
 
-    /// Advances over the records that begin in the next block, which ends at `block_end`. Returns the
-    /// offset of the first of them in the block's payload. `queue` begins at the Lsn `queue_start`.
+    /// Advances over the records that begin in the next block, which ends at `block_end`. Returns
+    /// the offset of the first of them in the block's payload. `queue` begins at the Lsn
+    /// `queue_start`.
     fn advance_records(&mut self, block_end: Lsn, queue_start: Lsn, queue: &[u8]) -> Option<u16> {
         let first =
             (self.next_record < block_end).then(|| (self.next_record.0 - self.end.0) as u16);
@@ -490,7 +492,8 @@ impl Writer {
     }
 
     /// Drops the records below `lsn`, which [must be allowed](Self::may_trim). Block `oldest` holds
-    /// the byte `lsn`. The next group carries the trim. The space is free once that group is released.
+    /// the byte `lsn`. The next group carries the trim. The space is free once that group is
+    /// released.
     pub fn trim(&mut self, lsn: Lsn, oldest: u64) {
         if lsn <= self.trim {
             return;

@@ -49,9 +49,9 @@ impl BlockStore {
 
     /// Drops the log's pages from the page cache, so that the log is read from its device (T24).
     ///
-    /// Without direct I/O, reads return the content of the page cache. If a write-back has failed for
-    /// an earlier process, the cache still has the pages, marked clean, although the device never got
-    /// them. A file system in memory keeps its pages, which are its content.
+    /// Without direct I/O, reads return the content of the page cache. If a write-back has failed
+    /// for an earlier process, the cache still has the pages, marked clean, although the device
+    /// never got them. A file system in memory keeps its pages, which are its content.
     fn drop_cached_pages(&self) {
         if !self.medium.direct {
             // A failure is ignored: there is no other system call for this.

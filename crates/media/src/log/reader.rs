@@ -24,8 +24,8 @@ pub struct LogReader {
 ///
 /// A server is locked out only for the moment of the check whether one exists.
 pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
-    // The newest content of a mapped log is in the page cache. The content of a device log is on the
-    // device.
+    // The newest content of a mapped log is in the page cache. The content of a device log is on
+    // the device.
     let (path, direct) = match LogSpec::parse(spec)? {
         LogSpec::Memory { .. } => {
             return Err(OpenError::Kind {

@@ -39,8 +39,8 @@ pub(crate) struct Ssd {
 }
 
 impl Ssd {
-    /// A drive with this model. `place` describes where its blocks are ("in memory", "in /srv/a"). In a
-    /// file, the blocks outlive the process.
+    /// A drive with this model. `place` describes where its blocks are ("in memory", "in /srv/a").
+    /// In a file, the blocks outlive the process.
     pub(crate) fn new(
         profile: &'static Profile,
         model: Model,
@@ -129,7 +129,8 @@ struct SsdQueue {
     staged: Vec<StagedOperation>,
     /// Number of operations in flight, including the staged ones.
     in_flight: usize,
-    /// A time in ns before which no operation of this queue is due; `u64::MAX` if none is in flight.
+    /// A time in ns before which no operation of this queue is due; `u64::MAX` if none is in
+    /// flight.
     next_due: u64,
 }
 
@@ -198,7 +199,8 @@ impl BlockDevice for SsdQueue {
             let error = self.limits.error(Operation::Write, lba, blocks as u64, cause);
             return Submitted::Done(Err(error));
         }
-        // The copy needs no lock, because this queue owns the frames until it passes them to the model.
+        // The copy needs no lock, because this queue owns the frames until it passes them to the
+        // model.
         let frames = self.reserved.split_off(self.reserved.len() - blocks);
         for (frame, block) in frames.iter().zip(bytes.chunks_exact(BLOCK_BYTES)) {
             self.frame_memory.fill(*frame, block);
@@ -244,8 +246,8 @@ impl BlockDevice for SsdQueue {
         for StagedOperation { op, command } in self.staged.drain(..) {
             model.submit(now, self.id, op, command);
         }
-        // If nothing is due, the drive has no power and has refused the operations. Their completions
-        // can be taken at once.
+        // If nothing is due, the drive has no power and has refused the operations. Their
+        // completions can be taken at once.
         self.next_due = model.next_due().unwrap_or(now);
     }
 

@@ -27,8 +27,8 @@ pub(crate) const ZEROES: Frame = u32::MAX;
 /// A pool of frames in one reserved mapping. The memory of a frame is allocated when the frame is
 /// first used.
 ///
-/// A frame belongs to the caller that has allocated it, until the frame is released. So the bytes of
-/// frames ([`FrameMemory`]) need no lock. The pool needs one.
+/// A frame belongs to the caller that has allocated it, until the frame is released. So the bytes
+/// of frames ([`FrameMemory`]) need no lock. The pool needs one.
 pub(crate) struct FramePool {
     memory: Arc<FrameMemory>,
     /// The released frames.
@@ -112,8 +112,8 @@ impl FrameMemory {
     }
 }
 
-/// Number of frames for the data of writes in flight. The drive's blocks and their older contents have
-/// frames beside these.
+/// Number of frames for the data of writes in flight. The drive's blocks and their older contents
+/// have frames beside these.
 const IN_FLIGHT_FRAMES: u64 = 1 << 17;
 
 /// The blocks of a modelled drive, in memory or in a file.
@@ -124,8 +124,8 @@ pub struct DrivePages {
 
 /// The newest completed content of each block.
 enum NewestContents {
-    /// The frame of each block, as the map of a flash translation layer. A write brings a frame, and
-    /// the block then refers to that frame.
+    /// The frame of each block, as the map of a flash translation layer. A write brings a frame,
+    /// and the block then refers to that frame.
     InFrames(Vec<Frame>),
     /// The mapped file with all blocks in their places.
     InFile(Mapping),
@@ -190,8 +190,8 @@ impl Pages for DrivePages {
         let mut old_content = [0u8; BLOCK_BYTES];
         // SAFETY: `in_file` is a whole block inside the mapping, and the drive's lock is held.
         unsafe { std::ptr::copy_nonoverlapping(in_file, old_content.as_mut_ptr(), BLOCK_BYTES) };
-        // The frame of the new content is free once the content is in the file. It then takes the old
-        // content, if that is kept.
+        // The frame of the new content is free once the content is in the file. It then takes the
+        // old content, if that is kept.
         let freed_frame = match page {
             page if !keep => page,
             ZEROES if old_content.iter().all(|byte| *byte == 0) => return Some(ZEROES),

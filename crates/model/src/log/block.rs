@@ -83,8 +83,8 @@ pub trait Blocks {
     /// The device could not flush. Completed writes of every part may be lost.
     fn flush(&self) -> Result<(), RegionError>;
 
-    /// Calls `f` with the record of failed FLUSHes, under a lock that all parts of the device share.
-    /// So the calls of the parts run one after the other.
+    /// Calls `f` with the record of failed FLUSHes, under a lock that all parts of the device
+    /// share. So the calls of the parts run one after the other.
     fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T;
 }
 
@@ -95,14 +95,14 @@ pub trait Blocks {
 /// accepted after that failure.
 #[derive(Debug, Default)]
 pub struct FlushFailure {
-    /// The first failure of a FLUSH, or of a write with [`Durability::OnCompletion`]. Writes of every
-    /// part may be lost by the failure, and the next FLUSH would not report the loss (T22).
+    /// The first failure of a FLUSH, or of a write with [`Durability::OnCompletion`]. Writes of
+    /// every part may be lost by the failure, and the next FLUSH would not report the loss (T22).
     first: Option<RegionError>,
 }
 
-/// Makes the content of a device durable. Must be called before any of the content is used. The last
-/// process may have died between a write and the FLUSH after it. The written data can then be read,
-/// although a power cut would still destroy it.
+/// Makes the content of a device durable. Must be called before any of the content is used. The
+/// last process may have died between a write and the FLUSH after it. The written data can then be
+/// read, although a power cut would still destroy it.
 ///
 /// # Errors
 /// The device could not flush.
@@ -127,8 +127,9 @@ pub struct BlockPart<B: Blocks> {
     /// The ranges of the mirror that a fence writes, in bytes. The vector stays, so that a fence
     /// allocates no memory.
     runs: Vec<Range<usize>>,
-    /// The failure of a fence. After it, the stores since the last successful fence may or may not be
-    /// durable. So no later fence may succeed, because a success would report them as durable (P6).
+    /// The failure of a fence. After it, the stores since the last successful fence may or may not
+    /// be durable. So no later fence may succeed, because a success would report them as durable
+    /// (P6).
     failed_fence: Option<RegionError>,
 }
 
@@ -177,8 +178,8 @@ impl<B: Blocks> BlockPart<B> {
             if let Some(error) = &failure.first {
                 return Err(error.clone());
             }
-            // A single write costs less with `OnCompletion` than with a FLUSH after it. Several writes
-            // cost less with one FLUSH after them.
+            // A single write costs less with `OnCompletion` than with a FLUSH after it. Several
+            // writes cost less with one FLUSH after them.
             let result = if self.runs.len() == 1 {
                 self.write_and_wait(Durability::OnCompletion)
             } else {
@@ -267,8 +268,8 @@ impl DirtyBlocks {
         self.last = self.last.max(last);
     }
 
-    /// Replaces the content of `runs` by the ranges of bytes that have the dirty blocks, in order. No
-    /// block is dirty afterwards.
+    /// Replaces the content of `runs` by the ranges of bytes that have the dirty blocks, in order.
+    /// No block is dirty afterwards.
     fn take_runs(&mut self, runs: &mut Vec<Range<usize>>) {
         runs.clear();
         if self.first > self.last {

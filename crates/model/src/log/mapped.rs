@@ -48,7 +48,8 @@ pub trait Memory {
         }
     }
 
-    /// Stores words from `offset` on, one after the other. The length of `bytes` is a multiple of 8.
+    /// Stores words from `offset` on, one after the other. The length of `bytes` is a multiple of
+    /// 8.
     #[inline]
     fn store_all(&mut self, offset: usize, bytes: &[u8]) {
         for (at, word) in (offset..).step_by(8).zip(words_of(bytes)) {
@@ -80,9 +81,9 @@ pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(word)
 }
 
-/// Makes the content of persistent memory durable. Must be called before any of the content is used.
-/// The last process may have died between a store and the fence after it. The stored words can then
-/// be read, although a power cut would still destroy them.
+/// Makes the content of persistent memory durable. Must be called before any of the content is
+/// used. The last process may have died between a store and the fence after it. The stored words
+/// can then be read, although a power cut would still destroy them.
 ///
 /// # Errors
 /// The medium could not make it durable.
@@ -172,8 +173,8 @@ impl<M: Memory> Region for MappedPart<M> {
         Ok(())
     }
 
-    /// Writes back the whole file. That costs little more than to write back the part alone, because
-    /// nearly nothing else of the file is dirty at such a time.
+    /// Writes back the whole file. That costs little more than to write back the part alone,
+    /// because nearly nothing else of the file is dirty at such a time.
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()?;
         self.memory.sync()

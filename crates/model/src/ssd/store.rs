@@ -39,8 +39,8 @@ pub trait Pages {
     fn read(&self, lba: u64, blocks: u64) -> Self::Buf;
 }
 
-/// The blocks of a modelled drive. A block's old content is kept until a flush covers the write that
-/// replaced the content. A power cut loses the write by restoring the old content.
+/// The blocks of a modelled drive. A block's old content is kept until a flush covers the write
+/// that replaced the content. A power cut loses the write by restoring the old content.
 pub(super) struct Store<P: Pages> {
     pages: P,
     /// Completed writes that a power cut may lose, oldest first.
@@ -63,8 +63,8 @@ struct LosableWrite<Page> {
 pub(super) struct Position(u64);
 
 impl<P: Pages> Store<P> {
-    /// A store of which a power cut may lose at most `losable_max` completed writes. With power-loss
-    /// protection the number is 0.
+    /// A store of which a power cut may lose at most `losable_max` completed writes. With
+    /// power-loss protection the number is 0.
     pub(super) const fn new(pages: P, losable_max: u64) -> Self {
         let losable_max = losable_max as usize;
         Self { pages, losable: VecDeque::new(), durable_count: 0, losable_max }
@@ -117,8 +117,8 @@ impl<P: Pages> Store<P> {
         self.make_durable(Position(self.durable_count + 1));
     }
 
-    /// The position that a flush covers if it is submitted now: it must make durable all writes that
-    /// have completed so far (M2).
+    /// The position that a flush covers if it is submitted now: it must make durable all writes
+    /// that have completed so far (M2).
     pub(super) fn position(&self) -> Position {
         Position(self.durable_count + self.losable.len() as u64)
     }
@@ -136,8 +136,8 @@ impl<P: Pages> Store<P> {
 
     /// Loses power while the writes of the blocks `in_flight` are in flight.
     ///
-    /// Each block keeps one of its contents: the durable one, that of any completed write that is not
-    /// durable, or that of any write in flight. The kept content is durable from now on.
+    /// Each block keeps one of its contents: the durable one, that of any completed write that is
+    /// not durable, or that of any write in flight. The kept content is durable from now on.
     pub(super) fn power_cut(
         &mut self,
         in_flight: &[InFlightBlock<P::Page>],
@@ -167,9 +167,9 @@ impl<P: Pages> Store<P> {
         cut
     }
 
-    /// Takes out of the store all contents that each block may have after a power cut: the durable one,
-    /// then those of completed writes in their order, then those in flight. Blocks that have only one
-    /// content are left out.
+    /// Takes out of the store all contents that each block may have after a power cut: the durable
+    /// one, then those of completed writes in their order, then those in flight. Blocks that have
+    /// only one content are left out.
     fn possible_contents(
         &mut self,
         in_flight: &[InFlightBlock<P::Page>],

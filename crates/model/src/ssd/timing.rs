@@ -95,7 +95,8 @@ impl Timing {
 
     /// Time at which a FLUSH that arrives at `now` completes.
     ///
-    /// The FLUSH waits for the FLUSH in execution. FLUSHes that wait together are executed together.
+    /// The FLUSH waits for the FLUSH in execution. FLUSHes that wait together are executed
+    /// together.
     pub fn flush(&mut self, now: u64) -> u64 {
         let profile = self.profile;
         if profile.plp {
