@@ -1,4 +1,4 @@
-//! A drive with calls that wait, for tools, tests and start-up.
+//! A drive with calls that wait for their results, for tools, tests and start-up.
 
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -10,7 +10,7 @@ use crate::buf::AlignedBuf;
 use crate::drive::{Data, Done, Drive, Queue, Submitted};
 use crate::error::OpenError;
 
-/// A queue with one operation at a time; each call returns when it is done.
+/// A queue with one operation at a time. Each call returns when its operation has finished.
 pub struct Blocking {
     queue: Box<dyn Queue>,
 }
@@ -55,6 +55,7 @@ impl Blocking {
         self.wait(submitted).map(drop)
     }
 
+    /// Waits for the result of the operation that was just submitted.
     fn wait(&mut self, submitted: Submitted) -> Result<Option<AlignedBuf>, IoError> {
         if let Submitted::Done(result) = submitted {
             return result;
@@ -68,14 +69,15 @@ impl Blocking {
                 return done.result;
             }
             let deadline = self.queue.next_deadline();
-            let timeout_ns = deadline.map_or(MAX_SLEEP_NS, |due| due.saturating_sub(now));
-            sleep(self.queue.event_fd(), timeout_ns.min(MAX_SLEEP_NS));
+            let timeout_ns = deadline.map_or(SLEEP_NS_MAX, |due| due.saturating_sub(now));
+            sleep(self.queue.event_fd(), timeout_ns.min(SLEEP_NS_MAX));
         }
     }
 }
 
-/// Longest sleep (ns): an earlier wait may have consumed an event.
-const MAX_SLEEP_NS: u64 = 1_000_000;
+/// Longest sleep in ns. The sleep is short, because an earlier wait may have consumed the event of
+/// the operation.
+const SLEEP_NS_MAX: u64 = 1_000_000;
 
 /// Sleeps until `fd` is readable or the time-out has passed.
 fn sleep(fd: Option<RawFd>, timeout_ns: u64) {
@@ -83,14 +85,16 @@ fn sleep(fd: Option<RawFd>, timeout_ns: u64) {
         tv_sec: (timeout_ns / 1_000_000_000) as i64,
         tv_nsec: (timeout_ns % 1_000_000_000) as i64,
     };
-    // SAFETY: it is the queue's, which the caller has borrowed for longer than this call.
+    // SAFETY: the descriptor belongs to the queue, which the caller has borrowed for longer than
+    // this call.
     let fd = fd.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
     let mut polled = fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    // However the wait ends, the caller checks again.
+    // The result does not matter, because the caller checks for completions after any wait.
     let _ = poll(polled.as_mut_slice(), Some(&timeout));
     if let (Some(fd), Some(polled)) = (fd, polled)
         && polled.revents().contains(PollFlags::IN)
     {
+        // Resets the event counter of 8 bytes.
         let _ = rustix::io::read(fd, &mut [0u8; 8]);
     }
 }

@@ -1,4 +1,7 @@
 //! Buffers that every medium accepts: aligned to the block size.
+//!
+//! Each thread keeps freed buffers in a pool, by size class, and takes new buffers from there. The
+//! size classes are 4 KiB, 8 KiB, … 1 MiB. Larger buffers are allocated and freed each time.
 
 use std::alloc::{self, Layout};
 use std::cell::RefCell;
@@ -7,8 +10,8 @@ use std::ptr::NonNull;
 
 use riopipe_order::block_device::BLOCK_BYTES;
 
-/// Size classes kept for reuse: 4 KiB, 8 KiB, … 1 MiB.
-const CLASSES: usize = 9;
+/// Number of size classes. Class `n` has buffers of `BLOCK_BYTES << n` bytes.
+const CLASS_COUNT: usize = 9;
 /// Largest number of bytes that a thread keeps for reuse in each class.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
@@ -19,7 +22,7 @@ const KEPT_BYTES_MAX: usize = 4 << 20;
 pub struct AlignedBuf {
     start: NonNull<u8>,
     len: usize,
-    /// A multiple of the block size; a power of two if it is of a size class.
+    /// Number of allocated bytes: the size of a size class, or a larger multiple of the block size.
     capacity: usize,
 }
 
@@ -38,12 +41,13 @@ impl AlignedBuf {
 
     /// As [`zeroed`](Self::zeroed); `None` if there is not so much memory.
     pub fn try_zeroed(len: usize) -> Option<AlignedBuf> {
-        let (mut buf, reused) = AlignedBuf::take(len)?;
-        // New memory is zero already.
-        if reused {
-            buf.fill(0);
+        match AlignedBuf::take(len)? {
+            Taken::New(buf) => Some(buf),
+            Taken::Reused(mut buf) => {
+                buf.fill(0);
+                Some(buf)
+            }
         }
-        Some(buf)
     }
 
     /// A copy of `bytes`.
@@ -57,49 +61,63 @@ impl AlignedBuf {
     /// them.
     pub(crate) fn recycled(len: usize) -> AlignedBuf {
         match AlignedBuf::take(len) {
-            Some((buf, _)) => buf,
+            Some(Taken::New(buf) | Taken::Reused(buf)) => buf,
             None => alloc::handle_alloc_error(layout(len).unwrap_or(Layout::new::<u8>())),
         }
     }
 
-    /// A buffer of `len` bytes, and whether it was used before: else it is zero. `None`: there is
-    /// not so much memory.
-    fn take(len: usize) -> Option<(AlignedBuf, bool)> {
-        let capacity = len.checked_next_multiple_of(BLOCK_BYTES)?.max(BLOCK_BYTES);
-        let capacity = match class(capacity) {
+    /// A buffer of `len` bytes, from the pool if it has one. `None`: there is not so much memory.
+    fn take(len: usize) -> Option<Taken> {
+        let blocks_len = len.checked_next_multiple_of(BLOCK_BYTES)?.max(BLOCK_BYTES);
+        let class = class_for(blocks_len);
+        let capacity = match class {
             Some(class) => BLOCK_BYTES << class,
-            None => capacity,
+            None => blocks_len,
         };
-        let kept = class(capacity).and_then(|class| {
-            POOL.try_with(|pool| pool.borrow_mut().0[class].pop()).ok().flatten()
-        });
-        let reused = kept.is_some();
-        let start = match kept {
-            Some(start) => start,
-            // SAFETY: the layout's size is not zero. Zeroed, so that the bytes are initialised
-            // from the start and for every later use.
-            None => NonNull::new(unsafe { alloc::alloc_zeroed(layout(capacity)?) })?,
-        };
-        Some((AlignedBuf { start, len, capacity }, reused))
+        if let Some(start) = class.and_then(take_from_pool) {
+            return Some(Taken::Reused(AlignedBuf { start, len, capacity }));
+        }
+        // SAFETY: the layout's size is not zero. The memory is zeroed, so that the bytes are
+        // initialised from the start and for every later use.
+        let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout(capacity)?) })?;
+        Some(Taken::New(AlignedBuf { start, len, capacity }))
     }
+}
+
+/// A buffer for a new use.
+enum Taken {
+    /// Newly allocated: all its bytes are zero.
+    New(AlignedBuf),
+    /// From the pool: its bytes are arbitrary.
+    Reused(AlignedBuf),
+}
+
+/// Takes memory of size class `class` from this thread's pool, if there is any.
+fn take_from_pool(class: usize) -> Option<NonNull<u8>> {
+    POOL.try_with(|pool| pool.borrow_mut().0[class].pop()).ok().flatten()
+}
+
+/// Keeps memory of `capacity` bytes in this thread's pool, if there is space for it. Returns
+/// whether the memory was kept.
+fn keep_in_pool(start: NonNull<u8>, capacity: usize) -> bool {
+    let Some(class) = class_for(capacity) else { return false };
+    // While a thread ends, its pool may be gone already.
+    let kept = POOL.try_with(|pool| {
+        let list = &mut pool.borrow_mut().0[class];
+        let has_space = list.len() < KEPT_BYTES_MAX / capacity;
+        if has_space {
+            list.push(start);
+        }
+        has_space
+    });
+    kept.unwrap_or(false)
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        let kept = class(self.capacity).is_some_and(|class| {
-            // While a thread ends, its pool may be gone already; the memory is then freed.
-            POOL.try_with(|pool| {
-                let list = &mut pool.borrow_mut().0[class];
-                let space = list.len() < KEPT_BYTES_MAX / self.capacity;
-                if space {
-                    list.push(self.start);
-                }
-                space
-            })
-            .unwrap_or(false)
-        });
-        if !kept {
-            // SAFETY: allocated in `take` with this very layout, and not kept.
+        if !keep_in_pool(self.start, self.capacity) {
+            // SAFETY: the memory was allocated in `take` with the layout of this capacity, and the
+            // pool has not kept it.
             unsafe { free(self.start, self.capacity) };
         }
     }
@@ -139,13 +157,14 @@ impl std::fmt::Debug for AlignedBuf {
     }
 }
 
-/// The class whose buffers hold `capacity` bytes, if there is one.
-fn class(capacity: usize) -> Option<usize> {
-    let class = (capacity / BLOCK_BYTES).next_power_of_two().trailing_zeros() as usize;
-    (class < CLASSES).then_some(class)
+/// The smallest size class whose buffers hold `len` bytes; `None` if `len` is too large for all of
+/// them. `len` is a multiple of the block size.
+fn class_for(len: usize) -> Option<usize> {
+    let class = (len / BLOCK_BYTES).next_power_of_two().trailing_zeros() as usize;
+    if class < CLASS_COUNT { Some(class) } else { None }
 }
 
-/// `None`: the buffer would exceed the address space.
+/// The layout of a buffer of this capacity; `None` if it would exceed the address space.
 fn layout(capacity: usize) -> Option<Layout> {
     Layout::from_size_align(capacity, BLOCK_BYTES).ok()
 }
@@ -153,14 +172,15 @@ fn layout(capacity: usize) -> Option<Layout> {
 /// Frees memory that was allocated for a buffer of this capacity.
 ///
 /// # Safety
-/// It was allocated with the layout of this capacity, and nothing uses it any more.
+/// The memory was allocated with the layout of this capacity, and nothing uses it any more.
 unsafe fn free(start: NonNull<u8>, capacity: usize) {
     let layout = layout(capacity).expect("it was allocated with this layout");
     // SAFETY: as the caller promises.
     unsafe { alloc::dealloc(start.as_ptr(), layout) };
 }
 
-struct Pool([Vec<NonNull<u8>>; CLASSES]);
+/// The memory that a thread keeps for reuse, by size class.
+struct Pool([Vec<NonNull<u8>>; CLASS_COUNT]);
 
 impl Drop for Pool {
     fn drop(&mut self) {
@@ -175,7 +195,7 @@ impl Drop for Pool {
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = const { RefCell::new(Pool([const { Vec::new() }; CLASSES])) };
+    static POOL: RefCell<Pool> = const { RefCell::new(Pool([const { Vec::new() }; CLASS_COUNT])) };
 }
 
 #[cfg(test)]
@@ -210,7 +230,8 @@ mod tests {
     #[test]
     fn a_buffer_that_is_too_large_is_refused() {
         for len in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            // Miri ends a test that asks for more memory than there is; the other two are no layouts.
+            // Miri ends a test that asks for more memory than there is; the other two are no
+            // layouts.
             if cfg!(miri) && len == 1 << 60 {
                 continue;
             }

@@ -8,12 +8,12 @@
 
 use riopipe_order::block_device::BLOCK_BYTES;
 
-/// Copies one block and makes it visible to other threads before any later store of this one
-/// (streaming stores are otherwise not ordered).
+/// Copies one block, and makes the copy visible to other threads before any later store of this
+/// thread. Streaming stores alone are not ordered.
 ///
 /// # Safety
 ///
-/// As of [`copy_block_unpublished`].
+/// The conditions of [`copy_block_unpublished`].
 #[inline]
 pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     // SAFETY: the caller's promise.
@@ -21,8 +21,8 @@ pub(crate) unsafe fn copy_block(to: *mut u8, from: *const u8) {
     publish_copies();
 }
 
-/// Copies one block without waiting until memory has all of it. Before [`publish_copies`] is called,
-/// no thread, this one included, may read the destination or write it in another way.
+/// Copies one block without waiting until memory has all of it. Before [`publish_copies`] is
+/// called, no thread, this one included, may read the destination or write it in another way.
 ///
 /// # Safety
 ///
@@ -34,6 +34,7 @@ pub(crate) unsafe fn copy_block_unpublished(to: *mut u8, from: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+        // Each round copies a cache line of 64 bytes.
         for offset in (0..BLOCK_BYTES).step_by(64) {
             // SAFETY: all offsets are inside the block; `to` is aligned to 16; loads need no
             // alignment; SSE2 is part of x86-64.
@@ -58,7 +59,7 @@ pub(crate) unsafe fn copy_block_unpublished(to: *mut u8, from: *const u8) {
     }
 }
 
-/// Makes all copies of this thread visible before any later store of it.
+/// Makes all copies of this thread visible before any later store of this thread.
 #[inline]
 pub(crate) fn publish_copies() {
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,7 @@
 //! `file:` and `block:` drives.
+//!
+//! A queue checks and admits operations. It hands them as [`Request`]s to an [`Engine`]: io_uring,
+//! or threads on systems that forbid io_uring.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -14,29 +17,34 @@ use crate::survival::{Kept, Survival};
 use crate::threads::Threads;
 use crate::uring::Uring;
 
-/// Interval in which a busy queue checks that its file still exists (ns).
-const CHECK_EVERY_NS: u64 = 100_000_000;
+/// Interval in ns at which a queue with operations in flight checks that its file still exists.
+const CHECK_INTERVAL_NS: u64 = 100_000_000;
 
-/// Time after which a queue tries again to hand over what the kernel has refused (ns). No event
-/// shows when it accepts requests again.
+/// Time in ns after which a queue hands over again the requests that the kernel has refused. No
+/// event shows when the kernel accepts requests again.
 const RETRY_AFTER_NS: u64 = 1_000_000;
 
 /// A drive on a file or a block device.
 pub(crate) struct DiskDrive {
     disk: Arc<Disk>,
     geometry: Geometry,
-    threads: bool,
+    /// Whether queues use threads in place of io_uring.
+    uses_threads: bool,
 }
 
 impl DiskDrive {
     /// A drive on an opened medium. `volatile_cache` is the specification's value, which replaces
-    /// the medium's own. `threads` forbids io_uring.
-    pub(crate) fn new(medium: Medium, volatile_cache: Option<bool>, threads: bool) -> DiskDrive {
+    /// the medium's own. `without_uring` forbids io_uring.
+    pub(crate) fn new(
+        medium: Medium,
+        volatile_cache: Option<bool>,
+        without_uring: bool,
+    ) -> DiskDrive {
         let kind = if medium.device { "block" } else { "file" };
         let name: Arc<str> = Arc::from(format!("{kind}:{}", medium.path));
         let volatile_cache = volatile_cache.unwrap_or_else(|| match medium.device {
             true => medium.device_has_volatile_cache(),
-            // The host's page cache and disk are behind the file.
+            // Behind the file are the page cache of this machine, and a disk that may have a cache.
             false => true,
         });
         let mut geometry = Geometry {
@@ -47,31 +55,35 @@ impl DiskDrive {
             describe: String::new(),
         };
         let disk = Disk::new(medium, Limits::new(geometry.blocks, &name));
-        // io_uring is tried once here, so that a system without it is reported once per drive.
-        let threads = threads
-            || match Uring::new(Arc::clone(&disk), 1) {
-                Ok(_) => false,
-                Err(error) => {
-                    tracing::warn!(
-                        drive = &*name,
-                        "no io_uring here ({error}): using threads, which is slower; containers \
-                         often forbid it by seccomp"
-                    );
-                    true
-                }
-            };
+        let uses_threads = without_uring || !has_uring(&disk, &name);
         let medium = &disk.medium;
         geometry.describe = format!(
             "{} {}, {} MiB, {}{}{}{}",
             if medium.device { "block device" } else { "file" },
             medium.path,
             medium.len >> 20,
-            if threads { "threads" } else { "io_uring" },
+            if uses_threads { "threads" } else { "io_uring" },
             if medium.direct { ", direct I/O" } else { ", page cache" },
             if volatile_cache { ", volatile cache" } else { ", power-loss protection" },
             if medium.reserved { "" } else { ", space not reserved" },
         );
-        DiskDrive { disk, geometry, threads }
+        DiskDrive { disk, geometry, uses_threads }
+    }
+}
+
+/// Whether the system has io_uring, which is tried once for each drive. Logs the reason if it is
+/// missing.
+fn has_uring(disk: &Arc<Disk>, drive_name: &str) -> bool {
+    match Uring::new(Arc::clone(disk), 1) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::warn!(
+                drive = drive_name,
+                "no io_uring here ({error}): using threads, which is slower; containers often \
+                 forbid it by seccomp"
+            );
+            false
+        }
     }
 }
 
@@ -83,27 +95,17 @@ impl Drive for DiskDrive {
     fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
         let depth = depth.max(1);
         let disk = Arc::clone(&self.disk);
-        let failed = |source| OpenError::Os {
+        let os_error = |source| OpenError::Os {
             path: self.disk.medium.path.clone(),
             doing: "start a queue for it",
             source,
         };
-        Ok(match self.threads {
-            true => Box::new(DiskQueue {
-                engine: Threads::new(Arc::clone(&disk), depth).map_err(failed)?,
-                disk,
-                depth,
-                last_poll: 0,
-                last_check: 0,
-            }),
-            false => Box::new(DiskQueue {
-                engine: Uring::new(Arc::clone(&disk), depth).map_err(failed)?,
-                disk,
-                depth,
-                last_poll: 0,
-                last_check: 0,
-            }),
-        })
+        if self.uses_threads {
+            let engine = Threads::new(Arc::clone(&disk), depth).map_err(os_error)?;
+            return Ok(Box::new(DiskQueue::new(engine, disk, depth)));
+        }
+        let engine = Uring::new(Arc::clone(&disk), depth).map_err(os_error)?;
+        Ok(Box::new(DiskQueue::new(engine, disk, depth)))
     }
 
     fn survives(&self) -> Survival {
@@ -127,38 +129,50 @@ struct DiskQueue<E> {
     disk: Arc<Disk>,
     /// Largest number of requests in flight.
     depth: usize,
-    /// Time of the last poll.
+    /// Time of the last poll in ns.
     last_poll: u64,
-    /// Time of the last check of the medium.
+    /// Time of the last check of the medium in ns.
     last_check: u64,
 }
 
 impl<E: Engine> DiskQueue<E> {
-    /// Checks that one more request may be submitted.
-    fn admit(&self, what: Operation, lba: u64, blocks: u64) -> Result<(), Submitted> {
-        let cause = if self.engine.in_flight() >= self.depth {
-            Cause::QueueFull { depth: self.depth }
-        } else if let Some(gone) = self.disk.gone() {
-            Cause::Vanished(gone)
-        } else {
-            return Ok(());
-        };
-        Err(Submitted::Done(Err(self.disk.limits.error(what, lba, blocks, cause))))
+    fn new(engine: E, disk: Arc<Disk>, depth: usize) -> Self {
+        Self { engine, disk, depth, last_poll: 0, last_check: 0 }
     }
 
-    /// Passes a request to the engine, or refuses it.
+    /// Checks that one more request may be submitted. The error is the reason against it.
+    fn check_admission(&self) -> Result<(), Cause> {
+        if self.engine.in_flight() >= self.depth {
+            return Err(Cause::QueueFull { depth: self.depth });
+        }
+        match self.disk.gone() {
+            Some(gone) => Err(Cause::Vanished(gone)),
+            None => Ok(()),
+        }
+    }
+
+    /// Passes a request to the engine, unless the queue refuses the operation. `make_request` is
+    /// only called for an admitted operation.
     fn submit(
         &mut self,
         what: Operation,
         lba: u64,
         blocks: u64,
-        request: impl FnOnce(&Disk) -> Request,
+        make_request: impl FnOnce(&Disk) -> Request,
     ) -> Submitted {
-        if let Err(refused) = self.admit(what, lba, blocks) {
-            return refused;
+        if let Err(cause) = self.check_admission() {
+            return Submitted::Done(Err(self.disk.limits.error(what, lba, blocks, cause)));
         }
-        self.engine.push(request(&self.disk));
+        self.engine.push(make_request(&self.disk));
         Submitted::Pending
+    }
+
+    /// Submits an operation that makes blocks read as zeroes.
+    fn submit_zeroing(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
+        if let Err(error) = self.disk.limits.extent(what, lba, blocks) {
+            return Submitted::Done(Err(error));
+        }
+        self.submit(what, lba, blocks, |disk| Request::zero(op, what, lba, blocks, disk))
     }
 }
 
@@ -191,11 +205,11 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.zero(Operation::WriteZeroes, op, lba, blocks)
+        self.submit_zeroing(Operation::WriteZeroes, op, lba, blocks)
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.zero(Operation::Deallocate, op, lba, blocks)
+        self.submit_zeroing(Operation::Deallocate, op, lba, blocks)
     }
 
     fn kick(&mut self, _now: u64) {
@@ -208,15 +222,15 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
         }
         self.last_poll = now;
         self.engine.poll(done);
-        if now.saturating_sub(self.last_check) >= CHECK_EVERY_NS {
+        if now.saturating_sub(self.last_check) >= CHECK_INTERVAL_NS {
             self.last_check = now;
-            // The disk keeps the result: all later requests fail.
+            // The disk remembers a failed check, so that all later requests fail.
             let _ = self.disk.check();
         }
     }
 
-    /// The end of an operation is not known before. But a stalled engine must be polled, even if
-    /// nothing else happens (P8).
+    /// No time at which an operation ends is known. Only a stalled engine must be polled at a
+    /// certain time: without the poll, its requests would wait for ever (P8).
     fn next_deadline(&self) -> Option<u64> {
         let must_retry = self.engine.in_flight() > 0 && self.engine.is_stalled();
         must_retry.then(|| self.last_poll.saturating_add(RETRY_AFTER_NS))
@@ -230,15 +244,6 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
 impl<E: Engine> Queue for DiskQueue<E> {
     fn event_fd(&self) -> Option<RawFd> {
         Some(self.engine.event_fd())
-    }
-}
-
-impl<E: Engine> DiskQueue<E> {
-    fn zero(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
-        if let Err(error) = self.disk.limits.extent(what, lba, blocks) {
-            return Submitted::Done(Err(error));
-        }
-        self.submit(what, lba, blocks, |disk| Request::zero(op, what, lba, blocks, disk))
     }
 }
 
@@ -294,8 +299,7 @@ mod tests {
     fn a_stalled_queue_is_polled_again_soon() {
         let dir = tempfile::tempdir().unwrap();
         let engine = Stalling { polls: 2, request: None };
-        let mut queue =
-            DiskQueue { engine, disk: disk(&dir), depth: 1, last_poll: 0, last_check: 0 };
+        let mut queue = DiskQueue::new(engine, disk(&dir), 1);
         assert_eq!(queue.next_deadline(), None, "it has nothing to hand over");
         assert!(matches!(queue.flush(7), Submitted::Pending));
         let (now, mut done) = (5_000_000_000, Vec::new());
@@ -314,7 +318,7 @@ mod tests {
         let Some(engine) = Uring::new(Arc::clone(&disk), 4).ok().and_then(Uring::refused) else {
             return eprintln!("not tested: no io_uring whose calls can be made to fail");
         };
-        let mut queue = DiskQueue { engine, disk, depth: 4, last_poll: 0, last_check: 0 };
+        let mut queue = DiskQueue::new(engine, disk, 4);
         assert!(matches!(queue.flush(7), Submitted::Pending));
         let (mut now, mut done) = (5_000_000_000, Vec::new());
         queue.kick(now);

@@ -42,8 +42,8 @@ impl Geometry {
 
 /// A store of blocks, shared by all reactors of a target.
 ///
-/// docs/media.md numbers the assumptions about media; [`Drive::survives`] returns which of them hold
-/// for this one.
+/// docs/media.md lists the assumptions about media. [`Drive::survives`] returns what a drive keeps
+/// after a failure.
 pub trait Drive: Send + Sync {
     /// Size, cache and description. Constant while the drive exists.
     fn geometry(&self) -> &Geometry;
@@ -51,20 +51,20 @@ pub trait Drive: Send + Sync {
     /// A queue for one thread. `depth`, at least 1, is the largest number of its operations in
     /// flight; one more fails with [`Cause::QueueFull`](crate::Cause::QueueFull).
     ///
-    /// The queue may be sent to another thread until its first operation; from then on it belongs
-    /// to its thread.
+    /// The queue may be sent to another thread until its first operation. From then on it belongs
+    /// to the thread that used it.
     ///
     /// # Errors
     /// [`OpenError::Taken`], while another caller has the only queue of the drive: see
     /// [`Drive::open_only_queue`]. [`OpenError::Os`], if the system refuses the queue.
     fn open_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError>;
 
-    /// A queue without others beside it. A drive may then refuse to open others
-    /// ([`OpenError::Taken`]) until this one is dropped, and save the work of keeping queues apart.
-    /// If others are open already, or if the drive gains nothing, the queue is an ordinary one.
+    /// A queue without others beside it. A drive may refuse to open others ([`OpenError::Taken`])
+    /// until this one is dropped. The drive then saves the work of keeping queues apart. If others
+    /// are open already, or if the drive gains nothing, the queue is an ordinary one.
     ///
-    /// The thread that used it also drops it, or hands it over by an operation that locks or enters
-    /// the kernel, as all of the standard library's do.
+    /// The thread that has used the queue drops it, or hands it over by an operation that locks or
+    /// enters the kernel. All such operations of the standard library do.
     ///
     /// # Errors
     /// Those of [`Drive::open_queue`].
@@ -91,9 +91,10 @@ pub trait Drive: Send + Sync {
 /// One thread's access to a drive: operations are submitted, and [`poll`](BlockDevice::poll)
 /// returns their completions. Its times are those of [`now_ns`](riopipe_platform::now_ns).
 ///
-/// A deallocated block reads as zeroes, with any TRIM of the medium (T10).
+/// A deallocated block reads as zeroes, whatever a TRIM of the medium does, because undo relies on
+/// the zeroes (T10).
 ///
-/// Dropping a queue waits for its operations in flight, so that no write lands after its file has
+/// Dropping a queue waits for its operations in flight, so that no write lands after the file has
 /// been unlocked (T8).
 pub trait Queue: BlockDevice<Buf = AlignedBuf> + Send {
     /// A descriptor that becomes readable when there may be completions. The queue never reads it:

@@ -1,9 +1,17 @@
 //! Log stores, handed out in disjoint parts.
 //!
-//! A target opens a [`LogStore`] once. Each [`LogPart`] of it (the header, the partition of one
-//! stream) has one owner, which writes it without a lock. Mapped stores (`file:`, `dax:`, `mem:`)
-//! are written directly; a device (`block:`) is written from a mirror in memory, block by block,
-//! when the part is fenced.
+//! A target opens a [`LogStore`] once. Each [`LogPart`] of the store (the header, or the partition
+//! of one stream) has one owner, which writes the part without a lock:
+//!
+//! ```text
+//!              LogStore
+//!             /        \
+//!     LogPart           LogPart      one for the header, one for each stream
+//!        |                 |
+//!   mapped memory    mirror in memory
+//!   (file: dax: mem:)      | fence: block by block
+//!                     block device (block:)
+//! ```
 
 use std::fs::File;
 use std::ops::Range;
@@ -18,33 +26,23 @@ use riopipe_order::region::{Region, RegionError};
 
 use crate::error::OpenError;
 use crate::mapping::Mapping;
-use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
+use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve, parent_directory};
 use crate::persist::Persist;
-use crate::spec::Spec;
 use crate::survival::{Kept, Survival};
 
 mod device;
 mod mapped;
 mod reader;
+mod spec;
 
 use device::{BlockStore, DevicePart};
-use mapped::MappedMemory;
+use mapped::{MappedMemory, SharedMapping};
 pub use reader::{LogReader, read_log};
+pub use spec::LOG_HELP;
+use spec::LogSpec;
 
-/// The kinds of log and their options, as shown with every error in a specification.
-pub const LOG_HELP: &str = "logs are:
-  file:PATH[,size=SIZE]
-      a mapped file: survives the process, not the power; size= creates it if need be
-  dax:PATH[,size=SIZE]
-      a file on persistent memory (a file system mounted with -o dax): survives the power
-  block:PATH[,plp]
-      a small block device, all of it: survives the power. Without power-loss protection it is
-      flushed with every fence; plp: it has it although it reports a volatile cache
-  block:PATH[,size=SIZE]
-      the same in a file, to try it out: each fence waits for the file system
-  mem:SIZE
-      this process's memory, gone with it
-sizes are whole numbers of 4096-byte blocks, written like 2M";
+/// Size of a word of a log in bytes. Parts begin and end at words.
+const WORD_BYTES: usize = 8;
 
 /// Opens (or creates) and locks the log that `spec` names; [`LOG_HELP`] lists the kinds.
 pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
@@ -54,86 +52,37 @@ pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
 /// [`open_log`], with a wait of at most `lock_wait` for another process that has the log locked. A
 /// killed process keeps its locks until its last write has landed (T8).
 pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, OpenError> {
-    let busy = LockWait::within(lock_wait);
-    match Parsed::from(spec)? {
-        Parsed::Memory { bytes } => LogStore::in_memory(bytes),
-        Parsed::Mapped { path, size, dax } => LogStore::in_file(path, size, dax, busy),
-        Parsed::Device { path, plp } => LogStore::on_device(path, plp, busy),
-        Parsed::Blocks { path, size } => LogStore::in_blocks_of_file(path, size, busy),
+    let lock_wait = LockWait::within(lock_wait);
+    match LogSpec::parse(spec)? {
+        LogSpec::Memory { bytes } => LogStore::in_memory(bytes),
+        LogSpec::Mapped { path, size, dax } => LogStore::in_file(path, size, dax, lock_wait),
+        LogSpec::Device { path, plp } => LogStore::on_device(path, plp, lock_wait),
+        LogSpec::Blocks { path, size } => LogStore::in_blocks_of_file(path, size, lock_wait),
     }
 }
 
 /// The survival of a log that `spec` would create; `None` if opening it would create nothing.
 pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> {
-    let is_new = |path: &str, size: Option<u64>| {
-        let new = size.is_some() && std::fs::metadata(path).is_err();
-        new.then(|| std::path::Path::new(path).parent().map(ToOwned::to_owned)).flatten()
-    };
-    Ok(match Parsed::from(spec)? {
-        Parsed::Mapped { path, size, dax } => is_new(path, size).map(|_| mapped_survival(dax, dax)),
-        Parsed::Blocks { path, size } => is_new(path, size).map(|parent| {
-            let here = std::path::Path::new(".");
-            let parent = if parent.as_os_str().is_empty() { here } else { &parent };
-            block_file_survival(File::open(parent).is_ok_and(|file| is_in_memory(&file)))
-        }),
-        Parsed::Memory { .. } | Parsed::Device { .. } => None,
-    })
-}
-
-/// A parsed specification.
-enum Parsed<'a> {
-    /// `mem:`
-    Memory { bytes: u64 },
-    /// `file:` and `dax:`
-    Mapped { path: &'a str, size: Option<u64>, dax: bool },
-    /// `block:` on a block device.
-    Device { path: &'a str, plp: bool },
-    /// `block:` in a file.
-    Blocks { path: &'a str, size: Option<u64> },
-}
-
-impl<'a> Parsed<'a> {
-    fn from(spec: &'a str) -> Result<Self, OpenError> {
-        let mut spec = Spec::parse(spec, LOG_HELP)?;
-        match spec.kind {
-            "mem" => {
-                let bytes = spec.blocks(spec.what)?;
-                spec.finish()?;
-                Ok(Self::Memory { bytes })
-            }
-            kind @ ("file" | "dax") => {
-                let size = spec.size("size")?;
-                let path = spec.path()?;
-                spec.finish()?;
-                Ok(Self::Mapped { path, size, dax: kind == "dax" })
-            }
-            "block" => {
-                let size = spec.size("size")?;
-                let plp = spec.switch("plp")?;
-                let path = spec.path()?;
-                spec.finish()?;
-                // A path that does not exist is to be a file if it has a size.
-                let is_file =
-                    std::fs::metadata(path).map_or(size.is_some(), |found| found.is_file());
-                match (is_file, size) {
-                    (true, _) if plp => {
-                        Err(spec.wrong("plp is for a device: a file never counts as protected"))
-                    }
-                    (true, size) => Ok(Self::Blocks { path, size }),
-                    (false, Some(_)) => Err(spec.wrong(
-                        "size= is for a file: a device is used as a whole (make a partition of \
-                         the size that you want)",
-                    )),
-                    (false, None) => Ok(Self::Device { path, plp }),
-                }
-            }
-            kind => Err(spec.wrong(format!("unknown kind of log {kind:?}"))),
+    match LogSpec::parse(spec)? {
+        LogSpec::Mapped { path, size, dax } if would_create(path, size) => {
+            Ok(Some(mapped_survival(dax, dax)))
         }
+        LogSpec::Blocks { path, size } if would_create(path, size) => {
+            let directory = File::open(parent_directory(path));
+            let in_memory = directory.is_ok_and(|directory| is_in_memory(&directory));
+            Ok(Some(block_file_survival(in_memory)))
+        }
+        _ => Ok(None),
     }
 }
 
-/// The kernel's identifier of this boot. If it has changed, content of memory and of the page cache
-/// may have been lost in between (T19).
+/// Whether opening the file at `path` would create it: it has a size, and does not exist.
+fn would_create(path: &str, size: Option<u64>) -> bool {
+    size.is_some() && std::fs::metadata(path).is_err()
+}
+
+/// The kernel's identifier of this boot. If the identifier has changed, the content of memory and
+/// of the page cache may have been lost in between (T19).
 pub fn boot_id() -> Result<[u8; 16], OpenError> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|source| OpenError::Os {
@@ -153,20 +102,22 @@ pub fn boot_id() -> Result<[u8; 16], OpenError> {
 
 /// The bytes of a log, to be handed out with [`LogStore::part`].
 pub struct LogStore {
-    shared: Arc<Shared>,
+    shared: Arc<SharedStore>,
     kind: LogKind,
-    describe: String,
+    description: String,
     survival: Survival,
 }
 
-struct Shared {
-    bytes: Bytes,
-    /// The parts in use.
+/// The state of a store that its parts share.
+struct SharedStore {
+    backing: Backing,
+    /// The ranges of the parts that have an owner.
     in_use: Mutex<Vec<Range<usize>>>,
 }
 
-enum Bytes {
-    Mapped(Arc<mapped::Shared>),
+/// The medium that holds the bytes of a store.
+enum Backing {
+    Mapped(Arc<SharedMapping>),
     Blocks(Arc<BlockStore>),
 }
 
@@ -212,52 +163,56 @@ impl LogStore {
             bytes,
             source,
         })?;
-        let memory = mapped::Shared { mapping, persist: Persist::Stores, medium: None };
+        let memory = SharedMapping { mapping, persist: Persist::Stores, medium: None };
+        let backing = Backing::Mapped(Arc::new(memory));
         let survival = Survival { process_kill: Kept::Nothing, power_cut: Kept::Nothing, note: "" };
-        let describe = format!("memory, {} KiB", bytes >> 10);
-        Ok(LogStore::new(Bytes::Mapped(Arc::new(memory)), LogKind::File, describe, survival))
+        let description = format!("memory, {} KiB", bytes >> 10);
+        Ok(LogStore::new(backing, LogKind::File, description, survival))
     }
+
+    /// A log in a mapped file. `dax`: the file should be on persistent memory. If it is not, the
+    /// log is opened even so, and does not survive a power cut.
 
     fn in_file(
         path: &str,
         size: Option<u64>,
         dax: bool,
-        busy: LockWait,
+        lock_wait: LockWait,
     ) -> Result<LogStore, OpenError> {
-        let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
+        let medium = Medium::file(path, size, Reserve::Must, false, lock_wait)?;
         let len = medium.len as usize;
-        let os = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
-        let synchronous = if dax { Mapping::shared(&medium.file, len, true).ok() } else { None };
-        let persistent = synchronous.is_some();
-        let mapping = match synchronous {
+        let os_error = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
+        let persistent_mapping =
+            if dax { Mapping::shared(&medium.file, len, true).ok() } else { None };
+        let is_persistent = persistent_mapping.is_some();
+        let mapping = match persistent_mapping {
             Some(mapping) => mapping,
-            None => Mapping::shared(&medium.file, len, false).map_err(os)?,
+            None => Mapping::shared(&medium.file, len, false).map_err(os_error("map it"))?,
         };
-        let survival = mapped_survival(dax, persistent);
-        if dax && !persistent {
+        let survival = mapped_survival(dax, is_persistent);
+        if dax && !is_persistent {
             tracing::warn!(path, "{}", survival.note);
         }
         let persist = if dax { Persist::lines() } else { Persist::Stores };
-        let describe = format!(
+        let description = format!(
             "{} {path}, {} KiB, {}",
-            if persistent { "persistent memory" } else { "mapped file" },
+            if is_persistent { "persistent memory" } else { "mapped file" },
             len >> 10,
             persist.describe(),
         );
-        let shared = Arc::new(mapped::Shared { mapping, persist, medium: Some(medium) });
-        let mut all = MappedMemory { shared: Arc::clone(&shared), part: 0..len };
-        riopipe_model::log::mapped::make_content_durable(&mut all).map_err(|error| {
-            OpenError::Os {
-                path: path.to_owned(),
-                doing: "make durable what it holds",
-                source: std::io::Error::other(error.cause),
-            }
-        })?;
-        Ok(LogStore::new(Bytes::Mapped(shared), LogKind::Dax, describe, survival))
+        let memory = Arc::new(SharedMapping { mapping, persist, medium: Some(medium) });
+        let mut whole_log = MappedMemory { shared: Arc::clone(&memory), part: 0..len };
+        riopipe_model::log::mapped::make_content_durable(&mut whole_log)
+            .map_err(|error| std::io::Error::other(error.cause))
+            .map_err(os_error("make durable what it holds"))?;
+        Ok(LogStore::new(Backing::Mapped(memory), LogKind::Dax, description, survival))
     }
 
-    fn on_device(path: &str, plp: bool, busy: LockWait) -> Result<LogStore, OpenError> {
-        let medium = Medium::device(path, busy)?;
+    /// A log on a block device. `plp`: the device has power-loss protection, although it reports a
+    /// volatile cache.
+
+    fn on_device(path: &str, plp: bool, lock_wait: LockWait) -> Result<LogStore, OpenError> {
+        let medium = Medium::device(path, lock_wait)?;
         let is_volatile = !plp && medium.device_has_volatile_cache();
         let note = match is_volatile {
             true => {
@@ -267,7 +222,7 @@ impl LogStore {
             false => "",
         };
         let survival = Survival { process_kill: Kept::Completed, power_cut: Kept::Completed, note };
-        let describe = format!(
+        let description = format!(
             "block device {path}, {} KiB, {}",
             medium.len >> 10,
             if is_volatile {
@@ -277,38 +232,48 @@ impl LogStore {
             },
         );
         let store = BlockStore::open(medium, is_volatile)?;
-        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Backing::Blocks(store), LogKind::Block, description, survival))
     }
 
+    /// A log in a file that is written block by block, in place of a block device.
     fn in_blocks_of_file(
         path: &str,
         size: Option<u64>,
-        busy: LockWait,
+        lock_wait: LockWait,
     ) -> Result<LogStore, OpenError> {
-        let medium = Medium::file(path, size, Reserve::Must, true, busy)?;
+        let medium = Medium::file(path, size, Reserve::Must, true, lock_wait)?;
         let survival = block_file_survival(is_in_memory(&medium.file));
-        let describe = format!(
+        let description = format!(
             "file {path} in place of a device, {} KiB, no power-loss protection, an fdatasync with \
              each fence",
             medium.len >> 10
         );
         let store = BlockStore::open(medium, true)?;
-        Ok(LogStore::new(Bytes::Blocks(store), LogKind::Block, describe, survival))
+        Ok(LogStore::new(Backing::Blocks(store), LogKind::Block, description, survival))
     }
 
-    fn new(bytes: Bytes, kind: LogKind, describe: String, survival: Survival) -> LogStore {
-        let shared = Arc::new(Shared { bytes, in_use: Mutex::new(Vec::new()) });
-        // The stamp decides how far the log can be used later; the requested kind may be more.
-        let kind = if survival.power_cut == Kept::Completed { kind } else { LogKind::File };
-        LogStore { shared, kind, describe, survival }
+    fn new(
+        backing: Backing,
+        requested_kind: LogKind,
+        description: String,
+        survival: Survival,
+    ) -> LogStore {
+        let shared = Arc::new(SharedStore { backing, in_use: Mutex::new(Vec::new()) });
+        // The stamp of a log region has the kind, and a stamp of another kind than `File` counts
+        // after a power cut. A log that does not survive one must not have such a stamp.
+        let kind = match survival.power_cut {
+            Kept::Completed => requested_kind,
+            _ => LogKind::File,
+        };
+        LogStore { shared, kind, description, survival }
     }
 
     /// Size in bytes.
     #[allow(clippy::len_without_is_empty, reason = "never empty: at least one block")]
     pub fn len(&self) -> usize {
-        match &self.shared.bytes {
-            Bytes::Mapped(memory) => memory.mapping.len(),
-            Bytes::Blocks(store) => store.len(),
+        match &self.shared.backing {
+            Backing::Mapped(memory) => memory.mapping.len(),
+            Backing::Blocks(store) => store.len(),
         }
     }
 
@@ -318,46 +283,49 @@ impl LogStore {
         self.kind
     }
 
-    /// Hands out the bytes in `part` to one owner, until that drops it. Parts of a device never
-    /// share a block: each would write the other's unfinished changes.
+    /// Hands out the bytes in `part` to one owner, until the owner drops the [`LogPart`]. Two parts
+    /// of a device never share a block, because a write of one part would also write unfinished
+    /// changes of the other.
     pub fn part(&self, part: Range<usize>) -> Result<LogPart, PartError> {
         let len = self.len();
-        let aligned = part.start.is_multiple_of(8) && part.end.is_multiple_of(8);
-        if !aligned || part.start >= part.end || part.end > len {
+        let is_aligned =
+            part.start.is_multiple_of(WORD_BYTES) && part.end.is_multiple_of(WORD_BYTES);
+        if !is_aligned || part.start >= part.end || part.end > len {
             return Err(PartError::OutOfRange { part, len });
         }
-        let unit = match &self.shared.bytes {
-            Bytes::Mapped(_) => 8,
-            Bytes::Blocks(_) => BLOCK_BYTES,
+        let unit = match &self.shared.backing {
+            Backing::Mapped(_) => WORD_BYTES,
+            Backing::Blocks(_) => BLOCK_BYTES,
         };
-        let ends = |r: &Range<usize>| (r.start / unit * unit, r.end.next_multiple_of(unit));
-        let (start, end) = ends(&part);
+        let units = widen(&part, unit);
         let mut in_use = self.shared.in_use();
-        let clash = |other: &&Range<usize>| ends(other).0 < end && start < ends(other).1;
-        if let Some(other) = in_use.iter().find(clash) {
+        let overlapping = in_use.iter().find(|other| {
+            let other_units = widen(other, unit);
+            other_units.start < units.end && units.start < other_units.end
+        });
+        if let Some(other) = overlapping {
             return Err(PartError::InUse { in_use: other.clone(), part });
         }
-        let kind = match &self.shared.bytes {
-            Bytes::Mapped(memory) => {
+        let region = match &self.shared.backing {
+            Backing::Mapped(memory) => {
                 let shared = Arc::clone(memory);
-                Kind::Mapped(MappedPart::new(MappedMemory { shared, part: part.clone() }))
+                PartRegion::Mapped(MappedPart::new(MappedMemory { shared, part: part.clone() }))
             }
-            Bytes::Blocks(store) => {
-                let read = BlockPart::read(DevicePart(Arc::clone(store)), part.clone());
-                Kind::Blocks(read.map_err(|error| PartError::Read {
-                    part: part.clone(),
-                    cause: error.to_string(),
-                })?)
+            Backing::Blocks(store) => {
+                match BlockPart::read(DevicePart(Arc::clone(store)), part.clone()) {
+                    Ok(region) => PartRegion::Blocks(region),
+                    Err(error) => return Err(PartError::Read { part, cause: error.to_string() }),
+                }
             }
         };
         in_use.push(part.clone());
         drop(in_use);
-        Ok(LogPart { kind, shared: Arc::clone(&self.shared), part })
+        Ok(LogPart { region, shared: Arc::clone(&self.shared), part })
     }
 
     /// One line for display: kind, place, size, and the way in which it is made durable.
     pub fn describe(&self) -> &str {
-        &self.describe
+        &self.description
     }
 
     /// The content that remains of the log after a killed process and after a power cut.
@@ -365,26 +333,27 @@ impl LogStore {
         self.survival
     }
 
-    /// Checks that the file still exists with its full size. Call it now and then: a store to a
-    /// mapping of a truncated file ends the process (SIGBUS), and one into a deleted file is lost.
+    /// Checks that the file still exists with its full size. It is to be called now and then: a
+    /// store to a mapping of a truncated file ends the process (SIGBUS), and a store into a deleted
+    /// file is lost.
     ///
     /// # Errors
     /// [`Gone`], with the change of the file.
     pub fn check(&self) -> Result<(), Gone> {
-        match &self.shared.bytes {
-            Bytes::Mapped(memory) => memory.medium.as_ref().map_or(Ok(()), Medium::check),
-            Bytes::Blocks(store) => store.medium.check(),
+        match &self.shared.backing {
+            Backing::Mapped(memory) => memory.medium.as_ref().map_or(Ok(()), Medium::check),
+            Backing::Blocks(store) => store.medium.check(),
         }
     }
 
-    /// Writes back to the file all that was stored in it, and all bytes in `used`, and waits
-    /// (`msync`). After a clean shutdown with it, a `file:` log also survives a power cut, as far as
-    /// `used` names it (T24). A `block:` log has nothing left to write, since each of its fences
-    /// writes everything that it covers. No part of the log may be in use.
+    /// Writes back to the file all stored bytes and all bytes in `used`, and waits (`msync`). After
+    /// that, the bytes in `used` of a `file:` log also survive a power cut (T24). A `block:` log
+    /// has nothing left to write, since each of its fences writes everything that it covers. No
+    /// part of the log may be in use.
     ///
-    /// The bytes in `used` are written even if the kernel considers them written already. After a
-    /// failed write-back the kernel does so wrongly. The call takes as long as the disk needs for
-    /// all of these bytes.
+    /// The bytes in `used` are written even if the kernel considers them written already, because
+    /// the kernel is wrong about that after a failed write-back. The call takes as long as the disk
+    /// needs for all of these bytes.
     ///
     /// # Errors
     /// The error of the write-back. A `block:` log reports none.
@@ -392,19 +361,25 @@ impl LogStore {
     /// # Panics
     /// If a range in `used` goes beyond the log.
     pub fn sync(&self, used: &[Range<usize>]) -> std::io::Result<()> {
-        match &self.shared.bytes {
-            Bytes::Mapped(memory) => memory.sync_all(used),
-            Bytes::Blocks(_) => Ok(()),
+        match &self.shared.backing {
+            Backing::Mapped(memory) => memory.sync_all(used),
+            Backing::Blocks(_) => Ok(()),
         }
     }
 }
 
-/// The survival of a mapped file. `persistent`: it is persistent memory.
-fn mapped_survival(dax: bool, persistent: bool) -> Survival {
+/// The smallest range that contains `range` and consists of whole units of `unit` bytes.
+fn widen(range: &Range<usize>, unit: usize) -> Range<usize> {
+    range.start / unit * unit..range.end.next_multiple_of(unit)
+}
+
+/// The survival of a mapped file. `dax`: persistent memory was asked for. `is_persistent`: the file
+/// is on persistent memory.
+fn mapped_survival(dax: bool, is_persistent: bool) -> Survival {
     Survival {
         process_kill: Kept::Completed,
-        power_cut: if persistent { Kept::Completed } else { Kept::Nothing },
-        note: match (dax, persistent) {
+        power_cut: if is_persistent { Kept::Completed } else { Kept::Nothing },
+        note: match (dax, is_persistent) {
             (true, true) => "",
             (true, false) => {
                 "not on a DAX file system: this log is only as durable as memory, it does not \
@@ -415,7 +390,7 @@ fn mapped_survival(dax: bool, persistent: bool) -> Survival {
     }
 }
 
-/// The survival of a `block:` log in a file.
+/// The survival of a `block:` log in a file. `in_memory`: the file's file system is in memory.
 fn block_file_survival(in_memory: bool) -> Survival {
     Survival {
         process_kill: Kept::Completed,
@@ -433,23 +408,32 @@ fn block_file_survival(in_memory: bool) -> Survival {
 
 /// Whether a file's file system is in memory.
 fn is_in_memory(file: &File) -> bool {
+    /// `RAMFS_MAGIC` of `linux/magic.h`, which `libc` lacks.
     const RAMFS_MAGIC: i128 = 0x8584_58f6;
-    let Ok(found) = rustix::fs::fstatfs(file) else { return false };
-    let kind = i128::from(found.f_type);
-    kind == i128::from(libc::TMPFS_MAGIC) || kind == RAMFS_MAGIC
+    let Ok(file_system) = rustix::fs::fstatfs(file) else { return false };
+    let magic = i128::from(file_system.f_type);
+    magic == i128::from(libc::TMPFS_MAGIC) || magic == RAMFS_MAGIC
 }
 
 /// A part of a log, owned by one thread at a time.
 ///
-/// A store of an aligned word is a single store. On `file:` and `dax:` it survives the process at
-/// once. [`Region::fence`] makes it survive a power cut on `dax:`, and both on `block:`.
+/// A store of an aligned word is a single store.
+///
+/// | log | a store survives the process | a store survives a power cut |
+/// |---|---|---|
+/// | `mem:` | never | never |
+/// | `file:` | at once | never |
+/// | `dax:` | at once | after [`Region::fence`] |
+/// | `block:` | after [`Region::fence`] | after [`Region::fence`] |
 pub struct LogPart {
-    kind: Kind,
-    shared: Arc<Shared>,
+    region: PartRegion,
+    shared: Arc<SharedStore>,
+    /// The range of the part in the log, in bytes.
     part: Range<usize>,
 }
 
-enum Kind {
+/// The content of a part, by the kind of its medium.
+enum PartRegion {
     Mapped(MappedPart<MappedMemory>),
     Blocks(BlockPart<DevicePart>),
 }
@@ -467,40 +451,40 @@ impl Region for LogPart {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        match &self.kind {
-            Kind::Mapped(part) => part.read(offset, into),
-            Kind::Blocks(part) => part.read(offset, into),
+        match &self.region {
+            PartRegion::Mapped(part) => part.read(offset, into),
+            PartRegion::Blocks(part) => part.read(offset, into),
         }
     }
 
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        match &mut self.kind {
-            Kind::Mapped(part) => part.write(offset, bytes),
-            Kind::Blocks(part) => part.write(offset, bytes),
+        match &mut self.region {
+            PartRegion::Mapped(part) => part.write(offset, bytes),
+            PartRegion::Blocks(part) => part.write(offset, bytes),
         }
     }
 
     #[inline]
     fn write_word(&mut self, offset: usize, value: u64) {
-        match &mut self.kind {
-            Kind::Mapped(part) => part.write_word(offset, value),
-            Kind::Blocks(part) => part.write_word(offset, value),
+        match &mut self.region {
+            PartRegion::Mapped(part) => part.write_word(offset, value),
+            PartRegion::Blocks(part) => part.write_word(offset, value),
         }
     }
 
     #[inline]
     fn fence(&mut self) -> Result<(), RegionError> {
-        match &mut self.kind {
-            Kind::Mapped(part) => part.fence(),
-            Kind::Blocks(part) => part.fence(),
+        match &mut self.region {
+            PartRegion::Mapped(part) => part.fence(),
+            PartRegion::Blocks(part) => part.fence(),
         }
     }
 
     fn write_back(&mut self) -> Result<(), RegionError> {
-        match &mut self.kind {
-            Kind::Mapped(part) => part.write_back(),
-            Kind::Blocks(part) => part.write_back(),
+        match &mut self.region {
+            PartRegion::Mapped(part) => part.write_back(),
+            PartRegion::Blocks(part) => part.write_back(),
         }
     }
 }
@@ -511,9 +495,9 @@ impl Drop for LogPart {
     }
 }
 
-impl Shared {
+impl SharedStore {
     fn in_use(&self) -> MutexGuard<'_, Vec<Range<usize>>> {
-        // The list of ranges is consistent after each statement.
+        // A panic can't leave the list half changed: each statement changes one range.
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -11,13 +11,13 @@ use rustix::mm::{
     Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
 };
 
-/// A huge page on x86-64 and on arm64 with 4 KiB pages.
-const HUGE: usize = 2 << 20;
+/// Size of a huge page in bytes, on x86-64 and on arm64 with 4 KiB pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// A mapping that exists until it is dropped. It only hands out raw pointers: its users keep their
-/// accesses apart.
+/// A mapping that exists until it is dropped. It only hands out raw pointers. Its users must not
+/// access the same bytes at the same time.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -25,15 +25,16 @@ pub(crate) struct Mapping {
 
 // SAFETY: a mapping is plain memory, valid on every thread until the drop.
 unsafe impl Send for Mapping {}
-// SAFETY: it only hands out raw pointers; their users keep access apart.
+// SAFETY: the mapping only hands out raw pointers, whose users don't access the same bytes at a
+// time.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of at least `len` bytes on reserved huge pages, all of it present. It fails
-    /// where none, or too few, are reserved, which is usual.
+    /// Zeroed memory of at least `len` bytes on reserved huge pages, allocated now. Fails if no
+    /// huge pages, or too few, are reserved, which is usual.
     pub(crate) fn huge(len: usize) -> io::Result<Mapping> {
-        let len = len.next_multiple_of(HUGE);
-        let start = memory(len, MapFlags::HUGETLB | MapFlags::POPULATE)?;
+        let len = len.next_multiple_of(HUGE_PAGE_BYTES);
+        let start = map_private(len, MapFlags::HUGETLB | MapFlags::POPULATE)?;
         Ok(Mapping { start, len })
     }
 
@@ -41,33 +42,35 @@ impl Mapping {
     /// [`Mapping::prefault`]), on transparent huge pages if the kernel has them.
     pub(crate) fn anonymous(len: usize) -> io::Result<Mapping> {
         assert!(len > 0);
-        // Huge pages need aligned addresses: one page more is mapped, and both ends are cut.
         let len = len.next_multiple_of(BLOCK_BYTES);
-        let slack = if len >= HUGE { HUGE } else { 0 };
-        let start = memory(len + slack, MapFlags::NORESERVE)?;
-        let lead = start.as_ptr().align_offset(HUGE).min(slack);
+        // Huge pages need aligned addresses. So one huge page more is mapped, and what lies before
+        // the aligned start and behind the end is unmapped again.
+        let slack = if len >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 0 };
+        let mapped = map_private(len + slack, MapFlags::NORESERVE)?;
+        let lead = mapped.as_ptr().align_offset(HUGE_PAGE_BYTES).min(slack);
+        let tail = slack - lead;
         // SAFETY: `lead <= slack` bytes at the start and the rest of the slack at the end are part
         // of the new mapping, and unused.
         let start = unsafe {
-            let kept = start.add(lead);
+            let start = mapped.add(lead);
             // A part that cannot be unmapped stays mapped, unused.
             if lead > 0 {
-                let _ = munmap(start.as_ptr().cast(), lead);
+                let _ = munmap(mapped.as_ptr().cast(), lead);
             }
-            if slack > lead {
-                let _ = munmap(kept.add(len).as_ptr().cast(), slack - lead);
+            if tail > 0 {
+                let _ = munmap(start.add(len).as_ptr().cast(), tail);
             }
-            kept
+            start
         };
-        // SAFETY: the range is the mapping. This is only advice: a kernel without it fails, which
-        // is harmless.
+        // SAFETY: the range is the mapping. The call is only advice. It fails on a kernel without
+        // transparent huge pages, which is harmless.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
         Ok(Mapping { start, len })
     }
 
-    /// Allocates the memory of the first `len` bytes now. A page fault costs 9 µs, fifty times a
-    /// copy of the page. More memory than the machine has left is refused, so that the process is
-    /// not killed later.
+    /// Allocates the memory of the first `len` bytes now, because a page fault later costs 9 µs:
+    /// fifty times a copy of the page. Fails if the machine has not so much memory left, because
+    /// the kernel would kill the process.
     pub(crate) fn prefault(&self, len: usize) -> io::Result<()> {
         assert!(len <= self.len);
         if len == 0 {
@@ -80,17 +83,18 @@ impl Mapping {
         let populated =
             unsafe { madvise(self.start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
         if populated.is_err() {
-            // Before Linux 5.14.
+            // Linux before 5.14 does not know this advice.
             self.touch(0..len);
         }
         Ok(())
     }
 
-    /// Writes to each page with any of these bytes what it holds. No other thread may use them.
+    /// Writes to each page that has any of these bytes, without a change of its content. The kernel
+    /// then takes the pages for dirty. No other thread may use the pages.
     pub(crate) fn touch(&self, bytes: Range<usize>) {
         assert!(bytes.end <= self.len);
-        let first = bytes.start / BLOCK_BYTES * BLOCK_BYTES;
-        for offset in (first..bytes.end).step_by(BLOCK_BYTES) {
+        let first_page = bytes.start / BLOCK_BYTES * BLOCK_BYTES;
+        for offset in (first_page..bytes.end).step_by(BLOCK_BYTES) {
             // SAFETY: inside the mapping, which no other thread uses meanwhile; the value is
             // written back unchanged.
             unsafe {
@@ -100,11 +104,13 @@ impl Mapping {
         }
     }
 
-    /// The first `len` bytes of `file`, shared with it. `sync` asks for MAP_SYNC. Only a DAX file
-    /// system supports it; a store is then durable once its line has left the CPU's caches. Others
-    /// answer EOPNOTSUPP (or EINVAL, old kernels).
-    pub(crate) fn shared(file: &File, len: usize, sync: bool) -> io::Result<Mapping> {
-        let flags = match sync {
+    /// Maps the first `len` bytes of `file`, shared with the file.
+    ///
+    /// `map_sync` asks for MAP_SYNC: a store is then durable once its cache line has left the CPU's
+    /// caches. Only a DAX file system supports it. Others answer EOPNOTSUPP, or EINVAL on old
+    /// kernels.
+    pub(crate) fn shared(file: &File, len: usize, map_sync: bool) -> io::Result<Mapping> {
+        let flags = match map_sync {
             true => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
             false => MapFlags::SHARED,
         } | MapFlags::POPULATE;
@@ -113,10 +119,12 @@ impl Mapping {
         Ok(Mapping { start: not_null(start)?, len })
     }
 
+    /// The address of the first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
+    /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -130,20 +138,21 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: made by `map` with this start and length (or cut to them), and the users of the
-        // pointers keep the mapping alive.
+        // SAFETY: the mapping was created with this start and length (or cut to them), and the
+        // users of the pointers keep the mapping alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// Zeroed memory of this process alone.
-fn memory(len: usize, flags: MapFlags) -> io::Result<NonNull<u8>> {
+/// Maps `len` bytes of zeroed memory that no other process shares.
+fn map_private(len: usize, flags: MapFlags) -> io::Result<NonNull<u8>> {
     let flags = MapFlags::PRIVATE | flags;
     // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
     not_null(unsafe { mmap_anonymous(ptr::null_mut(), len, READ_WRITE, flags) }?)
 }
 
-/// The kernel maps nothing at address 0 unless it is asked for it.
+/// The address that the kernel has chosen. It is never 0: the kernel maps memory there only on
+/// request.
 fn not_null(start: *mut std::ffi::c_void) -> io::Result<NonNull<u8>> {
     NonNull::new(start.cast()).ok_or_else(|| Errno::NOMEM.into())
 }
@@ -162,7 +171,7 @@ mod tests {
 
     #[test]
     fn anonymous_memory_is_zero_and_whole() {
-        for len in [BLOCK_BYTES, HUGE - BLOCK_BYTES, 3 * HUGE + BLOCK_BYTES] {
+        for len in [BLOCK_BYTES, HUGE_PAGE_BYTES - BLOCK_BYTES, 3 * HUGE_PAGE_BYTES + BLOCK_BYTES] {
             let mapping = Mapping::anonymous(len).unwrap();
             mapping.prefault(len).unwrap();
             assert_eq!(mapping.len(), len);

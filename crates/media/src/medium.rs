@@ -1,4 +1,14 @@
 //! Opening the files and block devices under drives and logs, locked and with their space reserved.
+//!
+//! A file is opened in these steps:
+//!
+//! 1. open or create it ([`open_or_create`]),
+//! 2. lock it, perhaps after a wait for another process ([`LockWait`]),
+//! 3. check its size, or give it its size and its space,
+//! 4. make the name of a new file durable.
+//!
+//! Several processes may open one file at the same time. Only the process that has the lock changes
+//! the file.
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -11,47 +21,49 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::error::OpenError;
 
-/// Default wait for a lock that is taken: enough for a process that is ending, and for a short
-/// inspection of a new device by another one.
+/// Default wait for a lock that is taken: enough for a process that is ending, and for a process
+/// that inspects a new device for a moment.
 pub(crate) const LOCK_WAIT_SHORT: Duration = Duration::from_millis(200);
 /// Interval between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// The wait for a medium that another process has locked: attempts for a limited time.
 ///
-/// After a process has died, the kernel keeps its locks while its writes are in flight, because they
-/// may still land (T8). So a lock that is taken now may soon be free.
+/// After a process has died, the kernel keeps its locks while its writes are in flight, because the
+/// writes may still land (T8). So a lock that is taken now may soon be free.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LockWait {
-    /// The time limit.
-    wait: Duration,
+    /// The time limit for all attempts.
+    limit: Duration,
     /// The end of the time limit.
-    until: Instant,
-    /// The wait has been logged.
-    reported: bool,
+    deadline: Instant,
+    /// Whether the wait has been logged.
+    is_logged: bool,
 }
 
 impl LockWait {
-    pub(crate) fn within(wait: Duration) -> LockWait {
+    /// A wait that begins now, and ends after `limit`.
+    pub(crate) fn within(limit: Duration) -> LockWait {
         let now = Instant::now();
-        LockWait { wait, until: now.checked_add(wait).unwrap_or(now), reported: false }
+        let deadline = now.checked_add(limit).unwrap_or(now);
+        LockWait { limit, deadline, is_logged: false }
     }
 
-    /// Sleeps until the next attempt. Returns false if the time is over.
+    /// Sleeps until the next attempt. Returns false if the time limit has passed.
     fn sleep(&mut self, path: &str) -> bool {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return false;
         }
-        if !self.reported && self.wait > LOCK_WAIT_SHORT {
+        if !self.is_logged && self.limit > LOCK_WAIT_SHORT {
             tracing::warn!(
                 path,
                 "in use by another process: waiting up to {} s until it lets go (a killed one does \
                  once its last write has landed)",
-                self.wait.as_secs_f64()
+                self.limit.as_secs_f64()
             );
         }
-        self.reported = true;
+        self.is_logged = true;
         std::thread::sleep(LOCK_PAUSE.min(left));
         true
     }
@@ -64,10 +76,12 @@ pub(crate) struct Medium {
     pub(crate) path: String,
     /// Size in bytes: whole blocks, at least one.
     pub(crate) len: u64,
-    /// Reads and writes bypass the page cache.
+    /// Whether reads and writes bypass the page cache.
     pub(crate) direct: bool,
-    /// All of its space was reserved when it was opened (files), or belongs to it (devices).
+    /// Whether all of its space is reserved. The space of a file is reserved when it is opened. A
+    /// device has its space.
     pub(crate) reserved: bool,
+    /// Whether the medium is a block device. Otherwise it is a regular file.
     pub(crate) device: bool,
 }
 
@@ -78,7 +92,8 @@ pub(crate) enum Reserve {
     No,
     /// Space is reserved if a size is given and the file system can do it.
     Try,
-    /// Space must be reserved: a hole in a mapping that can't be filled ends the process (SIGBUS).
+    /// Space must be reserved. On a full disk, a store to a hole of a mapped file ends the process
+    /// (SIGBUS).
     Must,
 }
 
@@ -92,19 +107,21 @@ impl Medium {
         size: Option<u64>,
         reserve: Reserve,
         direct: bool,
-        busy: LockWait,
+        lock_wait: LockWait,
     ) -> Result<Medium, OpenError> {
-        open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, busy)
+        open_or_create(path, size.is_some(), direct)?.into_medium(path, size, reserve, lock_wait)
     }
 
-    /// Gives a file that no other process uses its size and its space; it has `there` bytes.
+    /// Checks the size of a file that this process has locked, and gives a new file its size and
+    /// its space. The file has `current_len` bytes now. `size` is the size that the specification
+    /// gives.
     fn prepare(
         &mut self,
-        there: u64,
+        current_len: u64,
         size: Option<u64>,
         reserve: Reserve,
     ) -> Result<(), OpenError> {
-        let problem = match (there, size) {
+        let problem = match (current_len, size) {
             (0, None) => Some("the file is empty: add ,size= to give it a size".to_owned()),
             (len, None) if !len.is_multiple_of(BLOCK_BYTES as u64) => Some(format!(
                 "the file has {len} bytes, which is not a whole number of 4096-byte blocks: it was \
@@ -119,7 +136,7 @@ impl Medium {
         if let Some(problem) = problem {
             return Err(OpenError::Size { path: self.path.clone(), problem });
         }
-        self.len = size.unwrap_or(there);
+        self.len = size.unwrap_or(current_len);
         let reserve = match (reserve, size) {
             (Reserve::Try, None) => Reserve::No,
             (reserve, _) => reserve,
@@ -127,48 +144,32 @@ impl Medium {
         self.reserve(reserve)
     }
 
-    /// Removes the name of a file that was created for an attempt that failed. The file must be
-    /// locked: no process serves it then, and a process that waits for the lock will find that the
-    /// file has no name.
+    /// Removes the name of a file that was created for an attempt that failed. This process must
+    /// have locked the file, so that no other process serves it. A process that waits for the lock
+    /// will find that the file has no name.
     fn remove_created(&self) {
-        let id = |metadata: Metadata| (metadata.dev(), metadata.ino());
-        let named = std::fs::symlink_metadata(&self.path).map(id);
+        let Ok(named_file) = std::fs::symlink_metadata(&self.path) else { return };
+        let Ok(own_file) = self.file.metadata() else { return };
         // Another process may have moved the file, and put another one in its place.
-        if named.is_ok_and(|named| self.file.metadata().is_ok_and(|ours| id(ours) == named)) {
+        if is_same_file(&named_file, &own_file) {
             // If the file remains, its size is wrong, and the next attempt reports that.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 
     /// Opens the block device at `path`, for this process alone.
-    pub(crate) fn device(path: &str, mut busy: LockWait) -> Result<Medium, OpenError> {
-        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
-        let metadata = std::fs::metadata(path).map_err(os("inspect it"))?;
+    pub(crate) fn device(path: &str, mut lock_wait: LockWait) -> Result<Medium, OpenError> {
+        let metadata = std::fs::metadata(path).map_err(os_error(path, "inspect it"))?;
         if !metadata.file_type().is_block_device() {
             return Err(OpenError::Kind {
                 path: path.to_owned(),
                 problem: format!("not a block device: for a file write file:{path}"),
             });
         }
-        // O_EXCL fails on a block device that is mounted or otherwise in use.
-        let file = loop {
-            let opened = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .custom_flags(libc::O_DIRECT | libc::O_EXCL)
-                .open(path);
-            match opened {
-                Ok(file) => break file,
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                    if !busy.sleep(path) {
-                        return Err(OpenError::Locked { path: path.to_owned() });
-                    }
-                }
-                Err(source) => return Err(os("open it")(source)),
-            }
-        };
-        let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
-        let len = len / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let file = open_device(path, &mut lock_wait)?;
+        let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))
+            .map_err(os_error(path, "find its size"))?;
+        let len = bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
         if len == 0 {
             return Err(OpenError::Size {
                 path: path.to_owned(),
@@ -177,9 +178,8 @@ impl Medium {
         }
         let medium =
             Medium { file, path: path.to_owned(), len, direct: true, reserved: true, device: true };
-        medium.lock(busy)?;
-        let unit = medium.queue_attribute("logical_block_size");
-        if let Some(bytes) = unit.and_then(|text| text.trim().parse::<u64>().ok())
+        medium.lock(lock_wait)?;
+        if let Some(bytes) = medium.logical_block_bytes()
             && bytes > BLOCK_BYTES as u64
         {
             let problem = format!(
@@ -197,6 +197,11 @@ impl Medium {
         self.queue_attribute("write_cache").is_none_or(|cache| cache.trim() != "write through")
     }
 
+    /// Size of the device's logical blocks in bytes, if the system reports it.
+    fn logical_block_bytes(&self) -> Option<u64> {
+        self.queue_attribute("logical_block_size")?.trim().parse().ok()
+    }
+
     /// An attribute of the device's queue in sysfs.
     fn queue_attribute(&self, what: &str) -> Option<String> {
         let device = self.file.metadata().ok()?.rdev();
@@ -207,8 +212,8 @@ impl Medium {
             .find_map(|queue| std::fs::read_to_string(format!("{directory}/{queue}/{what}")).ok())
     }
 
-    /// Checks that the file still exists with its full size. An error of the check itself proves
-    /// nothing.
+    /// Checks that the file still exists with its full size. If the check itself fails, the file
+    /// counts as existing.
     pub(crate) fn check(&self) -> Result<(), Gone> {
         if self.device {
             return Ok(());
@@ -222,13 +227,14 @@ impl Medium {
         }
     }
 
-    /// Locks the medium for one server (T8). The lock belongs to the open file and ends with its
-    /// last user. Each write in flight is a user, even after its process has died.
-    fn lock(&self, mut busy: LockWait) -> Result<(), OpenError> {
+    /// Locks the medium, so that only one process serves it (T8). The lock belongs to the open
+    /// file, and ends with the file's last user. Each write in flight is a user, even after its
+    /// process has died.
+    fn lock(&self, mut lock_wait: LockWait) -> Result<(), OpenError> {
         loop {
             match self.file.try_lock() {
                 Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) if busy.sleep(&self.path) => {}
+                Err(TryLockError::WouldBlock) if lock_wait.sleep(&self.path) => {}
                 Err(TryLockError::WouldBlock) => {
                     return Err(OpenError::Locked { path: self.path.clone() });
                 }
@@ -240,8 +246,8 @@ impl Medium {
         }
     }
 
+    /// Reserves the space of the file, as far as `reserve` asks for it, and sets the file's size.
     fn reserve(&mut self, reserve: Reserve) -> Result<(), OpenError> {
-        let os = |doing, source| OpenError::Os { path: self.path.clone(), doing, source };
         if reserve != Reserve::No {
             match allocate(&self.file, 0, 0, self.len) {
                 Ok(()) => {
@@ -260,14 +266,45 @@ impl Medium {
                             .to_owned(),
                     });
                 }
-                Err(error) => return Err(os("reserve its space", error)),
+                Err(error) => return Err(os_error(&self.path, "reserve its space")(error)),
             }
         }
-        self.file.set_len(self.len).map_err(|error| os("set its size", error))
+        self.file.set_len(self.len).map_err(os_error(&self.path, "set its size"))
     }
 }
 
-/// `fallocate(2)`.
+/// Converts an error of the system for the operation `doing` on the file or device at `path`.
+fn os_error(path: &str, doing: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::Os { path: path.to_owned(), doing, source }
+}
+
+fn is_same_file(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Opens the block device at `path` for direct I/O, after a wait for other users of the device.
+fn open_device(path: &str, lock_wait: &mut LockWait) -> Result<File, OpenError> {
+    loop {
+        // O_EXCL fails on a block device that is mounted or otherwise in use.
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_DIRECT | libc::O_EXCL)
+            .open(path);
+        match opened {
+            Ok(file) => return Ok(file),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                if !lock_wait.sleep(path) {
+                    return Err(OpenError::Locked { path: path.to_owned() });
+                }
+            }
+            Err(source) => return Err(os_error(path, "open it")(source)),
+        }
+    }
+}
+
+/// Calls `fallocate(2)` for `len` bytes from byte `offset` on. `mode` are its flags
+/// (`FALLOC_FL_…`).
 pub(crate) fn allocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::from_bits_retain(mode as u32), offset, len)?)
 }
@@ -280,9 +317,10 @@ pub(crate) fn is_unsupported(error: &io::Error) -> bool {
 /// A file that was opened, perhaps by several processes, and that has no server yet.
 struct Opened {
     file: File,
-    /// The file bypasses the page cache.
+    /// Whether reads and writes bypass the page cache.
     direct: bool,
-    /// This process created the file. Others may have opened it since, and may lock it first.
+    /// Whether this process created the file. Other processes may have opened the file since, and
+    /// may lock it first.
     created: bool,
 }
 
@@ -293,11 +331,10 @@ impl Opened {
         path: &str,
         size: Option<u64>,
         reserve: Reserve,
-        busy: LockWait,
+        lock_wait: LockWait,
     ) -> Result<Medium, OpenError> {
-        let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
         let Opened { file, direct, created } = self;
-        let metadata = file.metadata().map_err(os("inspect it"))?;
+        let metadata = file.metadata().map_err(os_error(path, "inspect it"))?;
         if !metadata.is_file() {
             let problem = match metadata.file_type().is_block_device() {
                 true => format!("a block device, not a file: write block:{path}"),
@@ -305,69 +342,83 @@ impl Opened {
             };
             return Err(OpenError::Kind { path: path.to_owned(), problem });
         }
-        let path = path.to_owned();
-        let mut medium = Medium { file, path, len: 0, direct, reserved: false, device: false };
-        // A file belongs to the process that locks it, also if another one created it.
-        medium.lock(busy)?;
+        let mut medium =
+            Medium { file, path: path.to_owned(), len: 0, direct, reserved: false, device: false };
+        // A file belongs to the process that locks it, even if another process created it.
+        medium.lock(lock_wait)?;
         // The previous holder of the lock may have given the file its size, or removed its name.
-        let metadata = medium.file.metadata().map_err(os("inspect it"))?;
+        let metadata = medium.file.metadata().map_err(os_error(path, "inspect it"))?;
         if metadata.nlink() == 0 {
             return Err(OpenError::NoSuchFile { path: medium.path });
         }
         let is_new = metadata.len() == 0;
         if let Err(error) = medium.prepare(metadata.len(), size, reserve) {
-            // An unfinished file would make the next attempt fail. A file with a size had an owner
-            // before, and stays.
+            // An unfinished file would make the next attempt fail. A file that has a size already
+            // stays, because another process has used it.
             if created && is_new {
                 medium.remove_created();
             }
             return Err(error);
         }
         if created || is_new {
-            // A power cut that takes the file's name takes its bytes with it. The process that
-            // created the name may have stopped before it made it durable.
-            let parent = Path::new(&medium.path).parent().filter(|p| !p.as_os_str().is_empty());
-            File::open(parent.unwrap_or(Path::new(".")))
-                .and_then(|parent| parent.sync_all())
-                .map_err(os("make its name durable in its directory"))?;
+            // A power cut that takes the file's name takes the file's bytes with it. The process
+            // that created the file may have stopped before the name was durable.
+            sync_parent_directory(path)
+                .map_err(os_error(path, "make its name durable in its directory"))?;
         }
         Ok(medium)
     }
 }
 
-/// Opens `path`, or creates a file there.
+/// The directory of the file at `path`.
+pub(crate) fn parent_directory(path: &str) -> &Path {
+    match Path::new(path).parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes the name of the file at `path` durable in its directory.
+fn sync_parent_directory(path: &str) -> io::Result<()> {
+    File::open(parent_directory(path))?.sync_all()
+}
+
+/// Opens the file at `path`. Creates it if it does not exist and `create` is set.
+///
+/// Uses the page cache if the file system has no direct I/O.
 fn open_or_create(path: &str, create: bool, direct: bool) -> Result<Opened, OpenError> {
-    let open = |direct: bool, new: bool| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(new)
-            .mode(0o600)
-            .custom_flags(if direct { libc::O_DIRECT } else { 0 })
-            .open(path)
-    };
-    let attempt = |direct: bool| match open(direct, false) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && create => {
-            open(direct, true).map(|file| (file, true))
-        }
-        other => other.map(|file| (file, false)),
-    };
-    let (mut result, mut direct) = (attempt(direct), direct);
+    let mut result = try_open_or_create(path, create, direct);
     if direct && matches!(&result, Err(error) if error.raw_os_error() == Some(libc::EINVAL)) {
         tracing::warn!(path, "this file system has no direct I/O: using the page cache");
-        direct = false;
-        result = attempt(false);
+        result = try_open_or_create(path, create, false);
     }
     match result {
-        Ok((file, created)) => Ok(Opened { file, direct, created }),
+        Ok(opened) => Ok(opened),
         Err(error) if error.kind() == io::ErrorKind::NotFound && !create => {
             Err(OpenError::NoSuchFile { path: path.to_owned() })
         }
-        Err(source) => Err(OpenError::Os {
-            path: path.to_owned(),
-            doing: if create { "open or create it" } else { "open it" },
-            source,
-        }),
+        Err(source) => {
+            let doing = if create { "open or create it" } else { "open it" };
+            Err(os_error(path, doing)(source))
+        }
+    }
+}
+
+/// One attempt of [`open_or_create`].
+fn try_open_or_create(path: &str, create: bool, direct: bool) -> io::Result<Opened> {
+    let open = |created: bool| -> io::Result<Opened> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(created)
+            .mode(0o600)
+            .custom_flags(if direct { libc::O_DIRECT } else { 0 })
+            .open(path)?;
+        Ok(Opened { file, direct, created })
+    };
+    match open(false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && create => open(true),
+        result => result,
     }
 }
 

@@ -1,4 +1,4 @@
-//! From a specification to a drive.
+//! Opening the drive that a specification names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::drive::Drive;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
-use crate::mem::Mem;
+use crate::mem::MemDrive;
 use crate::spec::Spec;
 use crate::ssd::{self as modelled, Profile, Ssd};
 
@@ -39,67 +39,69 @@ pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
 /// [`open_drive`], with a wait of at most `lock_wait` for another process that has the drive
 /// locked. A killed process keeps its locks until its last write has landed (T8).
 pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Drive>, OpenError> {
-    let busy = LockWait::within(lock_wait);
+    let lock_wait = LockWait::within(lock_wait);
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;
     match spec.kind {
         "mem" => {
-            let bytes = spec.blocks(spec.what)?;
+            let bytes = spec.block_aligned_size(spec.what)?;
             let lazy = spec.switch("lazy")?;
             spec.finish()?;
-            Ok(Arc::new(Mem::new(bytes, !lazy)?))
+            Ok(Arc::new(MemDrive::new(bytes, !lazy)?))
         }
         "file" => {
             let size = spec.size("size")?;
             let sparse = spec.switch("sparse")?;
-            let threads = threads(&mut spec)?;
+            let threads = take_io_threads(&mut spec)?;
             let path = spec.path()?;
             spec.finish()?;
             let reserve = if sparse { Reserve::No } else { Reserve::Try };
-            let medium = Medium::file(path, size, reserve, true, busy)?;
+            let medium = Medium::file(path, size, reserve, true, lock_wait)?;
             Ok(Arc::new(DiskDrive::new(medium, None, threads)))
         }
         "block" => {
             let plp = spec.switch("plp")?;
-            let threads = threads(&mut spec)?;
+            let threads = take_io_threads(&mut spec)?;
             let path = spec.path()?;
             spec.finish()?;
-            let medium = Medium::device(path, busy)?;
+            let medium = Medium::device(path, lock_wait)?;
             Ok(Arc::new(DiskDrive::new(medium, plp.then_some(false), threads)))
         }
-        "ssd" => ssd(spec, busy),
-        kind => Err(spec.wrong(format!("unknown kind of drive {kind:?}"))),
+        "ssd" => open_modelled(spec, lock_wait),
+        kind => Err(spec.error(format!("unknown kind of drive {kind:?}"))),
     }
 }
 
-fn ssd(mut spec: Spec<'_>, busy: LockWait) -> Result<Arc<dyn Drive>, OpenError> {
+/// Opens the modelled drive of an `ssd:` specification, in memory or in a file.
+fn open_modelled(mut spec: Spec<'_>, lock_wait: LockWait) -> Result<Arc<dyn Drive>, OpenError> {
     let profile = Profile::named(spec.what)
-        .ok_or_else(|| spec.wrong(format!("no modelled drive {:?}: flash or optane", spec.what)))?;
+        .ok_or_else(|| spec.error(format!("no modelled drive {:?}: flash or optane", spec.what)))?;
     let size = spec.size("size")?;
     let file = spec.option("file");
     let seed = match spec.option("seed") {
         None => 0,
         Some(text) => {
-            text.parse().map_err(|_| spec.wrong(format!("seed {text:?} is not a number")))?
+            text.parse().map_err(|_| spec.error(format!("seed {text:?} is not a number")))?
         }
     };
     let lazy = spec.switch("lazy")?;
     spec.finish()?;
     if let Some(path) = file {
-        let medium = Medium::file(path, size, Reserve::Must, false, busy)?;
-        let map = |source| OpenError::Os { path: path.to_owned(), doing: "map it", source };
-        let mapping = Mapping::shared(&medium.file, medium.len as usize, false).map_err(map)?;
+        let medium = Medium::file(path, size, Reserve::Must, false, lock_wait)?;
+        let mapping = Mapping::shared(&medium.file, medium.len as usize, false)
+            .map_err(|source| OpenError::Os { path: path.to_owned(), doing: "map it", source })?;
         let model = modelled::in_file(profile, mapping, seed)?;
         return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(medium.file))));
     }
-    let bytes = size.ok_or_else(|| spec.wrong("a modelled drive in memory needs size="))?;
+    let bytes = size.ok_or_else(|| spec.error("a modelled drive in memory needs size="))?;
     let model = modelled::in_memory(profile, bytes / BLOCK_BYTES as u64, seed, !lazy)?;
     Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
 }
 
-fn threads(spec: &mut Spec<'_>) -> Result<bool, OpenError> {
+/// Removes the option `io`. Returns whether threads are to be used in place of io_uring.
+fn take_io_threads(spec: &mut Spec<'_>) -> Result<bool, OpenError> {
     match spec.option("io") {
         None | Some("uring") => Ok(false),
         Some("threads") => Ok(true),
-        Some(other) => Err(spec.wrong(format!("io={other:?} is neither uring nor threads"))),
+        Some(other) => Err(spec.error(format!("io={other:?} is neither uring nor threads"))),
     }
 }

@@ -21,33 +21,37 @@ pub(crate) enum LineFlush {
     WriteBack,
     /// `clflushopt`: evicts the line; ordered by `sfence`.
     FlushOpt,
-    /// `clflush`: evicts the line, one after the other. Every x86-64 has it.
+    /// `clflush`: evicts the line. Several of them run one after the other. Every x86-64 has it.
     Flush,
 }
 
-/// Bytes in a cache line.
-pub(crate) const LINE: usize = 64;
+/// Size of a cache line in bytes.
+const LINE_BYTES: usize = 64;
 
 impl Persist {
     /// The best way to write lines back on this CPU.
     pub(crate) fn lines() -> Persist {
         #[cfg(target_arch = "x86_64")]
         {
-            // CPUID leaf 7 EBX: bit 24 CLWB, bit 23 CLFLUSHOPT (Intel SDM vol. 2A; AMD APM vol.
-            // 3). Leaf 0 shows whether leaf 7 is there.
             use std::arch::x86_64::{__cpuid, __cpuid_count};
+            // Bits of CPUID leaf 7, register EBX (Intel SDM vol. 2A; AMD APM vol. 3).
+            const HAS_CLWB: u32 = 1 << 24;
+            const HAS_CLFLUSHOPT: u32 = 1 << 23;
             // SAFETY: every x86-64 has the instruction. (Newer toolchains know that themselves.)
             #[allow(unused_unsafe)]
             let features = unsafe {
+                // Leaf 0 returns the number of the last leaf.
                 match __cpuid(0).eax {
                     7.. => __cpuid_count(7, 0).ebx,
                     _ => 0,
                 }
             };
-            Persist::Lines(match features {
-                f if f & 1 << 24 != 0 => LineFlush::WriteBack,
-                f if f & 1 << 23 != 0 => LineFlush::FlushOpt,
-                _ => LineFlush::Flush,
+            Persist::Lines(if features & HAS_CLWB != 0 {
+                LineFlush::WriteBack
+            } else if features & HAS_CLFLUSHOPT != 0 {
+                LineFlush::FlushOpt
+            } else {
+                LineFlush::Flush
             })
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -81,7 +85,7 @@ impl LineFlush {
     pub(crate) unsafe fn write_back(self, start: *const u8, len: usize) {
         use std::arch::asm;
         let end = start.wrapping_add(len);
-        let mut line = start.map_addr(|address| address & !(LINE - 1)).cast_mut();
+        let mut line = start.map_addr(|address| address & !(LINE_BYTES - 1)).cast_mut();
         while line.cast_const() < end {
             // SAFETY: the instructions change no memory, registers or flags that the compiler uses,
             // and the address is mapped (a line never crosses a page). CPUID has reported the
@@ -99,7 +103,7 @@ impl LineFlush {
                     }
                 }
             }
-            line = line.wrapping_add(LINE);
+            line = line.wrapping_add(LINE_BYTES);
         }
     }
 }

@@ -1,5 +1,14 @@
-//! One operation on a file or device, as a sequence of steps for the kernel; shared by the io_uring
-//! queue and the threaded one.
+//! One operation on a file or device, as a sequence of steps for the kernel. The io_uring queue and
+//! the threaded queue share it.
+//!
+//! ```text
+//! Request::step ──▶ Step ──▶ kernel ──▶ answer ──▶ Request::advance ──▶ result
+//!       ▲                                                 │
+//!       └──────────────── another step is needed ─────────┘
+//! ```
+//!
+//! Most operations need one step. More are needed after a short read or write, after an
+//! interruption, and for zeroes: see [`Zeroing`].
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,44 +22,45 @@ use crate::error::cause_of;
 use crate::medium::Medium;
 
 /// Size in bytes of the pieces in which zeroes are written if the medium supports nothing better.
-const ZERO_PIECE: usize = 1 << 20;
+const ZERO_PIECE_BYTES: usize = 1 << 20;
 
 /// A medium as its queues share it.
 pub(crate) struct Disk {
     pub(crate) medium: Medium,
     pub(crate) limits: Limits,
-    /// `FALLOC_FL_PUNCH_HOLE` may be tried.
+    /// Whether `FALLOC_FL_PUNCH_HOLE` may be tried.
     can_punch: AtomicBool,
-    /// `FALLOC_FL_ZERO_RANGE` may be tried.
-    can_zero: AtomicBool,
-    /// Set once the medium is found gone: all later operations fail.
+    /// Whether `FALLOC_FL_ZERO_RANGE` may be tried.
+    can_zero_range: AtomicBool,
+    /// Set once the medium is found gone. All later operations fail.
     gone: OnceLock<Gone>,
-    /// [`ZERO_PIECE`] zero bytes, made when they are first needed.
+    /// [`ZERO_PIECE_BYTES`] zero bytes, allocated when they are first needed.
     zeroes: OnceLock<AlignedBuf>,
 }
 
 impl Disk {
     pub(crate) fn new(medium: Medium, limits: Limits) -> Arc<Disk> {
-        // Reserved space stays reserved: on a full disk a hole could not be filled again.
+        // Reserved space must stay reserved, because on a full disk a hole could not be filled
+        // again.
         let can_punch = medium.device || !medium.reserved;
         Arc::new(Disk {
             medium,
             limits,
             can_punch: AtomicBool::new(can_punch),
-            can_zero: AtomicBool::new(true),
+            can_zero_range: AtomicBool::new(true),
             gone: OnceLock::new(),
             zeroes: OnceLock::new(),
         })
     }
 
-    /// Checks that the medium still exists, unless it is known to be gone.
+    /// Checks that the medium still exists, and remembers if it does not.
     pub(crate) fn check(&self) -> Result<(), Gone> {
         if let Some(gone) = self.gone.get() {
             return Err(*gone);
         }
         self.medium.check().inspect_err(|gone| {
             tracing::error!(path = self.medium.path, "{gone}");
-            // Another thread may have been first; either reason is right.
+            // Another thread may have set a reason before. Either reason is right.
             let _ = self.gone.set(*gone);
         })
     }
@@ -61,7 +71,7 @@ impl Disk {
     }
 
     fn zeroes(&self) -> &AlignedBuf {
-        self.zeroes.get_or_init(|| AlignedBuf::zeroed(ZERO_PIECE))
+        self.zeroes.get_or_init(|| AlignedBuf::zeroed(ZERO_PIECE_BYTES))
     }
 }
 
@@ -75,23 +85,33 @@ pub(crate) struct Request {
     buf: Option<AlignedBuf>,
     /// Number of bytes done so far.
     progress: u64,
+    /// How the blocks are zeroed, if the operation is one that zeroes.
     zeroing: Zeroing,
 }
 
-/// How blocks are being zeroed.
+/// The way in which blocks are zeroed.
+///
+/// A request tries the ways in their order, beginning with the first one that suits the operation
+/// and the medium. If the kernel does not support a way, the request goes on with the next. On a
+/// full disk, a request that needs new space goes back to [`Punch`](Self::Punch).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Zeroing {
-    /// By a hole in the file.
+    /// By a hole in the file (`FALLOC_FL_PUNCH_HOLE`).
     Punch,
-    /// By the file system's operation for ranges of zeroes.
+    /// By the file system's operation for ranges of zeroes (`FALLOC_FL_ZERO_RANGE`).
     Range,
     /// By writing zeroes.
     Write,
 }
 
-/// How requests get to the kernel and back.
+/// What [`Request::advance`] returns: the result of the operation, or `None` if the operation needs
+/// another step.
+type Progress = Option<Result<Option<AlignedBuf>, IoError>>;
+
+/// Hands requests to the kernel, and takes the results back.
 pub(crate) trait Engine: Send {
-    /// Takes a request. The caller limits their number to the one that the engine was made for.
+    /// Takes a request. The caller never has more requests in flight than the engine was created
+    /// for.
     fn push(&mut self, request: Request);
     /// Hands the requests that were pushed to the kernel.
     fn kick(&mut self);
@@ -101,18 +121,34 @@ pub(crate) trait Engine: Send {
     fn event_fd(&self) -> RawFd;
     /// The number of requests that were pushed and have not finished.
     fn in_flight(&self) -> usize;
-    /// Whether the kernel has refused requests that only the next `poll` hands over again. Nothing
-    /// need signal the event descriptor before.
+    /// Whether the kernel has refused requests. Only the next `poll` hands them over again, and the
+    /// event descriptor need not become readable before.
     fn is_stalled(&self) -> bool;
 }
 
-/// The next step for the kernel. Pointers are into the request's buffer, or the disk's zeroes,
-/// and valid for `len` bytes until the step has ended.
+/// One step for the kernel. `offset` and `len` are in bytes.
+///
+/// The pointers are into the request's buffer, or into the disk's zeroes. They are valid for `len`
+/// bytes until the step has ended.
 pub(crate) enum Step {
-    Write { from: *const u8, len: u32, offset: u64 },
-    Read { to: *mut u8, len: u32, offset: u64 },
+    Write {
+        from: *const u8,
+        len: u32,
+        offset: u64,
+    },
+    Read {
+        to: *mut u8,
+        len: u32,
+        offset: u64,
+    },
+    /// `fdatasync`
     Sync,
-    Allocate { mode: i32, offset: u64, len: u64 },
+    /// `fallocate` with the flags `mode`.
+    Allocate {
+        mode: i32,
+        offset: u64,
+        len: u64,
+    },
 }
 
 impl Request {
@@ -130,15 +166,16 @@ impl Request {
         Request::new(op, Operation::Flush, 0, 0, None)
     }
 
-    /// Write zeroes or deallocate.
+    /// A request that makes blocks read as zeroes: `what` is to write zeroes, or to deallocate.
     pub(crate) fn zero(op: u64, what: Operation, lba: u64, blocks: u64, disk: &Disk) -> Request {
         let mut request = Request::new(op, what, lba, blocks, None);
-        let punch = what == Operation::Deallocate && disk.can_punch.load(Ordering::Relaxed);
-        let range = disk.can_zero.load(Ordering::Relaxed);
-        request.zeroing = match (punch, range) {
-            (true, _) => Zeroing::Punch,
-            (false, true) => Zeroing::Range,
-            (false, false) => Zeroing::Write,
+        let may_punch = what == Operation::Deallocate && disk.can_punch.load(Ordering::Relaxed);
+        request.zeroing = if may_punch {
+            Zeroing::Punch
+        } else if disk.can_zero_range.load(Ordering::Relaxed) {
+            Zeroing::Range
+        } else {
+            Zeroing::Write
         };
         request
     }
@@ -147,11 +184,9 @@ impl Request {
         Request { op, what, lba, blocks, buf, progress: 0, zeroing: Zeroing::Write }
     }
 
-    /// The next step.
+    /// The next step for the kernel.
     pub(crate) fn step(&mut self, disk: &Disk) -> Step {
-        let start = self.lba * BLOCK_BYTES as u64;
-        let offset = start + self.progress;
-        let left = self.len() - self.progress;
+        let offset = self.offset();
         match (self.what, &mut self.buf) {
             (Operation::Flush, _) => Step::Sync,
             (Operation::Read, Some(buf)) => {
@@ -162,50 +197,54 @@ impl Request {
                 let rest = &buf[self.progress as usize..];
                 Step::Write { from: rest.as_ptr(), len: rest.len() as u32, offset }
             }
-            _ => match self.zeroing {
-                Zeroing::Punch => Step::Allocate {
-                    mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    len: left,
-                },
-                Zeroing::Range => Step::Allocate {
-                    mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-                    offset,
-                    len: left,
-                },
-                Zeroing::Write => {
-                    let len = left.min(ZERO_PIECE as u64) as u32;
-                    Step::Write { from: disk.zeroes().as_ptr(), len, offset }
-                }
-            },
+            _ => self.zeroing_step(disk),
         }
     }
 
-    /// Takes the kernel's answer to the last step (bytes done, or a negative error number). Returns
-    /// the operation's end, or `None` if it needs another step.
-    pub(crate) fn advance(
-        &mut self,
-        disk: &Disk,
-        answer: i32,
-    ) -> Option<Result<Option<AlignedBuf>, IoError>> {
+    /// The next step of an operation that zeroes blocks.
+    fn zeroing_step(&self, disk: &Disk) -> Step {
+        let offset = self.offset();
+        let len = self.len() - self.progress;
+        match self.zeroing {
+            Zeroing::Punch => Step::Allocate {
+                mode: libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+                offset,
+                len,
+            },
+            Zeroing::Range => Step::Allocate {
+                mode: libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+                offset,
+                len,
+            },
+            Zeroing::Write => {
+                let len = len.min(ZERO_PIECE_BYTES as u64) as u32;
+                Step::Write { from: disk.zeroes().as_ptr(), len, offset }
+            }
+        }
+    }
+
+    /// Takes the kernel's answer to the last step: the number of bytes done, or a negative error
+    /// number.
+    pub(crate) fn advance(&mut self, disk: &Disk, answer: i32) -> Progress {
         if answer < 0 {
-            return self.failed(disk, -answer);
+            return self.on_error(disk, -answer);
         }
         let carries_data = self.buf.is_some();
-        let zeroes_written =
+        let writes_zeroes =
             !carries_data && self.what != Operation::Flush && self.zeroing == Zeroing::Write;
-        if carries_data || zeroes_written {
-            // Only whole blocks count; the rest of a block is repeated.
-            let whole = answer as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-            if whole == 0 {
-                return self.stuck(disk);
+        if carries_data || writes_zeroes {
+            // Only whole blocks count. The next step repeats a block that was done in part.
+            let whole_blocks_len = answer as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+            if whole_blocks_len == 0 {
+                return self.on_no_progress(disk);
             }
-            self.progress += whole;
+            self.progress += whole_blocks_len;
             if self.progress < self.len() {
                 return None;
             }
         }
-        // A deleted file still accepts writes; a flush of it must not succeed.
+        // The kernel also flushes a deleted file. Such a flush must not succeed, because nothing in
+        // the file will be found again.
         if self.what == Operation::Flush
             && let Err(gone) = disk.check()
         {
@@ -217,40 +256,50 @@ impl Request {
         }))
     }
 
-    /// The error of an operation that failed for a reason of the host's.
-    pub(crate) fn error(&self, disk: &Disk, cause: Cause) -> IoError {
+    /// The error of this operation with the given cause.
+    fn error(&self, disk: &Disk, cause: Cause) -> IoError {
         disk.limits.error(self.what, self.lba, self.blocks, cause)
     }
 
+    /// Length of the operation in bytes.
     fn len(&self) -> u64 {
         self.blocks * BLOCK_BYTES as u64
     }
 
+    /// The byte of the medium at which the next step begins.
+    fn offset(&self) -> u64 {
+        self.lba * BLOCK_BYTES as u64 + self.progress
+    }
+
+    /// Handles an error of the last step: the next step repeats it, or zeroes in another way, or
+    /// the operation fails.
     #[cold]
-    fn failed(&mut self, disk: &Disk, errno: i32) -> Option<Result<Option<AlignedBuf>, IoError>> {
-        let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
+    fn on_error(&mut self, disk: &Disk, errno: i32) -> Progress {
+        let is_unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS);
         let is_full = matches!(errno, libc::ENOSPC | libc::EDQUOT);
         match (self.what, self.zeroing) {
             _ if errno == libc::EINTR || errno == libc::EAGAIN => return None,
-            (Operation::Deallocate, Zeroing::Punch) if unsupported => {
+            (Operation::Deallocate, Zeroing::Punch) if is_unsupported => {
                 disk.can_punch.store(false, Ordering::Relaxed);
                 self.zeroing = Zeroing::Range;
                 return None;
             }
-            (Operation::Deallocate | Operation::WriteZeroes, Zeroing::Range) if unsupported => {
-                disk.can_zero.store(false, Ordering::Relaxed);
+            (Operation::Deallocate | Operation::WriteZeroes, Zeroing::Range) if is_unsupported => {
+                disk.can_zero_range.store(false, Ordering::Relaxed);
                 self.zeroing = Zeroing::Write;
                 return None;
             }
-            // A full disk has no space for zeroes, and a hole reads as zeroes, too. Else a stream
-            // whose write found no space could never be undone (P8, T10).
+            // A full disk has no space for zeroes. A hole reads as zeroes, too, and needs no space.
+            // Without this way, a stream whose write found no space could never be undone (P8,
+            // T10).
             (Operation::Deallocate | Operation::WriteZeroes, Zeroing::Range | Zeroing::Write)
                 if is_full && disk.can_punch.load(Ordering::Relaxed) =>
             {
                 self.zeroing = Zeroing::Punch;
                 return None;
             }
-            (Operation::WriteZeroes, Zeroing::Punch) if unsupported => {
+            // The disk is full, and a hole was the last way to zero the blocks.
+            (Operation::WriteZeroes, Zeroing::Punch) if is_unsupported => {
                 disk.can_punch.store(false, Ordering::Relaxed);
                 return Some(Err(self.error(disk, cause_of(libc::ENOSPC))));
             }
@@ -259,10 +308,10 @@ impl Request {
         Some(Err(self.error(disk, cause_of(errno))))
     }
 
-    /// The kernel did nothing and returned no error: the end of the file, if the file has become
-    /// shorter.
+    /// The kernel has done no whole block, and has returned no error. That happens at the end of a
+    /// file that has become shorter.
     #[cold]
-    fn stuck(&mut self, disk: &Disk) -> Option<Result<Option<AlignedBuf>, IoError>> {
+    fn on_no_progress(&mut self, disk: &Disk) -> Progress {
         let cause = match disk.check() {
             Err(gone) => Cause::Vanished(gone),
             Ok(()) => cause_of(libc::EIO),

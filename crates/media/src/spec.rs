@@ -1,4 +1,7 @@
 //! The specifications that name media, on one line: `kind:what[,option=value…]`.
+//!
+//! The caller takes the options that it knows out of a parsed [`Spec`], one by one. At the end,
+//! [`Spec::finish`] refuses the options that are left.
 
 use riopipe_order::block_device::BLOCK_BYTES;
 
@@ -13,7 +16,15 @@ pub(crate) struct Spec<'a> {
     pub(crate) kind: &'a str,
     /// The text between the colon and the first comma.
     pub(crate) what: &'a str,
-    options: Vec<(&'a str, &'a str)>,
+    /// The options that the caller has not taken yet.
+    options: Vec<SpecOption<'a>>,
+}
+
+/// An option of a specification. The value is empty if the text has no `=`.
+#[derive(Debug)]
+struct SpecOption<'a> {
+    name: &'a str,
+    value: &'a str,
 }
 
 impl<'a> Spec<'a> {
@@ -21,7 +32,7 @@ impl<'a> Spec<'a> {
     pub(crate) fn parse(text: &'a str, help: &'static str) -> Result<Spec<'a>, OpenError> {
         let mut spec = Spec { text, help, kind: "", what: "", options: Vec::new() };
         let Some((kind, rest)) = text.split_once(':') else {
-            return Err(spec.wrong("no kind: a medium is written as kind:what[,option=value]"));
+            return Err(spec.error("no kind: a medium is written as kind:what[,option=value]"));
         };
         spec.kind = kind;
         let mut parts = rest.split(',');
@@ -29,53 +40,55 @@ impl<'a> Spec<'a> {
         spec.what = parts.next().unwrap_or_default();
         for part in parts {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            if spec.options.iter().any(|(known, _)| *known == name) {
-                return Err(spec.wrong(format!("option {name:?} is given twice")));
+            if spec.options.iter().any(|option| option.name == name) {
+                return Err(spec.error(format!("option {name:?} is given twice")));
             }
-            spec.options.push((name, value));
+            spec.options.push(SpecOption { name, value });
         }
         Ok(spec)
     }
 
     /// Removes option `name` and returns its value, which is empty if none is given.
     pub(crate) fn option(&mut self, name: &str) -> Option<&'a str> {
-        let index = self.options.iter().position(|(known, _)| *known == name)?;
-        Some(self.options.remove(index).1)
+        let index = self.options.iter().position(|option| option.name == name)?;
+        Some(self.options.remove(index).value)
     }
 
-    /// Removes a switch: an option without a value.
+    /// Removes a switch, which is an option without a value. Returns whether the switch is given.
     pub(crate) fn switch(&mut self, name: &str) -> Result<bool, OpenError> {
         match self.option(name) {
             None => Ok(false),
             Some("") => Ok(true),
             Some(value) => {
-                Err(self.wrong(format!("option {name:?} takes no value, not {value:?}")))
+                Err(self.error(format!("option {name:?} takes no value, not {value:?}")))
             }
         }
     }
 
-    /// Removes a size in bytes that is a whole number of blocks.
+    /// Removes an option whose value is a size. Returns the size in bytes, which is a whole number
+    /// of blocks.
     pub(crate) fn size(&mut self, name: &str) -> Result<Option<u64>, OpenError> {
         match self.option(name) {
             None => Ok(None),
-            Some(text) => self.blocks(text).map(Some),
+            Some(text) => self.block_aligned_size(text).map(Some),
         }
     }
 
     /// The text before the options as a path, which must not be empty.
     pub(crate) fn path(&self) -> Result<&'a str, OpenError> {
         match self.what {
-            "" => Err(self.wrong(format!("no path: write {}:/path/to/it", self.kind))),
+            "" => Err(self.error(format!("no path: write {}:/path/to/it", self.kind))),
             path => Ok(path),
         }
     }
 
-    /// `text` as a size: positive, a whole number of blocks.
-    pub(crate) fn blocks(&self, text: &str) -> Result<u64, OpenError> {
-        let bytes = parse_size(text).map_err(|problem| self.wrong(problem))?;
+    /// Parses `text` as a size, and returns it in bytes. It must be positive, and a whole number of
+    /// blocks.
+    pub(crate) fn block_aligned_size(&self, text: &str) -> Result<u64, OpenError> {
+        let bytes = parse_size(text).map_err(|problem| self.error(problem))?;
         if bytes == 0 || !bytes.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(
-                self.wrong(format!("size {text:?} is not a positive multiple of 4096 bytes"))
+                self.error(format!("size {text:?} is not a positive multiple of 4096 bytes"))
             );
         }
         Ok(bytes)
@@ -85,14 +98,14 @@ impl<'a> Spec<'a> {
     pub(crate) fn finish(&self) -> Result<(), OpenError> {
         match self.options.first() {
             None => Ok(()),
-            Some((name, _)) => {
-                Err(self.wrong(format!("unknown option {name:?} for {:?}", self.kind)))
+            Some(SpecOption { name, .. }) => {
+                Err(self.error(format!("unknown option {name:?} for {:?}", self.kind)))
             }
         }
     }
 
     /// An error about this specification.
-    pub(crate) fn wrong(&self, problem: impl Into<String>) -> OpenError {
+    pub(crate) fn error(&self, problem: impl Into<String>) -> OpenError {
         OpenError::Spec { spec: self.text.to_owned(), problem: problem.into(), help: self.help }
     }
 }
@@ -152,8 +165,8 @@ mod tests {
             assert!(Spec::parse(text, "help").is_err(), "{text}");
         }
         let mut spec = Spec::parse("mem:5000,a=1", "help").unwrap();
-        assert!(spec.blocks("5000").is_err());
-        assert!(spec.blocks("0").is_err());
+        assert!(spec.block_aligned_size("5000").is_err());
+        assert!(spec.block_aligned_size("0").is_err());
         assert!(spec.switch("a").is_err());
     }
 }

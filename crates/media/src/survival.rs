@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The content that remains after a failure.
+/// The content that remains after a failure, from the least to the most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kept {
     /// Nothing.
@@ -45,7 +45,8 @@ pub struct Row {
     pub gain: &'static str,
 }
 
-/// The row for a data drive and the log of its writes. `volatile_cache` is the drive's.
+/// The row for a data drive and the log of its writes. `volatile_cache`: the drive has a volatile
+/// cache.
 pub fn row(drive: Survival, volatile_cache: bool, log: Survival) -> Row {
     let process_kill = match (drive.process_kill, log.process_kill) {
         (Kept::Nothing, _) => "nothing: the drive is this process's memory",

@@ -1,4 +1,8 @@
 //! A queue over threads that block in the kernel: for systems that forbid io_uring.
+//!
+//! ```text
+//! push ──▶ waiting ── kick ──▶ jobs ──▶ a thread ──▶ done ── poll ──▶ caller
+//! ```
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,25 +21,33 @@ use crate::request::{Disk, Engine, Request, Step};
 /// Largest number of threads per queue: enough to use a drive's parallelism.
 const THREADS_MAX: usize = 16;
 
-/// Threads with their requests.
+/// The threads of one queue, with their requests.
 pub(crate) struct Threads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// The requests that wait for `kick`.
     waiting: Vec<Request>,
     in_flight: usize,
 }
 
+/// The state that the queue's owner shares with the threads.
 struct Shared {
     disk: Arc<Disk>,
     jobs: Mutex<Jobs>,
-    wake: Condvar,
+    /// Notified when a job is added, or the threads are to stop.
+    jobs_changed: Condvar,
+    /// The finished requests that `poll` has not taken.
     done: Mutex<Vec<Done>>,
+    /// Signalled when a request has finished.
     eventfd: EventFd,
 }
 
+/// The work for the threads.
 struct Jobs {
+    /// The requests that no thread has taken.
     queue: VecDeque<Request>,
-    stop: bool,
+    /// Whether the threads end once the queue is empty.
+    must_stop: bool,
 }
 
 impl Threads {
@@ -43,8 +55,8 @@ impl Threads {
     pub(crate) fn new(disk: Arc<Disk>, depth: usize) -> io::Result<Threads> {
         let shared = Arc::new(Shared {
             disk,
-            jobs: Mutex::new(Jobs { queue: VecDeque::new(), stop: false }),
-            wake: Condvar::new(),
+            jobs: Mutex::new(Jobs { queue: VecDeque::new(), must_stop: false }),
+            jobs_changed: Condvar::new(),
             done: Mutex::new(Vec::new()),
             eventfd: EventFd::new()?,
         });
@@ -58,7 +70,7 @@ impl Threads {
             let shared = Arc::clone(&shared);
             let thread = thread::Builder::new()
                 .name(format!("rio-io-{index}"))
-                .spawn(move || shared.work())?;
+                .spawn(move || shared.run_jobs())?;
             threads.threads.push(thread);
         }
         Ok(threads)
@@ -66,21 +78,11 @@ impl Threads {
 }
 
 impl Shared {
-    fn work(&self) {
-        loop {
-            let mut jobs = lock(&self.jobs);
-            let mut request = loop {
-                if let Some(request) = jobs.queue.pop_front() {
-                    break request;
-                }
-                if jobs.stop {
-                    return;
-                }
-                jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-            };
-            drop(jobs);
+    /// Executes requests until the threads are to stop.
+    fn run_jobs(&self) {
+        while let Some(mut request) = self.wait_for_job() {
             let result = loop {
-                let answer = self.run(request.step(&self.disk));
+                let answer = self.execute(request.step(&self.disk));
                 if let Some(result) = request.advance(&self.disk, answer) {
                     break result;
                 }
@@ -90,10 +92,25 @@ impl Shared {
         }
     }
 
-    /// Executes a step; the answer is as io_uring would give it.
-    fn run(&self, step: Step) -> i32 {
+    /// Waits for the next request; `None` if the threads are to stop.
+    fn wait_for_job(&self) -> Option<Request> {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if let Some(request) = jobs.queue.pop_front() {
+                return Some(request);
+            }
+            if jobs.must_stop {
+                return None;
+            }
+            jobs = self.jobs_changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Executes a step. Returns the number of bytes done, or a negative error number, as io_uring
+    /// does.
+    fn execute(&self, step: Step) -> i32 {
         let file = &self.disk.medium.file;
-        let moved = match step {
+        let bytes_done = match step {
             Step::Write { from, len, offset } => {
                 // SAFETY: `Step` promises `len` readable bytes until the step has ended.
                 let bytes = unsafe { slice::from_raw_parts(from, len as usize) };
@@ -104,13 +121,16 @@ impl Shared {
                 let bytes = unsafe { slice::from_raw_parts_mut(to, len as usize) };
                 pread(file, bytes, offset)
             }
-            Step::Sync => return errno(file.sync_data()),
+            Step::Sync => return kernel_answer(file.sync_data()),
             Step::Allocate { mode, offset, len } => {
-                return errno(medium::allocate(file, mode, offset, len));
+                return kernel_answer(medium::allocate(file, mode, offset, len));
             }
         };
-        // One step asks for at most 8 MiB.
-        moved.map_or_else(|error| -error.raw_os_error(), |bytes| bytes as i32)
+        match bytes_done {
+            // The number fits, because one step asks for at most 8 MiB.
+            Ok(bytes) => bytes as i32,
+            Err(error) => -error.raw_os_error(),
+        }
     }
 }
 
@@ -128,7 +148,7 @@ impl Engine for Threads {
         lock(&self.shared.jobs).queue.extend(self.waiting.drain(..));
         // A busy thread checks the queue again before it sleeps.
         for _ in 0..count.min(self.threads.len()) {
-            self.shared.wake.notify_one();
+            self.shared.jobs_changed.notify_one();
         }
     }
 
@@ -157,8 +177,8 @@ impl Engine for Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.kick();
-        lock(&self.shared.jobs).stop = true;
-        self.shared.wake.notify_all();
+        lock(&self.shared.jobs).must_stop = true;
+        self.shared.jobs_changed.notify_all();
         for thread in self.threads.drain(..) {
             // A panicked thread has reported its panic; its request ends with it.
             let _ = thread.join();
@@ -166,7 +186,8 @@ impl Drop for Threads {
     }
 }
 
-fn errno(result: io::Result<()>) -> i32 {
+/// The result of a system call as a number: 0, or a negative error number.
+fn kernel_answer(result: io::Result<()>) -> i32 {
     match result {
         Ok(()) => 0,
         Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
@@ -174,6 +195,6 @@ fn errno(result: io::Result<()>) -> i32 {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded values are consistent after each statement.
+    // A panic can't leave a guarded value half changed: each statement changes all of it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

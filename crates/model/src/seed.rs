@@ -1,4 +1,4 @@
-//! Choices that follow from a seed: the same on every machine.
+//! Random choices that follow from a seed: they are the same on every machine.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Debug, Clone)]
@@ -15,15 +15,16 @@ impl Seed {
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
     }
 
     /// A number below `bound`; `bound` is at least 1.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
+        // The upper half of the product is the random fraction of `bound`.
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 }

@@ -1,21 +1,23 @@
-//! Checking a configuration: its errors, and the guarantees of its media.
+//! The check of a configuration: its errors, and the guarantees of its media.
+//!
+//! 1. [`check_config`] checks all values that need no open file or device, and adds the defaults.
+//! 2. Each listen address is bound once.
+//! 3. The log and each drive are opened, unless starting the target would create them.
+//!
+//! `rio target check` prints the [`Report`]. A start of the target does only the first step:
+//! opening the media for service shows the same errors.
 
 use std::fmt;
 use std::path::Path;
 
 use riopipe_media::survival::{Kept, Row, Survival, row};
-use riopipe_media::{boot_id, open_drive, open_log, survival_once_created};
-use riopipe_metrics::check_address;
-use riopipe_net::{Listener, allowed_cores};
-use riopipe_nvme::fabrics::check_nqn;
+use riopipe_media::{LogStore, boot_id, open_drive, open_log, survival_once_created};
+use riopipe_net::Listener;
 use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
 use riopipe_order::log_region::{HEADER_BYTES, OpenError};
-use riopipe_session::target::NSID_MAX;
-use riopipe_session::target::limits::IO_QUEUES_MAX;
-use uuid::Uuid;
 
-use crate::config::{CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN};
-use crate::identity;
+use crate::checked_config::{CheckedConfig, check_config};
+use crate::config::Config;
 
 /// An error in a configuration: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +31,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(place: impl Into<String>, what: impl fmt::Display, advice: &str) -> Self {
+    pub(crate) fn new(place: impl Into<String>, what: impl fmt::Display, advice: &str) -> Self {
         Self { place: place.into(), what: what.to_string(), advice: advice.into() }
     }
 }
@@ -70,28 +72,32 @@ pub struct Promise {
     pub row: Row,
 }
 
+/// The properties of a drive that decide which guarantees it can give.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DriveProperties {
+    pub(crate) survival: Survival,
+    pub(crate) has_volatile_cache: bool,
+}
+
 impl Promise {
+    /// The guarantees of the drive with specification `drive`, together with the log with
+    /// specification `log`. `log_survival` is `None` if there is no usable log.
     pub(crate) fn new(
         nsid: u32,
         drive: &str,
-        survival: Survival,
-        volatile: bool,
+        properties: DriveProperties,
         log: Option<&str>,
-        log_survives: Option<Survival>,
+        log_survival: Option<Survival>,
     ) -> Self {
-        Self {
-            nsid,
-            drive: drive.to_owned(),
-            log: log.unwrap_or("none").to_owned(),
-            row: match log_survives {
-                Some(log) => row(survival, volatile, log),
-                None => Row {
-                    process_kill: "blocks without order: there is no log",
-                    power_cut: "blocks without order: there is no log",
-                    gain: "none: engine rio needs a log; hosts fall back to sync",
-                },
+        let row = match log_survival {
+            Some(log) => row(properties.survival, properties.has_volatile_cache, log),
+            None => Row {
+                process_kill: "blocks without order: there is no log",
+                power_cut: "blocks without order: there is no log",
+                gain: "none: engine rio needs a log; hosts fall back to sync",
             },
-        }
+        };
+        Self { nsid, drive: drive.to_owned(), log: log.unwrap_or("none").to_owned(), row }
     }
 }
 
@@ -133,66 +139,54 @@ pub fn check(config: &Config) -> Report {
         Ok(checked) => checked,
         Err(problems) => {
             report.problems = problems;
-            // The rest is checked even so: one run shows all errors.
-            CheckedConfig::rough(config)
+            // The media are checked even so, because one run shall show all errors.
+            CheckedConfig::unchecked(config)
         }
     };
     report.subnqn = checked.subnqn;
-    for (key, addresses) in [("listen", &config.listen), ("discovery", &config.discovery)] {
-        for (i, address) in addresses.iter().enumerate() {
-            if let Err(error) = Listener::bind(address) {
-                report.problems.push(Problem::new(format!("{key}[{i}]"), error, ""));
-            }
-        }
-    }
-    let log = check_log(config, &mut report);
-    for (i, ns) in checked.namespaces.iter().enumerate() {
-        let place = format!("namespaces[{i}] (nsid {})", ns.nsid);
-        let Some((survival, volatile)) = check_drive(&place, &ns.drive, &mut report) else {
+    check_addresses("listen", &config.listen, &mut report);
+    check_addresses("discovery", &config.discovery, &mut report);
+    let log_survival = check_log(config, &mut report);
+    for (index, namespace) in checked.namespaces.iter().enumerate() {
+        let place = format!("namespaces[{index}] (nsid {})", namespace.nsid);
+        let Some(properties) = check_drive(&place, &namespace.drive, &mut report) else {
             continue;
         };
-        if !survival.note.is_empty() {
-            report.notes.push(Problem::new(&place, survival.note, ""));
-        }
-        let spec = config.log.as_deref();
-        report.promises.push(Promise::new(ns.nsid, &ns.drive, survival, volatile, spec, log));
+        add_survival_note(&place, properties.survival, &mut report);
+        let log = config.log.as_deref();
+        let promise = Promise::new(namespace.nsid, &namespace.drive, properties, log, log_survival);
+        report.promises.push(promise);
     }
     report
 }
 
-/// The path that a specification would create.
-fn to_be_created(spec: &str) -> Option<&str> {
+/// Checks that each address can be listened on. `key` is the key of the list in the configuration.
+fn check_addresses(key: &str, addresses: &[String], report: &mut Report) {
+    for (index, address) in addresses.iter().enumerate() {
+        if let Err(error) = Listener::bind(address) {
+            report.problems.push(Problem::new(format!("{key}[{index}]"), error, ""));
+        }
+    }
+}
+
+/// Adds the remark that belongs to the survival of a drive or log, if there is one.
+fn add_survival_note(place: &str, survival: Survival, report: &mut Report) {
+    if !survival.note.is_empty() {
+        report.notes.push(Problem::new(place, survival.note, ""));
+    }
+}
+
+/// The path of the file that opening `spec` would create; `None` if it would create nothing.
+fn path_to_create(spec: &str) -> Option<&str> {
     let (kind, rest) = spec.split_once(':')?;
     let path = rest.split(',').next()?;
-    let creates =
-        matches!(kind, "file" | "dax" | "block") && rest.split(',').any(|o| o.starts_with("size="));
-    (creates && !Path::new(path).exists()).then_some(path)
+    let can_create = matches!(kind, "file" | "dax" | "block")
+        && rest.split(',').any(|option| option.starts_with("size="));
+    if can_create && !Path::new(path).exists() { Some(path) } else { None }
 }
 
-fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<(Survival, bool)> {
-    if let Some(path) = to_be_created(spec) {
-        if let Some(problem) = no_directory(place, path) {
-            report.problems.push(problem);
-            return None;
-        }
-        report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
-        let survival =
-            Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: "" };
-        return Some((survival, true));
-    }
-    // The properties of a drive in memory are known without allocating all of it.
-    let lazy = matches!(spec.split(':').next(), Some("mem" | "ssd")) && !spec.contains(",lazy");
-    let opened = open_drive(&if lazy { format!("{spec},lazy") } else { spec.to_owned() });
-    match opened {
-        Ok(drive) => Some((drive.survives(), drive.geometry().volatile_cache)),
-        Err(error) => {
-            report.problems.push(Problem::new(place, error, ""));
-            None
-        }
-    }
-}
-
-fn no_directory(place: &str, path: &str) -> Option<Problem> {
+/// The problem that the directory for a new file at `path` does not exist, if so.
+fn missing_directory_problem(place: &str, path: &str) -> Option<Problem> {
     let directory = Path::new(path).parent()?;
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return None;
@@ -201,26 +195,46 @@ fn no_directory(place: &str, path: &str) -> Option<Problem> {
     Some(Problem::new(place, what, "make the directory first"))
 }
 
+/// Checks the drive with specification `spec`; returns its properties if it can be served.
+fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<DriveProperties> {
+    if let Some(path) = path_to_create(spec) {
+        return check_drive_to_create(place, path, report);
+    }
+    match open_drive(&without_allocation(spec)) {
+        Ok(drive) => Some(DriveProperties {
+            survival: drive.survives(),
+            has_volatile_cache: drive.geometry().volatile_cache,
+        }),
+        Err(error) => {
+            report.problems.push(Problem::new(place, error, ""));
+            None
+        }
+    }
+}
+
+/// Checks a drive whose file at `path` a start of the target would create.
+fn check_drive_to_create(place: &str, path: &str, report: &mut Report) -> Option<DriveProperties> {
+    if let Some(problem) = missing_directory_problem(place, path) {
+        report.problems.push(problem);
+        return None;
+    }
+    report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
+    let survival = Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: "" };
+    Some(DriveProperties { survival, has_volatile_cache: true })
+}
+
+/// The specification with option `lazy` if the drive is in memory. The check then does not allocate
+/// the whole drive only to read its properties.
+fn without_allocation(spec: &str) -> String {
+    let is_in_memory = matches!(spec.split(':').next(), Some("mem" | "ssd"));
+    if is_in_memory && !spec.contains(",lazy") { format!("{spec},lazy") } else { spec.to_owned() }
+}
+
+/// Checks the log; returns its survival if it can be served.
 fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     let spec = config.log.as_deref()?;
-    if let Some(path) = to_be_created(spec) {
-        if let Some(problem) = no_directory("log", path) {
-            report.problems.push(problem);
-            return None;
-        }
-        report.notes.push(Problem::new("log", format!("{path} will be created"), ""));
-        return match survival_once_created(spec) {
-            Ok(Some(survival)) => {
-                note(report, survival);
-                Some(survival)
-            }
-            // Another process has created it just now.
-            Ok(None) => None,
-            Err(error) => {
-                report.problems.push(Problem::new("log", error, ""));
-                None
-            }
-        };
+    if let Some(path) = path_to_create(spec) {
+        return check_log_to_create(spec, path, report);
     }
     let store = match open_log(spec) {
         Ok(store) => store,
@@ -229,29 +243,50 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
             return None;
         }
     };
-    note(report, store.survives());
-    let refused = match (store.part(0..HEADER_BYTES.min(store.len())), boot_id()) {
-        (Ok(header), Ok(boot)) => {
-            let place = Place { len: store.len(), kind: store.kind(), boot };
-            refusal(decide(&header, place, config.accept_lost_log, riopipe_platform::crc32c))
-        }
-        (Err(error), _) => Some(Problem::new("log", error, "")),
-        (_, Err(error)) => Some(Problem::new("log", error, "")),
-    };
-    report.problems.extend(refused);
+    add_survival_note("log", store.survives(), report);
+    report.problems.extend(log_content_problem(&store, config.accept_lost_log));
     Some(store.survives())
 }
 
-fn note(report: &mut Report, survival: Survival) {
-    if !survival.note.is_empty() {
-        report.notes.push(Problem::new("log", survival.note, ""));
+/// Checks a log whose file at `path` a start of the target would create.
+fn check_log_to_create(spec: &str, path: &str, report: &mut Report) -> Option<Survival> {
+    if let Some(problem) = missing_directory_problem("log", path) {
+        report.problems.push(problem);
+        return None;
+    }
+    report.notes.push(Problem::new("log", format!("{path} will be created"), ""));
+    match survival_once_created(spec) {
+        Ok(Some(survival)) => {
+            add_survival_note("log", survival, report);
+            Some(survival)
+        }
+        // Another process has just created the file.
+        Ok(None) => None,
+        Err(error) => {
+            report.problems.push(Problem::new("log", error, ""));
+            None
+        }
     }
 }
 
-/// The error in the log that would keep the target, or volumes, from being served.
-fn refusal(decided: Result<Decision, Refused>) -> Option<Problem> {
+/// The problem of the log's content that would keep the target, or volumes, from being served.
+fn log_content_problem(store: &LogStore, accept_lost_log: bool) -> Option<Problem> {
+    let header = match store.part(0..HEADER_BYTES.min(store.len())) {
+        Ok(header) => header,
+        Err(error) => return Some(Problem::new("log", error, "")),
+    };
+    let boot = match boot_id() {
+        Ok(boot) => boot,
+        Err(error) => return Some(Problem::new("log", error, "")),
+    };
+    let place = Place { len: store.len(), kind: store.kind(), boot };
+    explain_decision(decide(&header, place, accept_lost_log, riopipe_platform::crc32c))
+}
+
+/// The problem that the decision about a log's content stands for; `None` if the log can be served.
+fn explain_decision(decision: Result<Decision, Refused>) -> Option<Problem> {
     let problem = |what: String, advice| Some(Problem::new("log", what, advice));
-    match decided {
+    match decision {
         Ok(Decision::Open | Decision::Create | Decision::GiveUp(_)) => None,
         Ok(Decision::Lost(_)) => problem(
             "the log is of another boot, in which its target was not stopped cleanly: the \
@@ -274,147 +309,6 @@ fn refusal(decided: Result<Decision, Refused>) -> Option<Problem> {
             "restore it, or give it up with accept_lost_log (--accept-lost-log)",
         ),
         Err(error) => problem(error.to_string(), ""),
-    }
-}
-
-/// The configuration with all defaults.
-#[derive(Debug)]
-pub(crate) struct CheckedConfig {
-    pub(crate) subnqn: String,
-    pub(crate) serial: String,
-    pub(crate) reactors: usize,
-    pub(crate) namespaces: Vec<CheckedNamespace>,
-}
-
-#[derive(Debug)]
-pub(crate) struct CheckedNamespace {
-    pub(crate) nsid: u32,
-    pub(crate) drive: String,
-    pub(crate) uuid: Uuid,
-    pub(crate) nguid: [u8; 16],
-}
-
-impl CheckedConfig {
-    fn rough(config: &Config) -> Self {
-        let namespaces = config.namespaces.iter().zip(1..).map(|(ns, nsid)| CheckedNamespace {
-            nsid: ns.nsid.unwrap_or(nsid),
-            drive: ns.drive.clone(),
-            uuid: Uuid::nil(),
-            nguid: [0; 16],
-        });
-        Self {
-            subnqn: config.subnqn.clone().unwrap_or_default(),
-            serial: String::new(),
-            reactors: 1,
-            namespaces: namespaces.collect(),
-        }
-    }
-}
-
-/// Number of cores of the machine. Each reactor is pinned on its own, and checks then whether this
-/// process may use the core.
-fn cores_of_machine() -> usize {
-    // SAFETY: takes a constant, returns a number or -1.
-    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-    usize::try_from(count).unwrap_or(1).max(1)
-}
-
-/// Checks everything that needs no open file, and adds the defaults.
-pub(crate) fn check_config(config: &Config) -> Result<CheckedConfig, Vec<Problem>> {
-    let mut problems = Vec::new();
-    let mut wrong = |place: &str, what: String, advice: &str| {
-        problems.push(Problem::new(place, what, advice));
-    };
-    if config.listen.is_empty() {
-        wrong("listen", "no address".into(), "give one, such as 0.0.0.0:4420");
-    }
-    if config.namespaces.is_empty() {
-        wrong("namespaces", "none".into(), "give at least one drive, such as mem:1G");
-    }
-    let listen = config.listen.first().map_or("", String::as_str);
-    let subnqn = config.subnqn.clone().unwrap_or_else(|| identity::default_subnqn(listen));
-    if let Err(error) = check_nqn(&subnqn) {
-        let advice = "write it like nqn.2026-01.io.example:name";
-        wrong("subnqn", format!("{subnqn:?}: {error}"), advice);
-    }
-    for (i, host) in config.hosts.iter().flatten().enumerate() {
-        if let Err(error) = check_nqn(host) {
-            let advice = "copy it from the host's /etc/nvme/hostnqn";
-            wrong(&format!("hosts[{i}]"), format!("{host:?}: {error}"), advice);
-        }
-    }
-    let serial = config.serial.clone().unwrap_or_else(|| identity::serial(&subnqn));
-    for (place, text, most) in [("serial", &serial, 20), ("model", &config.model, 40)] {
-        if text.len() > most || !text.chars().all(|c| c.is_ascii_graphic() || c == ' ') {
-            wrong(place, format!("{text:?}"), &format!("at most {most} ASCII characters"));
-        }
-    }
-    let cores = allowed_cores();
-    let reactors = config.reactors.unwrap_or(match config.cores.len() {
-        0 => cores.len(),
-        pinned => pinned,
-    });
-    if !(1..=256).contains(&reactors) {
-        wrong("reactors", format!("{reactors}"), "give 1 to 256");
-    }
-    let count = cores_of_machine();
-    if let Some(core) = config.cores.iter().find(|core| **core >= count) {
-        wrong("cores", format!("core {core}"), &format!("this machine has 0 to {}", count - 1));
-    }
-    if !(1..=IO_QUEUES_MAX).contains(&config.io_queues) {
-        let advice = format!("give 1 to {IO_QUEUES_MAX}");
-        wrong("io_queues", config.io_queues.to_string(), &advice);
-    }
-    if !(1..=CONNECTIONS_MAX).contains(&config.connections) {
-        let advice = format!("give 1 to {CONNECTIONS_MAX}");
-        wrong("connections", config.connections.to_string(), &advice);
-    }
-    if !(MEMORY_MIB_MIN..=MEMORY_MIB_MAX).contains(&config.memory_mib) {
-        let advice = format!("give {MEMORY_MIB_MIN} to {MEMORY_MIB_MAX}");
-        wrong("memory_mib", config.memory_mib.to_string(), &advice);
-    }
-    if let Some(Err(error)) = config.metrics.as_deref().map(check_address) {
-        wrong("metrics", error.to_string(), error.advice());
-    }
-    let mut namespaces: Vec<CheckedNamespace> = Vec::new();
-    let given: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();
-    let mut free = (1..).filter(|nsid| !given.contains(nsid));
-    for (i, ns) in config.namespaces.iter().enumerate() {
-        let place = format!("namespaces[{i}]");
-        let Some(nsid) = ns.nsid.or_else(|| free.next()) else {
-            continue;
-        };
-        if nsid == 0 || nsid > NSID_MAX {
-            wrong(&place, format!("nsid {nsid}"), &format!("give 1 to {NSID_MAX}"));
-        }
-        if namespaces.iter().any(|other| other.nsid == nsid) {
-            wrong(&place, format!("nsid {nsid} is used twice"), "give each namespace its own");
-        }
-        if ns.drive.is_empty() {
-            wrong(&place, "no drive".into(), "give one, such as mem:1G");
-        }
-        let uuid = match ns.uuid.as_deref().map(Uuid::parse_str) {
-            None => identity::namespace_uuid(&subnqn, nsid),
-            Some(Ok(uuid)) => uuid,
-            Some(Err(error)) => {
-                wrong(&place, format!("uuid: {error}"), "leave it out to have one made");
-                Uuid::nil()
-            }
-        };
-        let nguid = match ns.nguid.as_deref().map(Uuid::parse_str) {
-            None => identity::namespace_nguid(&uuid),
-            Some(Ok(nguid)) => *nguid.as_bytes(),
-            Some(Err(error)) => {
-                wrong(&place, format!("nguid: {error}"), "leave it out to have one made");
-                [0; 16]
-            }
-        };
-        namespaces.push(CheckedNamespace { nsid, drive: ns.drive.clone(), uuid, nguid });
-    }
-    if problems.is_empty() {
-        Ok(CheckedConfig { subnqn, serial, reactors, namespaces })
-    } else {
-        Err(problems)
     }
 }
 

@@ -89,6 +89,8 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 pub const DEFAULT_LOCK_WAIT_MS: u64 = 10_000;
 /// Default time to poll before sleeping, in microseconds.
 pub const DEFAULT_SPIN_US: u64 = 200;
+/// Largest number of reactors that a configuration may ask for.
+pub(crate) const REACTORS_MAX: usize = 256;
 /// Largest number of connections that a configuration may allow.
 pub(crate) const CONNECTIONS_MAX: usize = 1 << 16;
 /// Least memory for data that a configuration may allow, in MiB: enough for one queue of the

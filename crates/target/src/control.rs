@@ -3,7 +3,7 @@
 use crate::mail::Mailboxes;
 use crate::sync::{AtomicU8, Ordering};
 
-/// The current shutdown request. It is only ever raised.
+/// The strongest shutdown request so far, as the number of a [`Shutdown`].
 #[derive(Debug)]
 pub(crate) struct Control(AtomicU8);
 
@@ -25,9 +25,9 @@ impl Control {
     }
 
     /// Requests a shutdown of all reactors, and wakes them.
-    pub(crate) fn request<M>(&self, shutdown: Shutdown, mail: &Mailboxes<M>) {
+    pub(crate) fn request<M>(&self, shutdown: Shutdown, mailboxes: &Mailboxes<M>) {
         self.0.fetch_max(shutdown as u8, Ordering::Release);
-        mail.wake_all();
+        mailboxes.wake_all();
     }
 
     /// The strongest request so far.
@@ -35,6 +35,7 @@ impl Control {
         match self.0.load(Ordering::Acquire) {
             0 => Shutdown::None,
             1 => Shutdown::Graceful,
+            // `request` stores no value beyond the last one.
             _ => Shutdown::Immediate,
         }
     }

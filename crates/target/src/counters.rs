@@ -1,4 +1,5 @@
-//! The counters of a reactor, for its observers.
+//! The counters of a reactor. The reactor's thread counts, and the metrics of the target show the
+//! sums over all reactors.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,6 +24,7 @@ pub(crate) enum Counter {
 }
 
 impl Counter {
+    /// All counters, each at the index of its own number.
     pub(crate) const ALL: [Self; 14] = [
         Self::OrderedRequests,
         Self::Writes,
@@ -60,6 +62,7 @@ impl Counter {
         }
     }
 
+    /// The counter's description in the metrics.
     pub(crate) const fn help(self) -> &'static str {
         match self {
             Self::OrderedRequests => "Writes, discards and FLUSHes with an ordering attribute",
@@ -80,8 +83,10 @@ impl Counter {
     }
 }
 
-/// The counters of one reactor, on cache lines of their own. Only the reactor writes them, without
-/// a locked instruction; every thread may read them.
+/// The counters of one reactor. Only the reactor's thread writes them, so it needs no locked
+/// instruction. Every thread may read them.
+///
+/// The alignment gives each reactor cache lines of its own: CPUs fetch lines of 64 bytes in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
@@ -89,13 +94,14 @@ pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
 impl Counters {
     /// Adds to a counter. Only the reactor's own thread may call it.
     #[inline]
-    pub(crate) fn add(&self, what: Counter, count: u64) {
-        let counter = &self.0[what as usize];
-        counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
+    pub(crate) fn add(&self, counter: Counter, count: u64) {
+        let value = &self.0[counter as usize];
+        value.store(value.load(Relaxed).wrapping_add(count), Relaxed);
     }
 
-    pub(crate) fn of(&self, what: Counter) -> u64 {
-        self.0[what as usize].load(Relaxed)
+    /// The value of a counter.
+    pub(crate) fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Relaxed)
     }
 }
 
@@ -106,11 +112,11 @@ mod tests {
     #[test]
     fn each_reactor_has_its_own_counters() {
         let counters = Counters::default();
-        for (i, what) in (0..).zip(Counter::ALL) {
-            assert_eq!(what as usize, i);
-            counters.add(what, i as u64);
-            counters.add(what, 1);
+        for (i, counter) in (0..).zip(Counter::ALL) {
+            assert_eq!(counter as usize, i);
+            counters.add(counter, i as u64);
+            counters.add(counter, 1);
         }
-        assert!(Counter::ALL.iter().all(|what| counters.of(*what) == *what as u64 + 1));
+        assert!(Counter::ALL.iter().all(|counter| counters.get(*counter) == *counter as u64 + 1));
     }
 }

@@ -1,5 +1,8 @@
-//! The environment of a reactor's connections: drives, the shared state, the mailboxes of the other
-//! reactors.
+//! The environment of a reactor's core: drives, the shared state, the mailboxes of the other
+//! reactors, counters, and the clock.
+//!
+//! [`Devices`] implements [`TargetEnv`], through which the pure core reaches everything outside of
+//! it. [`DriveQueue`] is a queue to one drive that counts its operations.
 
 use std::sync::Arc;
 
@@ -15,26 +18,29 @@ use crate::mail::Mailboxes;
 use crate::shared::{SharedState, lock};
 use crate::tcp::Tcp;
 
-/// Largest number of operations in flight per drive and reactor; further ones wait here.
+/// Largest number of operations of one reactor that are in flight at one drive. Further operations
+/// wait in the [`DriveQueue`].
 pub(crate) const QUEUE_DEPTH: usize = 512;
 
 /// The mailboxes of the reactors.
-pub(crate) type Mail = Mailboxes<Message<Devices, Tcp>>;
+pub(crate) type ReactorMailboxes = Mailboxes<Message<Devices, Tcp>>;
 
 /// One reactor's access to the drives, and everything else that its connections need.
 pub(crate) struct Devices {
+    /// A queue for each drive, in the order of the namespaces.
     drives: Vec<DriveQueue>,
     parts: DevicesParts,
     /// Time of the current round, in ns; the clock is read once per round.
     pub(crate) now: u64,
-    /// Completions of one poll. Empty between polls; it stays so that its memory is used again.
-    done: Vec<Done>,
+    /// The completions of one poll. The vector is empty between polls, and is kept so that a poll
+    /// allocates nothing.
+    completions: Vec<Done>,
 }
 
 /// Everything that a reactor's connections need besides the drives.
 pub(crate) struct DevicesParts {
     pub(crate) shared: SharedState,
-    pub(crate) mail: Arc<Mail>,
+    pub(crate) mailboxes: Arc<ReactorMailboxes>,
     pub(crate) log: Option<Arc<Log>>,
     /// The counters of this reactor.
     pub(crate) counters: Arc<Counters>,
@@ -50,9 +56,9 @@ pub(crate) struct DriveQueue {
 }
 
 impl DriveQueue {
-    /// Counts the failure if the operation has failed within its call.
+    /// Counts and logs the failure of an operation that has failed within its call.
     #[inline]
-    fn count_failure(&self, submitted: Submitted) -> Submitted {
+    fn report_if_failed(&self, submitted: Submitted) -> Submitted {
         if let Submitted::Done(Err(error)) = &submitted {
             report_failure(error, &self.counters);
         }
@@ -68,7 +74,7 @@ impl BlockDevice for DriveQueue {
         self.counters.add(Counter::Writes, 1);
         self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
         let submitted = self.queue.write(op, lba, data);
-        self.count_failure(submitted)
+        self.report_if_failed(submitted)
     }
 
     #[inline]
@@ -76,25 +82,25 @@ impl BlockDevice for DriveQueue {
         self.counters.add(Counter::Reads, 1);
         self.counters.add(Counter::ReadBytes, blocks * u64::from(BLOCK_SIZE));
         let submitted = self.queue.read(op, lba, blocks);
-        self.count_failure(submitted)
+        self.report_if_failed(submitted)
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
         self.counters.add(Counter::Flushes, 1);
         let submitted = self.queue.flush(op);
-        self.count_failure(submitted)
+        self.report_if_failed(submitted)
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Discards, 1);
         let submitted = self.queue.write_zeroes(op, lba, blocks);
-        self.count_failure(submitted)
+        self.report_if_failed(submitted)
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
         self.counters.add(Counter::Discards, 1);
         let submitted = self.queue.deallocate(op, lba, blocks);
-        self.count_failure(submitted)
+        self.report_if_failed(submitted)
     }
 
     fn kick(&mut self, now: u64) {
@@ -102,10 +108,12 @@ impl BlockDevice for DriveQueue {
     }
 
     fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
-        let from = done.len();
+        let first_new = done.len();
         self.queue.poll(now, done);
-        for error in done[from..].iter().filter_map(|done| done.result.as_ref().err()) {
-            report_failure(error, &self.counters);
+        for completion in &done[first_new..] {
+            if let Err(error) = &completion.result {
+                report_failure(error, &self.counters);
+            }
         }
     }
 
@@ -124,47 +132,54 @@ impl Devices {
             queue: BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of),
             counters: Arc::clone(&parts.counters),
         });
-        Self { drives: drives.collect(), parts, now: riopipe_platform::now_ns(), done: Vec::new() }
+        Self {
+            drives: drives.collect(),
+            parts,
+            now: riopipe_platform::now_ns(),
+            completions: Vec::new(),
+        }
     }
 
-    /// Submits the gathered operations and passes completions to `each`; returns their number.
+    /// Submits the gathered operations of all drives, and passes their completions to `on_done`.
+    /// Returns the number of completions.
     pub(crate) fn poll(
         &mut self,
-        mut each: impl FnMut(&mut Self, OpId, Result<Option<AlignedBuf>, IoError>),
+        mut on_done: impl FnMut(&mut Self, OpId, Result<Option<AlignedBuf>, IoError>),
     ) -> usize {
         let mut count = 0;
-        for ns in 0..self.drives.len() {
-            let drive = &mut self.drives[ns];
+        for index in 0..self.drives.len() {
+            let drive = &mut self.drives[index];
             if drive.in_flight() == 0 {
                 continue;
             }
-            // The time is read again: a modelled drive computes from it.
+            // The clock is read again, because a modelled drive computes completion times from the
+            // time of a submission.
             drive.kick(riopipe_platform::now_ns());
-            let mut done = std::mem::take(&mut self.done);
-            drive.poll(self.now, &mut done);
-            count += done.len();
-            for Done { op, result } in done.drain(..) {
-                each(self, OpId(op), result);
+            let mut completions = std::mem::take(&mut self.completions);
+            drive.poll(self.now, &mut completions);
+            count += completions.len();
+            for Done { op, result } in completions.drain(..) {
+                on_done(self, OpId(op), result);
             }
-            self.done = done;
+            self.completions = completions;
         }
         count
     }
 
-    /// Time at which a modelled drive has its next completion, or another drive must be polled
-    /// again, in nanoseconds.
+    /// Time in ns at which a drive must be polled even if no event comes: for the next completion
+    /// of a modelled drive, or for another attempt to submit.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.drives.iter().filter_map(BlockDevice::next_deadline).min()
     }
 
-    /// Number of operations in flight.
+    /// Number of operations in flight at all drives.
     pub(crate) fn in_flight(&self) -> usize {
         self.drives.iter().map(BlockDevice::in_flight).sum()
     }
 
     /// Descriptors that become readable when a drive has completions.
     pub(crate) fn event_fds(&self) -> impl Iterator<Item = std::os::fd::RawFd> {
-        self.drives.iter().filter_map(|d| d.queue.event_fd())
+        self.drives.iter().filter_map(|drive| drive.queue.event_fd())
     }
 }
 
@@ -192,7 +207,7 @@ impl TargetEnv for Devices {
     }
 
     fn notify(&mut self, conn: ConnId) {
-        self.parts.mail.notify(conn);
+        self.parts.mailboxes.notify(conn);
     }
 
     #[inline]
@@ -258,7 +273,7 @@ impl TargetEnv for Devices {
 fn report_failure(error: &IoError, counters: &Counters) {
     counters.add(Counter::DriveErrors, 1);
     match error.cause() {
-        // Only a modelled drive returns this: a test has cut its power.
+        // Only a modelled drive returns this cause, after a test has cut its power.
         Cause::PowerLost => tracing::warn!(%error, "a modelled drive has no power"),
         _ => tracing::error!(%error, "a drive failed"),
     }

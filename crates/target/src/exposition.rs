@@ -10,15 +10,15 @@ use riopipe_metrics::exposition::{gauge, info, stages, text, uptime};
 use riopipe_metrics::{StatError, StatSource};
 
 use crate::counters::Counter;
-use crate::stat::{Figures, Stat};
+use crate::stat::{MetricsSource, Stat};
 
-impl StatSource for Figures {
+impl StatSource for MetricsSource {
     fn about(&self) -> &str {
         "A Rio target's metrics"
     }
 
     fn open_metrics(&self) -> Result<String, StatError> {
-        Ok(metrics(self.stat())?)
+        Ok(encode_open_metrics(self.stat())?)
     }
 
     fn json(&self) -> Result<String, StatError> {
@@ -26,34 +26,31 @@ impl StatSource for Figures {
     }
 }
 
-/// The text of `stat`.
-pub(crate) fn metrics(stat: Stat) -> Result<String, fmt::Error> {
+/// The statistics as OpenMetrics text.
+fn encode_open_metrics(stat: Stat) -> Result<String, fmt::Error> {
     text(Page(stat))
 }
 
+/// The page that Prometheus reads: all metrics of one reading.
 #[derive(Debug)]
 struct Page(Stat);
 
 impl Collector for Page {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self(stat) = self;
         let about = [("subnqn", stat.subnqn.as_str()), ("version", stat.version.as_str())];
-        info(&mut to, "rio_target", "The target", &about)?;
+        info(&mut encoder, "rio_target", "The target", &about)?;
         let connections = stat.connections as f64;
-        gauge(&mut to, "rio_connections", "Queues that are connected now", connections)?;
-        gauge(&mut to, "rio_reactors", "Threads that serve", stat.reactors as f64)?;
-        uptime(&mut to, "How long the target has been serving", stat.uptime_s)?;
-        for what in Counter::ALL {
-            let name = format!("rio_{}", what.name());
-            let counter = ConstCounter::new(stat.counter(what.name()));
-            counter.encode(to.encode_descriptor(
-                &name,
-                what.help(),
-                None,
-                MetricType::Counter,
-            )?)?;
+        gauge(&mut encoder, "rio_connections", "Queues that are connected now", connections)?;
+        gauge(&mut encoder, "rio_reactors", "Threads that serve", stat.reactors as f64)?;
+        uptime(&mut encoder, "How long the target has been serving", stat.uptime_s)?;
+        for counter in Counter::ALL {
+            let name = format!("rio_{}", counter.name());
+            let descriptor =
+                encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
+            ConstCounter::new(stat.counter(counter.name())).encode(descriptor)?;
         }
-        stages(&mut to, &stat.stages)
+        stages(&mut encoder, &stat.stages)
     }
 }
 
@@ -69,7 +66,7 @@ mod tests {
     #[test]
     fn the_text_has_the_lines_of_openmetrics() {
         let seen = Distribution::from_filled(&[(100, 2), (1_000, 1), (1 << 36, 1)], 5_000, 1 << 36);
-        let page = metrics(Stat {
+        let page = encode_open_metrics(Stat {
             schema: Stat::SCHEMA.into(),
             subnqn: "nqn.2026-11.com.example:\"d\"".into(),
             version: "0.1.0".into(),

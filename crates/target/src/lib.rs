@@ -14,6 +14,7 @@
 //! ```
 
 mod check;
+mod checked_config;
 mod config;
 mod control;
 mod counters;

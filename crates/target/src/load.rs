@@ -14,8 +14,8 @@ impl Config {
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-        let is_json = path.extension().is_some_and(|e| e == "json");
-        if is_json || text.trim_start().starts_with('{') {
+        let is_named_json = path.extension().is_some_and(|extension| extension == "json");
+        if is_named_json || text.trim_start().starts_with('{') {
             nvmetcli::parse(&text)
                 .map_err(|problem| LoadError::Json { path: path.to_owned(), problem })
         } else {

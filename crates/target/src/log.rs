@@ -1,4 +1,8 @@
-//! Opening the ordering log.
+//! The ordering log of a target: its opening at the start, and the watch over its file.
+//!
+//! [`open_volumes`] opens the log's store, and the volumes in it. Each volume gets [`WatchedPart`]s of
+//! the store. [`Log::watch`] looks now and then whether the log's file still exists. Once the file
+//! is gone, every fence of every part fails.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +36,9 @@ pub enum LogOpenError {
 /// A part of the log that fails after the log's file has disappeared.
 pub(crate) struct WatchedPart {
     part: LogPart,
-    /// [`Log::watch`] has found that the file does not exist any more. All parts share this flag.
-    gone: Arc<AtomicBool>,
+    /// Whether [`Log::watch`] has found that the file does not exist any more. All parts share this
+    /// flag.
+    is_gone: Arc<AtomicBool>,
 }
 
 impl Region for WatchedPart {
@@ -57,7 +62,7 @@ impl Region for WatchedPart {
 
     #[inline]
     fn fence(&mut self) -> Result<(), RegionError> {
-        if self.gone.load(Ordering::Relaxed) {
+        if self.is_gone.load(Ordering::Relaxed) {
             return Err(RegionError::new("its file has been deleted, replaced or cut short"));
         }
         self.part.fence()
@@ -72,22 +77,24 @@ impl Region for WatchedPart {
 /// The log region of the target. Its store is checked now and then ([`watch`](Self::watch)).
 pub(crate) struct Log {
     store: LogStore,
-    /// The store does not exist any more.
-    gone: Arc<AtomicBool>,
-    /// It had the stamp of a clean stop when it was opened, which clears the stamp (T24).
+    /// Whether the store's file does not exist any more.
+    is_gone: Arc<AtomicBool>,
+    /// Whether the log had the stamp of a clean stop before it was opened. Opening clears the stamp
+    /// (T24).
     was_synced: bool,
 }
 
 impl Log {
+    /// Hands out the bytes in `range` of the log.
     fn part(&self, range: Range<usize>) -> Result<WatchedPart, riopipe_media::PartError> {
-        Ok(WatchedPart { part: self.store.part(range)?, gone: Arc::clone(&self.gone) })
+        Ok(WatchedPart { part: self.store.part(range)?, is_gone: Arc::clone(&self.is_gone) })
     }
 
-    /// Checks that the file still exists. Once it does not, every fence fails, and with it every
-    /// stream: nothing in a deleted file is durable (P6).
+    /// Checks that the file still exists. If it does not, every later fence fails, and with the
+    /// fence its stream, because nothing in a deleted file is durable (P6).
     pub(crate) fn watch(&self) {
         if let Err(gone) = self.store.check()
-            && !self.gone.swap(true, Ordering::Relaxed)
+            && !self.is_gone.swap(true, Ordering::Relaxed)
         {
             tracing::error!(log = self.store.describe(), %gone, "the ordering log has failed");
         }
@@ -103,8 +110,8 @@ impl Log {
         self.store.survives()
     }
 
-    /// Writes back to the log's file, if that still exists, what was stored, and all bytes in `used`
-    /// ([`LogStore::sync`]).
+    /// Writes back to the log's file all stored bytes, and all bytes in `used`
+    /// ([`LogStore::sync`]). Fails if the file does not exist any more.
     pub(crate) fn sync(&self, used: &[Range<usize>]) -> Result<(), RegionError> {
         self.store.check().map_err(|gone| RegionError::new(gone.to_string()))?;
         self.store.sync(used).map_err(|error| RegionError::new(error.to_string()))
@@ -114,46 +121,47 @@ impl Log {
 /// Ends the service of a log that no host has used, because the target does not start. Opening the
 /// log has cleared its stamp of a clean stop. If it had one, the log gets the stamp again (T24).
 pub(crate) fn end_unused_service(mut volumes: Volumes<WatchedPart>, log: &Log) {
-    // Without the stamp, pages that the kernel takes for clean may be missing in the file. Only a
-    // write-back of the whole log would make sure that they are there, and a failed start must not
-    // take so long.
+    // Without the stamp, the file may lack pages that the kernel takes for clean. Only a write-back
+    // of the whole log would bring all pages into the file, and a failed start must not take so
+    // long.
     if !log.was_synced {
         return;
     }
-    // With the stamp, all of the log was in the file. So only later stores have to be written back.
+    // With the stamp, all of the log was in the file, so only later stores have to be written back.
     if let Err(error) = volumes.end_service(|| log.sync(&[])) {
         tracing::error!(log = log.describe(), %error, "the log could not be written back");
     }
 }
 
-/// Opens the log that `spec` names, if any, and the volumes in it. `describe` gets a line about it
-/// for display. A locked log is waited for.
+/// Opens the log that `spec` names, if any, and the volumes in it. Adds a line about the log to
+/// `descriptions`, for display. Waits at most `lock_wait` for a locked log.
 pub(crate) fn open_volumes(
     spec: Option<&str>,
     accept_lost: bool,
     lock_wait: Duration,
-    describe: &mut Vec<String>,
+    descriptions: &mut Vec<String>,
 ) -> Result<(Volumes<WatchedPart>, Option<Arc<Log>>), LogOpenError> {
     let Some(spec) = spec else {
-        describe.push("no ordering log: engine rio can't run here".into());
+        descriptions.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
     let store = open_log_within(spec, lock_wait)?;
     let boot = boot_id()?;
     let len = store.len();
     let was_synced = is_synced(&store, boot)?;
-    let store = Arc::new(Log { store, gone: Arc::default(), was_synced });
-    let note = store.survives().note;
+    let log = Arc::new(Log { store, is_gone: Arc::default(), was_synced });
+    let note = log.survives().note;
     if !note.is_empty() {
         tracing::info!(log = spec, "{note}");
     }
-    let header = store.part(0..HEADER_BYTES.min(len))?;
-    let parts = Arc::clone(&store);
-    let split: Split<WatchedPart> =
-        Box::new(move |range| parts.part(range).map_err(|e| RegionError::new(e.to_string())));
-    let place = Place { len, kind: store.store.kind(), boot };
+    let header = log.part(0..HEADER_BYTES.min(len))?;
+    let split: Split<WatchedPart> = Box::new({
+        let log = Arc::clone(&log);
+        move |range| log.part(range).map_err(|error| RegionError::new(error.to_string()))
+    });
+    let place = Place { len, kind: log.store.kind(), boot };
     let opened = Volumes::open(header, split, place, accept_lost, random_id(), crc32c)?;
-    let note = match opened.found {
+    let state_text = match opened.found {
         Found::Log { has_volumes: true } => ", with volumes",
         Found::Log { has_volumes: false } | Found::Nothing => "",
         Found::GivenUp => {
@@ -161,8 +169,8 @@ pub(crate) fn open_volumes(
             ""
         }
         Found::Lost => {
-            // The log is served, but its volumes are refused and their members guarded: the other
-            // namespaces stay usable (T19, T21).
+            // The log is served, so that the other namespaces stay usable. Its volumes are refused,
+            // and plain hosts may not write their members (T19, T21).
             tracing::error!(
                 log = spec,
                 "the log is of another boot, in which its target was not stopped cleanly: \
@@ -171,11 +179,11 @@ pub(crate) fn open_volumes(
             ", of another boot: LOST"
         }
     };
-    describe.push(format!("ordering log: {}{note}", store.describe()));
+    descriptions.push(format!("ordering log: {}{state_text}", log.describe()));
     for problem in &opened.problems {
         tracing::error!(log = spec, problem, "a volume is refused");
     }
-    Ok((opened.volumes, Some(store)))
+    Ok((opened.volumes, Some(log)))
 }
 
 /// Whether a log has the stamp of a clean stop (T24).
@@ -190,7 +198,8 @@ fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
     // Requests of up to 256 bytes are never cut short.
     if getrandom(&mut id, GetRandomFlags::empty()) != Ok(id.len()) {
-        // Before the kernel's pool is ready: the clock is enough for an identifier.
+        // The kernel's pool is not ready yet. The clock and the process are enough for an
+        // identifier.
         id[..8].copy_from_slice(&riopipe_platform::now_ns().to_le_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     }
@@ -210,7 +219,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let store = open_log_within(&format!("file:{},size=64K", path.display()), Duration::ZERO);
-        let log = Log { store: store.unwrap(), gone: Arc::default(), was_synced: false };
+        let log = Log { store: store.unwrap(), is_gone: Arc::default(), was_synced: false };
         let mut parts = [0..8192, 8192..12288, 12288..16384].map(|range| log.part(range).unwrap());
         log.watch();
         assert!(parts.iter_mut().all(|part| part.fence().is_ok()));

@@ -1,4 +1,7 @@
-//! Messages between reactors: those of their cores.
+//! Messages between the cores of the reactors.
+//!
+//! A reactor that has a message for another one puts it into the other's mailbox, and wakes its
+//! poller. The receiver takes all messages after its poller was woken.
 
 use riopipe_session::target::{ConnId, Message, TargetEnv};
 
@@ -6,6 +9,7 @@ use crate::sync::{Mutex, PoisonError, Waker};
 
 /// The mailboxes of all reactors.
 pub(crate) struct Mailboxes<M> {
+    /// One mailbox for each reactor, by the reactor's index.
     boxes: Vec<Mailbox<M>>,
 }
 
@@ -36,10 +40,11 @@ impl<M> Mailboxes<M> {
     }
 
     /// Number of reactors.
-    pub(crate) fn reactors(&self) -> usize {
+    pub(crate) fn reactor_count(&self) -> usize {
         self.boxes.len()
     }
 
+    /// Wakes all reactors.
     pub(crate) fn wake_all(&self) {
         for mailbox in &self.boxes {
             mailbox.waker.wake();
@@ -50,14 +55,14 @@ impl<M> Mailboxes<M> {
 impl<E: TargetEnv, T> Mailboxes<Message<E, T>> {
     /// Notifies all reactors of news for a connection.
     pub(crate) fn notify(&self, conn: ConnId) {
-        for (reactor, message) in Message::notices(conn, self.reactors()) {
+        for (reactor, message) in Message::notices(conn, self.reactor_count()) {
             self.send(reactor, message);
         }
     }
 
     /// Informs the other reactors that reactor `index` moves no connection to them any more.
-    pub(crate) fn reactor_ends(&self, index: usize) {
-        for (reactor, message) in Message::moves_ended(index, self.reactors()) {
+    pub(crate) fn announce_end(&self, index: usize) {
+        for (reactor, message) in Message::moves_ended(index, self.reactor_count()) {
             self.send(reactor, message);
         }
     }

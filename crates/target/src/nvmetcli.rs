@@ -1,4 +1,12 @@
 //! nvmetcli's JSON, the configuration format of the Linux kernel's target.
+//!
+//! The structures have only the keys that a Rio target uses:
+//!
+//! ```text
+//! ports[]:      portid, addr { adrfam, traddr, trsvcid, trtype }, subsystems[]
+//! subsystems[]: nqn, attr { allow_any_host, serial, model }, allowed_hosts[], namespaces[]
+//! namespaces[]: nsid, enable, device { path, uuid, nguid }
+//! ```
 
 use serde::Deserialize;
 
@@ -76,15 +84,17 @@ struct Attributes {
     model: Option<String>,
 }
 
-/// nvmetcli writes numbers as text, people write them as numbers.
+/// A value that is on or off: `1` and `0`, or a Boolean. nvmetcli writes the numbers as text,
+/// people write them as numbers.
 #[derive(Default, Deserialize)]
 #[serde(untagged)]
 enum Switch {
     Text(String),
     Number(u64),
     Bool(bool),
+    /// The file has no value.
     #[default]
-    Nothing,
+    Missing,
 }
 
 impl Switch {
@@ -93,7 +103,7 @@ impl Switch {
             Self::Text(text) => text == "1",
             Self::Number(number) => *number == 1,
             Self::Bool(on) => *on,
-            Self::Nothing => false,
+            Self::Missing => false,
         }
     }
 }
@@ -117,7 +127,7 @@ struct Device {
     nguid: Option<String>,
 }
 
-/// Parses the text of a file.
+/// Parses the text of a file into the configuration of a target.
 ///
 /// # Errors
 /// [`JsonError`].
@@ -127,45 +137,51 @@ pub(crate) fn parse(text: &str) -> Result<Config, JsonError> {
         return Err(JsonError::Subsystems(file.subsystems.len()));
     }
     let subsystem = file.subsystems.remove(0);
-    let mut listen = Vec::new();
-    for port in file.ports.iter().filter(|port| port.subsystems.contains(&subsystem.nqn)) {
-        let Address { adrfam, traddr, trsvcid, trtype } = &port.addr;
-        if trtype != "tcp" {
-            return Err(JsonError::Transport { portid: port.portid, trtype: trtype.clone() });
-        }
-        listen.push(if adrfam == "ipv6" || traddr.contains(':') {
-            format!("[{traddr}]:{trsvcid}")
-        } else {
-            format!("{traddr}:{trsvcid}")
-        });
-    }
+    let listen = listen_addresses(&file.ports, &subsystem.nqn)?;
     if listen.is_empty() {
         return Err(JsonError::NoPort(subsystem.nqn));
     }
+    let enabled_namespaces =
+        subsystem.namespaces.into_iter().filter(|namespace| namespace.enable.is_on());
+    let namespaces = enabled_namespaces.map(|Namespace { nsid, device, .. }| NamespaceOptions {
+        drive: drive_spec(device.path),
+        nsid: Some(nsid),
+        uuid: present_id(device.uuid),
+        nguid: present_id(device.nguid),
+    });
     let defaults = Config::default();
+    let admits_all_hosts = subsystem.attr.allow_any_host.is_on();
     Ok(Config {
         listen,
         subnqn: Some(subsystem.nqn),
         serial: subsystem.attr.serial,
         model: subsystem.attr.model.unwrap_or(defaults.model),
-        hosts: (!subsystem.attr.allow_any_host.is_on()).then_some(subsystem.allowed_hosts),
-        namespaces: subsystem
-            .namespaces
-            .into_iter()
-            .filter(|namespace| namespace.enable.is_on())
-            .map(|Namespace { nsid, device, .. }| NamespaceOptions {
-                drive: drive(device.path),
-                nsid: Some(nsid),
-                uuid: real(device.uuid),
-                nguid: real(device.nguid),
-            })
-            .collect(),
+        hosts: if admits_all_hosts { None } else { Some(subsystem.allowed_hosts) },
+        namespaces: namespaces.collect(),
         ..Config::default()
     })
 }
 
-/// The specification for a path in the kernel's format, or for a drive in Rio's.
-fn drive(path: String) -> String {
+/// The addresses of all ports that list the subsystem `nqn`.
+fn listen_addresses(ports: &[Port], nqn: &String) -> Result<Vec<String>, JsonError> {
+    let mut addresses = Vec::new();
+    for port in ports.iter().filter(|port| port.subsystems.contains(nqn)) {
+        let Address { adrfam, traddr, trsvcid, trtype } = &port.addr;
+        if trtype != "tcp" {
+            return Err(JsonError::Transport { portid: port.portid, trtype: trtype.clone() });
+        }
+        let is_ipv6 = adrfam == "ipv6" || traddr.contains(':');
+        addresses.push(if is_ipv6 {
+            format!("[{traddr}]:{trsvcid}")
+        } else {
+            format!("{traddr}:{trsvcid}")
+        });
+    }
+    Ok(addresses)
+}
+
+/// The specification of the drive at an absolute path. Any other text is a specification already.
+fn drive_spec(path: String) -> String {
     if path.starts_with("/dev/") {
         format!("block:{path}")
     } else if path.starts_with('/') {
@@ -175,8 +191,8 @@ fn drive(path: String) -> String {
     }
 }
 
-/// The identifier, unless it is all zeroes, by which nvmetcli means "none".
-fn real(id: Option<String>) -> Option<String> {
+/// The identifier; `None` if it is all zeroes, by which nvmetcli means that there is none.
+fn present_id(id: Option<String>) -> Option<String> {
     id.filter(|id| id.chars().any(|c| c != '0' && c != '-'))
 }
 

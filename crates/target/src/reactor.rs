@@ -1,5 +1,15 @@
 //! The loop of one thread: it executes the decisions of its [`TargetCore`] with sockets, drives,
 //! messages and the clock.
+//!
+//! Each round of the loop
+//!
+//! 1. reads the clock, and looks for a shutdown request,
+//! 2. receives from the connections that were active a moment ago, and now and then asks the poller
+//!    for all others, for messages, and for new connections,
+//! 3. takes the completions of the drives,
+//! 4. executes the actions that the core has decided on meanwhile, such as sending.
+//!
+//! A reactor without work polls for a while, and then sleeps in the poller.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -13,29 +23,32 @@ use riopipe_net::{
 use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
 
 use crate::control::{Control, Shutdown};
-use crate::devices::{Devices, DevicesParts, Mail};
-use crate::tcp::{RECEIVES_PER_TURN, Tcp};
+use crate::devices::{Devices, DevicesParts, ReactorMailboxes};
+use crate::tcp::{RECEIVES_MAX, Tcp};
 
-/// The poller's token of the first listener; the others follow. The token of a connection is its key,
-/// which is far below.
-const LISTENER: u64 = 1 << 62;
-/// The token of the first drive with an event descriptor; the others follow.
-const DRIVE: u64 = 1 << 61;
+/// The poller's token of the first drive with an event descriptor; the other drives follow.
+///
+/// The poller returns a token with each event. Tokens below this one are keys of connections, which
+/// have 32 bits.
+const FIRST_DRIVE_TOKEN: u64 = 1 << 61;
+/// The poller's token of the first listener; the other listeners follow.
+const FIRST_LISTENER_TOKEN: u64 = 1 << 62;
 
-/// Time in ns for which a socket is polled directly after it was active: the reactor tries to receive
-/// without asking `epoll_wait` first, which saves a system call.
+/// Time in ns for which a socket is polled directly after it was active: the reactor tries to
+/// receive without asking `epoll_wait` first, which saves a system call.
 const HOT_NS: u64 = 500_000;
 /// Largest number of directly polled sockets; with more, one `epoll_wait` is cheaper.
 const HOT_MAX: usize = 8;
-/// Number of rounds over these sockets between two polls of all others.
+/// Number of rounds over the directly polled sockets between two polls of all sockets.
 const ROUNDS_PER_POLL: u32 = 16;
 
-/// The parts of a reactor.
-pub(crate) struct Parts {
+/// The things that a reactor is made of.
+pub(crate) struct ReactorParts {
     pub(crate) core: CoreConfig,
     pub(crate) poller: Poller,
+    /// A queue for each drive, in the order of the namespaces.
     pub(crate) queues: Vec<Box<dyn Queue>>,
-    /// The first reactor listens for all.
+    /// All listeners of the target for the first reactor, none for the others.
     pub(crate) listeners: Vec<Listener>,
     pub(crate) devices: DevicesParts,
     pub(crate) control: Arc<Control>,
@@ -48,22 +61,23 @@ pub(crate) struct Reactor {
     poller: Poller,
     devices: Devices,
     listeners: Vec<Listener>,
-    /// The connections whose sockets are polled directly, because they were active a moment ago.
+    /// The connections whose sockets are polled directly, because they were active in the last
+    /// [`HOT_NS`].
     hot: Vec<ConnKey>,
-    mail: Arc<Mail>,
+    mailboxes: Arc<ReactorMailboxes>,
     control: Arc<Control>,
     waiter: Waiter,
 }
 
 impl Reactor {
-    pub(crate) fn new(parts: Parts) -> Result<Self, PollerError> {
-        let mail = Arc::clone(&parts.devices.mail);
+    pub(crate) fn new(parts: ReactorParts) -> Result<Self, PollerError> {
+        let mailboxes = Arc::clone(&parts.devices.mailboxes);
         let devices = Devices::new(parts.queues, parts.devices);
-        for (i, fd) in devices.event_fds().enumerate() {
-            // SAFETY: the queue owns the descriptor and lives as long as the reactor, whose
-            // poller only watches it.
+        for (index, fd) in devices.event_fds().enumerate() {
+            // SAFETY: the queue owns the descriptor, and lives as long as the reactor. The poller
+            // only watches the descriptor.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            parts.poller.add_edge(fd, DRIVE + i as u64)?;
+            parts.poller.add_edge(fd, FIRST_DRIVE_TOKEN + index as u64)?;
         }
         Ok(Self {
             core: TargetCore::new(parts.core),
@@ -71,64 +85,75 @@ impl Reactor {
             devices,
             listeners: parts.listeners,
             hot: Vec::new(),
-            mail,
+            mailboxes,
             control: parts.control,
             waiter: Waiter::new(parts.spin),
         })
     }
 
-    /// Runs until it is asked to end and everything is drained.
+    /// Runs until the target shuts down: at once, or when all work is finished.
     pub(crate) fn run(mut self) -> Result<(), PollerError> {
         let mut events = Vec::new();
-        let mut rounds = 0;
+        let mut rounds_since_poll = 0;
         loop {
             self.begin_round();
             match self.control.shutdown() {
                 Shutdown::None => {}
                 Shutdown::Immediate => return Ok(()),
                 Shutdown::Graceful => {
-                    self.core.stop(&mut self.devices);
-                    self.listeners.clear();
-                    // Before it sleeps: nothing that would wake it may be left.
-                    self.finish_round();
-                    if self.core.is_at_rest() && self.devices.in_flight() == 0 {
+                    if self.try_to_end() {
                         return Ok(());
                     }
                 }
             }
-            let mut busy = false;
+            let mut has_worked = false;
             if self.poller.is_woken() {
-                busy |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
+                has_worked |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
             }
             for i in 0..self.hot.len() {
-                busy |= self.receive(self.hot[i]);
+                has_worked |= self.receive(self.hot[i]);
             }
-            rounds += 1;
-            if self.hot.is_empty() || rounds >= ROUNDS_PER_POLL {
-                rounds = 0;
-                busy |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
+            rounds_since_poll += 1;
+            if self.hot.is_empty() || rounds_since_poll >= ROUNDS_PER_POLL {
+                rounds_since_poll = 0;
+                has_worked |= self.poll_sockets(&mut events, Some(Duration::ZERO))?;
             }
-            busy |= self.poll_drives();
+            has_worked |= self.poll_drives();
             self.finish_round();
-            if busy {
+            if has_worked {
                 self.waiter.worked();
                 continue;
             }
             match self.waiter.idle(self.devices.now) {
                 Next::Poll => self.waiter.relax(),
-                Next::Sleep => {
-                    self.hot.clear();
-                    let timeout = self.until_next_deadline();
-                    if self.poll_sockets(&mut events, timeout)? {
-                        self.waiter.worked();
-                    }
-                    self.finish_round();
-                }
+                Next::Sleep => self.sleep(&mut events)?,
             }
         }
     }
 
-    /// Reads the clock, and lets the core check its time limits.
+    /// Stops accepting connections and work. Returns whether the reactor has finished all its work,
+    /// and may end.
+    fn try_to_end(&mut self) -> bool {
+        self.core.stop(&mut self.devices);
+        self.listeners.clear();
+        // The actions of the core are executed here, before the reactor may sleep. No event would
+        // wake it for them.
+        self.finish_round();
+        self.core.is_at_rest() && self.devices.in_flight() == 0
+    }
+
+    /// Sleeps until a socket, a drive, a message or a time limit needs the reactor.
+    fn sleep(&mut self, events: &mut Vec<Event>) -> Result<(), PollerError> {
+        self.hot.clear();
+        let timeout = self.time_until_deadline();
+        if self.poll_sockets(events, timeout)? {
+            self.waiter.worked();
+        }
+        self.finish_round();
+        Ok(())
+    }
+
+    /// Reads the clock once for the whole round, and lets the core check its time limits.
     fn begin_round(&mut self) {
         self.devices.now = riopipe_platform::now_ns();
         self.core.timeout(&mut self.devices);
@@ -144,19 +169,21 @@ impl Reactor {
         if timeout != Some(Duration::ZERO) {
             self.begin_round();
         }
-        // The messages are read after the poll has reset the wake-up. A message that comes later
-        // wakes again, so none is missed. The wake-up counts as work even without a message: it may
-        // be for a shutdown request, which is then read before the reactor sleeps.
+        // The poll has reset the wake-up before the messages are taken. So no message is missed: a
+        // later message wakes the reactor again. A wake-up counts as work even without a message,
+        // because it may be for a shutdown request. The next round reads the request before the
+        // reactor sleeps.
         let mut has_work = woken;
         if woken {
-            for message in self.mail.take(self.core.index()) {
+            for message in self.mailboxes.take(self.core.index()) {
                 self.core.message(message, &mut self.devices);
             }
         }
         for event in events.iter() {
-            if event.token >= LISTENER {
-                has_work |= self.accept((event.token - LISTENER) as usize);
-            } else if event.token >= DRIVE {
+            if event.token >= FIRST_LISTENER_TOKEN {
+                has_work |= self.accept((event.token - FIRST_LISTENER_TOKEN) as usize);
+            } else if event.token >= FIRST_DRIVE_TOKEN {
+                // The round polls all drives anyway.
                 has_work = true;
             } else {
                 let key = ConnKey(event.token as u32);
@@ -172,70 +199,70 @@ impl Reactor {
         Ok(has_work)
     }
 
-    /// Polls the connection's socket directly from now on, if not too many are polled so already.
+    /// From now on polls the connection's socket directly, unless too many sockets are polled so.
     fn poll_directly(&mut self, key: ConnKey) {
         if !self.hot.contains(&key) && self.hot.len() < HOT_MAX {
             self.hot.push(key);
         }
     }
 
-    /// Accepts all connections that wait at a listener, as far as the core has places for them.
-    /// Returns whether there was one.
+    /// Accepts all connections that wait at the listener with index `listener`, as far as the core
+    /// has places for them. Returns whether any was accepted.
     fn accept(&mut self, listener: usize) -> bool {
-        let mut any = false;
+        let mut has_accepted = false;
         loop {
             let Some(listener) = self.listeners.get(listener) else {
-                return any;
+                return has_accepted;
             };
             let Some(place) = self.core.place(&mut self.devices) else {
-                return any;
+                return has_accepted;
             };
             match listener.accept() {
                 Ok(Some(socket)) => {
-                    any = true;
+                    has_accepted = true;
                     let tcp = Tcp::new(socket, self.devices.now);
                     tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
                     let local = tcp.local();
                     self.core.accepted(place, tcp, local, &mut self.devices);
                 }
-                Ok(None) => return any,
+                Ok(None) => return has_accepted,
                 Err(error) => {
-                    // An error may last. So the next attempt is made a while later.
+                    // The reason may last, so the next attempt is made a while later.
                     tracing::error!(%error, "accept failed");
                     self.core.pause_accepting(self.devices.now);
-                    return any;
+                    return has_accepted;
                 }
             }
         }
     }
 
-    /// Receives from a connection, a few times at most, so that others get their turn. Returns
-    /// whether there was anything.
+    /// Receives from a connection until its socket is empty, but at most [`RECEIVES_MAX`] times, so
+    /// that the other connections are served, too. Returns whether anything was received.
     #[inline]
     fn receive(&mut self, key: ConnKey) -> bool {
-        let mut any = false;
-        for _ in 0..RECEIVES_PER_TURN {
+        let mut has_received = false;
+        for _ in 0..RECEIVES_MAX {
             let received = match self.core.input(key) {
                 Input::Wanted(tcp) => tcp.fill(self.devices.now),
                 Input::Dropped(tcp) => {
                     if !tcp.discard() {
                         self.core.closed(key, "the host closed the connection", &mut self.devices);
                     }
-                    return any;
+                    return has_received;
                 }
-                Input::Left => return any,
+                Input::Left => return has_received,
             };
             match received {
-                Ok(Received::Bytes(n)) => {
-                    any = true;
+                Ok(Received::Bytes(count)) => {
+                    has_received = true;
                     self.core.received(key, &mut self.devices);
                     self.send(key);
                     // A short receive has emptied the socket: another one would return nothing.
-                    if n < RecvBuf::DEFAULT_CAPACITY / 4 {
-                        return any;
+                    if count < RecvBuf::DEFAULT_CAPACITY / 4 {
+                        return has_received;
                     }
                 }
-                Ok(Received::WouldBlock) => return any,
+                Ok(Received::WouldBlock) => return has_received,
                 Ok(Received::Closed) => {
                     self.core.closed(key, "the host closed the connection", &mut self.devices);
                     return true;
@@ -246,10 +273,10 @@ impl Reactor {
                 }
             }
         }
-        any
+        has_received
     }
 
-    /// Sends as much as the kernel takes.
+    /// Sends the output of a connection, as much as the kernel takes.
     #[inline]
     fn send(&mut self, key: ConnKey) {
         while let Some((tcp, output)) = self.core.outgoing(key) {
@@ -267,7 +294,8 @@ impl Reactor {
         self.devices.poll(|devices, op, result| core.device_done(op, result, devices)) > 0
     }
 
-    /// Executes the actions of the core.
+    /// Executes the actions of the core. Then ends the direct polling of sockets that have not been
+    /// active for [`HOT_NS`].
     fn finish_round(&mut self) {
         while let Some(action) = self.core.next_action(&mut self.devices) {
             match action {
@@ -283,33 +311,34 @@ impl Reactor {
                     if let Err(error) = self.poller.remove(connection.transport().socket()) {
                         tracing::error!(%error, "a connection is watched twice");
                     }
-                    self.mail.send(core, Message::Adopt(connection));
+                    self.mailboxes.send(core, Message::Adopt(connection));
                 }
-                Action::EndMoves => self.mail.reactor_ends(self.core.index()),
+                Action::EndMoves => self.mailboxes.announce_end(self.core.index()),
                 Action::Drop(connection) => drop(connection),
             }
         }
         let (core, now) = (&self.core, self.devices.now);
         self.hot.retain(|key| {
-            core.transport(*key).is_some_and(|tcp| now.saturating_sub(tcp.active) < HOT_NS)
+            core.transport(*key).is_some_and(|tcp| now.saturating_sub(tcp.last_receive) < HOT_NS)
         });
     }
 
-    /// Begins to watch the listeners for connections, or stops it.
+    /// Begins to watch the listeners for connections, or stops watching them.
     fn watch_listeners(&mut self, on: bool) {
-        for (i, listener) in self.listeners.iter().enumerate() {
-            let done = if on {
-                self.poller.add(listener, LISTENER + i as u64, Interest::Read)
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let result = if on {
+                self.poller.add(listener, FIRST_LISTENER_TOKEN + index as u64, Interest::Read)
             } else {
                 self.poller.remove(listener)
             };
-            if let Err(error) = done {
+            if let Err(error) = result {
                 tracing::error!(%error, "a listener is no longer watched");
             }
         }
     }
 
-    /// Watches a connection's socket for what the core wants.
+    /// Watches a connection's socket for the events in `interest`. `is_new`: the poller does not
+    /// watch the socket yet.
     fn watch(&mut self, key: ConnKey, interest: target::Interest, is_new: bool) {
         let Some(tcp) = self.core.transport(key) else { return };
         let interest = match interest {
@@ -331,17 +360,21 @@ impl Reactor {
         self.poll_directly(key);
     }
 
-    /// The time until the core or a drive must be called even if nothing happens.
-    fn until_next_deadline(&self) -> Option<Duration> {
+    /// The time until the core or a drive must be called even if no event comes; `None` if neither
+    /// has a deadline.
+    fn time_until_deadline(&self) -> Option<Duration> {
         let now = self.devices.now;
-        let next = self.core.deadline(now).into_iter().chain(self.devices.next_deadline()).min()?;
-        Some(Duration::from_nanos(next.saturating_sub(now)))
+        let core_deadline = self.core.deadline(now);
+        let drive_deadline = self.devices.next_deadline();
+        let earliest = core_deadline.into_iter().chain(drive_deadline).min()?;
+        Some(Duration::from_nanos(earliest.saturating_sub(now)))
     }
 }
 
 impl Drop for Reactor {
-    /// The other reactors must not wait for one that has ended, for any reason.
+    /// Announces the end of the reactor, whatever its reason: the other reactors must not wait for
+    /// connections from it.
     fn drop(&mut self) {
-        self.mail.reactor_ends(self.core.index());
+        self.mailboxes.announce_end(self.core.index());
     }
 }

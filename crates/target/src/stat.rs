@@ -40,8 +40,8 @@ impl Stat {
     /// The value of [`schema`](Self::schema). Its number changes if the meaning of a key does.
     pub const SCHEMA: &str = "rio-target-stat/1";
 
-    /// The difference from `before`; `uptime_s` is the time between the two. After a restart of the
-    /// target, the values since then.
+    /// The difference from the earlier statistics `before`; `uptime_s` is the time between the two.
+    /// If the target has been restarted in between, these are the values since the restart.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         if self.started_unix_ms != before.started_unix_ms {
@@ -63,19 +63,20 @@ impl Stat {
     }
 }
 
-/// The source of a running target's metrics. Reading them disturbs no reactor.
-pub(crate) struct Figures {
+/// The source of a running target's metrics. Reading the metrics disturbs no reactor.
+pub(crate) struct MetricsSource {
     pub(crate) subnqn: String,
     pub(crate) start: Start,
     pub(crate) shared: SharedState,
-    /// One entry per reactor.
+    /// The counters of each reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
     pub(crate) stages: Arc<Stages>,
 }
 
-impl Figures {
+impl MetricsSource {
     pub(crate) fn stat(&self) -> Stat {
-        let count = |what| self.counters.iter().map(|counters| counters.of(what)).sum();
+        let total =
+            |counter: Counter| self.counters.iter().map(|counters| counters.get(counter)).sum();
         Stat {
             schema: Stat::SCHEMA.into(),
             subnqn: self.subnqn.clone(),
@@ -84,7 +85,10 @@ impl Figures {
             uptime_s: self.start.uptime_s(),
             reactors: self.counters.len(),
             connections: lock(&self.shared).connections(),
-            counters: Counter::ALL.iter().map(|c| (c.name().to_owned(), count(*c))).collect(),
+            counters: Counter::ALL
+                .iter()
+                .map(|counter| (counter.name().to_owned(), total(*counter)))
+                .collect(),
             sampled_one_in: ONE_IN,
             stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
         }

@@ -1,11 +1,21 @@
 //! A running target: its start, its threads, its end.
+//!
+//! [`Target::start`] opens everything before anything is served:
+//!
+//! 1. the drives,
+//! 2. the log and the volumes in it,
+//! 3. the listeners,
+//! 4. the reactors, one thread each.
+//!
+//! [`Running::stop`] ends the reactors, flushes the drives, and writes the log back.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use riopipe_media::{Blocking, Drive, IoError, open_drive_within};
+use riopipe_media::survival::Survival;
+use riopipe_media::{Blocking, Drive, IoError, Queue, open_drive_within};
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_order::region::RegionError;
@@ -15,23 +25,27 @@ use riopipe_session::target::{
     QueueCounts, Shared,
 };
 
-use crate::check::{Problem, Promise};
+use crate::check::{DriveProperties, Problem, Promise};
+use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
-use crate::devices::{DevicesParts, Mail, QUEUE_DEPTH};
+use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
 use crate::log::{Log, LogOpenError, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
-use crate::reactor::{Parts, Reactor};
+use crate::reactor::{Reactor, ReactorParts};
 use crate::shared::{SharedState, end_service, lock};
-use crate::stat::{Figures, Stat};
+use crate::stat::{MetricsSource, Stat};
 use riopipe_platform::crc32c;
+
+/// Length of the firmware revision (FR) in NVMe's Identify Controller data structure, in bytes.
+const FIRMWARE_BYTES_MAX: usize = 8;
 
 /// The reason why a target did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The configuration is wrong.
-    #[error("{}", problems(.0))]
+    #[error("{}", join_lines(.0))]
     Config(Vec<Problem>),
     /// A drive can't be opened.
     #[error("namespace {nsid}: {source}")]
@@ -63,7 +77,7 @@ pub enum StartError {
     Thread(std::io::Error),
 }
 
-fn problems(problems: &[Problem]) -> String {
+fn join_lines(problems: &[Problem]) -> String {
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     lines.join("\n")
 }
@@ -111,17 +125,20 @@ pub struct Running {
     addresses: Vec<SocketAddr>,
     discovery_addresses: Vec<SocketAddr>,
     subnqn: String,
-    describe: Vec<String>,
+    /// The served media, one line each, for display.
+    descriptions: Vec<String>,
     promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
-    mail: Arc<Mail>,
+    mailboxes: Arc<ReactorMailboxes>,
+    /// The threads of the reactors, by the reactor's index.
     threads: Vec<JoinHandle<Result<(), PollerError>>>,
+    /// The drives of the namespaces, in the configuration's order.
     drives: Vec<Arc<dyn Drive>>,
     log: Option<Arc<Log>>,
-    figures: Arc<Figures>,
-    /// Its reactors have been asked to end.
-    ended: bool,
+    metrics: Arc<MetricsSource>,
+    /// The reactors have been asked to end, and have ended.
+    has_shut_down: bool,
 }
 
 impl Target {
@@ -141,48 +158,28 @@ impl Target {
     /// # Errors
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
-        let checked = crate::check::check_config(config).map_err(StartError::Config)?;
-        // One wait for all of them: a killed process had all of their locks.
+        let checked = check_config(config).map_err(StartError::Config)?;
+        // All locks share one time limit, because a killed process had all of them.
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
-        let lock_wait = || lock_wait.saturating_sub(start.elapsed());
-        let mut drives: Vec<Arc<dyn Drive>> = Vec::new();
-        let mut namespaces = Vec::new();
-        let mut describe = Vec::new();
-        for (index, ns) in checked.namespaces.iter().enumerate() {
-            let drive = match open.get(index) {
-                Some(drive) => Arc::clone(drive),
-                None => open_drive_within(&ns.drive, lock_wait())
-                    .map_err(|source| StartError::Drive { nsid: ns.nsid, source })?,
-            };
-            let geometry = drive.geometry();
-            describe.push(format!("namespace {}: {}", ns.nsid, geometry.describe));
-            namespaces.push(NamespaceConfig {
-                nsid: ns.nsid,
-                blocks: geometry.blocks,
-                nguid: ns.nguid,
-                uuid: *ns.uuid.as_bytes(),
-                volatile: geometry.volatile_cache,
-            });
-            drives.push(drive);
-        }
+        let lock_wait_left = || lock_wait.saturating_sub(start.elapsed());
+        let OpenDrives { drives, namespaces, mut descriptions } =
+            open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
-        let reactors = checked.reactors;
-        // Before the log is opened: that clears its stamp of a clean stop (T24).
+        // A start that fails after the log is opened may leave it without its stamp of a clean
+        // stop, because opening clears the stamp (T24). So the pollers are created before.
         let pollers: Vec<Poller> =
-            (0..reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
-        let spec = config.log.as_deref();
+            (0..checked.reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
+        let log_spec = config.log.as_deref();
         let (volumes, log) =
-            open_volumes(spec, config.accept_lost_log, lock_wait(), &mut describe).map_err(
-                |source| StartError::Log { spec: spec.unwrap_or_default().to_owned(), source },
-            )?;
-        let log_survives = log.as_ref().map(|log| log.survives());
-        let promises = checked.namespaces.iter().zip(&drives).map(|(ns, drive)| {
-            let volatile = drive.geometry().volatile_cache;
-            Promise::new(ns.nsid, &ns.drive, drive.survives(), volatile, spec, log_survives)
-        });
-        let promises = promises.collect();
-        let mut listeners = match listen(config) {
+            open_volumes(log_spec, config.accept_lost_log, lock_wait_left(), &mut descriptions)
+                .map_err(|source| StartError::Log {
+                    spec: log_spec.unwrap_or_default().to_owned(),
+                    source,
+                })?;
+        let log_survival = log.as_ref().map(|log| log.survives());
+        let promises = promises(&checked.namespaces, &drives, log_spec, log_survival);
+        let listeners = match listen(config) {
             Ok(listeners) => listeners,
             Err(error) => {
                 // Nothing was served: the log is as valid as before.
@@ -194,57 +191,172 @@ impl Target {
         };
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
         let discovery_addresses = addresses.split_off(config.listen.len());
-        let identity = Identity {
-            subnqn: checked.subnqn.clone(),
-            serial: checked.serial,
-            model: config.model.clone(),
-            firmware: env!("CARGO_PKG_VERSION").chars().take(8).collect(),
-            allowed_hosts: config.hosts.clone(),
-            require_header_digest: config.require_header_digest,
-            require_data_digest: config.require_data_digest,
-            ports: ports(&addresses),
-            io_queues: config.io_queues,
-        };
+        let identity = subsystem_identity(config, &checked, &addresses);
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());
         shared.set_memory(config.memory_mib << 20);
         let shared = Arc::new(Mutex::new(shared));
-        let mail = Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect()));
-        let control = Arc::new(Control::new());
-        let places = Places::new(config.connections);
-        let queue_counts = QueueCounts::new(reactors);
-        let figures = Arc::new(Figures {
+        let metrics = Arc::new(MetricsSource {
             subnqn: checked.subnqn.clone(),
             start: Start::now(),
             shared: Arc::clone(&shared),
-            counters: (0..reactors).map(|_| Arc::new(Counters::default())).collect(),
+            counters: (0..checked.reactors).map(|_| Arc::new(Counters::default())).collect(),
             stages: Arc::new(Stages::of_target()),
         });
         let mut running = Running {
             addresses,
             discovery_addresses,
-            subnqn: checked.subnqn,
-            describe,
+            subnqn: checked.subnqn.clone(),
+            descriptions,
             promises,
             shared,
-            control,
-            mail,
+            control: Arc::new(Control::new()),
+            mailboxes: Arc::new(Mailboxes::new(pollers.iter().map(Poller::waker).collect())),
             threads: Vec::new(),
             drives,
             log,
-            figures,
-            ended: false,
+            metrics,
+            has_shut_down: false,
         };
+        running.start_reactors(config, &checked.namespaces, pollers, listeners)?;
+        for address in &running.addresses {
+            let reactors = checked.reactors;
+            tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
+        }
+        Ok(running)
+    }
+}
+
+/// The drives of all namespaces, in the configuration's order.
+struct OpenDrives {
+    drives: Vec<Arc<dyn Drive>>,
+    namespaces: Vec<NamespaceConfig>,
+    /// A line for display for each namespace.
+    descriptions: Vec<String>,
+}
+
+/// Takes the drive of each namespace from `open`, or opens it if `open` has too few. A locked drive
+/// is waited for as long as `lock_wait_left` returns.
+fn open_drives(
+    namespaces: &[CheckedNamespace],
+    open: &[Arc<dyn Drive>],
+    lock_wait_left: impl Fn() -> Duration,
+) -> Result<OpenDrives, StartError> {
+    let mut opened =
+        OpenDrives { drives: Vec::new(), namespaces: Vec::new(), descriptions: Vec::new() };
+    for (index, namespace) in namespaces.iter().enumerate() {
+        let nsid = namespace.nsid;
+        let drive = match open.get(index) {
+            Some(drive) => Arc::clone(drive),
+            None => open_drive_within(&namespace.drive, lock_wait_left())
+                .map_err(|source| StartError::Drive { nsid, source })?,
+        };
+        let geometry = drive.geometry();
+        opened.descriptions.push(format!("namespace {nsid}: {}", geometry.describe));
+        opened.namespaces.push(NamespaceConfig {
+            nsid,
+            blocks: geometry.blocks,
+            nguid: namespace.nguid,
+            uuid: *namespace.uuid.as_bytes(),
+            volatile: geometry.volatile_cache,
+        });
+        opened.drives.push(drive);
+    }
+    Ok(opened)
+}
+
+/// The guarantees of each namespace's drive together with the log.
+fn promises(
+    namespaces: &[CheckedNamespace],
+    drives: &[Arc<dyn Drive>],
+    log_spec: Option<&str>,
+    log_survival: Option<Survival>,
+) -> Vec<Promise> {
+    let promise = |(namespace, drive): (&CheckedNamespace, &Arc<dyn Drive>)| {
+        let properties = DriveProperties {
+            survival: drive.survives(),
+            has_volatile_cache: drive.geometry().volatile_cache,
+        };
+        Promise::new(namespace.nsid, &namespace.drive, properties, log_spec, log_survival)
+    };
+    namespaces.iter().zip(drives).map(promise).collect()
+}
+
+fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
+    config.listen.iter().chain(&config.discovery).map(|address| Listener::bind(address)).collect()
+}
+
+/// What the subsystem tells its hosts about itself, and which hosts it admits.
+fn subsystem_identity(
+    config: &Config,
+    checked: &CheckedConfig,
+    addresses: &[SocketAddr],
+) -> Identity {
+    Identity {
+        subnqn: checked.subnqn.clone(),
+        serial: checked.serial.clone(),
+        model: config.model.clone(),
+        firmware: env!("CARGO_PKG_VERSION").chars().take(FIRMWARE_BYTES_MAX).collect(),
+        allowed_hosts: config.hosts.clone(),
+        require_header_digest: config.require_header_digest,
+        require_data_digest: config.require_data_digest,
+        ports: discovery_ports(addresses),
+        io_queues: config.io_queues,
+    }
+}
+
+/// The discovery log's records for the listen addresses. An address that stands for all addresses
+/// of the machine can't be given to a host. The host then keeps the address that it has used.
+fn discovery_ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
+    let port = |(index, address): (usize, &SocketAddr)| DiscoveryPort {
+        portid: index as u16 + 1,
+        traddr: address.ip().to_string(),
+        trsvcid: address.port().to_string(),
+        ipv6: address.is_ipv6(),
+        discovery_only: false,
+    };
+    addresses.iter().enumerate().map(port).collect()
+}
+
+/// Runs a reactor in the calling thread, which is pinned to `core`.
+fn run_reactor(parts: ReactorParts, core: Option<usize>) -> Result<(), PollerError> {
+    if let Some(core) = core
+        && let Err(error) = pin_to_core(core)
+    {
+        // The pinning only affects speed; the target works without it.
+        tracing::warn!(%error, "reactor not pinned");
+    }
+    riopipe_platform::fine_timers();
+    let index = parts.core.index;
+    let mailboxes = Arc::clone(&parts.devices.mailboxes);
+    match Reactor::new(parts) {
+        Ok(reactor) => reactor.run(),
+        Err(error) => {
+            tracing::error!(%error, "a reactor can't start");
+            mailboxes.announce_end(index);
+            Err(error)
+        }
+    }
+}
+
+fn spin_policy(spin_us: Option<u64>) -> SpinPolicy {
+    let spin_ns = spin_us.unwrap_or(DEFAULT_SPIN_US).saturating_mul(1000);
+    SpinPolicy { spin_ns, ..SpinPolicy::HYBRID }
+}
+
+impl Running {
+    /// Starts a reactor for each poller. The first reactor listens for all.
+    fn start_reactors(
+        &mut self,
+        config: &Config,
+        namespaces: &[CheckedNamespace],
+        pollers: Vec<Poller>,
+        mut listeners: Vec<Listener>,
+    ) -> Result<(), StartError> {
+        let reactor_count = pollers.len();
+        let places = Places::new(config.connections);
+        let queue_counts = QueueCounts::new(reactor_count);
         for (index, poller) in pollers.into_iter().enumerate() {
-            let mut queues = Vec::new();
-            for (drive, ns) in running.drives.iter().zip(&checked.namespaces) {
-                // One reactor takes the only queue of each drive.
-                let queue = match reactors {
-                    1 => drive.open_only_queue(QUEUE_DEPTH),
-                    _ => drive.open_queue(QUEUE_DEPTH),
-                };
-                queues.push(queue.map_err(|source| StartError::Drive { nsid: ns.nsid, source })?);
-            }
-            let parts = Parts {
+            let parts = ReactorParts {
                 core: CoreConfig {
                     index,
                     listens: index == 0,
@@ -254,74 +366,48 @@ impl Target {
                     queues: Arc::clone(&queue_counts),
                 },
                 poller,
-                queues,
-                listeners: if index == 0 { std::mem::take(&mut listeners) } else { Vec::new() },
+                queues: self.open_queues(namespaces, reactor_count)?,
+                // The first reactor takes all of them, and leaves none to the others.
+                listeners: std::mem::take(&mut listeners),
                 devices: DevicesParts {
-                    shared: Arc::clone(&running.shared),
-                    mail: Arc::clone(&running.mail),
-                    log: running.log.clone(),
-                    counters: Arc::clone(&running.figures.counters[index]),
-                    stages: Arc::clone(&running.figures.stages),
+                    shared: Arc::clone(&self.shared),
+                    mailboxes: Arc::clone(&self.mailboxes),
+                    log: self.log.clone(),
+                    counters: Arc::clone(&self.metrics.counters[index]),
+                    stages: Arc::clone(&self.metrics.stages),
                 },
-                control: Arc::clone(&running.control),
-                spin: spin(config.spin_us),
+                control: Arc::clone(&self.control),
+                spin: spin_policy(config.spin_us),
             };
             let core = config.cores.get(index).copied();
             let thread = std::thread::Builder::new()
                 .name(format!("reactor-{index}"))
-                .spawn(move || run(parts, core))
+                .spawn(move || run_reactor(parts, core))
                 .map_err(StartError::Thread)?;
-            running.threads.push(thread);
+            self.threads.push(thread);
         }
-        for address in &running.addresses {
-            tracing::info!(%address, subnqn = running.subnqn, reactors, "serving");
+        Ok(())
+    }
+
+    /// Opens the queues of one reactor: one for each drive.
+    fn open_queues(
+        &self,
+        namespaces: &[CheckedNamespace],
+        reactor_count: usize,
+    ) -> Result<Vec<Box<dyn Queue>>, StartError> {
+        let mut queues = Vec::new();
+        for (drive, namespace) in self.drives.iter().zip(namespaces) {
+            // A single reactor takes the only queue of each drive, which saves the drive's locks.
+            let queue = match reactor_count {
+                1 => drive.open_only_queue(QUEUE_DEPTH),
+                _ => drive.open_queue(QUEUE_DEPTH),
+            };
+            let nsid = namespace.nsid;
+            queues.push(queue.map_err(|source| StartError::Drive { nsid, source })?);
         }
-        Ok(running)
+        Ok(queues)
     }
-}
 
-fn run(parts: Parts, core: Option<usize>) -> Result<(), PollerError> {
-    if let Some(core) = core
-        && let Err(error) = pin_to_core(core)
-    {
-        // The pinning only affects speed; the target works without it.
-        tracing::warn!(%error, "reactor not pinned");
-    }
-    riopipe_platform::fine_timers();
-    let (index, mail) = (parts.core.index, Arc::clone(&parts.devices.mail));
-    match Reactor::new(parts) {
-        Ok(reactor) => reactor.run(),
-        Err(error) => {
-            tracing::error!(%error, "a reactor can't start");
-            mail.reactor_ends(index);
-            Err(error)
-        }
-    }
-}
-
-fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
-    config.listen.iter().chain(&config.discovery).map(|address| Listener::bind(address)).collect()
-}
-
-fn spin(spin_us: Option<u64>) -> SpinPolicy {
-    let spin_ns = spin_us.unwrap_or(DEFAULT_SPIN_US).saturating_mul(1000);
-    SpinPolicy { spin_ns, ..SpinPolicy::HYBRID }
-}
-
-/// The discovery log's records for the listen addresses. An address that stands for all of the
-/// machine's can't be given to a host; the host keeps the one that it has used.
-fn ports(addresses: &[SocketAddr]) -> Vec<DiscoveryPort> {
-    let port = |(i, address): (usize, &SocketAddr)| DiscoveryPort {
-        portid: i as u16 + 1,
-        traddr: address.ip().to_string(),
-        trsvcid: address.port().to_string(),
-        ipv6: address.is_ipv6(),
-        discovery_only: false,
-    };
-    addresses.iter().enumerate().map(port).collect()
-}
-
-impl Running {
     /// The listen addresses with the real ports, in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
@@ -343,7 +429,7 @@ impl Running {
     /// The served media, one line each, for display.
     #[must_use]
     pub fn describe(&self) -> &[String] {
-        &self.describe
+        &self.descriptions
     }
 
     /// The guarantees of each namespace's drive together with the log.
@@ -369,13 +455,13 @@ impl Running {
     /// The counters so far, and the times of ordered writes.
     #[must_use]
     pub fn stat(&self) -> Stat {
-        self.figures.stat()
+        self.metrics.stat()
     }
 
     /// The source of these metrics for a server, as OpenMetrics text and as JSON.
     #[must_use]
     pub fn stat_source(&self) -> Arc<dyn StatSource> {
-        Arc::clone(&self.figures) as _
+        Arc::clone(&self.metrics) as _
     }
 
     /// Whether all reactors still run. A reactor that ended has logged the reason.
@@ -385,26 +471,27 @@ impl Running {
     }
 
     /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
-    /// without an owner and without anything to recover are marked as closed (T25). A `file:` log
-    /// is written back so that it outlives this boot (T24; for at most 60 s, and a second more for
-    /// each 32 MiB of its volumes). Locks are released.
+    /// without an owner and without anything to recover are marked as closed, so that no lease
+    /// delays their next owner (T25). A `file:` log is written back so that it outlives this boot
+    /// (T24). The write-back takes at most 60 s, and a second more for each 32 MiB of the log's
+    /// volumes. Locks are released.
     ///
     /// # Errors
     /// [`StopError`], the first failure; the target has stopped even so.
     pub fn stop(mut self) -> Result<(), StopError> {
-        self.finish()
+        self.stop_in_order()
     }
 
-    fn finish(&mut self) -> Result<(), StopError> {
-        self.end(Shutdown::Graceful)?;
+    fn stop_in_order(&mut self) -> Result<(), StopError> {
+        self.shut_down(Shutdown::Graceful)?;
         let flushed = self.drives.iter().try_for_each(flush);
-        // The log is valid even if its drives could not be flushed.
-        let rested = match self.log.take() {
+        // The log is written back even after a failed flush, because it stays valid.
+        let written_back = match self.log.take() {
             Some(log) => end_service(&self.shared, &log)
                 .map_err(|source| StopError::Log { log: log.describe().into(), source }),
             None => Ok(()),
         };
-        flushed.and(rested)?;
+        flushed.and(written_back)?;
         tracing::info!(subnqn = self.subnqn, "stopped");
         Ok(())
     }
@@ -413,7 +500,7 @@ impl Running {
     /// waits for operations that are at the drives, as a dead process's I/O would also finish.
     pub fn kill(mut self) {
         // A killed process reports no errors.
-        let _ = self.end(Shutdown::Immediate);
+        let _ = self.shut_down(Shutdown::Immediate);
     }
 
     /// Cuts the power, as far as the drives model it: `seed` decides which of the blocks that may
@@ -425,20 +512,21 @@ impl Running {
             let _ = drive.power_cut(seed.wrapping_add(index as u64));
         }
         // A killed process reports no errors.
-        let _ = self.end(Shutdown::Immediate);
+        let _ = self.shut_down(Shutdown::Immediate);
         for drive in &self.drives {
             drive.power_on();
         }
         std::mem::take(&mut self.drives)
     }
 
-    fn end(&mut self, shutdown: Shutdown) -> Result<(), StopError> {
-        self.ended = true;
-        // Reactors that were never started, since the start failed.
-        for index in self.threads.len()..self.mail.reactors() {
-            self.mail.reactor_ends(index);
+    /// Requests a shutdown of all reactors, and waits until their threads have ended.
+    fn shut_down(&mut self, shutdown: Shutdown) -> Result<(), StopError> {
+        self.has_shut_down = true;
+        // After a failed start, some reactors have no thread that would announce their end.
+        for index in self.threads.len()..self.mailboxes.reactor_count() {
+            self.mailboxes.announce_end(index);
         }
-        self.control.request(shutdown, &self.mail);
+        self.control.request(shutdown, &self.mailboxes);
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
             match thread.join() {
@@ -452,17 +540,17 @@ impl Running {
 }
 
 fn flush(drive: &Arc<dyn Drive>) -> Result<(), StopError> {
-    let name = || drive.geometry().describe.clone();
+    let description = || drive.geometry().describe.clone();
     let mut queue = Blocking::new(drive.as_ref())
-        .map_err(|source| StopError::Drive { drive: name(), source })?;
-    queue.flush().map_err(|source| StopError::Flush { drive: name(), source })
+        .map_err(|source| StopError::Drive { drive: description(), source })?;
+    queue.flush().map_err(|source| StopError::Flush { drive: description(), source })
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Neither stopped nor killed; perhaps it has not even started.
-        if !self.ended
-            && let Err(error) = self.finish()
+        // The target was neither stopped nor killed. Perhaps its start has failed.
+        if !self.has_shut_down
+            && let Err(error) = self.stop_in_order()
         {
             tracing::error!(%error, "the target did not stop cleanly");
         }

@@ -9,21 +9,21 @@ use riopipe_session::target::{LocalAddress, Transport};
 /// Length of the longest PDU that a host may send, in bytes, with headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
 
-/// Largest number of receives per turn of one connection: enough for streaming, few enough for
-/// fairness.
-pub(crate) const RECEIVES_PER_TURN: usize = 4;
+/// Largest number of receives from one connection before the reactor serves the next one: enough
+/// for streaming, few enough for fairness.
+pub(crate) const RECEIVES_MAX: usize = 4;
 
-/// A socket, with received bytes that are not consumed.
+/// A connection's socket, with the received bytes that its core has not consumed.
 pub(crate) struct Tcp {
     socket: Socket,
     input: RecvBuf,
-    /// Time of its last receive, in ns.
-    pub(crate) active: u64,
+    /// Time of the last receive of any bytes, or of the start of the connection, in ns.
+    pub(crate) last_receive: u64,
 }
 
 impl Tcp {
     pub(crate) fn new(socket: Socket, now: u64) -> Self {
-        Self { socket, input: RecvBuf::new(PDU_BYTES_MAX), active: now }
+        Self { socket, input: RecvBuf::new(PDU_BYTES_MAX), last_receive: now }
     }
 
     pub(crate) const fn socket(&self) -> &Socket {
@@ -40,20 +40,21 @@ impl Tcp {
         Some(LocalAddress { traddr: address.ip().to_string(), ipv6: address.is_ipv6() })
     }
 
-    /// Receives once, behind the bytes that are there.
+    /// Receives once, and appends the bytes to those that are not consumed.
     #[inline]
     pub(crate) fn fill(&mut self, now: u64) -> Result<Received, LinkError> {
         let received = self.input.fill(&self.socket);
         if matches!(received, Ok(Received::Bytes(_))) {
-            self.active = now;
+            self.last_receive = now;
         }
         received
     }
 
-    /// Receives and drops available bytes, those of one turn; returns whether more may arrive. A
-    /// peer that sends without end must not hold the reactor. The poller reports the rest again.
+    /// Receives and drops available bytes; returns whether more may arrive. A peer that sends
+    /// without end must not hold the reactor, so the number of receives is limited. The poller
+    /// reports the rest again.
     pub(crate) fn discard(&mut self) -> bool {
-        for _ in 0..RECEIVES_PER_TURN {
+        for _ in 0..RECEIVES_MAX {
             self.input.clear();
             match self.input.fill(&self.socket) {
                 Ok(Received::Bytes(_)) => {}
@@ -100,7 +101,7 @@ mod tests {
         let mut tcp = Tcp::new(listener.accept().unwrap().unwrap(), 0);
         // A smaller buffer, so that the sockets hold more than one turn takes.
         tcp.input = RecvBuf::with_capacity(0, 0);
-        let turn = RECEIVES_PER_TURN * tcp.input.capacity();
+        let turn = RECEIVES_MAX * tcp.input.capacity();
         let mut sent = 0;
         loop {
             match peer.send([&[7; 65536][..]]).unwrap() {

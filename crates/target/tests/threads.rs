@@ -328,7 +328,7 @@ impl Reactor {
                     self.keys.remove(&connection.transport().number);
                     self.devices.mail.send(core, Message::Adopt(connection));
                 }
-                Action::EndMoves => self.devices.mail.reactor_ends(self.core.index()),
+                Action::EndMoves => self.devices.mail.announce_end(self.core.index()),
                 Action::Drop(connection) => {
                     self.keys.remove(&connection.transport().number);
                     self.ended += 1;

@@ -1,6 +1,13 @@
 //! The format on the drives: the anchor, which marks a range of blocks as a log, and the header of
 //! each block of records.
 //!
+//! ```text
+//!           0       4          6       8        10         12       16           88          4096
+//! header    | magic | version  | used  | first  | reserved | CRC32C | nine words | payload ... |
+//! anchor    | magic | version  | 0     | 0      | 0        | CRC32C | log, start, blocks, 0 ... |
+//! ```
+//!
+//! The nine words of a header: log, number, epoch, follows, Lsn, trim, oldest, checkpoint, settled.
 //! All numbers are little endian. `docs/wal-format.md` has the tables.
 
 use riopipe_order::probe::{Plant, planted};
@@ -16,13 +23,18 @@ pub const PAYLOAD_BYTES: usize = BLOCK_BYTES - HEADER_BYTES;
 
 const BLOCK_MAGIC: [u8; 4] = *b"RWLB";
 const ANCHOR_MAGIC: [u8; 4] = *b"RWLA";
-/// Offset of the checksum in a header, in bytes.
+// Offsets in bytes. Headers and anchors begin with the same fields.
+const VERSION_AT: usize = 4;
+const USED_AT: usize = 6;
+const FIRST_AT: usize = 8;
 const CRC_AT: usize = 12;
+/// Offset of the fields that are words of 64 bits, one after the other.
+const WORDS_AT: usize = 16;
 /// Number of bytes of an anchor that its checksum covers.
 const ANCHOR_BYTES: usize = 48;
-/// Largest valid number of blocks or bytes. Real ones stay far below, and sums of such numbers do
-/// not overflow.
-const LARGEST: u64 = u64::MAX / 4;
+/// Largest valid number of a block, and largest valid Lsn. Real ones stay far below. Sums of
+/// numbers up to this one do not overflow.
+const LARGEST_NUMBER: u64 = u64::MAX / 4;
 /// Value of `first` if no record begins in the block.
 const NO_RECORD: u16 = u16::MAX;
 /// Value of `checkpoint` if none was written.
@@ -45,13 +57,14 @@ pub struct Anchor {
 pub struct Header {
     /// The log that the block belongs to ([`Anchor::log`]).
     pub log: u64,
-    /// The block's number: the number of blocks of this log before it. Its place in the ring is the
-    /// remainder by the ring's length, its lap the quotient.
+    /// The block's number: the number of blocks of this log before it. Divided by the ring's
+    /// length, the quotient is the block's lap, and the remainder is its place in the ring.
     pub number: u64,
     /// A random number of the opening that wrote the block.
     pub epoch: u64,
     /// The epoch of the block before it. If it differs from [`epoch`](Self::epoch), there was a
-    /// crash between the two, and a record that is unfinished before this block stays unfinished.
+    /// crash between the two blocks. A record that is unfinished before this block then stays
+    /// unfinished.
     pub follows: u64,
     /// The Lsn of the block's first byte.
     pub lsn: Lsn,
@@ -100,12 +113,14 @@ impl Header {
     /// Whether this block directly follows `before` in the same log.
     #[must_use]
     pub fn comes_after(&self, before: &Self) -> bool {
-        self.number == before.number + 1 && self.follows == before.epoch && self.lsn == before.end()
-            || planted(Plant::W4OldLap) && self.number < before.number
+        let continues = self.number == before.number + 1
+            && self.follows == before.epoch
+            && self.lsn == before.end();
+        continues || planted(Plant::W4OldLap) && self.number < before.number
     }
 
-    /// Writes the header in front of the records, which are in `block` already, zeroes the rest of
-    /// the block, and adds the checksum.
+    /// Finishes a block whose records are in place already: writes the header before the records,
+    /// zeroes the rest of the block, and adds the checksum.
     ///
     /// # Panics
     /// If `block` is not one block long, or `used` is more than it holds.
@@ -115,10 +130,11 @@ impl Header {
         let (header, payload) = block.split_at_mut(HEADER_BYTES);
         payload[used..].fill(0);
         header[..4].copy_from_slice(&BLOCK_MAGIC);
-        put(header, 4, &VERSION.to_le_bytes());
-        put(header, 6, &self.used.to_le_bytes());
-        put(header, 8, &self.first.unwrap_or(NO_RECORD).to_le_bytes());
-        put(header, 10, &[0; 6]);
+        put(header, VERSION_AT, &VERSION.to_le_bytes());
+        put(header, USED_AT, &self.used.to_le_bytes());
+        put(header, FIRST_AT, &self.first.unwrap_or(NO_RECORD).to_le_bytes());
+        // The checksum is computed with zeroes in its place.
+        header[FIRST_AT + 2..WORDS_AT].fill(0);
         let checkpoint = self.checkpoint.map_or(NO_CHECKPOINT, |lsn| lsn.0);
         let words = [
             self.log,
@@ -131,9 +147,7 @@ impl Header {
             checkpoint,
             self.settled,
         ];
-        for (i, word) in words.into_iter().enumerate() {
-            put(header, 16 + 8 * i, &word.to_le_bytes());
-        }
+        put_words(header, &words);
         let sum = crc(crc(0, header), &payload[..used]);
         put(header, CRC_AT, &sum.to_le_bytes());
     }
@@ -146,48 +160,61 @@ impl Header {
         if block.len() != BLOCK_BYTES || block[..4] != BLOCK_MAGIC {
             return Err(BlockError::Blank);
         }
-        let version = u16_at(block, 4);
+        let version = u16_at(block, VERSION_AT);
         if version != VERSION {
             return Err(BlockError::Version(version));
         }
-        let used = u16_at(block, 6);
+        let used = u16_at(block, USED_AT);
         if usize::from(used) > PAYLOAD_BYTES {
             return Err(BlockError::Torn);
         }
-        let mut bytes = [0; HEADER_BYTES];
-        bytes.copy_from_slice(&block[..HEADER_BYTES]);
-        put(&mut bytes, CRC_AT, &[0; 4]);
-        let payload = &block[HEADER_BYTES..HEADER_BYTES + usize::from(used)];
-        let is_whole = crc(crc(0, &bytes), payload) == u32_at(block, CRC_AT);
-        if !is_whole && !planted(Plant::W6TornBlock) {
+        if !Self::has_valid_sum(block, used, crc) && !planted(Plant::W6TornBlock) {
             return Err(BlockError::Torn);
         }
-        let word = |i: usize| u64_at(block, 16 + 8 * i);
-        let (first, checkpoint) = (u16_at(block, 8), word(7));
-        let header = Self {
-            log: word(0),
-            number: word(1),
-            epoch: word(2),
-            follows: word(3),
-            lsn: Lsn(word(4)),
-            used,
-            first: (first != NO_RECORD).then_some(first),
-            trim: Lsn(word(5)),
-            oldest: word(6),
-            checkpoint: (checkpoint != NO_CHECKPOINT).then_some(Lsn(checkpoint)),
-            settled: word(8),
-        };
+        let header = Self::decode(block);
         if header.log != log {
             return Err(BlockError::Foreign(header.log));
         }
-        let is_sensible = header.lsn.0 <= LARGEST
-            && header.number <= LARGEST
-            && header.trim <= header.end()
-            && header.first.is_none_or(|first| first < used)
-            && header.oldest <= header.number
-            && header.settled <= header.number
-            && header.checkpoint.is_none_or(|lsn| lsn < header.end());
-        if is_sensible { Ok(header) } else { Err(BlockError::Senseless) }
+        if header.is_sensible() { Ok(header) } else { Err(BlockError::Senseless) }
+    }
+
+    /// Whether the checksum of a block with `used` bytes of records is right.
+    fn has_valid_sum(block: &[u8], used: u16, crc: Crc32c) -> bool {
+        let mut header = [0; HEADER_BYTES];
+        header.copy_from_slice(&block[..HEADER_BYTES]);
+        put(&mut header, CRC_AT, &[0; 4]);
+        let payload = &block[HEADER_BYTES..HEADER_BYTES + usize::from(used)];
+        crc(crc(0, &header), payload) == u32_at(block, CRC_AT)
+    }
+
+    /// Reads the fields of a block's header, whatever they are.
+    fn decode(block: &[u8]) -> Self {
+        let first = u16_at(block, FIRST_AT);
+        let checkpoint = word_at(block, 7);
+        Self {
+            log: word_at(block, 0),
+            number: word_at(block, 1),
+            epoch: word_at(block, 2),
+            follows: word_at(block, 3),
+            lsn: Lsn(word_at(block, 4)),
+            used: u16_at(block, USED_AT),
+            first: (first != NO_RECORD).then_some(first),
+            trim: Lsn(word_at(block, 5)),
+            oldest: word_at(block, 6),
+            checkpoint: (checkpoint != NO_CHECKPOINT).then_some(Lsn(checkpoint)),
+            settled: word_at(block, 8),
+        }
+    }
+
+    /// Whether the fields do not contradict one another.
+    fn is_sensible(&self) -> bool {
+        self.lsn.0 <= LARGEST_NUMBER
+            && self.number <= LARGEST_NUMBER
+            && self.trim <= self.end()
+            && self.first.is_none_or(|first| first < self.used)
+            && self.oldest <= self.number
+            && self.settled <= self.number
+            && self.checkpoint.is_none_or(|lsn| lsn < self.end())
     }
 }
 
@@ -200,10 +227,8 @@ impl Anchor {
         assert_eq!(block.len(), BLOCK_BYTES, "an anchor is a block");
         block.fill(0);
         block[..4].copy_from_slice(&ANCHOR_MAGIC);
-        put(block, 4, &VERSION.to_le_bytes());
-        for (i, word) in [self.log, self.start, self.blocks].into_iter().enumerate() {
-            put(block, 16 + 8 * i, &word.to_le_bytes());
-        }
+        put(block, VERSION_AT, &VERSION.to_le_bytes());
+        put_words(block, &[self.log, self.start, self.blocks]);
         let sum = crc(0, &block[..ANCHOR_BYTES]);
         put(block, CRC_AT, &sum.to_le_bytes());
     }
@@ -216,7 +241,7 @@ impl Anchor {
         if block.len() != BLOCK_BYTES || block[..4] != ANCHOR_MAGIC {
             return Err(BlockError::Blank);
         }
-        let version = u16_at(block, 4);
+        let version = u16_at(block, VERSION_AT);
         if version != VERSION {
             return Err(BlockError::Version(version));
         }
@@ -226,19 +251,18 @@ impl Anchor {
         if crc(0, &bytes) != u32_at(block, CRC_AT) {
             return Err(BlockError::Torn);
         }
-        let word = |i: usize| u64_at(block, 16 + 8 * i);
-        Ok(Self { log: word(0), start: word(1), blocks: word(2) })
+        Ok(Self { log: word_at(block, 0), start: word_at(block, 1), blocks: word_at(block, 2) })
     }
 }
 
-/// Writes the two blocks of a new log: its anchor, and block 0, which holds no record. So there is
-/// always a block that marks the end.
+/// Writes the two blocks of a new log: its anchor, and block 0, which holds no record. By block 0,
+/// every log has a block that marks its end.
 ///
 /// # Panics
 /// If `blocks` is not two blocks long.
 pub fn begin(anchor: &Anchor, epoch: u64, crc: Crc32c, blocks: &mut [u8]) {
-    let (first, second) = blocks.split_at_mut(BLOCK_BYTES);
-    anchor.seal(first, crc);
+    let (anchor_block, block_0) = blocks.split_at_mut(BLOCK_BYTES);
+    anchor.seal(anchor_block, crc);
     let header = Header {
         log: anchor.log,
         number: 0,
@@ -252,7 +276,19 @@ pub fn begin(anchor: &Anchor, epoch: u64, crc: Crc32c, blocks: &mut [u8]) {
         checkpoint: None,
         settled: 0,
     };
-    header.seal(second, crc);
+    header.seal(block_0, crc);
+}
+
+/// Writes the words of a header or an anchor.
+fn put_words(bytes: &mut [u8], words: &[u64]) {
+    for (index, word) in words.iter().enumerate() {
+        put(bytes, WORDS_AT + 8 * index, &word.to_le_bytes());
+    }
+}
+
+/// Reads word number `index` of a header or an anchor.
+fn word_at(bytes: &[u8], index: usize) -> u64 {
+    u64_at(bytes, WORDS_AT + 8 * index)
 }
 
 fn put(bytes: &mut [u8], at: usize, value: &[u8]) {

@@ -8,10 +8,12 @@
 //! ```
 //!
 //! After a crash the ring holds a prefix of the blocks written to it (P1). If the tag of the
-//! stream's last group gives the end, one read confirms it. Otherwise a binary search over the
-//! headers finds a block of the log, and the chain is followed from the last block that was durable
-//! when that one was written. So a hole, which engine `sync` may leave in its last group, ends the
-//! log, with any blocks behind it.
+//! stream's last group gives the end, one read confirms the end. Otherwise a binary search over the
+//! headers finds a block of the log. The chain of blocks is then followed from the last block that
+//! was durable when the found block was written.
+//!
+//! Engine `sync` may leave a hole in its last group. The log ends at such a hole, and blocks behind
+//! the hole do not belong to the log.
 
 use alloc::vec;
 
@@ -48,21 +50,21 @@ impl End {
         Self { number: 1, lsn, epoch, trim, oldest: 0, checkpoint: None, settled: 1 }
     }
 
-    /// The numbers of blocks that were read after a crash, and may still be lost in a power cut
-    /// unless the volume's recovery has flushed its drives. They are written again and made durable
-    /// before any block behind them is written.
+    /// The numbers of the blocks that were read after a crash, and that a power cut may still
+    /// destroy unless the volume's recovery has flushed its drives. They are written again, and
+    /// made durable, before any block behind them is written.
     #[must_use]
     pub fn unsettled(&self) -> core::ops::Range<u64> {
         self.settled..self.number
     }
 
-    /// The blocks to be written again, in this order, which [`unsettled`](Self::unsettled) explains.
-    /// The anchor is one of them as long as no block of the log shows that its creation was durable:
-    /// a crash may have cut it.
+    /// The blocks to be written again, in this order: [`unsettled`](Self::unsettled) says why. The
+    /// anchor is one of them as long as no block of the log shows that the log's creation was
+    /// durable, because a crash may have interrupted the creation.
     pub fn to_settle(&self) -> impl Iterator<Item = Unsettled> + use<> {
         let anchor = (self.settled == 0).then_some(Unsettled::Anchor);
-        let all = anchor.into_iter().chain(self.unsettled().map(Unsettled::Block));
-        all.filter(|_| !planted(Plant::W7NotSettled))
+        let blocks = self.unsettled().map(Unsettled::Block);
+        anchor.into_iter().chain(blocks).filter(|_| !planted(Plant::W7NotSettled))
     }
 
     /// The end of a log whose last block has this header.
@@ -89,7 +91,7 @@ pub enum Unsettled {
 }
 
 impl Unsettled {
-    /// Its block of the volume.
+    /// The volume block that holds it. `anchor` is the volume block of the log's anchor.
     #[must_use]
     pub fn lba(self, anchor: u64, ring: Ring) -> u64 {
         match self {
@@ -99,19 +101,19 @@ impl Unsettled {
     }
 }
 
-/// Checks each block just before it is written again. A drive may have lost the content since opening
-/// has read it, because a FLUSH of another stream has failed.
+/// Checks each block just before it is written again. A drive may have lost the content of the
+/// block since opening has read it, because a FLUSH of another stream has failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Settling {
     end: End,
     log: u64,
     crc: Crc32c,
-    /// The header of the block before.
+    /// The header of the block that was checked last.
     last: Option<Header>,
 }
 
-/// A block is not the one that opening has read. Nothing that was confirmed is lost: the log is to
-/// be opened again, and ends earlier.
+/// A block is not the one that opening has read. No record that was reported durable is lost. The
+/// log must be opened again, and ends earlier then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a drive has lost what was found of the log and had not been durable: open the log again, it ends \
@@ -126,21 +128,29 @@ impl Settling {
         Self { end, log, crc, last: None }
     }
 
-    /// Checks the next of [`End::to_settle`], which was read again.
+    /// Checks the next block of [`End::to_settle`], whose content was read again.
     ///
     /// # Errors
     /// [`Changed`].
-    pub fn check(&mut self, which: Unsettled, block: &[u8]) -> Result<(), Changed> {
-        let Unsettled::Block(number) = which else {
-            let anchor = Anchor::parse(block, self.crc).map_err(|_| Changed)?;
-            return if anchor.log == self.log { Ok(()) } else { Err(Changed) };
-        };
-        let header = Header::parse(block, self.log, self.crc).map_err(|_| Changed)?;
-        let follows = self.last.is_none_or(|last| header.comes_after(&last));
+    pub fn check(&mut self, unsettled: Unsettled, content: &[u8]) -> Result<(), Changed> {
+        match unsettled {
+            Unsettled::Anchor => self.check_anchor(content),
+            Unsettled::Block(number) => self.check_block(number, content),
+        }
+    }
+
+    fn check_anchor(&self, content: &[u8]) -> Result<(), Changed> {
+        let anchor = Anchor::parse(content, self.crc).map_err(|_| Changed)?;
+        if anchor.log == self.log { Ok(()) } else { Err(Changed) }
+    }
+
+    fn check_block(&mut self, number: u64, content: &[u8]) -> Result<(), Changed> {
+        let header = Header::parse(content, self.log, self.crc).map_err(|_| Changed)?;
+        let continues = self.last.is_none_or(|last| header.comes_after(&last));
         let is_last = number + 1 == self.end.number;
         let fits_end = !is_last || (header.end(), header.epoch) == (self.end.lsn, self.end.epoch);
         self.last = Some(header);
-        if header.number == number && follows && fits_end { Ok(()) } else { Err(Changed) }
+        if header.number == number && continues && fits_end { Ok(()) } else { Err(Changed) }
     }
 }
 
@@ -189,40 +199,50 @@ pub fn find_end<E>(
     tag: Option<u64>,
     read: &mut Read<'_, E>,
 ) -> Result<End, FindError<E>> {
-    let mut find = Find { ring, log, crc, read };
-    let tagged = match tag.and_then(|tag| tag.checked_sub(1)) {
-        Some(number) => find.read_header(number)?,
-        None => None,
-    };
-    let known = match tagged {
+    let mut search = Search { ring, log, crc, read };
+    let known = match search.find_tagged_block(tag)? {
         Some(header) => header,
-        None => match find.find_any_block()? {
-            Some(header) => header,
-            None if tag.is_none() && find.was_creation_interrupted()? => {
-                return Err(FindError::CreationCut);
-            }
-            None => return Err(FindError::Lost),
-        },
+        None => search.find_newest_block(tag)?,
     };
-    let end = find.follow_chain(&known)?;
+    let end = search.follow_chain(&known)?;
     if tag.is_some_and(|tag| end.number < tag) {
         return Err(FindError::Damaged { number: end.number });
     }
     if tag != Some(end.number) {
-        find.check_end(end.number)?;
+        search.check_end(end.number)?;
     }
     Ok(end)
 }
 
 /// The search for the end of one log.
-struct Find<'a, 'b, E> {
+struct Search<'a, 'b, E> {
     ring: Ring,
     log: u64,
     crc: Crc32c,
     read: &'a mut Read<'b, E>,
 }
 
-impl<E> Find<'_, '_, E> {
+impl<E> Search<'_, '_, E> {
+    /// The header of the last block of the group with this tag, if the block is in its place.
+    fn find_tagged_block(&mut self, tag: Option<u64>) -> Result<Option<Header>, FindError<E>> {
+        match tag.and_then(|tag| tag.checked_sub(1)) {
+            Some(number) => self.read_header(number),
+            None => Ok(None),
+        }
+    }
+
+    /// The header of a block near the end of the log. The error says what it means that the ring
+    /// has no block of the log.
+    fn find_newest_block(&mut self, tag: Option<u64>) -> Result<Header, FindError<E>> {
+        if let Some(header) = self.search_newest_lap()? {
+            return Ok(header);
+        }
+        if tag.is_none() && self.was_creation_interrupted()? {
+            return Err(FindError::CreationCut);
+        }
+        Err(FindError::Lost)
+    }
+
     /// The header of block `number`, if that block is in its place.
     fn read_header(&mut self, number: u64) -> Result<Option<Header>, FindError<E>> {
         let found = self.read_header_at(number % self.ring.blocks())?;
@@ -247,7 +267,8 @@ impl<E> Find<'_, '_, E> {
     }
 
     /// Whether a crash may have interrupted the creation of this log, of which no block was found.
-    /// Block 0 was then never written. So its place has no block of this log, also no damaged one.
+    /// In that case block 0 was never written, so its place does not even have a damaged block of a
+    /// log.
     fn was_creation_interrupted(&mut self) -> Result<bool, FindError<E>> {
         let mut block = [0; BLOCK_BYTES];
         (self.read)(0, &mut block)?;
@@ -255,17 +276,17 @@ impl<E> Find<'_, '_, E> {
         Ok(matches!(found, Err(BlockError::Blank | BlockError::Foreign(_))))
     }
 
-    /// A block of the log near its end, if the ring has a block of the log. A few places show the
-    /// newest lap. A binary search then finds the last block of that lap.
-    fn find_any_block(&mut self) -> Result<Option<Header>, FindError<E>> {
-        const PLACES: u64 = 8;
+    /// The header of a block near the end of the log, if the ring has a block of the log. Samples
+    /// of a few places show the newest lap. A binary search then finds the last block of that lap.
+    fn search_newest_lap(&mut self) -> Result<Option<Header>, FindError<E>> {
+        const SAMPLES: u64 = 8;
         let blocks = self.ring.blocks();
         let mut newest: Option<Header> = None;
-        for i in 0..PLACES {
-            newest = newer(newest, self.read_header_at(blocks * i / PLACES)?);
+        for sample in 0..SAMPLES {
+            newest = newer(newest, self.read_header_at(blocks * sample / SAMPLES)?);
         }
         if newest.is_none() {
-            // A new log of which a crash has undone the first blocks, or a damaged one.
+            // The log is new, and a crash has undone its first blocks, or the log is damaged.
             self.scan(0, blocks, &mut |_, header| {
                 newest = newer(newest, header);
                 true
@@ -283,8 +304,8 @@ impl<E> Find<'_, '_, E> {
         Ok(Some(last))
     }
 
-    /// Follows the chain of blocks to its end, from the last block that was durable when `known` was
-    /// written.
+    /// Follows the chain of blocks to its end, from the last block that was durable when `known`
+    /// was written.
     fn follow_chain(&mut self, known: &Header) -> Result<End, FindError<E>> {
         let first = known.settled.saturating_sub(1);
         let mut last = self.read_header(first)?.ok_or(FindError::Damaged { number: first })?;
@@ -297,18 +318,21 @@ impl<E> Find<'_, '_, E> {
         Ok(End::after(&last))
     }
 
-    /// Checks whether a block behind the end shows that block `end` was durable: it is then
-    /// damaged, and the log does not end there.
+    /// Checks that no block behind the end shows that block `end` was durable. Otherwise block
+    /// `end` is damaged, and the log does not end before it.
     fn check_end(&mut self, end: u64) -> Result<(), FindError<E>> {
         let mut is_damaged = false;
         self.scan(end + 1, self.ring.window(), &mut |number, header| {
-            is_damaged = header.is_some_and(|h| h.number == number && h.settled > end);
+            is_damaged =
+                header.is_some_and(|header| header.number == number && header.settled > end);
             !is_damaged
         })?;
         if is_damaged { Err(FindError::Damaged { number: end }) } else { Ok(()) }
     }
 
-    /// Reads `count` places from that of block `number` on, until `keep_reading` returns false.
+    /// Reads the places of `count` blocks from block `number` on, until `keep_reading` returns
+    /// false. `keep_reading` gets the number of each block, and the header in its place, if there
+    /// is one.
     fn scan(
         &mut self,
         number: u64,
@@ -316,25 +340,25 @@ impl<E> Find<'_, '_, E> {
         keep_reading: &mut dyn FnMut(u64, Option<Header>) -> bool,
     ) -> Result<(), FindError<E>> {
         let mut bytes = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
-        let (mut at, end) = (number, number + count);
-        while at < end {
-            let place = at % self.ring.blocks();
-            let count = READ_BLOCKS.min(end - at).min(self.ring.blocks() - place);
-            let read = &mut bytes[..count as usize * BLOCK_BYTES];
-            (self.read)(place, read)?;
-            for (block, number) in read.chunks_exact(BLOCK_BYTES).zip(at..) {
+        let (mut next, end) = (number, number + count);
+        while next < end {
+            let place = next % self.ring.blocks();
+            let run = READ_BLOCKS.min(end - next).min(self.ring.blocks() - place);
+            let run_bytes = &mut bytes[..run as usize * BLOCK_BYTES];
+            (self.read)(place, run_bytes)?;
+            for (block, number) in run_bytes.chunks_exact(BLOCK_BYTES).zip(next..) {
                 let header = self.parse_header(number % self.ring.blocks(), block);
                 if !keep_reading(number, header) {
                     return Ok(());
                 }
             }
-            at += count;
+            next += run;
         }
         Ok(())
     }
 }
 
 /// Of two headers, the one with the larger number.
-fn newer(a: Option<Header>, b: Option<Header>) -> Option<Header> {
-    a.into_iter().chain(b).max_by_key(|header| header.number)
+fn newer(one: Option<Header>, other: Option<Header>) -> Option<Header> {
+    one.into_iter().chain(other).max_by_key(|header| header.number)
 }

@@ -1,4 +1,7 @@
 //! Reading: from blocks to records.
+//!
+//! [`locate`] finds the block with the first wanted byte. [`Assembler`] puts records together from
+//! consecutive blocks. [`Walk`] does both, and reads the blocks when they are needed.
 
 use alloc::vec::Vec;
 
@@ -49,8 +52,9 @@ pub enum ReadError<E> {
     },
 }
 
-/// The block of a log that holds the byte `lsn`: the last of `blocks` (numbers) that begins at or
-/// before it, or the first of them if none does.
+/// Finds the block of a log that holds the byte `lsn`, by a binary search over the block numbers
+/// `blocks`. Returns the number of the last block that begins at or before `lsn`, or the first
+/// number if no block does.
 ///
 /// # Errors
 /// [`ReadError`].
@@ -62,18 +66,25 @@ pub fn locate<E>(
     blocks: core::ops::Range<u64>,
     read: &mut Read<'_, E>,
 ) -> Result<u64, ReadError<E>> {
-    let (mut at, mut beyond) = (blocks.start, blocks.end);
-    while beyond.saturating_sub(at) > 1 {
-        let middle = at + (beyond - at) / 2;
+    // The block is in `low..high`.
+    let (mut low, mut high) = (blocks.start, blocks.end);
+    while high.saturating_sub(low) > 1 {
+        let middle = low + (high - low) / 2;
         let mut block = [0; BLOCK_BYTES];
         read(middle % ring.blocks(), &mut block)?;
-        let header = header(&block, middle, log, crc)?;
-        if header.lsn <= lsn { at = middle } else { beyond = middle }
+        let header = parse_header(&block, middle, log, crc)?;
+        if header.lsn <= lsn { low = middle } else { high = middle }
     }
-    Ok(at)
+    Ok(low)
 }
 
-fn header<E>(block: &[u8], number: u64, log: u64, crc: Crc32c) -> Result<Header, ReadError<E>> {
+/// The header of block `number` of the log, which was read from the block's place.
+fn parse_header<E>(
+    block: &[u8],
+    number: u64,
+    log: u64,
+    crc: Crc32c,
+) -> Result<Header, ReadError<E>> {
     let header =
         Header::parse(block, log, crc).map_err(|error| ReadError::Block { number, error })?;
     if header.number == number { Ok(header) } else { Err(ReadError::Chain { number }) }
@@ -84,14 +95,16 @@ fn header<E>(block: &[u8], number: u64, log: u64, crc: Crc32c) -> Result<Header,
 pub struct Assembler {
     log: u64,
     crc: Crc32c,
+    /// Records that begin before this Lsn are not returned.
     from: Lsn,
+    /// The header of the last block that was added.
     last: Option<Header>,
-    /// Bytes from the beginning of a record on; the first `done` bytes belong to records that were
-    /// returned.
+    /// Bytes from the begin of a record on.
     bytes: Vec<u8>,
-    done: usize,
-    /// The Lsn of the first byte after `done`; `None` until a record begins.
-    at: Option<Lsn>,
+    /// Number of bytes at the front of `bytes` that belong to records that were returned.
+    consumed: usize,
+    /// The Lsn of the first byte after the consumed ones; `None` until a record begins.
+    next_record: Option<Lsn>,
 }
 
 impl Assembler {
@@ -99,51 +112,51 @@ impl Assembler {
     /// one that holds the byte `from`.
     #[must_use]
     pub fn new(log: u64, crc: Crc32c, from: Lsn) -> Self {
-        Self { log, crc, from, last: None, bytes: Vec::new(), done: 0, at: None }
+        Self { log, crc, from, last: None, bytes: Vec::new(), consumed: 0, next_record: None }
     }
 
-    /// Takes the next block.
+    /// Adds the next block.
     ///
     /// # Errors
     /// [`ReadError::Block`] and [`ReadError::Chain`]: the block is not the log's block `number`.
-    pub fn block<E>(&mut self, number: u64, block: &[u8]) -> Result<(), ReadError<E>> {
-        let header = header(block, number, self.log, self.crc)?;
+    pub fn add_block<E>(&mut self, number: u64, block: &[u8]) -> Result<(), ReadError<E>> {
+        let header = parse_header(block, number, self.log, self.crc)?;
         if let Some(last) = &self.last
             && !header.comes_after(last)
         {
             return Err(ReadError::Chain { number });
         }
         let payload = &block[HEADER_BYTES..HEADER_BYTES + usize::from(header.used)];
-        let is_cut = self.last.is_some_and(|last| last.epoch != header.epoch)
+        let comes_after_crash = self.last.is_some_and(|last| last.epoch != header.epoch)
             && !planted(Plant::W2TornRecord);
-        if is_cut || self.at.is_none() {
-            // There was a crash before this block: a record that it cut was never finished.
+        if comes_after_crash || self.next_record.is_none() {
+            // The crash has cut the record that these bytes belong to, and it was never finished.
+            // So the next record is the first one that begins in this block.
             self.bytes.clear();
-            self.done = 0;
-            self.at = header.first.map(|first| header.lsn.plus(first.into()));
-            self.bytes
-                .extend_from_slice(&payload[usize::from(header.first.unwrap_or(header.used))..]);
+            self.next_record = header.first.map(|first| header.lsn.plus(first.into()));
+            let first = usize::from(header.first.unwrap_or(header.used));
+            self.bytes.extend_from_slice(&payload[first..]);
         } else {
-            self.bytes.drain(..self.done);
-            self.done = 0;
+            self.bytes.drain(..self.consumed);
             self.bytes.extend_from_slice(payload);
         }
+        self.consumed = 0;
         self.last = Some(header);
         Ok(())
     }
 
-    /// The next complete record; `None`: it needs another block.
+    /// The next complete record; `None` if the next record needs another block.
     ///
     /// # Errors
     /// [`ReadError::Record`].
-    pub fn record<E>(&mut self) -> Result<Option<Record>, ReadError<E>> {
-        while let Some(lsn) = self.at {
-            let rest = &self.bytes[self.done..];
+    pub fn next_record<E>(&mut self) -> Result<Option<Record>, ReadError<E>> {
+        while let Some(lsn) = self.next_record {
+            let rest = &self.bytes[self.consumed..];
             let Some((frame, rest)) = rest.split_first_chunk::<FRAME_BYTES>() else { break };
             let frame = Frame::decode(frame).ok_or(ReadError::Record { lsn })?;
             let Some(record) = rest.get(..frame.len) else { break };
-            self.done += frame.total();
-            self.at = Some(lsn.plus(frame.total()));
+            self.consumed += frame.total();
+            self.next_record = Some(lsn.plus(frame.total()));
             if lsn < self.from {
                 continue;
             }
@@ -179,11 +192,12 @@ pub struct Span {
 pub struct Walk {
     span: Span,
     assembler: Assembler,
-    /// Number of the next block, `None` before the first is found.
-    next: Option<u64>,
-    /// Blocks that were read; the first `given` bytes are processed.
-    bytes: Vec<u8>,
-    given: usize,
+    /// Number of the next block for the assembler; `None` before the first one is located.
+    next_block: Option<u64>,
+    /// Consecutive blocks that were read.
+    blocks_read: Vec<u8>,
+    /// Number of bytes at the front of `blocks_read` that the assembler has.
+    assembled: usize,
 }
 
 impl Walk {
@@ -191,38 +205,41 @@ impl Walk {
     #[must_use]
     pub fn new(span: Span) -> Self {
         let assembler = Assembler::new(span.log, span.crc, span.from);
-        Self { span, assembler, next: None, bytes: Vec::new(), given: 0 }
+        Self { span, assembler, next_block: None, blocks_read: Vec::new(), assembled: 0 }
     }
 
     /// The next record; `None` at the end. `read` is called for the blocks that it needs.
     ///
     /// # Errors
     /// [`ReadError`].
-    pub fn record<E>(&mut self, read: &mut Read<'_, E>) -> Result<Option<Record>, ReadError<E>> {
+    pub fn next_record<E>(
+        &mut self,
+        read: &mut Read<'_, E>,
+    ) -> Result<Option<Record>, ReadError<E>> {
         let Span { ring, log, crc, from, ref blocks } = self.span;
         loop {
-            if let Some(record) = self.assembler.record()? {
+            if let Some(record) = self.assembler.next_record()? {
                 return Ok(Some(record));
             }
-            let next = match self.next {
-                Some(next) => next,
+            let number = match self.next_block {
+                Some(number) => number,
                 None => locate(ring, log, crc, from, blocks.clone(), read)?,
             };
-            self.next = Some(next);
-            if next >= blocks.end {
+            self.next_block = Some(number);
+            if number >= blocks.end {
                 return Ok(None);
             }
-            if self.given == self.bytes.len() {
-                let place = next % ring.blocks();
-                let run = READ_BLOCKS.min(blocks.end - next).min(ring.blocks() - place);
-                self.bytes.resize(run as usize * BLOCK_BYTES, 0);
-                self.given = 0;
-                read(place, &mut self.bytes)?;
+            if self.assembled == self.blocks_read.len() {
+                let place = number % ring.blocks();
+                let run = READ_BLOCKS.min(blocks.end - number).min(ring.blocks() - place);
+                self.blocks_read.resize(run as usize * BLOCK_BYTES, 0);
+                self.assembled = 0;
+                read(place, &mut self.blocks_read)?;
             }
-            let block = &self.bytes[self.given..self.given + BLOCK_BYTES];
-            self.assembler.block(next, block)?;
-            self.given += BLOCK_BYTES;
-            self.next = Some(next + 1);
+            let block = &self.blocks_read[self.assembled..self.assembled + BLOCK_BYTES];
+            self.assembler.add_block(number, block)?;
+            self.assembled += BLOCK_BYTES;
+            self.next_block = Some(number + 1);
         }
     }
 }

@@ -11,7 +11,7 @@ use riopipe_wal_core::Lsn;
 
 use crate::error::DurableError;
 use crate::lock::lock;
-use crate::marks::Marks;
+use crate::marks::{Marks, WaiterKey};
 use crate::queue::Queue;
 
 /// Waits until a record, and every record before it, is durable: by [`wait`](Self::wait), or as a
@@ -25,12 +25,13 @@ pub struct Durable {
     marks: Arc<Marks>,
     queue: Arc<Queue>,
     lsn: Lsn,
-    waiter: Option<u64>,
+    /// The number of this waiter in [`Marks`], once it is registered there.
+    waiter_number: Option<u64>,
 }
 
 impl Durable {
     pub(crate) fn new(marks: Arc<Marks>, queue: Arc<Queue>, lsn: Lsn) -> Self {
-        Self { marks, queue, lsn, waiter: None }
+        Self { marks, queue, lsn, waiter_number: None }
     }
 
     /// Whether the record is durable, without waiting.
@@ -43,9 +44,11 @@ impl Durable {
             return Err(DurableError::NotAppended { lsn: self.lsn, end });
         }
         let state = lock(&self.marks.state);
-        match &state.over {
-            _ if self.lsn < state.progress.durable => Ok(true),
-            Some(over) => Err(over.clone().into()),
+        if self.lsn < state.progress.durable {
+            return Ok(true);
+        }
+        match &state.end_reason {
+            Some(reason) => Err(reason.clone().into()),
             None => Ok(false),
         }
     }
@@ -74,30 +77,32 @@ impl Durable {
         }
     }
 
-    /// Checks, and stores `waker` if the record is not durable yet.
-    fn check(&mut self, waker: &Waker) -> Result<bool, DurableError> {
+    /// Returns whether the record is durable. If it is not, registers `waker` to be woken then.
+    fn check_or_register(&mut self, waker: &Waker) -> Result<bool, DurableError> {
         let end = self.queue.end();
         if self.lsn >= end {
             return Err(DurableError::NotAppended { lsn: self.lsn, end });
         }
-        // Wakers are cloned and dropped without the lock: that may run any code, also a wait's drop.
+        // Wakers are cloned and dropped without the lock, because that may run any code, even the
+        // drop of another `Durable`.
         let waker = waker.clone();
         let mut state = lock(&self.marks.state);
         if self.lsn < state.progress.durable {
-            self.waiter = None;
+            self.waiter_number = None;
             return Ok(true);
         }
-        if let Some(over) = &state.over {
-            return Err(over.clone().into());
+        if let Some(reason) = &state.end_reason {
+            return Err(reason.clone().into());
         }
-        let number = self.waiter.unwrap_or_else(|| {
-            state.numbers += 1;
-            state.numbers
+        let number = self.waiter_number.unwrap_or_else(|| {
+            state.last_waiter_number += 1;
+            state.last_waiter_number
         });
-        let old = state.waiters.insert((self.lsn, number), waker);
+        let old_waker = state.waiters.insert(WaiterKey { lsn: self.lsn, number }, waker);
         drop(state);
-        drop(old);
-        if self.waiter.replace(number).is_none() {
+        drop(old_waker);
+        let is_first_check = self.waiter_number.replace(number).is_none();
+        if is_first_check {
             // Drives with a volatile cache are flushed only for callers that wait.
             self.queue.request_durable(self.lsn);
         }
@@ -109,7 +114,7 @@ impl Future for Durable {
     type Output = Result<(), DurableError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.check(context.waker()) {
+        match self.check_or_register(context.waker()) {
             Ok(true) => Poll::Ready(Ok(())),
             Ok(false) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
@@ -119,9 +124,10 @@ impl Future for Durable {
 
 impl Drop for Durable {
     fn drop(&mut self) {
-        if let Some(number) = self.waiter {
-            let waker = lock(&self.marks.state).waiters.remove(&(self.lsn, number));
-            // Without the lock, as in `check`.
+        if let Some(number) = self.waiter_number {
+            let key = WaiterKey { lsn: self.lsn, number };
+            let waker = lock(&self.marks.state).waiters.remove(&key);
+            // The lock is free again here: dropping a waker may run any code.
             drop(waker);
         }
     }

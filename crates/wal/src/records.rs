@@ -17,13 +17,14 @@ use crate::queue::{Queue, ReadRequest};
 pub struct Record {
     /// Its Lsn.
     pub lsn: Lsn,
-    /// Of a checkpoint: the Lsn at which replay begins.
+    /// The Lsn at which replay begins, if the record is a checkpoint.
     pub checkpoint: Option<Lsn>,
     /// The bytes that were appended.
     pub bytes: Vec<u8>,
 }
 
 impl Record {
+    /// The record as its caller sees it; `None` if it is a checkpoint without its Lsn.
     pub(crate) fn of(record: reading::Record) -> Option<Self> {
         let reading::Record { lsn, kind, mut bytes } = record;
         let checkpoint = match kind {
@@ -38,8 +39,8 @@ impl Record {
     }
 }
 
-/// Reads through the committer: blocks of the ring, from a place in it on.
-fn read_remotely(queue: &Queue, place: u64, bytes: &mut [u8]) -> Result<(), ReadError> {
+/// Lets the committer read blocks of the ring, from `place` in the ring on, and waits for them.
+fn read_through_committer(queue: &Queue, place: u64, bytes: &mut [u8]) -> Result<(), ReadError> {
     let (reply, answer) = sync_channel(1);
     queue.request(|requests| {
         requests.reads.push(ReadRequest { place, bytes: bytes.len(), reply });
@@ -51,11 +52,11 @@ fn read_remotely(queue: &Queue, place: u64, bytes: &mut [u8]) -> Result<(), Read
 }
 
 /// The next record of a walk; `None` at the end.
-pub(crate) fn next_of(
+pub(crate) fn next_record(
     walk: &mut Walk,
     read: &mut Read<'_, ReadError>,
 ) -> Result<Option<Record>, reading::ReadError<ReadError>> {
-    let Some(record) = walk.record(read)? else { return Ok(None) };
+    let Some(record) = walk.next_record(read)? else { return Ok(None) };
     let lsn = record.lsn;
     Ok(Some(Record::of(record).ok_or(reading::ReadError::Record { lsn })?))
 }
@@ -68,14 +69,15 @@ pub struct Records {
     queue: Arc<Queue>,
     marks: Arc<Marks>,
     /// The Lsn at which the next record may begin.
-    at: Lsn,
-    is_over: bool,
+    next_lsn: Lsn,
+    /// Whether the iteration has ended.
+    has_ended: bool,
 }
 
 impl Records {
     pub(crate) fn new(queue: Arc<Queue>, marks: Arc<Marks>, span: Span) -> Self {
-        let at = span.from;
-        Self { walk: Walk::new(span), queue, marks, at, is_over: false }
+        let next_lsn = span.from;
+        Self { walk: Walk::new(span), queue, marks, next_lsn, has_ended: false }
     }
 }
 
@@ -83,24 +85,24 @@ impl Iterator for Records {
     type Item = Result<Record, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.is_over {
+        if self.has_ended {
             return None;
         }
         let Self { walk, queue, .. } = self;
-        match next_of(walk, &mut |place, bytes| read_remotely(queue, place, bytes)) {
+        match next_record(walk, &mut |place, bytes| read_through_committer(queue, place, bytes)) {
             Ok(Some(record)) => {
-                self.at = record.lsn.plus(1);
+                self.next_lsn = record.lsn.plus(1);
                 Some(Ok(record))
             }
             Ok(None) => {
-                self.is_over = true;
+                self.has_ended = true;
                 None
             }
             Err(error) => {
-                self.is_over = true;
+                self.has_ended = true;
                 let progress = self.marks.progress();
-                let trim = (progress.trimmed, progress.blocks.0);
-                Some(Err(ReadError::of(error, self.at, trim)))
+                let trim = (progress.trimmed, progress.oldest_block);
+                Some(Err(ReadError::of(error, self.next_lsn, trim)))
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::error::{
 use crate::lock::lock;
 use crate::marks::Marks;
 use crate::queue::{Bounds, Queue};
-use crate::records::{Record, Records, next_of};
+use crate::records::{Record, Records, next_record};
 
 /// The part of a volume that a log uses. Each log of a volume has a stream and blocks of its own,
 /// which nothing else uses.
@@ -137,7 +137,7 @@ impl Wal {
         place: WalPlace,
         options: &WalOptions,
     ) -> Result<Self, CreateError> {
-        let ring = ring_of(volume, place, options)?;
+        let ring = checked_ring(volume, place, options)?;
         let mut stream = volume.stream(place.stream, &options.stream)?;
         let mut block = vec![0; BLOCK_BYTES];
         stream.read(place.lba, &mut block, None)?;
@@ -174,7 +174,7 @@ impl Wal {
         place: WalPlace,
         options: &WalOptions,
     ) -> Result<(Self, Found), OpenError> {
-        let ring = ring_of(volume, place, options)?;
+        let ring = checked_ring(volume, place, options)?;
         let in_doubt = acknowledge(volume, place)?;
         match Self::open_acknowledged(volume, recovery, place, ring, options) {
             Ok((wal, found)) => Ok((wal, Found { in_doubt, ..found })),
@@ -192,19 +192,19 @@ impl Wal {
         options: &WalOptions,
     ) -> Result<(Self, Found), OpenError> {
         let mut stream = volume.stream(place.stream, &options.stream)?;
-        let log = anchor_of(place, &mut |block| stream.read(place.lba, block, None))?;
+        let log = read_log_number(place, &mut |block| stream.read(place.lba, block, None))?;
         let lba = place.lba;
         // The stream's own recovery is newer than the volume's. Without ordering logs there is
-        // neither.
-        let tagged = stream.recovery().or_else(|| recovery.stream(place.stream));
-        // Later writes make the tag obsolete.
-        let tagged = tagged.filter(|found| found.last == stream.last());
-        let tag = tagged.map(|found| found.tag).filter(|tag| *tag > 0);
+        // neither of them.
+        let recovered = stream.recovery().or_else(|| recovery.stream(place.stream));
+        // The tag is that of the recovered group. Later writes of the stream make it obsolete.
+        let recovered = recovered.filter(|found| found.last == stream.last());
+        let tag = recovered.map(|found| found.tag).filter(|tag| *tag > 0);
         let mut read = |place: u64, bytes: &mut [u8]| stream.read(ring.lba(place), bytes, None);
         let end = find_end(ring, log, crc32c, tag, &mut read)
             .map_err(|error| OpenError::find(error, ring.lba(0), lba, ring.blocks()))?;
         if !volume.engine().capabilities().keeps_log {
-            settle(&mut stream, (place.lba, log), ring, &end)?;
+            settle(&mut stream, place.lba, log, ring, &end)?;
         }
         let checkpoint = match end.checkpoint {
             None => None,
@@ -213,7 +213,7 @@ impl Wal {
                 let mut walk = Walk::new(Span { ring, log, crc: crc32c, from, blocks });
                 let mut read =
                     |place: u64, bytes: &mut [u8]| Ok(stream.read(ring.lba(place), bytes, None)?);
-                next_of(&mut walk, &mut read)
+                next_record(&mut walk, &mut read)
                     .map_err(|error| ReadError::of(error, from, (end.trim, end.oldest)))?
             }
         };
@@ -223,6 +223,7 @@ impl Wal {
         Ok((wal, found))
     }
 
+    /// Starts the log's thread on a log that ends at `end`.
     fn start(
         volume: &Volume,
         stream: Stream,
@@ -235,9 +236,16 @@ impl Wal {
         let volatile = !volume.engine().capabilities().completes_durable
             && volume.info().members.iter().any(|member| member.volatile);
         let group_blocks = group_blocks(volume, options);
-        let (groups, flushes) = (options.groups, options.flushes);
-        let crc = crc32c;
-        let config = Config { log, ring, epoch, volatile, groups, flushes, group_blocks, crc };
+        let config = Config {
+            log,
+            ring,
+            epoch,
+            volatile,
+            groups: options.groups,
+            flushes: options.flushes,
+            group_blocks,
+            crc: crc32c,
+        };
         let bounds =
             Bounds { queue_bytes: options.queue_bytes, record_bytes: ring.record_bytes_max() };
         let queue = Arc::new(Queue::new(stream.waker(), end.lsn, bounds, volatile));
@@ -250,10 +258,10 @@ impl Wal {
             queue: Arc::clone(&queue),
             marks: Arc::clone(&marks),
             records: Vec::new(),
-            packed: 0,
+            packed_bytes: 0,
             group_bytes: group_blocks as usize * PAYLOAD_BYTES,
-            refused: None,
-            wanted: end.lsn,
+            refused_group: None,
+            awaited: end.lsn,
         };
         committer.publish();
         let builder = std::thread::Builder::new().name("riopipe-wal".into());
@@ -262,8 +270,8 @@ impl Wal {
         Ok(Self { queue, marks, ring, log, space_timeout, committer: Mutex::new(Some(thread)) })
     }
 
-    /// Appends a record, and returns its Lsn. After a crash the log holds a prefix of the records in
-    /// the order of their Lsns.
+    /// Appends a record, and returns its Lsn. After a crash the log holds a prefix of the records
+    /// in the order of their Lsns.
     ///
     /// The log's thread writes the record as soon as fewer than [`WalOptions::groups`] groups are
     /// incomplete, together with all others that wait then. Each group takes whole blocks of 4096
@@ -303,8 +311,8 @@ impl Wal {
         self.queue.append(Kind::Checkpoint, parts, self.space_timeout, &self.marks)
     }
 
-    /// A waiter for the record at `lsn` and all before it to be durable. Its first poll requests the
-    /// FLUSH that they need, on drives with a volatile cache.
+    /// A waiter for the record at `lsn` and all before it to be durable. Its first poll requests
+    /// the FLUSH that they need, on drives with a volatile cache.
     pub fn durable(&self, lsn: Lsn) -> Durable {
         Durable::new(Arc::clone(&self.marks), Arc::clone(&self.queue), lsn)
     }
@@ -357,7 +365,8 @@ impl Wal {
     pub fn records(&self, from: Lsn) -> Records {
         let progress = self.marks.progress();
         let from = from.max(progress.trimmed);
-        let (ring, log, blocks) = (self.ring, self.log, progress.blocks.0..progress.blocks.1);
+        let (ring, log, blocks) =
+            (self.ring, self.log, progress.oldest_block..progress.durable_blocks_end);
         let span = Span { ring, log, crc: crc32c, from, blocks };
         Records::new(Arc::clone(&self.queue), Arc::clone(&self.marks), span)
     }
@@ -370,8 +379,8 @@ impl Wal {
             end: self.queue.end(),
             durable: progress.durable,
             trimmed: progress.trimmed,
-            queued_bytes: self.queue.len() + progress.waiting,
-            free_blocks: progress.free,
+            queued_bytes: self.queue.len() + progress.unpacked_bytes,
+            free_blocks: progress.free_blocks,
             blocks: self.ring.blocks(),
         }
     }
@@ -379,7 +388,7 @@ impl Wal {
     /// The reason why the log has ended, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<WalFailure> {
-        self.marks.over()
+        self.marks.end_reason()
     }
 
     /// Accepts no more records, waits until all are durable, and closes the stream. After a
@@ -391,7 +400,7 @@ impl Wal {
         let since = Instant::now();
         // An error means that the log has ended already; the reason is read below.
         let _ = self.queue.request(|requests| requests.close = true);
-        if !self.marks.wait_over(timeout) {
+        if !self.marks.wait_for_end(timeout) {
             let queued = self.stat().queued_bytes;
             return Err(CloseError::Deadline { waited: since.elapsed(), queued });
         }
@@ -399,7 +408,7 @@ impl Wal {
             // The thread has reported its end, also after a panic.
             let _ = thread.join();
         }
-        match self.marks.over() {
+        match self.marks.end_reason() {
             None | Some(WalFailure::Closed) => Ok(()),
             Some(failure) => Err(failure.into()),
         }
@@ -410,18 +419,24 @@ impl Drop for Wal {
     fn drop(&mut self) {
         let Some(thread) = lock(&self.committer).take() else { return };
         let _ = self.queue.request(|requests| requests.abandon = true);
-        // A waker may drop the log. The log's own thread can't wait for its own end.
+        // A waker that the log's thread calls may drop the log. The thread can't wait for its own
+        // end.
         if thread.thread().id() == std::thread::current().id() {
             return;
         }
-        // The stream can then be opened again as soon as this is gone.
-        if self.marks.wait_over(Some(END_TIMEOUT)) {
+        // After the wait, the stream can be opened again at once.
+        if self.marks.wait_for_end(Some(END_TIMEOUT)) {
             let _ = thread.join();
         }
     }
 }
 
-fn ring_of(volume: &Volume, place: WalPlace, options: &WalOptions) -> Result<Ring, PlaceError> {
+/// Checks the place and the options of a log, and returns the log's ring.
+fn checked_ring(
+    volume: &Volume,
+    place: WalPlace,
+    options: &WalOptions,
+) -> Result<Ring, PlaceError> {
     let WalPlace { lba, blocks, .. } = place;
     if !volume.engine().capabilities().keeps_order {
         return Err(PlaceError::Engine(volume.engine()));
@@ -447,21 +462,21 @@ const GROUP_REQUESTS_MAX: u64 = 65_535;
 fn group_blocks(volume: &Volume, options: &WalOptions) -> u64 {
     let bytes = (options.group_bytes as u64).min(options.stream.kept_bytes_max);
     let members = &volume.info().members;
-    // Each request has at least one block. Further ones flush the members of a target.
+    // Each request has at least one block. Further requests of the group flush the members.
     let mut requests = GROUP_REQUESTS_MAX.saturating_sub(members.len() as u64);
     if volume.engine().capabilities().keeps_log {
         for member in members {
-            let is_there = |other: &&MemberInfo| other.nqn == member.nqn;
-            let flushes = members.iter().filter(is_there).count() as u64;
-            // The stream keeps as many slots again for flushes that it needs itself.
+            let is_on_same_target = |other: &&MemberInfo| other.nqn == member.nqn;
+            let flushes = members.iter().filter(is_on_same_target).count() as u64;
+            // The stream reserves the same number of slots for flushes that it needs itself.
             requests = requests.min(u64::from(member.slots).saturating_sub(2 * flushes));
         }
     }
     (bytes / BLOCK_BYTES as u64).min(requests).max(1)
 }
 
-/// Acknowledges the list of writes in doubt of the log's stream, if all of them are in the log:
-/// reading the log checks each block anyway.
+/// Acknowledges the writes in doubt of the log's stream, if all of them are in the log, and returns
+/// their list. No content is trusted by that, because reading the log checks each block.
 fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, OpenError> {
     let in_doubt = volume.in_place(place.stream);
     let (start, end) = (place.lba, place.lba + place.blocks);
@@ -473,16 +488,18 @@ fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, Op
         return Err(OpenError::NotOurs { stream: place.stream, others });
     }
     if !in_doubt.is_empty() {
-        // The stream can't be opened before. A wrong place must not acknowledge anything.
+        // A wrong place must not acknowledge anything, so the anchor is checked first. The stream
+        // can't be opened before its writes are acknowledged, so a reader of the volume reads the
+        // anchor.
         let reader = volume.reader(&ReaderOptions::default());
-        anchor_of(place, &mut |block| reader.read(place.lba, block, None))?;
+        read_log_number(place, &mut |block| reader.read(place.lba, block, None))?;
         volume.acknowledge(place.stream)?;
     }
     Ok(in_doubt)
 }
 
-/// The number of the log in `place`, from its anchor, which `read` reads.
-fn anchor_of(
+/// The number of the log in `place`, from the log's anchor. `read` reads the anchor's block.
+fn read_log_number(
     place: WalPlace,
     read: &mut dyn FnMut(&mut [u8]) -> Result<(), riopipe::ReadError>,
 ) -> Result<u64, OpenError> {
@@ -498,17 +515,22 @@ fn anchor_of(
     Ok(log)
 }
 
-/// Without ordering logs, opening a volume flushes nothing: the blocks read from the last group may
-/// be in a cache only. They are written again, and flushed, before any others.
+/// Makes the blocks of a log durable that a crash has left. `anchor_lba` is the block of the log's
+/// anchor, `log` the log's number.
+///
+/// Without ordering logs, opening a volume flushes nothing. So the blocks of the last groups may be
+/// in the caches of drives only. They are written again, and flushed, before any other block.
 fn settle(
     stream: &mut Stream,
-    (anchor, log): (u64, u64),
+    anchor_lba: u64,
+    log: u64,
     ring: Ring,
     end: &End,
 ) -> Result<(), OpenError> {
-    let (mut last, mut settling) = (None, Settling::new(*end, log, crc32c));
+    let mut settling = Settling::new(*end, log, crc32c);
+    let mut last = None;
     for unsettled in end.to_settle() {
-        let lba = unsettled.lba(anchor, ring);
+        let lba = unsettled.lba(anchor_lba, ring);
         let mut block = stream.buf(BLOCK_BYTES).map_err(SettleError::from)?;
         stream.read(lba, &mut block, None).map_err(SettleError::from)?;
         settling.check(unsettled, &block)?;

@@ -1,4 +1,7 @@
 //! The device (or file) under a `block:` log.
+//!
+//! [`DevicePart`] has the raw effects: reads, writes, and FLUSHes.
+//! [`BlockPart`](riopipe_model::log::block::BlockPart) decides which blocks are written, and when.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -40,15 +43,16 @@ impl BlockStore {
                 source: io::Error::other(error.cause),
             }
         })?;
-        store.forget_cached();
+        store.drop_cached_pages();
         Ok(store)
     }
 
-    /// Drops the log's pages from the page cache. Without direct I/O, reads return the content of
-    /// that cache. If a write-back failed for an earlier process, its pages are still there, marked
-    /// clean, although the device never got them. Opening a log must see the device's content (T24). A file system in memory keeps its pages,
-    /// and they are its content.
-    fn forget_cached(&self) {
+    /// Drops the log's pages from the page cache, so that the log is read from its device (T24).
+    ///
+    /// Without direct I/O, reads return the content of the page cache. If a write-back has failed
+    /// for an earlier process, the cache still has the pages, marked clean, although the device
+    /// never got them. A file system in memory keeps its pages, which are its content.
+    fn drop_cached_pages(&self) {
         if !self.medium.direct {
             // A failure is ignored: there is no other system call for this.
             let _ = fadvise(&self.medium.file, 0, None, Advice::DontNeed);
@@ -73,14 +77,19 @@ impl BlockStore {
         self.medium.len as usize
     }
 
-    /// Writes one run.
-    fn put(&self, mut bytes: &[u8], mut offset: u64, flags: ReadWriteFlags) -> io::Result<()> {
+    /// Writes `bytes` at byte `offset` of the device, with as many system calls as that needs.
+    fn write_all_at(
+        &self,
+        mut bytes: &[u8],
+        mut offset: u64,
+        flags: ReadWriteFlags,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
             match pwritev2(&self.medium.file, &[IoSlice::new(bytes)], offset, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(done) => {
-                    bytes = &bytes[done..];
-                    offset += done as u64;
+                Ok(count) => {
+                    bytes = &bytes[count..];
+                    offset += count as u64;
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -89,8 +98,9 @@ impl BlockStore {
         Ok(())
     }
 
+    /// The error of a log, with the path of the device.
     #[cold]
-    fn explain(&self, error: &io::Error) -> RegionError {
+    fn region_error(&self, error: &io::Error) -> RegionError {
         let path = &self.medium.path;
         RegionError::new(match error.raw_os_error().map(cause_of) {
             Some(cause) => format!("{path}: {cause}"),
@@ -117,7 +127,7 @@ impl Blocks for DevicePart {
         Ok(mirror)
     }
 
-    /// The write has completed when this returns, since a fence waits for it anyway.
+    /// Writes, and waits until the write has completed. A fence would wait for the write anyway.
     fn begin_write(
         &self,
         offset: usize,
@@ -127,16 +137,16 @@ impl Blocks for DevicePart {
         let store = &*self.0;
         let must_be_durable = durability == Durability::OnCompletion;
         if must_be_durable && store.can_dsync.load(Ordering::Relaxed) {
-            match store.put(bytes, offset as u64, ReadWriteFlags::DSYNC) {
+            match store.write_all_at(bytes, offset as u64, ReadWriteFlags::DSYNC) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     store.can_dsync.store(false, Ordering::Relaxed);
                 }
-                done => return done.map_err(|error| store.explain(&error)),
+                result => return result.map_err(|error| store.region_error(&error)),
             }
         }
         store
-            .put(bytes, offset as u64, ReadWriteFlags::empty())
-            .map_err(|error| store.explain(&error))?;
+            .write_all_at(bytes, offset as u64, ReadWriteFlags::empty())
+            .map_err(|error| store.region_error(&error))?;
         if must_be_durable { self.flush() } else { Ok(()) }
     }
 
@@ -145,11 +155,11 @@ impl Blocks for DevicePart {
     }
 
     fn flush(&self) -> Result<(), RegionError> {
-        self.0.medium.file.sync_data().map_err(|error| self.0.explain(&error))
+        self.0.medium.file.sync_data().map_err(|error| self.0.region_error(&error))
     }
 
     fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T {
-        // The guarded value is consistent after each statement.
+        // A panic can't leave the record half changed: each statement changes all of it.
         f(&mut self.0.flush_failure.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

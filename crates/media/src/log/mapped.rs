@@ -1,5 +1,7 @@
-//! The memory of a log: a mapping of a file or anonymous memory, and the way in which its stores
-//! are made durable.
+//! The memory of a mapped log: a mapping of a file, or anonymous memory.
+//!
+//! [`MappedMemory`] has the raw effects: loads, stores, and the ways in which stores are made
+//! durable. [`MappedPart`](riopipe_model::log::mapped::MappedPart) decides when each is used.
 
 use std::ops::Range;
 use std::ptr;
@@ -14,25 +16,28 @@ use crate::medium::Medium;
 use crate::persist::Persist;
 
 /// A log's mapping, shared by its parts.
-pub(super) struct Shared {
+pub(super) struct SharedMapping {
     pub(super) mapping: Mapping,
+    /// How stores to the mapping are made durable.
     pub(super) persist: Persist,
     /// The medium stays locked as long as any part exists.
     pub(super) medium: Option<Medium>,
 }
 
-impl Shared {
+impl SharedMapping {
     /// Writes the whole mapping back to its file, if it has one, and waits.
     pub(super) fn sync(&self) -> std::io::Result<()> {
         if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
     }
 
-    /// Like [`sync`](Self::sync), but writes all bytes in `used`, also those of pages that the kernel
-    /// takes for clean. After a write-back has failed, the kernel takes pages for clean that are not
-    /// in the file (T24). No other thread may use the mapping.
+    /// Like [`sync`](Self::sync), but also writes those bytes in `used` whose pages the kernel
+    /// takes for clean. After a failed write-back, the kernel takes pages for clean that are not in
+    /// the file (T24). No other thread may use the mapping.
     pub(super) fn sync_all(&self, used: &[Range<usize>]) -> std::io::Result<()> {
         if self.medium.is_some() {
-            used.iter().for_each(|bytes| self.mapping.touch(bytes.clone()));
+            for range in used {
+                self.mapping.touch(range.clone());
+            }
         }
         self.sync()
     }
@@ -40,14 +45,15 @@ impl Shared {
 
 /// One part of the mapping, which only its owner writes.
 pub(super) struct MappedMemory {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedMapping>,
+    /// The range of the part in the mapping, in bytes.
     pub(super) part: Range<usize>,
 }
 
 impl MappedMemory {
     /// The address of the part's byte `offset`. The caller has checked that it is inside the part.
     #[inline]
-    fn at(&self, offset: usize) -> *mut u8 {
+    fn address(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset < self.part.len() && offset.is_multiple_of(8));
         self.shared.mapping.start().wrapping_add(self.part.start + offset)
     }
@@ -73,16 +79,16 @@ impl Memory for MappedMemory {
     #[inline]
     fn load(&self, offset: usize) -> u64 {
         // SAFETY: `MappedPart` only asks for words inside the part, which is in the mapping and
-        // aligned to 8; only the part's owner writes it. Volatile, since the bytes also belong to a
-        // file.
-        u64::from_le(unsafe { ptr::read_volatile(self.at(offset).cast::<u64>()) })
+        // aligned to 8; only the part's owner writes it. The load is volatile, since the bytes also
+        // belong to a file.
+        u64::from_le(unsafe { ptr::read_volatile(self.address(offset).cast::<u64>()) })
     }
 
     #[inline]
     fn store(&mut self, offset: usize, value: u64) {
-        // SAFETY: as in `load`. Volatile, so that each word is a single store, as "in units of 8
-        // bytes" demands (M5).
-        unsafe { ptr::write_volatile(self.at(offset).cast::<u64>(), value.to_le()) };
+        // SAFETY: as in `load`. The store is volatile, so that the compiler makes it a single store
+        // of 8 bytes: persistent memory keeps or loses such a unit as a whole (M5).
+        unsafe { ptr::write_volatile(self.address(offset).cast::<u64>(), value.to_le()) };
     }
 
     #[inline]

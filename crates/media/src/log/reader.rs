@@ -5,18 +5,18 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 
-use super::Parsed;
 use riopipe_order::block_device::BLOCK_BYTES;
 
 use crate::buf::AlignedBuf;
 use crate::error::OpenError;
+use crate::log::spec::LogSpec;
 
 /// A log opened for reading only.
 pub struct LogReader {
     file: File,
     path: String,
     len: u64,
-    served: bool,
+    is_served: bool,
 }
 
 /// Opens the log that `spec` names for reading only. Options for creating or serving it are
@@ -24,17 +24,17 @@ pub struct LogReader {
 ///
 /// A server is locked out only for the moment of the check whether one exists.
 pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
-    // The page cache has the newest content of a mapped log; the content of a device log is on the
-    // device.
-    let (path, direct) = match Parsed::from(spec)? {
-        Parsed::Memory { .. } => {
+    // The newest content of a mapped log is in the page cache. The content of a device log is on
+    // the device.
+    let (path, direct) = match LogSpec::parse(spec)? {
+        LogSpec::Memory { .. } => {
             return Err(OpenError::Kind {
                 path: spec.to_owned(),
                 problem: "a log in memory can't be read from outside of its process".to_owned(),
             });
         }
-        Parsed::Mapped { path, .. } => (path, false),
-        Parsed::Device { path, .. } | Parsed::Blocks { path, .. } => (path, true),
+        LogSpec::Mapped { path, .. } => (path, false),
+        LogSpec::Device { path, .. } | LogSpec::Blocks { path, .. } => (path, true),
     };
     let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
     let open = |direct| {
@@ -52,7 +52,7 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
         return Err(OpenError::Kind { path: path.to_owned(), problem });
     }
     let len = io::Seek::seek(&mut &file, io::SeekFrom::End(0)).map_err(os("find its size"))?;
-    let served = match file.try_lock_shared() {
+    let is_served = match file.try_lock_shared() {
         Ok(()) => {
             file.unlock().map_err(os("unlock it"))?;
             false
@@ -61,7 +61,7 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
         // The file can be read even so.
         Err(TryLockError::Error(_)) => false,
     };
-    Ok(LogReader { file, path: path.to_owned(), len, served })
+    Ok(LogReader { file, path: path.to_owned(), len, is_served })
 }
 
 impl LogReader {
@@ -73,23 +73,24 @@ impl LogReader {
 
     /// Whether a process serves the log: its content may then change while it is read.
     pub fn is_served(&self) -> bool {
-        self.served
+        self.is_served
     }
 
     /// The bytes in `range` that exist.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, OpenError> {
         let end = range.end.min(self.len);
         let start = range.start.min(end);
-        // Whole blocks, as direct I/O demands.
+        // Direct I/O needs whole blocks.
         let block = BLOCK_BYTES as u64;
-        let from = start / block * block;
-        let mut bytes = AlignedBuf::zeroed((end.next_multiple_of(block) - from) as usize);
-        let mut done = 0;
-        while from + (done as u64) < end {
-            match self.file.read_at(&mut bytes[done..], from + done as u64) {
+        let blocks_start = start / block * block;
+        let blocks_end = end.next_multiple_of(block);
+        let mut blocks = AlignedBuf::zeroed((blocks_end - blocks_start) as usize);
+        let mut read_len = 0;
+        while blocks_start + (read_len as u64) < end {
+            match self.file.read_at(&mut blocks[read_len..], blocks_start + read_len as u64) {
                 // The file was truncated since it was opened: the rest reads as zeroes.
                 Ok(0) => break,
-                Ok(count) => done += count,
+                Ok(count) => read_len += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(source) => {
                     return Err(OpenError::Os {
@@ -100,6 +101,7 @@ impl LogReader {
                 }
             }
         }
-        Ok(bytes[(start - from) as usize..(end - from) as usize].to_vec())
+        let offset = (start - blocks_start) as usize;
+        Ok(blocks[offset..offset + (end - start) as usize].to_vec())
     }
 }

@@ -1,4 +1,10 @@
 //! `ssd:` drives: the modelled SSD behind a lock, on the monotonic clock.
+//!
+//! All queues of a drive share the model. To take the lock seldom, a queue
+//!
+//! - copies the data of a write into frames of its own, which it has taken from the drive before,
+//! - collects operations, and submits them together in [`kick`](BlockDevice::kick),
+//! - does not look for completions before the time at which the next one is due.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +17,20 @@ use riopipe_platform::now_ns;
 use crate::buf::AlignedBuf;
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
-use crate::ssd::pages::{Bytes, Frame};
+use crate::ssd::pages::{Frame, FrameMemory};
 use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
 
-/// Number of frames that a queue takes from the drive at once, so that it rarely takes the lock.
-const RESERVE: usize = 64;
+/// Number of frames that a queue takes from the drive at once, so that it seldom takes the lock.
+const RESERVED_FRAMES: usize = 64;
+/// Longest sleep in ns of a dropped queue that waits for its operations.
+const DROP_SLEEP_MAX_NS: u64 = 1_000_000;
 
 /// A modelled drive.
 pub(crate) struct Ssd {
     model: Arc<Mutex<Model>>,
-    bytes: Arc<Bytes>,
+    /// The memory of the model's frames.
+    frame_memory: Arc<FrameMemory>,
     geometry: Geometry,
     survival: Survival,
     name: Arc<str>,
@@ -30,8 +39,8 @@ pub(crate) struct Ssd {
 }
 
 impl Ssd {
-    /// Wraps a model. `place` describes where its blocks are ("in memory", "in /srv/a"); in a file they
-    /// outlive the process.
+    /// A drive with this model. `place` describes where its blocks are ("in memory", "in /srv/a").
+    /// In a file, the blocks outlive the process.
     pub(crate) fn new(
         profile: &'static Profile,
         model: Model,
@@ -47,7 +56,7 @@ impl Ssd {
         let describe =
             format!("modelled drive like a {}, {mib} MiB {place}, {cache}", profile.like);
         Ssd {
-            bytes: Arc::clone(model.pages().bytes()),
+            frame_memory: Arc::clone(model.pages().frame_memory()),
             model: Arc::new(Mutex::new(model)),
             geometry: Geometry {
                 block_size: BLOCK_BYTES as u32,
@@ -82,10 +91,10 @@ impl Drive for Ssd {
         Ok(Box::new(SsdQueue {
             id: lock(&self.model).open_queue(),
             model: Arc::clone(&self.model),
-            bytes: Arc::clone(&self.bytes),
+            frame_memory: Arc::clone(&self.frame_memory),
             limits: Limits::new(self.geometry.blocks, &self.name),
             depth: depth.max(1),
-            reserve: Vec::new(),
+            reserved: Vec::new(),
             staged: Vec::new(),
             in_flight: 0,
             next_due: u64::MAX,
@@ -106,56 +115,66 @@ impl Drive for Ssd {
     }
 }
 
+/// A queue of a modelled drive.
 struct SsdQueue {
     model: Arc<Mutex<Model>>,
     id: QueueId,
-    bytes: Arc<Bytes>,
+    frame_memory: Arc<FrameMemory>,
     limits: Limits,
+    /// Largest number of operations in flight.
     depth: usize,
-    /// Frames of this queue's own, for incoming data.
-    reserve: Vec<Frame>,
-    /// Operations that wait for `kick`.
-    staged: Vec<(u64, Command<Frame>)>,
-    /// Operations in flight, including the staged ones.
+    /// Frames that this queue owns, for the data of later writes.
+    reserved: Vec<Frame>,
+    /// The operations that wait for `kick`, in their order.
+    staged: Vec<StagedOperation>,
+    /// Number of operations in flight, including the staged ones.
     in_flight: usize,
-    /// No operation of this queue is due earlier; `u64::MAX` if none is in flight.
+    /// A time in ns before which no operation of this queue is due; `u64::MAX` if none is in
+    /// flight.
     next_due: u64,
+}
+
+/// An operation that the model does not have yet.
+struct StagedOperation {
+    op: u64,
+    command: Command<Frame>,
 }
 
 impl SsdQueue {
     fn stage(&mut self, op: u64, command: Command<Frame>) -> Submitted {
-        self.staged.push((op, command));
+        self.staged.push(StagedOperation { op, command });
         self.in_flight += 1;
         Submitted::Pending
     }
 
+    /// Checks that one more operation may be in flight.
     #[inline]
-    fn has_space(&self) -> Result<(), Cause> {
+    fn check_depth(&self) -> Result<(), Cause> {
         match self.in_flight < self.depth {
             true => Ok(()),
             false => Err(Cause::QueueFull { depth: self.depth }),
         }
     }
 
-    /// Checks an operation without data and the space for it, and stages it.
-    fn stage_extent(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
+    /// Checks and stages an operation that makes blocks read as zeroes.
+    fn stage_zeroing(&mut self, what: Operation, op: u64, lba: u64, blocks: u64) -> Submitted {
         if let Err(error) = self.limits.extent(what, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.has_space() {
+        if let Err(cause) = self.check_depth() {
             return Submitted::Done(Err(self.limits.error(what, lba, blocks, cause)));
         }
         self.stage(op, Command::Zeroes { what, lba, blocks })
     }
 
-    /// Fills the reserve up to at least `count` frames.
+    /// Takes frames from the drive, until this queue has at least `count`.
     #[cold]
-    fn refill(&mut self, count: usize) -> Result<(), Cause> {
+    fn reserve_frames(&mut self, count: usize) -> Result<(), Cause> {
         let mut model = lock(&self.model);
-        while self.reserve.len() < count.max(RESERVE) {
+        while self.reserved.len() < count.max(RESERVED_FRAMES) {
             match model.pages_mut().allocate() {
-                Some(frame) => self.reserve.push(frame),
-                None if self.reserve.len() >= count => break,
+                Some(frame) => self.reserved.push(frame),
+                None if self.reserved.len() >= count => break,
                 None => return Err(Cause::QueueFull { depth: self.depth }),
             }
         }
@@ -172,18 +191,19 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
-        let mut space = self.has_space();
-        if space.is_ok() && self.reserve.len() < blocks {
-            space = self.refill(blocks);
+        let mut admitted = self.check_depth();
+        if admitted.is_ok() && self.reserved.len() < blocks {
+            admitted = self.reserve_frames(blocks);
         }
-        if let Err(cause) = space {
+        if let Err(cause) = admitted {
             let error = self.limits.error(Operation::Write, lba, blocks as u64, cause);
             return Submitted::Done(Err(error));
         }
-        // Without the lock: this queue owns the frames until it passes them to the model.
-        let frames = self.reserve.split_off(self.reserve.len() - blocks);
+        // The copy needs no lock, because this queue owns the frames until it passes them to the
+        // model.
+        let frames = self.reserved.split_off(self.reserved.len() - blocks);
         for (frame, block) in frames.iter().zip(bytes.chunks_exact(BLOCK_BYTES)) {
-            self.bytes.fill(*frame, block);
+            self.frame_memory.fill(*frame, block);
         }
         let pages = match frames[..] {
             [frame] => PageList::One(frame),
@@ -196,7 +216,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.blocks(Operation::Read, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.has_space() {
+        if let Err(cause) = self.check_depth() {
             let error = self.limits.error(Operation::Read, lba, blocks, cause);
             return Submitted::Done(Err(error));
         }
@@ -204,18 +224,18 @@ impl BlockDevice for SsdQueue {
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
-        if let Err(cause) = self.has_space() {
+        if let Err(cause) = self.check_depth() {
             return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
         }
         self.stage(op, Command::Flush)
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.stage_extent(Operation::WriteZeroes, op, lba, blocks)
+        self.stage_zeroing(Operation::WriteZeroes, op, lba, blocks)
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
-        self.stage_extent(Operation::Deallocate, op, lba, blocks)
+        self.stage_zeroing(Operation::Deallocate, op, lba, blocks)
     }
 
     fn kick(&mut self, now: u64) {
@@ -223,10 +243,11 @@ impl BlockDevice for SsdQueue {
             return;
         }
         let mut model = lock(&self.model);
-        for (op, command) in self.staged.drain(..) {
+        for StagedOperation { op, command } in self.staged.drain(..) {
             model.submit(now, self.id, op, command);
         }
-        // Refused operations (power off) are already among the completions.
+        // If nothing is due, the drive has no power and has refused the operations. Their
+        // completions can be taken at once.
         self.next_due = model.next_due().unwrap_or(now);
     }
 
@@ -237,8 +258,9 @@ impl BlockDevice for SsdQueue {
         let mut model = lock(&self.model);
         model.advance(now);
         self.in_flight -= model.take_done(self.id, done);
+        let has_submitted_operations = self.in_flight > self.staged.len();
         self.next_due = match model.next_due() {
-            Some(due) if self.in_flight > self.staged.len() => due,
+            Some(due) if has_submitted_operations => due,
             _ => u64::MAX,
         };
     }
@@ -259,6 +281,7 @@ impl Queue for SsdQueue {
 }
 
 impl Drop for SsdQueue {
+    /// Waits until the operations in flight have completed, and returns the reserved frames.
     fn drop(&mut self) {
         self.kick(now_ns());
         let mut done = Vec::new();
@@ -266,18 +289,20 @@ impl Drop for SsdQueue {
             let now = now_ns();
             self.poll(now, &mut done);
             if self.in_flight > 0 {
-                let wait = self.next_due.saturating_sub(now).min(1_000_000);
-                std::thread::sleep(Duration::from_nanos(wait));
+                let wait_ns = self.next_due.saturating_sub(now).min(DROP_SLEEP_MAX_NS);
+                std::thread::sleep(Duration::from_nanos(wait_ns));
             }
         }
         let mut model = lock(&self.model);
-        self.reserve.drain(..).for_each(|frame| model.pages_mut().release(frame));
+        for frame in self.reserved.drain(..) {
+            model.pages_mut().release(frame);
+        }
         model.close_queue(self.id);
     }
 }
 
-/// The model stays consistent even if a thread panicked while it held the lock: no change of it
-/// unwinds half-way.
+/// Locks the model, also after a panic of a thread that held the lock. The model is then still
+/// consistent, because nothing that may panic leaves a change half done.
 fn lock(model: &Mutex<Model>) -> MutexGuard<'_, Model> {
     model.lock().unwrap_or_else(PoisonError::into_inner)
 }

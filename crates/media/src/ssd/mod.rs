@@ -1,8 +1,9 @@
 //! The modelled SSD over memory or a file, on the monotonic clock.
 //!
-//! The drive itself is pure: [`riopipe_model::ssd`]. `ssd:` drives
-//! ([`open_drive`](crate::open_drive)) put it behind a lock.
+//! [`riopipe_model::ssd`] is the model itself: a pure state machine. [`DrivePages`] stores its blocks.
+//! `ssd:` drives ([`open_drive`](crate::open_drive)) put the model behind a lock.
 
+use riopipe_model::ssd::Pages as _;
 pub use riopipe_model::ssd::{
     Command, FLASH, OPTANE, PageList, PowerCut, Profile, QueueId, Timing,
 };
@@ -33,30 +34,27 @@ pub fn in_memory(
     seed: u64,
     prefault: bool,
 ) -> Result<Model, OpenError> {
-    let pages = DrivePages::in_memory(blocks, profile.losable_blocks, prefault);
-    model(profile, pages, blocks, seed)
+    let pages = DrivePages::in_memory(blocks, profile.losable_blocks, prefault)
+        .map_err(|source| out_of_memory(blocks, source))?;
+    Ok(Model::new(profile, pages, seed))
 }
 
-/// A drive as of [`in_memory`] with its blocks in a mapped file.
+/// A drive whose blocks are in a mapped file. `seed` determines the spread of completion times.
 pub(crate) fn in_file(
     profile: &'static Profile,
     file: Mapping,
     seed: u64,
 ) -> Result<Model, OpenError> {
     let blocks = (file.len() / BLOCK_BYTES) as u64;
-    model(profile, DrivePages::in_file(file, profile.losable_blocks), blocks, seed)
+    let pages = DrivePages::in_file(file, profile.losable_blocks)
+        .map_err(|source| out_of_memory(blocks, source))?;
+    Ok(Model::new(profile, pages, seed))
 }
 
-fn model(
-    profile: &'static Profile,
-    pages: std::io::Result<DrivePages>,
-    blocks: u64,
-    seed: u64,
-) -> Result<Model, OpenError> {
+/// The error that there is no memory for a drive of `blocks` blocks.
+fn out_of_memory(blocks: u64, source: std::io::Error) -> OpenError {
     let bytes = blocks.saturating_mul(BLOCK_BYTES as u64);
-    let pages =
-        pages.map_err(|source| OpenError::Memory { what: "a modelled drive", bytes, source })?;
-    Ok(Model::new(profile, pages, seed))
+    OpenError::Memory { what: "a modelled drive", bytes, source }
 }
 
 /// Submits a write of whole blocks, copied into pages of the drive.
@@ -74,12 +72,12 @@ pub fn write(
     let mut pages = Vec::with_capacity(bytes.len() / BLOCK_BYTES);
     for block in bytes.chunks_exact(BLOCK_BYTES) {
         let Some(page) = model.pages_mut().allocate() else {
-            pages.into_iter().for_each(|page| {
-                riopipe_model::ssd::Pages::release(model.pages_mut(), page);
-            });
+            for page in pages {
+                model.pages_mut().release(page);
+            }
             return Err(OutOfPages);
         };
-        model.pages().bytes().fill(page, block);
+        model.pages().frame_memory().fill(page, block);
         pages.push(page);
     }
     model.submit(now, queue, op, Command::Write { lba, pages: PageList::Many(pages.into()) });

@@ -1,5 +1,11 @@
-//! The store of a modelled drive's blocks. In memory there is one frame for each block, allocated
-//! and freed by number. With a file there are frames for incoming data and for old contents.
+//! The store of a modelled drive's blocks.
+//!
+//! A *frame* is 4096 bytes of memory with a number. The data of a write arrives in frames.
+//!
+//! | | newest content of a block | older contents that a power cut may restore |
+//! |---|---|---|
+//! | drive in memory | in a frame, which a map names | in frames |
+//! | drive in a file | in the file, in the block's place | in frames |
 
 use std::io;
 use std::sync::Arc;
@@ -18,58 +24,64 @@ pub(crate) type Frame = u32;
 /// Not a frame: the block reads as zeroes.
 pub(crate) const ZEROES: Frame = u32::MAX;
 
-/// A pool of frames in one reserved mapping; memory is allocated as frames are first used.
+/// A pool of frames in one reserved mapping. The memory of a frame is allocated when the frame is
+/// first used.
 ///
-/// The caller that has allocated a frame owns its bytes until it frees it. So [`Bytes`] needs no
-/// lock, unlike the pool.
-pub(crate) struct Frames {
-    bytes: Arc<Bytes>,
+/// A frame belongs to the caller that has allocated it, until the frame is released. So the bytes
+/// of frames ([`FrameMemory`]) need no lock. The pool needs one.
+pub(crate) struct FramePool {
+    memory: Arc<FrameMemory>,
+    /// The released frames.
     free: Vec<Frame>,
-    /// Frames from here on were never used.
-    fresh: Frame,
-    count: Frame,
+    /// The first frame that was never allocated. All frames behind it were not, either.
+    next_unused: Frame,
+    /// Number of frames.
+    count: u32,
 }
 
-impl Frames {
-    /// `count` frames, the first `prefault` of them with their memory allocated.
-    pub(crate) fn new(count: u32, prefault: u32) -> io::Result<Frames> {
+impl FramePool {
+    /// A pool of `count` frames, the first `prefault` of which get their memory now.
+    pub(crate) fn new(count: u32, prefault: u32) -> io::Result<FramePool> {
         assert!(count < ZEROES && prefault <= count);
         let mapping = Mapping::anonymous(count as usize * BLOCK_BYTES)?;
         mapping.prefault(prefault as usize * BLOCK_BYTES)?;
-        Ok(Frames { bytes: Arc::new(Bytes(mapping)), free: Vec::new(), fresh: 0, count })
+        let memory = Arc::new(FrameMemory(mapping));
+        Ok(FramePool { memory, free: Vec::new(), next_unused: 0, count })
     }
 
     /// The frames' memory.
-    pub(crate) fn bytes(&self) -> &Arc<Bytes> {
-        &self.bytes
+    pub(crate) fn memory(&self) -> &Arc<FrameMemory> {
+        &self.memory
     }
 
-    /// Allocates a frame with arbitrary content, if one is left.
+    /// Allocates a frame with arbitrary content; `None` if no frame is left.
     #[inline]
     pub(crate) fn allocate(&mut self) -> Option<Frame> {
-        self.free.pop().or_else(|| {
-            let frame = self.fresh;
-            (frame < self.count).then(|| {
-                self.fresh += 1;
-                frame
-            })
-        })
+        if let Some(frame) = self.free.pop() {
+            return Some(frame);
+        }
+        if self.next_unused == self.count {
+            return None;
+        }
+        let frame = self.next_unused;
+        self.next_unused += 1;
+        Some(frame)
     }
 
     /// Frees a frame; [`ZEROES`] is allowed.
     #[inline]
     pub(crate) fn release(&mut self, frame: Frame) {
         if frame != ZEROES {
-            debug_assert!(frame < self.fresh);
+            debug_assert!(frame < self.next_unused);
             self.free.push(frame);
         }
     }
 }
 
-/// The frames' memory, shared by the owners of frames.
-pub(crate) struct Bytes(Mapping);
+/// The bytes of all frames, shared by the owners of frames.
+pub(crate) struct FrameMemory(Mapping);
 
-impl Bytes {
+impl FrameMemory {
     /// Fills a frame that the caller owns.
     #[inline]
     pub(crate) fn fill(&self, frame: Frame, block: &[u8]) {
@@ -79,7 +91,7 @@ impl Bytes {
         unsafe { copy_block(self.address(frame), block.as_ptr()) }
     }
 
-    /// Copies a block out that the caller owns (or holds the drive's lock for).
+    /// Copies the content of a frame to `to`. The caller owns the frame, or has the drive's lock.
     #[inline]
     pub(crate) fn copy_out(&self, frame: Frame, to: &mut [u8]) {
         assert_eq!(to.len(), BLOCK_BYTES);
@@ -92,6 +104,7 @@ impl Bytes {
         }
     }
 
+    /// The address of a frame's first byte.
     fn address(&self, frame: Frame) -> *mut u8 {
         let offset = frame as usize * BLOCK_BYTES;
         assert!(offset + BLOCK_BYTES <= self.0.len());
@@ -99,52 +112,56 @@ impl Bytes {
     }
 }
 
-/// Number of frames beyond the drive's own and the losable ones: for writes in flight.
+/// Number of frames for the data of writes in flight. The drive's blocks and their older contents
+/// have frames beside these.
 const IN_FLIGHT_FRAMES: u64 = 1 << 17;
 
-/// The blocks of a modelled drive.
-///
-/// In memory it works as a flash translation layer: a write brings a new frame, and its block then
-/// refers to that. With a file, the newest content is in the file, in its place, and old contents
-/// are in frames.
+/// The blocks of a modelled drive, in memory or in a file.
 pub struct DrivePages {
-    frames: Frames,
-    home: Home,
+    frames: FramePool,
+    newest: NewestContents,
 }
 
-enum Home {
-    Memory(Vec<Frame>),
-    File(Mapping),
+/// The newest completed content of each block.
+enum NewestContents {
+    /// The frame of each block, as the map of a flash translation layer. A write brings a frame,
+    /// and the block then refers to that frame.
+    InFrames(Vec<Frame>),
+    /// The mapped file with all blocks in their places.
+    InFile(Mapping),
 }
 
 impl DrivePages {
-    /// `blocks` blocks of zeroes in memory, of which at most `losable` older contents are kept.
+    /// `blocks` blocks of zeroes in memory. At most `losable` older contents are kept. `prefault`
+    /// allocates the memory for the contents of all blocks now.
     pub(crate) fn in_memory(blocks: u64, losable: u64, prefault: bool) -> io::Result<Self> {
-        let own = u32::try_from(blocks + losable).map_err(|_| too_large())?;
-        let count = u32::try_from(blocks + losable + IN_FLIGHT_FRAMES)
-            .ok()
-            .filter(|count| *count < ZEROES)
-            .ok_or_else(too_large)?;
-        let frames = Frames::new(count, if prefault { own } else { 0 })?;
-        Ok(Self { frames, home: Home::Memory(vec![ZEROES; blocks as usize]) })
+        let content_frames = u32::try_from(blocks + losable).map_err(|_| too_large())?;
+        let count = u32::try_from(blocks + losable + IN_FLIGHT_FRAMES).map_err(|_| too_large())?;
+        if count >= ZEROES {
+            return Err(too_large());
+        }
+        let frames = FramePool::new(count, if prefault { content_frames } else { 0 })?;
+        let newest = NewestContents::InFrames(vec![ZEROES; blocks as usize]);
+        Ok(Self { frames, newest })
     }
 
-    /// The blocks of a mapped file, of which at most `losable` older contents are kept.
+    /// The blocks of a mapped file. At most `losable` older contents are kept.
     pub(crate) fn in_file(file: Mapping, losable: u64) -> io::Result<Self> {
         let blocks = (file.len() / BLOCK_BYTES) as u64;
         if blocks >= u64::from(ZEROES) {
             return Err(too_large());
         }
         let count = u32::try_from(losable + IN_FLIGHT_FRAMES).map_err(|_| too_large())?;
-        Ok(Self { frames: Frames::new(count, 0)?, home: Home::File(file) })
+        let frames = FramePool::new(count, 0)?;
+        Ok(Self { frames, newest: NewestContents::InFile(file) })
     }
 
     /// The frames' memory, to fill those that [`DrivePages::allocate`] has handed out.
-    pub(crate) fn bytes(&self) -> &Arc<Bytes> {
-        self.frames.bytes()
+    pub(crate) fn frame_memory(&self) -> &Arc<FrameMemory> {
+        self.frames.memory()
     }
 
-    /// A frame for an incoming block. `None`: too many are in flight.
+    /// Allocates a frame for an incoming block. `None`: too many are in flight.
     pub(crate) fn allocate(&mut self) -> Option<Frame> {
         self.frames.allocate()
     }
@@ -156,36 +173,40 @@ impl Pages for DrivePages {
     const ZEROES: Frame = ZEROES;
 
     fn blocks(&self) -> u64 {
-        match &self.home {
-            Home::Memory(map) => map.len() as u64,
-            Home::File(file) => (file.len() / BLOCK_BYTES) as u64,
+        match &self.newest {
+            NewestContents::InFrames(map) => map.len() as u64,
+            NewestContents::InFile(file) => (file.len() / BLOCK_BYTES) as u64,
         }
     }
 
     #[inline]
     fn exchange(&mut self, lba: u64, page: Frame, keep: bool) -> Option<Frame> {
-        let file = match &mut self.home {
-            Home::Memory(map) => return Some(std::mem::replace(&mut map[lba as usize], page)),
-            Home::File(file) => place(file, lba),
+        let in_file = match &mut self.newest {
+            NewestContents::InFrames(map) => {
+                return Some(std::mem::replace(&mut map[lba as usize], page));
+            }
+            NewestContents::InFile(file) => address_in_file(file, lba),
         };
-        let mut old = [0u8; BLOCK_BYTES];
-        // SAFETY: `file` is a whole block inside the mapping, and the drive's lock is held.
-        unsafe { std::ptr::copy_nonoverlapping(file, old.as_mut_ptr(), BLOCK_BYTES) };
-        let kept = match page {
+        let mut old_content = [0u8; BLOCK_BYTES];
+        // SAFETY: `in_file` is a whole block inside the mapping, and the drive's lock is held.
+        unsafe { std::ptr::copy_nonoverlapping(in_file, old_content.as_mut_ptr(), BLOCK_BYTES) };
+        // The frame of the new content is free once the content is in the file. It then takes the
+        // old content, if that is kept.
+        let freed_frame = match page {
             page if !keep => page,
-            ZEROES if old.iter().all(|byte| *byte == 0) => return Some(ZEROES),
-            // Zeroes come without a frame.
+            ZEROES if old_content.iter().all(|byte| *byte == 0) => return Some(ZEROES),
+            // Zeroes have come without a frame.
             ZEROES => self.frames.allocate()?,
             page => page,
         };
-        let mut new = [0u8; BLOCK_BYTES];
-        self.frames.bytes().copy_out(page, &mut new);
+        let mut new_content = [0u8; BLOCK_BYTES];
+        self.frames.memory().copy_out(page, &mut new_content);
         // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(new.as_ptr(), file, BLOCK_BYTES) };
+        unsafe { std::ptr::copy_nonoverlapping(new_content.as_ptr(), in_file, BLOCK_BYTES) };
         if keep {
-            self.frames.bytes().fill(kept, &old);
+            self.frames.memory().fill(freed_frame, &old_content);
         }
-        Some(kept)
+        Some(freed_frame)
     }
 
     #[inline]
@@ -196,13 +217,15 @@ impl Pages for DrivePages {
     fn read(&self, lba: u64, blocks: u64) -> AlignedBuf {
         let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
         for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
-            match &self.home {
-                Home::Memory(map) => self.frames.bytes().copy_out(map[lba as usize], block),
-                // SAFETY: `place` is a whole block inside the mapping, and the drive's lock is
-                // held, so that nothing writes it.
-                Home::File(file) => unsafe {
+            match &self.newest {
+                NewestContents::InFrames(map) => {
+                    self.frames.memory().copy_out(map[lba as usize], block);
+                }
+                // SAFETY: the address is that of a whole block inside the mapping, and the drive's
+                // lock is held, so that nothing writes the block.
+                NewestContents::InFile(file) => unsafe {
                     std::ptr::copy_nonoverlapping(
-                        place(file, lba),
+                        address_in_file(file, lba),
                         block.as_mut_ptr(),
                         block.len(),
                     );
@@ -213,12 +236,14 @@ impl Pages for DrivePages {
     }
 }
 
-fn place(file: &Mapping, lba: u64) -> *mut u8 {
+/// The address of block `lba` in the mapped file of a drive.
+fn address_in_file(file: &Mapping, lba: u64) -> *mut u8 {
     let offset = lba as usize * BLOCK_BYTES;
     assert!(offset + BLOCK_BYTES <= file.len());
     file.start().wrapping_add(offset)
 }
 
+/// The error of a drive that needs more frames than there are numbers.
 fn too_large() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOMEM)
 }
@@ -229,7 +254,7 @@ mod tests {
 
     #[test]
     fn frames_are_handed_out_once_until_freed() {
-        let mut frames = Frames::new(3, 1).unwrap();
+        let mut frames = FramePool::new(3, 1).unwrap();
         let all: Vec<_> = std::iter::from_fn(|| frames.allocate()).collect();
         assert_eq!(all, [0, 1, 2]);
         frames.release(1);
@@ -238,10 +263,10 @@ mod tests {
         assert_eq!(frames.allocate(), None);
 
         let mut block = vec![9; BLOCK_BYTES];
-        frames.bytes().fill(1, &[7; BLOCK_BYTES]);
-        frames.bytes().copy_out(1, &mut block);
+        frames.memory().fill(1, &[7; BLOCK_BYTES]);
+        frames.memory().copy_out(1, &mut block);
         assert!(block.iter().all(|b| *b == 7));
-        frames.bytes().copy_out(ZEROES, &mut block);
+        frames.memory().copy_out(ZEROES, &mut block);
         assert!(block.iter().all(|b| *b == 0));
     }
 }

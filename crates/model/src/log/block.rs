@@ -1,11 +1,15 @@
 //! A part of a log on a block device: a mirror in memory, written to the device block by block.
 //!
-//! A store changes the mirror and marks the 4 KiB blocks that it touches as dirty. A fence writes
-//! all dirty blocks to the device and waits until they are durable. So no block of a log is written
-//! again while an earlier write of it is in flight (M4), and the device only gets whole blocks (M1).
-//! Most fences write one block: it has the last append, or one of the last persist words.
+//! A store changes the mirror, and marks the 4 KiB blocks that it touches as dirty. A fence writes
+//! all dirty blocks to the device, and waits until they are durable. This way,
 //!
-//! A part need not begin or end at a block, but its mirror does:
+//! - no block of a log is written again while an earlier write of the block is in flight, because a
+//!   drive may execute the two writes in either order (M4),
+//! - the device only gets whole blocks, which a power cut does not tear (M1).
+//!
+//! Most fences write one block, which has the last append or one of the last persist words.
+//!
+//! A part need not begin or end at a block. Its mirror does:
 //!
 //! ```text
 //! device offset:  0 ... mirror_start
@@ -25,8 +29,8 @@ use riopipe_order::region::{Region, RegionError};
 
 /// Two dirty blocks with at most this many clean blocks between them are written by one command,
 /// together with the clean ones. 16 KiB more cost a drive about 5 µs. A second command costs more,
-/// and may have to wait for the first. So the persist words and the appends of one batch, which are
-/// close together, are one write.
+/// and may have to wait for the first. The persist words and the appends of one batch are close
+/// together, so they usually are one write.
 const GAP_BLOCKS_MAX: usize = 4;
 
 /// When a completed write is durable.
@@ -79,25 +83,26 @@ pub trait Blocks {
     /// The device could not flush. Completed writes of every part may be lost.
     fn flush(&self) -> Result<(), RegionError>;
 
-    /// Calls `f` with the record of failed FLUSHes, under a lock that all parts of the device share.
-    /// So the calls of the parts run one after the other.
+    /// Calls `f` with the record of failed FLUSHes, under a lock that all parts of the device
+    /// share. So the calls of the parts run one after the other.
     fn with_flush_lock<T>(&self, f: impl FnOnce(&mut FlushFailure) -> T) -> T;
 }
 
 /// The record of failed FLUSHes of a device.
 ///
-/// A part holds it while a FLUSH is in flight, or a write with [`Durability::OnCompletion`]. So none
-/// of these that began before a failure is accepted after that failure.
+/// A part holds the record while a FLUSH is in flight, or a write with
+/// [`Durability::OnCompletion`]. So no success of an operation that began before a failure is
+/// accepted after that failure.
 #[derive(Debug, Default)]
 pub struct FlushFailure {
-    /// The first failure of such an operation. After it, earlier writes of every part may be lost,
-    /// and the next FLUSH would not report that (T22).
+    /// The first failure of a FLUSH, or of a write with [`Durability::OnCompletion`]. Writes of
+    /// every part may be lost by the failure, and the next FLUSH would not report the loss (T22).
     first: Option<RegionError>,
 }
 
-/// Makes the content of a device durable. Must be called before any of the content is used: the last
-/// process may have died between a write and the FLUSH after it. Then the written data can be read,
-/// although a power cut would still destroy it.
+/// Makes the content of a device durable. Must be called before any of the content is used. The
+/// last process may have died between a write and the FLUSH after it. The written data can then be
+/// read, although a power cut would still destroy it.
 ///
 /// # Errors
 /// The device could not flush.
@@ -118,18 +123,19 @@ pub struct BlockPart<B: Blocks> {
     mirror_start: usize,
     /// The part's range in the mirror, in bytes.
     part_in_mirror: Range<usize>,
-    dirty: Dirty,
-    /// The ranges of the mirror that a fence writes. The vector stays, so that a fence allocates no
-    /// memory.
+    dirty: DirtyBlocks,
+    /// The ranges of the mirror that a fence writes, in bytes. The vector stays, so that a fence
+    /// allocates no memory.
     runs: Vec<Range<usize>>,
-    /// The failure of a fence. The stores since the last good fence may or may not be durable, so no
-    /// later fence may succeed (P6).
-    failed: Option<RegionError>,
+    /// The failure of a fence. After it, the stores since the last successful fence may or may not
+    /// be durable. So no later fence may succeed, because a success would report them as durable
+    /// (P6).
+    failed_fence: Option<RegionError>,
 }
 
 impl<B: Blocks> BlockPart<B> {
     /// Reads the part of a log that has the bytes `part` of a device. No other part may lie in the
-    /// same blocks. Otherwise a fence of one part would write blocks with old bytes of the other.
+    /// same blocks, because a fence of one part would write old bytes of the other part.
     ///
     /// # Errors
     /// The device could not read the blocks.
@@ -139,15 +145,18 @@ impl<B: Blocks> BlockPart<B> {
         Ok(Self {
             mirror: blocks.read(start..end)?,
             blocks,
-            dirty: Dirty::clean((end - start) / BLOCK_BYTES),
+            dirty: DirtyBlocks::none_of((end - start) / BLOCK_BYTES),
             mirror_start: start,
             part_in_mirror: part.start - start..part.end - start,
             runs: Vec::new(),
-            failed: None,
+            failed_fence: None,
         })
     }
 
     /// The range in the mirror of `len` bytes at the part's byte `offset`.
+    ///
+    /// # Panics
+    /// If the bytes are not aligned words inside the part.
     #[inline]
     fn in_mirror(&self, offset: usize, len: usize) -> Range<usize> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.part_in_mirror.len());
@@ -156,11 +165,12 @@ impl<B: Blocks> BlockPart<B> {
             "{len} bytes at {offset} are not aligned words of a part of {} bytes",
             self.part_in_mirror.len()
         );
-        self.part_in_mirror.start + offset..self.part_in_mirror.start + offset + len
+        let start = self.part_in_mirror.start + offset;
+        start..start + len
     }
 
-    /// Writes the dirty blocks, and waits until they are durable.
-    fn write_runs(&self) -> Result<(), RegionError> {
+    /// Writes `runs` to the device, and waits until they are durable.
+    fn write_runs_durably(&self) -> Result<(), RegionError> {
         if !self.blocks.is_volatile() {
             return self.write_and_wait(Durability::AfterFlush);
         }
@@ -168,8 +178,8 @@ impl<B: Blocks> BlockPart<B> {
             if let Some(error) = &failure.first {
                 return Err(error.clone());
             }
-            // One write with `OnCompletion` costs less than a write and a FLUSH. For several writes,
-            // one FLUSH costs less.
+            // A single write costs less with `OnCompletion` than with a FLUSH after it. Several
+            // writes cost less with one FLUSH after them.
             let result = if self.runs.len() == 1 {
                 self.write_and_wait(Durability::OnCompletion)
             } else {
@@ -209,9 +219,9 @@ impl<B: Blocks> Region for BlockPart<B> {
         if bytes.is_empty() {
             return;
         }
-        let at = self.in_mirror(offset, bytes.len());
-        self.dirty.mark(at.start / BLOCK_BYTES, (at.end - 1) / BLOCK_BYTES);
-        self.mirror.as_mut()[at].copy_from_slice(bytes);
+        let range = self.in_mirror(offset, bytes.len());
+        self.dirty.mark(range.start / BLOCK_BYTES, (range.end - 1) / BLOCK_BYTES);
+        self.mirror.as_mut()[range].copy_from_slice(bytes);
     }
 
     #[inline]
@@ -220,34 +230,36 @@ impl<B: Blocks> Region for BlockPart<B> {
     }
 
     fn fence(&mut self) -> Result<(), RegionError> {
-        if let Some(error) = &self.failed {
+        if let Some(error) = &self.failed_fence {
             return Err(error.clone());
         }
         self.dirty.take_runs(&mut self.runs);
         if self.runs.is_empty() {
             return Ok(());
         }
-        self.write_runs().inspect_err(|error| self.failed = Some(error.clone()))
+        self.write_runs_durably().inspect_err(|error| self.failed_fence = Some(error.clone()))
     }
 }
 
-/// The blocks that were written to since the last [`take_runs`](Self::take_runs): a bit for each,
-/// and the bounds of the bits that may be set.
+/// The blocks of a mirror that were changed since the last [`take_runs`](Self::take_runs).
 #[derive(Debug)]
-struct Dirty {
+struct DirtyBlocks {
+    /// A bit for each block of the mirror.
     bits: Vec<u64>,
-    /// `first > last`: no block is dirty.
+    /// The lowest block that may be dirty. It is above `last` if no block is dirty.
     first: usize,
+    /// The highest block that may be dirty.
     last: usize,
 }
 
-impl Dirty {
-    fn clean(blocks: usize) -> Self {
+impl DirtyBlocks {
+    /// The dirty blocks of an unchanged mirror of `blocks` blocks: none.
+    fn none_of(blocks: usize) -> Self {
         Self { bits: vec![0; blocks.div_ceil(64)], first: usize::MAX, last: 0 }
     }
 
-    #[inline]
     /// Marks the blocks `first` to `last`, both included, as dirty.
+    #[inline]
     fn mark(&mut self, first: usize, last: usize) {
         for block in first..=last {
             self.bits[block / 64] |= 1 << (block % 64);
@@ -256,8 +268,8 @@ impl Dirty {
         self.last = self.last.max(last);
     }
 
-    /// Moves the dirty blocks, as ranges of bytes in order, into `runs`; no block is dirty
-    /// afterwards.
+    /// Replaces the content of `runs` by the ranges of bytes that have the dirty blocks, in order.
+    /// No block is dirty afterwards.
     fn take_runs(&mut self, runs: &mut Vec<Range<usize>>) {
         runs.clear();
         if self.first > self.last {
@@ -267,13 +279,13 @@ impl Dirty {
             let mut word = core::mem::take(&mut self.bits[index]);
             while word != 0 {
                 let block = index * 64 + word.trailing_zeros() as usize;
+                // Clears the lowest bit.
                 word &= word - 1;
-                let end = (block + 1) * BLOCK_BYTES;
+                let start = block * BLOCK_BYTES;
+                let end = start + BLOCK_BYTES;
                 match runs.last_mut() {
-                    Some(run) if block * BLOCK_BYTES - run.end <= GAP_BLOCKS_MAX * BLOCK_BYTES => {
-                        run.end = end;
-                    }
-                    _ => runs.push(end - BLOCK_BYTES..end),
+                    Some(run) if start - run.end <= GAP_BLOCKS_MAX * BLOCK_BYTES => run.end = end,
+                    _ => runs.push(start..end),
                 }
             }
         }

@@ -1,4 +1,12 @@
 //! A part of a log in mapped memory.
+//!
+//! Stores go to the memory directly, word by word. [`Persist`] says how a fence makes them durable:
+//!
+//! | | a store | a fence |
+//! |---|---|---|
+//! | [`Persist::Stores`] | stores the word | orders later stores after it |
+//! | [`Persist::Lines`] | also begins to write its cache line back | waits for these lines |
+//! | [`Persist::Sync`] | stores the word | writes the whole file back |
 
 use core::ops::Range;
 
@@ -17,7 +25,8 @@ pub enum Persist {
     Sync,
 }
 
-/// Mapped memory. It has raw effects only and decides nothing. Offsets are multiples of 8.
+/// Mapped memory. It only carries out effects, and decides nothing. Offsets are in bytes, and are
+/// multiples of 8.
 pub trait Memory {
     /// How its stores are made durable.
     fn persist(&self) -> Persist;
@@ -28,7 +37,7 @@ pub trait Memory {
     /// The word at `offset`, little endian.
     fn load(&self, offset: usize) -> u64;
 
-    /// Stores a word, little endian, with a single store that no reader sees in part.
+    /// Stores a word, little endian, with a single store. No reader sees a part of the word.
     fn store(&mut self, offset: usize, value: u64);
 
     /// Loads words from `offset` on, one after the other. The length of `into` is a multiple of 8.
@@ -39,7 +48,8 @@ pub trait Memory {
         }
     }
 
-    /// Stores words from `offset` on, one after the other. The length of `bytes` is a multiple of 8.
+    /// Stores words from `offset` on, one after the other. The length of `bytes` is a multiple of
+    /// 8.
     #[inline]
     fn store_all(&mut self, offset: usize, bytes: &[u8]) {
         for (at, word) in (offset..).step_by(8).zip(words_of(bytes)) {
@@ -71,9 +81,9 @@ pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(word)
 }
 
-/// Makes the content of persistent memory durable. Must be called before any of the content is used:
-/// the last process may have died between a store and the fence after it. Then the stored words can
-/// be read, although a power cut would still destroy them.
+/// Makes the content of persistent memory durable. Must be called before any of the content is
+/// used. The last process may have died between a store and the fence after it. The stored words
+/// can then be read, although a power cut would still destroy them.
 ///
 /// # Errors
 /// The medium could not make it durable.
@@ -109,8 +119,9 @@ impl<M: Memory> MappedPart<M> {
         &self.memory
     }
 
+    /// Panics unless the bytes are aligned words inside the part.
     #[inline]
-    fn check(&self, offset: usize, len: usize) {
+    fn check_words(&self, offset: usize, len: usize) {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.memory.size());
         assert!(
             fits && offset.is_multiple_of(8) && len.is_multiple_of(8),
@@ -119,6 +130,7 @@ impl<M: Memory> MappedPart<M> {
         );
     }
 
+    /// Begins to write the cache lines of these bytes back, if a fence waits for such lines.
     #[inline]
     fn begin_write_back(&mut self, bytes: Range<usize>) {
         if self.memory.persist() == Persist::Lines {
@@ -133,20 +145,20 @@ impl<M: Memory> Region for MappedPart<M> {
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) {
-        self.check(offset, into.len());
+        self.check_words(offset, into.len());
         self.memory.load_all(offset, into);
     }
 
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
-        self.check(offset, bytes.len());
+        self.check_words(offset, bytes.len());
         self.memory.store_all(offset, bytes);
         self.begin_write_back(offset..offset + bytes.len());
     }
 
     #[inline]
     fn write_word(&mut self, offset: usize, value: u64) {
-        self.check(offset, 8);
+        self.check_words(offset, 8);
         self.memory.store(offset, value);
         self.begin_write_back(offset..offset + 8);
     }
@@ -161,8 +173,8 @@ impl<M: Memory> Region for MappedPart<M> {
         Ok(())
     }
 
-    /// Writes back the whole file. That costs little more than the part alone, because nearly nothing
-    /// else of the file is dirty when this is called.
+    /// Writes back the whole file. That costs little more than to write back the part alone,
+    /// because nearly nothing else of the file is dirty at such a time.
     fn write_back(&mut self) -> Result<(), RegionError> {
         self.fence()?;
         self.memory.sync()

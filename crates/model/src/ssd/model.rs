@@ -1,5 +1,9 @@
 //! The drive as a state machine: operations are submitted with the time, and complete when they are
 //! due.
+//!
+//! ```text
+//! submit ──▶ in flight, ordered by completion time ── advance ──▶ inbox of the queue ──▶ take_done
+//! ```
 
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
@@ -10,7 +14,7 @@ use core::slice;
 
 use riopipe_order::block_device::{Cause, Done, IoError, Limits, Operation};
 
-use super::store::{Position, Store};
+use super::store::{InFlightBlock, Position, Store};
 use super::{Pages, PowerCut, Profile, Timing};
 
 /// A modelled drive with its data.
@@ -21,17 +25,32 @@ pub struct Model<P: Pages> {
     profile: &'static Profile,
     timing: Timing,
     store: Store<P>,
-    /// Operations in flight by completion time, then by number of submission, so that the order is
-    /// total.
-    due: BinaryHeap<Reverse<(u64, u64, u32)>>,
-    ops: Vec<Option<Op<P::Page>>>,
-    free_ops: Vec<u32>,
-    submitted: u64,
+    /// The completion times of the operations in flight, the earliest first.
+    due: BinaryHeap<Reverse<DueOperation>>,
+    /// The operations in flight, by slot.
+    ops: Vec<Option<InFlightOperation<P::Page>>>,
+    /// The free slots of `ops`.
+    free_slots: Vec<u32>,
+    /// Number of operations submitted so far.
+    submitted_count: u64,
+    /// The completions of each queue, by the number of the queue.
     inboxes: Vec<Inbox<P::Buf>>,
     limits: Limits,
-    off: bool,
-    /// Time of the latest submission.
-    now: u64,
+    /// Whether the power is off.
+    is_off: bool,
+    /// Time of the latest submission in ns.
+    last_submission: u64,
+}
+
+/// The completion time of an operation in flight. The order is that of the fields.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct DueOperation {
+    /// Completion time in ns.
+    due: u64,
+    /// The number of the submission, which makes the order total.
+    submission: u64,
+    /// The operation's slot in [`Model::ops`].
+    slot: u32,
 }
 
 /// The queue that submitted an operation and receives its completion.
@@ -101,17 +120,21 @@ impl<Page> PageList<Page> {
     }
 }
 
-struct Op<Page> {
+/// An operation that has not completed.
+struct InFlightOperation<Page> {
     queue: QueueId,
+    /// The caller's name of the operation.
     op: u64,
     command: Command<Page>,
-    /// For a flush: the writes that it covers.
-    covers: Position,
+    /// The writes that had completed when the operation was submitted. A flush makes them durable.
+    completed_before: Position,
 }
 
+/// The completions of a queue that were not taken yet.
 struct Inbox<Buf> {
     done: Vec<Done<Buf>>,
-    open: bool,
+    /// Whether the queue is open. The inbox of a closed queue is used again.
+    is_open: bool,
 }
 
 impl<P: Pages> Model<P> {
@@ -125,11 +148,11 @@ impl<P: Pages> Model<P> {
             store: Store::new(pages, profile.losable_blocks),
             due: BinaryHeap::new(),
             ops: Vec::new(),
-            free_ops: Vec::new(),
-            submitted: 0,
+            free_slots: Vec::new(),
+            submitted_count: 0,
             inboxes: Vec::new(),
-            off: false,
-            now: 0,
+            is_off: false,
+            last_submission: 0,
         }
     }
 
@@ -145,8 +168,8 @@ impl<P: Pages> Model<P> {
 
     /// The contents of a block before each completed write that a power cut may still take, oldest
     /// first.
-    pub fn older(&self, lba: u64) -> impl Iterator<Item = P::Page> {
-        self.store.older(lba)
+    pub fn older_contents(&self, lba: u64) -> impl Iterator<Item = P::Page> {
+        self.store.older_contents(lba)
     }
 
     /// Capacity in blocks.
@@ -156,12 +179,12 @@ impl<P: Pages> Model<P> {
 
     /// Opens a queue. Completions of its operations are kept until [`take_done`](Self::take_done).
     pub fn open_queue(&mut self) -> QueueId {
-        let closed = self.inboxes.iter().position(|inbox| !inbox.open);
-        let index = closed.unwrap_or_else(|| {
-            self.inboxes.push(Inbox { done: Vec::new(), open: true });
+        let closed_inbox = self.inboxes.iter().position(|inbox| !inbox.is_open);
+        let index = closed_inbox.unwrap_or_else(|| {
+            self.inboxes.push(Inbox { done: Vec::new(), is_open: true });
             self.inboxes.len() - 1
         });
-        self.inboxes[index].open = true;
+        self.inboxes[index].is_open = true;
         QueueId(index as u32)
     }
 
@@ -169,13 +192,13 @@ impl<P: Pages> Model<P> {
     pub fn close_queue(&mut self, queue: QueueId) {
         let inbox = &mut self.inboxes[queue.0 as usize];
         inbox.done.clear();
-        inbox.open = false;
+        inbox.is_open = false;
     }
 
     /// Completes all operations that are due at `now`.
     #[inline]
     pub fn advance(&mut self, now: u64) {
-        while let Some(Reverse((due, _, slot))) = self.due.peek()
+        while let Some(Reverse(DueOperation { due, slot, .. })) = self.due.peek()
             && *due <= now
         {
             let slot = *slot;
@@ -187,7 +210,7 @@ impl<P: Pages> Model<P> {
     /// Time at which the next operation of any queue is due.
     #[inline]
     pub fn next_due(&self) -> Option<u64> {
-        self.due.peek().map(|Reverse((due, _, _))| *due)
+        self.due.peek().map(|Reverse(operation)| operation.due)
     }
 
     /// Moves the completions of `queue` to the end of `done`; returns their number.
@@ -203,33 +226,33 @@ impl<P: Pages> Model<P> {
     /// [`power_on`](Self::power_on).
     pub fn power_cut(&mut self, now: u64, seed: u64) -> PowerCut {
         self.advance(now);
+        let mut in_flight: Vec<_> = self.due.drain().map(|Reverse(operation)| operation).collect();
+        in_flight.sort_unstable();
         let mut blocks_in_flight = Vec::new();
-        let mut in_flight = 0;
-        let mut order: Vec<_> = self.due.drain().map(|Reverse(entry)| entry).collect();
-        order.sort_unstable();
-        for (_, _, slot) in order {
-            in_flight += 1;
-            let op = self.take_op(slot);
-            let (what, lba, blocks) = op.command.extent();
-            match op.command {
+        for operation in &in_flight {
+            let InFlightOperation { queue, op, command, .. } = self.take_operation(operation.slot);
+            let (what, lba, blocks) = command.extent();
+            match command {
                 Command::Write { lba, pages } => {
-                    blocks_in_flight.extend((lba..).zip(pages.as_slice().iter().copied()));
+                    let pages = pages.as_slice().iter();
+                    let written =
+                        (lba..).zip(pages).map(|(lba, page)| InFlightBlock { lba, page: *page });
+                    blocks_in_flight.extend(written);
                 }
                 Command::Zeroes { lba, blocks, .. } => {
-                    blocks_in_flight.extend((lba..lba + blocks).map(|lba| (lba, P::ZEROES)));
+                    let zeroed =
+                        (lba..lba + blocks).map(|lba| InFlightBlock { lba, page: P::ZEROES });
+                    blocks_in_flight.extend(zeroed);
                 }
                 Command::Read { .. } | Command::Flush => {}
             }
-            self.answer(
-                op.queue,
-                op.op,
-                Err(self.limits.error(what, lba, blocks, Cause::PowerLost)),
-            );
+            let error = self.limits.error(what, lba, blocks, Cause::PowerLost);
+            self.add_completion(queue, op, Err(error));
         }
         let mut cut = self.store.power_cut(&blocks_in_flight, seed);
-        cut.in_flight = in_flight;
+        cut.in_flight = in_flight.len() as u64;
         self.timing = Timing::new(self.profile, seed);
-        self.off = true;
+        self.is_off = true;
         cut
     }
 
@@ -241,55 +264,69 @@ impl<P: Pages> Model<P> {
 
     /// Turns the power on. The contents that the cut left are durable.
     pub fn power_on(&mut self) {
-        self.off = false;
+        self.is_off = false;
     }
 
     /// Submits a command. A refused command completes at once.
     #[inline]
     pub fn submit(&mut self, now: u64, queue: QueueId, op: u64, command: Command<P::Page>) {
         // The clocks of the callers may differ a little; the drive's time never decreases.
-        let now = now.max(self.now);
-        self.now = now;
-        // Operations that are due take effect first: a flush must cover them.
+        let now = now.max(self.last_submission);
+        self.last_submission = now;
+        // Operations that are due take effect first, because a flush must cover them.
         self.advance(now);
         let (what, lba, blocks) = command.extent();
-        let checked = match command {
+        let in_bounds = match command {
             Command::Flush => Ok(()),
             Command::Zeroes { .. } => self.limits.extent(what, lba, blocks),
             Command::Write { .. } | Command::Read { .. } => self.limits.blocks(what, lba, blocks),
         };
-        if let Err(error) = checked {
+        if let Err(error) = in_bounds {
             return self.refuse(queue, op, command, error);
         }
-        if self.off {
+        if self.is_off {
             let error = self.limits.error(what, lba, blocks, Cause::PowerLost);
             return self.refuse(queue, op, command, error);
         }
         let due = match &command {
             Command::Write { pages, .. } => self.timing.write(now, pages.as_slice().len() as u64),
-            Command::Zeroes { .. } => self.timing.table(now),
+            Command::Zeroes { .. } => self.timing.update_tables(now),
             Command::Read { lba, blocks } => self.timing.read(now, *lba, *blocks),
             Command::Flush => self.timing.flush(now),
         };
-        let op = Op { queue, op, command, covers: self.store.position() };
-        let slot = match self.free_ops.pop() {
+        let completed_before = self.store.position();
+        let slot = self.add_operation(InFlightOperation { queue, op, command, completed_before });
+        self.due.push(Reverse(DueOperation { due, submission: self.submitted_count, slot }));
+        self.submitted_count += 1;
+    }
+
+    /// Puts an operation into a free slot; returns the slot.
+    #[inline]
+    fn add_operation(&mut self, operation: InFlightOperation<P::Page>) -> u32 {
+        match self.free_slots.pop() {
             Some(slot) => {
-                self.ops[slot as usize] = Some(op);
+                self.ops[slot as usize] = Some(operation);
                 slot
             }
             None => {
-                self.ops.push(Some(op));
+                self.ops.push(Some(operation));
                 (self.ops.len() - 1) as u32
             }
-        };
-        self.due.push(Reverse((due, self.submitted, slot)));
-        self.submitted += 1;
+        }
     }
 
+    /// Takes an operation in flight out of its slot.
+    fn take_operation(&mut self, slot: u32) -> InFlightOperation<P::Page> {
+        self.free_slots.push(slot);
+        // A slot is in `due` exactly once, from the submission of its operation until here.
+        self.ops[slot as usize].take().expect("an op in flight")
+    }
+
+    /// Completes the operation in a slot: it takes effect now.
     #[inline]
     fn complete(&mut self, slot: u32) {
-        let op = self.take_op(slot);
-        let result = match op.command {
+        let operation = self.take_operation(slot);
+        let result = match operation.command {
             Command::Write { lba, pages } => {
                 for (lba, page) in (lba..).zip(pages.as_slice()) {
                     self.store.put(lba, *page);
@@ -304,31 +341,29 @@ impl<P: Pages> Model<P> {
             }
             Command::Read { lba, blocks } => Some(self.store.pages().read(lba, blocks)),
             Command::Flush => {
-                self.store.make_durable(op.covers);
+                self.store.make_durable(operation.completed_before);
                 None
             }
         };
-        self.answer(op.queue, op.op, Ok(result));
+        self.add_completion(operation.queue, operation.op, Ok(result));
     }
 
+    /// Completes a command with an error at once, and frees the pages that it brought.
     #[cold]
     fn refuse(&mut self, queue: QueueId, op: u64, command: Command<P::Page>, error: IoError) {
         if let Command::Write { pages, .. } = command {
-            pages.as_slice().iter().for_each(|page| self.store.pages_mut().release(*page));
+            for page in pages.as_slice() {
+                self.store.pages_mut().release(*page);
+            }
         }
-        self.answer(queue, op, Err(error));
+        self.add_completion(queue, op, Err(error));
     }
 
-    fn take_op(&mut self, slot: u32) -> Op<P::Page> {
-        self.free_ops.push(slot);
-        // A slot is in `due` exactly once, from the submission of its operation until here.
-        self.ops[slot as usize].take().expect("an op in flight")
-    }
-
+    /// Adds a completion to the inbox of a queue. A closed queue needs none.
     #[inline]
-    fn answer(&mut self, queue: QueueId, op: u64, result: Result<Option<P::Buf>, IoError>) {
+    fn add_completion(&mut self, queue: QueueId, op: u64, result: Result<Option<P::Buf>, IoError>) {
         let inbox = &mut self.inboxes[queue.0 as usize];
-        if inbox.open {
+        if inbox.is_open {
             inbox.done.push(Done { op, result });
         }
     }

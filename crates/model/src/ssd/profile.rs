@@ -16,13 +16,14 @@ pub struct Profile {
     pub write_command_ns: u64,
     /// Transfer time of one block on the link, which reads and writes share.
     pub link_block_ns: u64,
-    /// From a write's arrival in the cache to its completion, on average.
+    /// Average time from a write's arrival in the cache to its completion.
     pub write_latency_ns: u64,
-    /// Width of the uniform spread around that average; it makes writes complete out of order.
+    /// Width of the uniform spread around `write_latency_ns`. By the spread, writes complete out of
+    /// order.
     pub write_spread_ns: u64,
-    /// From the end of a read's work on the medium to its completion.
+    /// Time from the end of a read's work on the medium to its completion.
     pub read_latency_ns: u64,
-    /// Number of parts of the medium (dies) that work at the same time.
+    /// Number of parts of the medium (dies) that work in parallel.
     pub units: u64,
     /// Time for which a read occupies one unit.
     pub read_unit_ns: u64,
@@ -38,8 +39,8 @@ pub struct Profile {
     pub flush_base_ns: u64,
     /// The drive accepts nothing while it executes a FLUSH.
     pub flush_blocks_all: bool,
-    /// Largest number of completed blocks that a power cut can still lose; older ones count as
-    /// written. Without power-loss protection only.
+    /// Largest number of completed blocks that a power cut can still lose. Older blocks count as
+    /// durable. 0 with power-loss protection.
     pub losable_blocks: u64,
 }
 
@@ -50,9 +51,9 @@ impl Profile {
         self.program_ns / (self.units * self.program_blocks)
     }
 
-    /// The profile with name `name`.
+    /// The profile with name `name`, if there is one.
     pub fn named(name: &str) -> Option<&'static Profile> {
-        [&FLASH, &OPTANE].into_iter().find(|p| p.name == name)
+        [&FLASH, &OPTANE].into_iter().find(|profile| profile.name == name)
     }
 }
 

@@ -1,4 +1,10 @@
-//! The contents of the modelled drive's blocks, including those that a power cut may still restore.
+//! The contents of the modelled drive's blocks, including the old contents that a power cut may
+//! restore.
+//!
+//! ```text
+//! a block's contents:  durable ─▶ completed ─▶ … ─▶ newest completed ─▶ in flight ─▶ …
+//!                      └─────── in `losable` ──────┘  in its place
+//! ```
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
@@ -21,10 +27,10 @@ pub trait Pages {
     fn blocks(&self) -> u64;
 
     /// Makes `page` the content of block `lba`. Returns the page with the block's old content if
-    /// `keep` is set, else a page that is free.
+    /// `keep_old` is set. Otherwise returns a page that is not needed any more.
     ///
     /// `None`: no page is left to keep the old content; nothing has changed.
-    fn exchange(&mut self, lba: u64, page: Self::Page, keep: bool) -> Option<Self::Page>;
+    fn exchange(&mut self, lba: u64, page: Self::Page, keep_old: bool) -> Option<Self::Page>;
 
     /// Frees a page; [`ZEROES`](Self::ZEROES) is allowed.
     fn release(&mut self, page: Self::Page);
@@ -34,15 +40,22 @@ pub trait Pages {
 }
 
 /// The blocks of a modelled drive. A block's old content is kept until a flush covers the write
-/// that replaced it. To lose the write is to restore that content.
+/// that replaced the content. A power cut loses the write by restoring the old content.
 pub(super) struct Store<P: Pages> {
     pages: P,
-    /// Completed writes that a power cut may lose, oldest first: the block, and its content before.
-    losable: VecDeque<(u64, P::Page)>,
-    /// How many writes were removed from the front of `losable` since the beginning.
+    /// Completed writes that a power cut may lose, oldest first.
+    losable: VecDeque<LosableWrite<P::Page>>,
+    /// Number of writes that were removed from the front of `losable` since the beginning.
     durable_count: u64,
-    /// The most writes in `losable`. When there are more, the oldest becomes durable.
+    /// Largest number of writes in `losable`. If there are more, the oldest becomes durable.
     losable_max: usize,
+}
+
+/// A completed write of one block that is not durable yet.
+struct LosableWrite<Page> {
+    lba: u64,
+    /// The content of the block before the write.
+    old_page: Page,
 }
 
 /// A position in the sequence of completed writes.
@@ -50,7 +63,8 @@ pub(super) struct Store<P: Pages> {
 pub(super) struct Position(u64);
 
 impl<P: Pages> Store<P> {
-    /// At most `losable_max` completed writes may be lost; 0 with power-loss protection.
+    /// A store of which a power cut may lose at most `losable_max` completed writes. With
+    /// power-loss protection the number is 0.
     pub(super) const fn new(pages: P, losable_max: u64) -> Self {
         let losable_max = losable_max as usize;
         Self { pages, losable: VecDeque::new(), durable_count: 0, losable_max }
@@ -65,41 +79,46 @@ impl<P: Pages> Store<P> {
     }
 
     /// The contents of a block before each write that may still be lost, oldest first.
-    pub(super) fn older(&self, lba: u64) -> impl Iterator<Item = P::Page> {
-        self.losable.iter().filter(move |(at, _)| *at == lba).map(|(_, page)| *page)
+    pub(super) fn older_contents(&self, lba: u64) -> impl Iterator<Item = P::Page> {
+        self.losable.iter().filter(move |write| write.lba == lba).map(|write| write.old_page)
     }
 
     /// Completes the write of one block: `page` becomes its content.
     pub(super) fn put(&mut self, lba: u64, page: P::Page) {
         if self.losable_max == 0 {
-            return self.replace(lba, page);
+            return self.put_durably(lba, page);
         }
-        let old = loop {
-            if let Some(old) = self.pages.exchange(lba, page, true) {
-                break old;
+        let old_page = loop {
+            if let Some(old_page) = self.pages.exchange(lba, page, true) {
+                break old_page;
             }
             if self.losable.is_empty() {
-                // All pages are in flight: this block's old content can't be kept.
-                self.replace(lba, page);
+                // All pages are in flight, so the block's old content can't be kept.
+                self.put_durably(lba, page);
                 break P::ZEROES;
             }
-            // The oldest writes become durable, as in a drive that must make space.
-            self.make_durable(Position(self.durable_count + 1));
+            self.make_oldest_durable();
         };
-        self.losable.push_back((lba, old));
+        self.losable.push_back(LosableWrite { lba, old_page });
         if self.losable.len() > self.losable_max {
-            self.make_durable(Position(self.durable_count + 1));
+            self.make_oldest_durable();
         }
     }
 
-    /// Replaces a block's content for good.
-    fn replace(&mut self, lba: u64, page: P::Page) {
+    /// Replaces a block's content, so that no power cut restores the old content.
+    fn put_durably(&mut self, lba: u64, page: P::Page) {
         if let Some(unneeded) = self.pages.exchange(lba, page, false) {
             self.pages.release(unneeded);
         }
     }
 
-    /// The position that a flush submitted now must cover: all writes completed so far (M2).
+    /// Makes the oldest losable write durable. A drive that needs space does the same.
+    fn make_oldest_durable(&mut self) {
+        self.make_durable(Position(self.durable_count + 1));
+    }
+
+    /// The position that a flush covers if it is submitted now: it must make durable all writes
+    /// that have completed so far (M2).
     pub(super) fn position(&self) -> Position {
         Position(self.durable_count + self.losable.len() as u64)
     }
@@ -107,100 +126,116 @@ impl<P: Pages> Store<P> {
     /// Makes all writes before `upto` durable.
     pub(super) fn make_durable(&mut self, upto: Position) {
         while self.durable_count < upto.0 {
-            // `upto` came from `position`, so there were that many writes; a power cut in between
-            // has made all of them durable.
-            let Some((_, old)) = self.losable.pop_front() else {
+            let Some(write) = self.losable.pop_front() else {
                 break;
             };
-            self.pages.release(old);
+            self.pages.release(write.old_page);
             self.durable_count += 1;
         }
     }
 
-    /// Loses power with `in_flight` blocks in flight.
+    /// Loses power while the writes of the blocks `in_flight` are in flight.
     ///
-    /// Each block keeps one of these: its durable content, any completed write that is not yet
-    /// durable, any write in flight. The result is durable.
-    pub(super) fn power_cut(&mut self, in_flight: &[(u64, P::Page)], seed: u64) -> PowerCut {
-        // All contents that each block may have: the durable one, then completed writes in their
-        // order with `Now` as the newest, then those in flight.
-        let mut contents: BTreeMap<u64, Vec<Content<P::Page>>> = BTreeMap::new();
-        for (lba, old) in self.losable.drain(..) {
-            contents.entry(lba).or_default().push(Content::Page(old));
-            self.durable_count += 1;
-        }
-        for list in contents.values_mut() {
-            list.push(Content::Now);
-        }
-        for (lba, page) in in_flight {
-            contents.entry(*lba).or_insert_with(|| vec![Content::Now]).push(Content::Page(*page));
-        }
-
+    /// Each block keeps one of its contents: the durable one, that of any completed write that is
+    /// not durable, or that of any write in flight. The kept content is durable from now on.
+    pub(super) fn power_cut(
+        &mut self,
+        in_flight: &[InFlightBlock<P::Page>],
+        seed: u64,
+    ) -> PowerCut {
         let mut random = Seed::new(seed);
         let severity = Severity::choose(&mut random);
         let mut cut = PowerCut::default();
-        for (lba, list) in contents {
-            let now = list.iter().position(|c| matches!(c, Content::Now));
-            // Every list has a `Now`: pushed in one of the two loops above.
-            let now = now.expect("the block's content now is among its contents");
-            let kept = severity.pick(&mut random, list.len(), now);
-            if kept == now {
-                cut.blocks_kept += u64::from(now > 0);
+        for (lba, contents) in self.possible_contents(in_flight) {
+            let newest = contents.iter().position(|content| matches!(content, Content::Newest));
+            let newest = newest.expect("`possible_contents` adds the newest content of each block");
+            let kept = severity.pick(&mut random, contents.len(), newest);
+            if kept == newest {
+                cut.blocks_kept += u64::from(newest > 0);
             } else {
-                cut.blocks_lost += u64::from(kept < now);
-                cut.blocks_landed += u64::from(kept > now);
+                cut.blocks_lost += u64::from(kept < newest);
+                cut.blocks_landed += u64::from(kept > newest);
             }
-            for (index, content) in list.into_iter().enumerate() {
+            for (index, content) in contents.into_iter().enumerate() {
                 match content {
-                    Content::Page(page) if index == kept => self.replace(lba, page),
+                    Content::Page(page) if index == kept => self.put_durably(lba, page),
                     Content::Page(page) => self.pages.release(page),
-                    Content::Now => {}
+                    Content::Newest => {}
                 }
             }
         }
         cut
     }
+
+    /// Takes out of the store all contents that each block may have after a power cut: the durable
+    /// one, then those of completed writes in their order, then those in flight. Blocks that have
+    /// only one content are left out.
+    fn possible_contents(
+        &mut self,
+        in_flight: &[InFlightBlock<P::Page>],
+    ) -> BTreeMap<u64, Vec<Content<P::Page>>> {
+        let mut contents: BTreeMap<u64, Vec<Content<P::Page>>> = BTreeMap::new();
+        for write in self.losable.drain(..) {
+            contents.entry(write.lba).or_default().push(Content::Page(write.old_page));
+            self.durable_count += 1;
+        }
+        for block_contents in contents.values_mut() {
+            block_contents.push(Content::Newest);
+        }
+        for InFlightBlock { lba, page } in in_flight {
+            let block_contents = contents.entry(*lba).or_insert_with(|| vec![Content::Newest]);
+            block_contents.push(Content::Page(*page));
+        }
+        contents
+    }
+}
+
+/// A block that a write in flight may have written.
+pub(super) struct InFlightBlock<Page> {
+    pub(super) lba: u64,
+    /// The content that the write brings.
+    pub(super) page: Page,
 }
 
 /// One of the contents that a block may have after a power cut.
 enum Content<Page> {
+    /// A content that is not in the block's place.
     Page(Page),
-    /// The newest completed content, in its place.
-    Now,
+    /// The newest completed content, which is in the block's place.
+    Newest,
 }
 
-/// The overall severity of a power cut. The extremes are chosen often, since they find the most
-/// errors.
+/// The severity of a power cut. The extremes are chosen often, since they find the most errors.
 enum Severity {
-    /// Every block loses all that is not durable.
-    AllDurableOnly,
+    /// Every block gets its durable content.
+    AllDurable,
     /// Every block keeps its newest completed content.
-    AllNow,
-    /// Every block has the content of its last write in flight.
-    AllLatest,
-    /// Each block keeps its newest completed content with this many quarters of probability, else
-    /// it gets any of its contents.
+    AllNewest,
+    /// Every block gets the content of its last write in flight.
+    AllInFlight,
+    /// Each block keeps its newest completed content with a probability of `keep_quarters / 4`.
+    /// Otherwise it gets any of its contents.
     Each { keep_quarters: u64 },
 }
 
 impl Severity {
     fn choose(random: &mut Seed) -> Severity {
         match random.below(8) {
-            0 => Severity::AllDurableOnly,
-            1 => Severity::AllNow,
-            2 => Severity::AllLatest,
+            0 => Severity::AllDurable,
+            1 => Severity::AllNewest,
+            2 => Severity::AllInFlight,
             _ => Severity::Each { keep_quarters: random.below(4) },
         }
     }
 
-    /// The index, of `count` contents, of the one that stays; `now` is the index of the newest
-    /// completed one.
-    fn pick(&self, random: &mut Seed, count: usize, now: usize) -> usize {
+    /// Picks the content that a block keeps: an index below `count`. `newest` is the index of the
+    /// newest completed content.
+    fn pick(&self, random: &mut Seed, count: usize, newest: usize) -> usize {
         match self {
-            Severity::AllDurableOnly => 0,
-            Severity::AllNow => now,
-            Severity::AllLatest => count - 1,
-            Severity::Each { keep_quarters } if random.below(4) < *keep_quarters => now,
+            Severity::AllDurable => 0,
+            Severity::AllNewest => newest,
+            Severity::AllInFlight => count - 1,
+            Severity::Each { keep_quarters } if random.below(4) < *keep_quarters => newest,
             Severity::Each { .. } => random.below(count as u64) as usize,
         }
     }

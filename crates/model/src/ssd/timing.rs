@@ -1,7 +1,14 @@
 //! Completion times of the modelled drive, without its data.
 //!
-//! Each completion time is computed at submission from `now`, the earlier operations and the seed.
-//! docs/media.md has the formulas; this file is their only implementation.
+//! The completion time of an operation is computed at its submission, from the time, the earlier
+//! operations and the seed. docs/media.md has the formulas, of which this file is the only
+//! implementation.
+//!
+//! ```text
+//! write: port (controller and link) ──▶ cache ──▶ completion
+//!                                        └──▶ units of the medium, later
+//! read:  port ──▶ units of the medium ──▶ completion
+//! ```
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -14,15 +21,21 @@ use crate::seed::Seed;
 #[derive(Debug, Clone)]
 pub struct Timing {
     profile: &'static Profile,
-    /// Controller and link, which commands use one after the other.
+    /// Time at which controller and link are free. Commands use them one after the other.
     port_free: u64,
     /// Time at which all accepted blocks will have been programmed.
-    drained: u64,
+    cache_drained: u64,
     /// Time at which each part of the medium is free for a read.
     units_free: Vec<u64>,
-    /// The latest FLUSH: executed from `.0` to `.1`.
-    flush: (u64, u64),
+    last_flush: FlushExecution,
     random: Seed,
+}
+
+/// The time from the begin of a FLUSH's execution to its completion.
+#[derive(Debug, Clone, Copy, Default)]
+struct FlushExecution {
+    start: u64,
+    end: u64,
 }
 
 impl Timing {
@@ -31,68 +44,72 @@ impl Timing {
         Timing {
             profile,
             port_free: 0,
-            drained: 0,
+            cache_drained: 0,
             units_free: vec![0; profile.units as usize],
-            flush: (0, 0),
+            last_flush: FlushExecution::default(),
             random: Seed::new(seed),
         }
     }
 
     /// Time at which a write of `blocks` blocks that arrives at `now` completes.
     pub fn write(&mut self, now: u64, blocks: u64) -> u64 {
-        let p = self.profile;
-        let drain = p.drain_block_ns();
-        // The cache has space as soon as only `cache - blocks` of the earlier blocks are left.
-        let space = p.cache_blocks.saturating_sub(blocks) * drain;
-        let start = now.max(self.port_free).max(self.drained.saturating_sub(space));
-        let arrived = start + p.write_command_ns.max(blocks * p.link_block_ns);
+        let profile = self.profile;
+        let drain_block_ns = profile.drain_block_ns();
+        // The cache has space as soon as at most this number of earlier blocks is in it.
+        let earlier_blocks_max = profile.cache_blocks.saturating_sub(blocks);
+        let cache_has_space =
+            self.cache_drained.saturating_sub(earlier_blocks_max * drain_block_ns);
+        let start = now.max(self.port_free).max(cache_has_space);
+        let arrived = start + profile.write_command_ns.max(blocks * profile.link_block_ns);
         self.port_free = arrived;
-        self.drained = self.drained.max(arrived) + blocks * drain;
-        let spread = self.random.below(p.write_spread_ns.max(1));
-        arrived + p.write_latency_ns - p.write_spread_ns / 2 + spread
+        self.cache_drained = self.cache_drained.max(arrived) + blocks * drain_block_ns;
+        let spread = self.random.below(profile.write_spread_ns.max(1));
+        arrived + profile.write_latency_ns - profile.write_spread_ns / 2 + spread
     }
 
     /// Time at which a command that only changes the drive's tables (write zeroes, deallocate)
     /// completes.
-    pub fn table(&mut self, now: u64) -> u64 {
-        let p = self.profile;
+    pub fn update_tables(&mut self, now: u64) -> u64 {
         let start = now.max(self.port_free);
-        self.port_free = start + p.write_command_ns;
-        self.port_free + p.write_latency_ns
+        self.port_free = start + self.profile.write_command_ns;
+        self.port_free + self.profile.write_latency_ns
     }
 
     /// Time at which a read of `blocks` blocks from `lba` on that arrives at `now` completes.
     pub fn read(&mut self, now: u64, lba: u64, blocks: u64) -> u64 {
-        let p = self.profile;
+        let profile = self.profile;
         let start = now.max(self.port_free);
-        let taken = start + p.read_command_ns.max(blocks * p.link_block_ns);
-        self.port_free = taken;
-        let first = lba / p.read_unit_blocks;
-        let last = (lba + blocks - 1) / p.read_unit_blocks;
-        let mut end = taken;
-        for page in first..=last {
-            // Adjacent pages are on adjacent units, as a flash translation layer with
-            // striping places them.
-            let free = &mut self.units_free[(page % p.units) as usize];
-            *free = (*free).max(taken) + p.read_unit_ns;
-            end = end.max(*free);
+        let accepted = start + profile.read_command_ns.max(blocks * profile.link_block_ns);
+        self.port_free = accepted;
+        let first_page = lba / profile.read_unit_blocks;
+        let last_page = (lba + blocks - 1) / profile.read_unit_blocks;
+        let mut read_end = accepted;
+        for page in first_page..=last_page {
+            // Adjacent pages are on adjacent units, because a flash translation layer stripes them.
+            let unit_free = &mut self.units_free[(page % profile.units) as usize];
+            *unit_free = (*unit_free).max(accepted) + profile.read_unit_ns;
+            read_end = read_end.max(*unit_free);
         }
-        end + p.read_latency_ns
+        read_end + profile.read_latency_ns
     }
 
     /// Time at which a FLUSH that arrives at `now` completes.
     ///
-    /// It waits for the FLUSH in execution; those that wait together are executed together.
+    /// The FLUSH waits for the FLUSH in execution. FLUSHes that wait together are executed
+    /// together.
     pub fn flush(&mut self, now: u64) -> u64 {
-        let p = self.profile;
-        if p.plp {
-            return now + p.flush_base_ns;
+        let profile = self.profile;
+        if profile.plp {
+            return now + profile.flush_base_ns;
         }
-        let (start, end) = self.flush;
-        let start = if start > now { start } else { now.max(end) };
-        let end = start.max(self.drained) + p.flush_base_ns;
-        self.flush = (start, end);
-        if p.flush_blocks_all {
+        let last_flush_waits = self.last_flush.start > now;
+        let start = match last_flush_waits {
+            true => self.last_flush.start,
+            false => now.max(self.last_flush.end),
+        };
+        let end = start.max(self.cache_drained) + profile.flush_base_ns;
+        self.last_flush = FlushExecution { start, end };
+        if profile.flush_blocks_all {
             self.port_free = self.port_free.max(end);
         }
         end

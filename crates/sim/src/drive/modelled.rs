@@ -108,7 +108,7 @@ impl Modelled {
 
     /// The contents of a block before each write that a power cut may still undo, oldest first.
     pub(super) fn older(&self, lba: u32) -> impl Iterator<Item = Content> {
-        self.model.older(lba.into())
+        self.model.older_contents(lba.into())
     }
 
     pub(super) fn submit(&mut self, op: u64, command: Command<Content>) {

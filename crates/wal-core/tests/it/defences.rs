@@ -116,7 +116,7 @@ fn a_record_cut_by_a_crash_is_not_continued_by_another() {
 #[test]
 fn t11_a_block_is_written_again_only_after_the_trim_is_released() {
     let mut world = World::new(16, Below::Rio);
-    while world.writer.free() > 0 {
+    while world.writer.free_blocks() > 0 {
         world.append(Kind::Data, &bytes(ONE_BLOCK, 3));
         world.settle();
     }
@@ -125,13 +125,13 @@ fn t11_a_block_is_written_again_only_after_the_trim_is_released() {
     world.trim(first);
     // The trim is written by itself, since there is no space for anything else.
     assert_eq!(world.commit(), 1);
-    assert_eq!(world.writer.free(), 0, "submitted is not enough");
+    assert_eq!(world.writer.free_blocks(), 0, "submitted is not enough");
     world.advance(99, 0, 0);
-    assert_eq!((world.commit(), world.writer.free()), (0, 0), "complete is not enough");
+    assert_eq!((world.commit(), world.writer.free_blocks()), (0, 0), "complete is not enough");
     world.advance(0, 99, 0);
-    assert_eq!((world.commit(), world.writer.free()), (0, 0), "nor durable");
+    assert_eq!((world.commit(), world.writer.free_blocks()), (0, 0), "nor durable");
     world.advance(0, 0, 99);
-    assert!(world.writer.free() > 0);
+    assert!(world.writer.free_blocks() > 0);
     world.settle();
     world.crash(&mut Random(3), true);
     world.reopen();
@@ -166,7 +166,7 @@ fn a_trimmed_log_gets_space_though_no_caller_waits() {
     for blocks_left in [0, 1] {
         let mut world = World::new(16, Below::Rio);
         world.waits = true;
-        while world.writer.free() > blocks_left {
+        while world.writer.free_blocks() > blocks_left {
             world.append(Kind::Data, &bytes(ONE_BLOCK, 3));
             world.settle();
         }

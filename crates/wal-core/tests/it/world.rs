@@ -9,7 +9,7 @@ use riopipe_wal_core::format::{Anchor, PAYLOAD_BYTES, begin};
 use riopipe_wal_core::opening::{End, FindError, find_end};
 use riopipe_wal_core::reading::{Assembler, ReadError, Record, locate};
 use riopipe_wal_core::record::{Frame, Kind};
-use riopipe_wal_core::ring::Ring;
+use riopipe_wal_core::ring::{Extent, Ring};
 use riopipe_wal_core::writer::{Config, Marks, Writer};
 use riopipe_wal_core::{BLOCK_BYTES, Lsn};
 
@@ -116,12 +116,12 @@ impl World {
         while let Some(group) = self.writer.plan(self.queue.len(), self.wanted()) {
             let [a, b] = self.ring.extents(group.first, group.blocks);
             let bytes = |blocks: u64| vec![0xee; blocks as usize * BLOCK_BYTES];
-            let (mut one, mut two) = (bytes(a.1), bytes(b.1));
+            let (mut one, mut two) = (bytes(a.blocks), bytes(b.blocks));
             self.writer.pack(&group, &self.queue, [&mut one, &mut two]);
             self.queue.drain(..group.bytes);
             self.seq += 1;
             let mut writes = Vec::new();
-            for ((lba, _), data) in [a, b].into_iter().zip([one, two]) {
+            for (Extent { lba, .. }, data) in [a, b].into_iter().zip([one, two]) {
                 for (block, lba) in data.chunks_exact(BLOCK_BYTES).zip(lba..) {
                     let block: Block = block.try_into().unwrap();
                     writes.push((lba, Box::new(block)));
@@ -130,7 +130,7 @@ impl World {
             let tag = group.first + group.blocks;
             let flush = group.flush;
             self.flying.push_back(Flying { seq: self.seq, writes, flush, tag });
-            self.writer.submitted(&group, self.seq);
+            self.writer.on_submitted(&group, self.seq);
             groups += 1;
         }
         groups
@@ -155,7 +155,7 @@ impl World {
             self.flying.pop_front();
         }
         let marks = *marks;
-        self.writer.marks(marks, self.wanted());
+        self.writer.on_marks(marks, self.wanted());
         self.confirmed = self.confirmed.max(self.writer.durable());
     }
 
@@ -287,8 +287,8 @@ impl World {
         for number in first..end.number {
             let mut block = [0; BLOCK_BYTES];
             let Ok(()) = read(number % self.ring.blocks(), &mut block);
-            assembler.block::<Infallible>(number, &block)?;
-            while let Some(record) = assembler.record::<Infallible>()? {
+            assembler.add_block::<Infallible>(number, &block)?;
+            while let Some(record) = assembler.next_record::<Infallible>()? {
                 records.push(record);
             }
         }

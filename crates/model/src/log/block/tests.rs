@@ -373,7 +373,7 @@ fn a_cut_loses_any_subset_of_the_blocks_in_flight() {
 
 #[test]
 fn adjacent_blocks_are_written_together() {
-    let mut dirty = Dirty::clean(200);
+    let mut dirty = DirtyBlocks::none_of(200);
     let mut runs = Vec::new();
     dirty.take_runs(&mut runs);
     assert!(runs.is_empty());

@@ -288,7 +288,7 @@ impl Committer {
         driver.reclaim();
         let (marks, released) = (driver.delivered(), driver.released());
         let (complete, durable, released) = (marks.complete.0, marks.durable.0, released.0);
-        open.writer.marks(Marks { complete, durable, released }, open.wanted);
+        open.writer.on_marks(Marks { complete, durable, released }, open.wanted);
         let confirmed = core.logs[self.nth].confirm(open.opening, open.writer.durable().0);
         report_violation(confirmed, core);
         let mut moved = self.submit(stream, process, core);
@@ -305,7 +305,7 @@ impl Committer {
         // An application that finds the log full waits until other records are durable, and trims
         // the log.
         let Some(open) = &mut self.open else { return false };
-        let is_full = open.writer.free() == 0 && !open.writer.awaits_space();
+        let is_full = open.writer.free_blocks() == 0 && !open.writer.awaits_space();
         if is_full && !open.queue.is_empty() {
             moved |= open.wanted < open.end;
             open.wanted = open.end;
@@ -339,7 +339,7 @@ impl Committer {
             };
             let tag = group.first + group.blocks;
             match stream.submit_log(&parts, Place::Fresh, tag, group.flush, process, core) {
-                Some(seq) => open.writer.submitted(&group, seq.0),
+                Some(seq) => open.writer.on_submitted(&group, seq.0),
                 None => {
                     open.refused = Some((group, parts));
                     return any;
@@ -494,7 +494,7 @@ fn records(
     let mut in_ring = |place: u64, bytes: &mut [u8]| read(ring.lba(place), bytes);
     let (mut walk, mut all) = (Walk::new(span), Vec::new());
     while all.len() < count {
-        match walk.record(&mut in_ring) {
+        match walk.next_record(&mut in_ring) {
             Ok(None) => break,
             Ok(Some(reading::Record { lsn, kind, bytes })) => {
                 all.push(Record { lsn: lsn.0, checkpoint: kind == Kind::Checkpoint, bytes });
@@ -530,11 +530,11 @@ fn record_blocks(bytes: &[u8], core: &mut Core) -> Vec<u64> {
 /// Packs a group. Returns its parts.
 fn pack(open: &mut Open, ring: Ring, group: &Group, core: &mut Core) -> Vec<(u64, Vec<u64>)> {
     let extents = ring.extents(group.first, group.blocks);
-    let [mut first, mut second] = extents.map(|(_, blocks)| vec![0; blocks as usize * BLOCK]);
+    let [mut first, mut second] = extents.map(|extent| vec![0; extent.blocks as usize * BLOCK]);
     open.writer.pack(group, &open.queue, [&mut first, &mut second]);
     open.queue.drain(..group.bytes);
     let parts = extents.into_iter().zip([first, second]).filter(|(_, bytes)| !bytes.is_empty());
-    parts.map(|((block, _), bytes)| (block, record_blocks(&bytes, core))).collect()
+    parts.map(|(extent, bytes)| (extent.lba, record_blocks(&bytes, core))).collect()
 }
 
 /// Reports a broken promise of a log to the oracle, if there is one.

@@ -1,0 +1,252 @@
+//! The values of a configuration, checked and completed with defaults. Nothing is opened here.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use riopipe_metrics::check_address;
+use riopipe_net::allowed_cores;
+use riopipe_nvme::fabrics::check_nqn;
+use riopipe_session::target::NSID_MAX;
+use riopipe_session::target::limits::IO_QUEUES_MAX;
+use uuid::Uuid;
+
+use crate::check::Problem;
+use crate::config::{
+    CONNECTIONS_MAX, Config, MEMORY_MIB_MAX, MEMORY_MIB_MIN, NamespaceOptions, REACTORS_MAX,
+};
+use crate::identity;
+
+/// Length of the serial number (SN) in NVMe's Identify Controller data structure, in bytes.
+const SERIAL_BYTES_MAX: usize = 20;
+/// Length of the model number (MN) in the same structure, in bytes.
+const MODEL_BYTES_MAX: usize = 40;
+
+/// The values of a configuration that have defaults.
+#[derive(Debug)]
+pub(crate) struct CheckedConfig {
+    pub(crate) subnqn: String,
+    /// The serial number.
+    pub(crate) serial: String,
+    /// Number of reactors.
+    pub(crate) reactors: usize,
+    pub(crate) namespaces: Vec<CheckedNamespace>,
+}
+
+/// One namespace with all of its identifiers.
+#[derive(Debug)]
+pub(crate) struct CheckedNamespace {
+    pub(crate) nsid: u32,
+    /// The specification of the drive.
+    pub(crate) drive: String,
+    pub(crate) uuid: Uuid,
+    pub(crate) nguid: [u8; 16],
+}
+
+impl CheckedConfig {
+    /// The values of a configuration with errors, for a check of its media. Values that the media
+    /// do not need are blank.
+    pub(crate) fn unchecked(config: &Config) -> Self {
+        let namespaces =
+            config.namespaces.iter().zip(1..).map(|(namespace, position)| CheckedNamespace {
+                nsid: namespace.nsid.unwrap_or(position),
+                drive: namespace.drive.clone(),
+                uuid: Uuid::nil(),
+                nguid: [0; 16],
+            });
+        Self {
+            subnqn: config.subnqn.clone().unwrap_or_default(),
+            serial: String::new(),
+            reactors: 1,
+            namespaces: namespaces.collect(),
+        }
+    }
+}
+
+/// Checks everything that needs no open file, and adds the defaults.
+pub(crate) fn check_config(config: &Config) -> Result<CheckedConfig, Vec<Problem>> {
+    let mut checker = ConfigChecker { config, problems: Vec::new() };
+    checker.check_not_empty();
+    let subnqn = checker.check_subnqn();
+    checker.check_hosts();
+    let serial = checker.check_serial_and_model(&subnqn);
+    let reactors = checker.check_reactors();
+    checker.check_cores();
+    checker.check_range("io_queues", config.io_queues, 1..=IO_QUEUES_MAX);
+    checker.check_range("connections", config.connections, 1..=CONNECTIONS_MAX);
+    checker.check_range("memory_mib", config.memory_mib, MEMORY_MIB_MIN..=MEMORY_MIB_MAX);
+    checker.check_metrics_address();
+    let namespaces = checker.check_namespaces(&subnqn);
+    if !checker.problems.is_empty() {
+        return Err(checker.problems);
+    }
+    Ok(CheckedConfig { subnqn, serial, reactors, namespaces })
+}
+
+/// A check of a configuration, which collects all of its errors.
+struct ConfigChecker<'a> {
+    config: &'a Config,
+    problems: Vec<Problem>,
+}
+
+impl ConfigChecker<'_> {
+    fn report(&mut self, place: &str, what: impl fmt::Display, advice: &str) {
+        self.problems.push(Problem::new(place, what, advice));
+    }
+
+    fn check_not_empty(&mut self) {
+        if self.config.listen.is_empty() {
+            self.report("listen", "no address", "give one, such as 0.0.0.0:4420");
+        }
+        if self.config.namespaces.is_empty() {
+            self.report("namespaces", "none", "give at least one drive, such as mem:1G");
+        }
+    }
+
+    /// Checks the subsystem's NQN; returns it, or the default.
+    fn check_subnqn(&mut self) -> String {
+        let first_address = self.config.listen.first().map_or("", String::as_str);
+        let subnqn = match &self.config.subnqn {
+            Some(subnqn) => subnqn.clone(),
+            None => identity::default_subnqn(first_address),
+        };
+        if let Err(error) = check_nqn(&subnqn) {
+            let advice = "write it like nqn.2026-01.io.example:name";
+            self.report("subnqn", format!("{subnqn:?}: {error}"), advice);
+        }
+        subnqn
+    }
+
+    fn check_hosts(&mut self) {
+        for (index, host) in self.config.hosts.iter().flatten().enumerate() {
+            if let Err(error) = check_nqn(host) {
+                let advice = "copy it from the host's /etc/nvme/hostnqn";
+                self.report(&format!("hosts[{index}]"), format!("{host:?}: {error}"), advice);
+            }
+        }
+    }
+
+    /// Checks the serial number and the model; returns the serial number, or the default.
+    fn check_serial_and_model(&mut self, subnqn: &str) -> String {
+        let serial = match &self.config.serial {
+            Some(serial) => serial.clone(),
+            None => identity::serial(subnqn),
+        };
+        self.check_identify_text("serial", &serial, SERIAL_BYTES_MAX);
+        self.check_identify_text("model", &self.config.model, MODEL_BYTES_MAX);
+        serial
+    }
+
+    /// Checks a text for a field of NVMe's Identify Controller data structure, which is ASCII.
+    fn check_identify_text(&mut self, place: &str, text: &str, bytes_max: usize) {
+        let is_ascii = text.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+        if text.len() > bytes_max || !is_ascii {
+            let advice = format!("at most {bytes_max} ASCII characters");
+            self.report(place, format!("{text:?}"), &advice);
+        }
+    }
+
+    /// Checks the number of reactors; returns it, or the default: one for each core.
+    fn check_reactors(&mut self) -> usize {
+        let pinned_cores = self.config.cores.len();
+        let default = if pinned_cores > 0 { pinned_cores } else { allowed_cores().len() };
+        let reactors = self.config.reactors.unwrap_or(default);
+        self.check_range("reactors", reactors, 1..=REACTORS_MAX);
+        reactors
+    }
+
+    /// Checks that the machine has the cores. Whether this process may use a core shows when a
+    /// reactor pins itself to the core.
+    fn check_cores(&mut self) {
+        let core_count = core_count_of_machine();
+        if let Some(core) = self.config.cores.iter().find(|core| **core >= core_count) {
+            let advice = format!("this machine has 0 to {}", core_count - 1);
+            self.report("cores", format!("core {core}"), &advice);
+        }
+    }
+
+    fn check_range<T: PartialOrd + fmt::Display>(
+        &mut self,
+        place: &str,
+        value: T,
+        allowed: RangeInclusive<T>,
+    ) {
+        if !allowed.contains(&value) {
+            let advice = format!("give {} to {}", allowed.start(), allowed.end());
+            self.report(place, value, &advice);
+        }
+    }
+
+    fn check_metrics_address(&mut self) {
+        let Some(address) = self.config.metrics.as_deref() else { return };
+        if let Err(error) = check_address(address) {
+            self.report("metrics", &error, error.advice());
+        }
+    }
+
+    /// Checks the namespaces; returns them with their identifiers. A namespace without an
+    /// identifier gets the lowest one that the configuration does not name.
+    fn check_namespaces(&mut self, subnqn: &str) -> Vec<CheckedNamespace> {
+        let config = self.config;
+        let named: Vec<u32> = config.namespaces.iter().filter_map(|ns| ns.nsid).collect();
+        let mut free_nsids = (1..).filter(|nsid| !named.contains(nsid));
+        let mut checked: Vec<CheckedNamespace> = Vec::new();
+        for (index, namespace) in config.namespaces.iter().enumerate() {
+            let place = format!("namespaces[{index}]");
+            let Some(nsid) = namespace.nsid.or_else(|| free_nsids.next()) else {
+                continue;
+            };
+            if nsid == 0 || nsid > NSID_MAX {
+                self.report(&place, format!("nsid {nsid}"), &format!("give 1 to {NSID_MAX}"));
+            }
+            if checked.iter().any(|other| other.nsid == nsid) {
+                let what = format!("nsid {nsid} is used twice");
+                self.report(&place, what, "give each namespace its own");
+            }
+            if namespace.drive.is_empty() {
+                self.report(&place, "no drive", "give one, such as mem:1G");
+            }
+            let uuid = self.check_uuid(&place, namespace, subnqn, nsid);
+            let nguid = self.check_nguid(&place, namespace, &uuid);
+            checked.push(CheckedNamespace { nsid, drive: namespace.drive.clone(), uuid, nguid });
+        }
+        checked
+    }
+
+    /// Checks the UUID of a namespace; returns it, or the default.
+    fn check_uuid(
+        &mut self,
+        place: &str,
+        namespace: &NamespaceOptions,
+        subnqn: &str,
+        nsid: u32,
+    ) -> Uuid {
+        let Some(text) = namespace.uuid.as_deref() else {
+            return identity::namespace_uuid(subnqn, nsid);
+        };
+        Uuid::parse_str(text).unwrap_or_else(|error| {
+            self.report(place, format!("uuid: {error}"), "leave it out to have one made");
+            Uuid::nil()
+        })
+    }
+
+    /// Checks the NGUID of a namespace; returns it, or the default, which follows from the UUID.
+    fn check_nguid(&mut self, place: &str, namespace: &NamespaceOptions, uuid: &Uuid) -> [u8; 16] {
+        let Some(text) = namespace.nguid.as_deref() else {
+            return identity::namespace_nguid(uuid);
+        };
+        match Uuid::parse_str(text) {
+            Ok(nguid) => *nguid.as_bytes(),
+            Err(error) => {
+                self.report(place, format!("nguid: {error}"), "leave it out to have one made");
+                [0; 16]
+            }
+        }
+    }
+}
+
+/// Number of cores that the machine has, including those that this process may not use.
+fn core_count_of_machine() -> usize {
+    // SAFETY: takes a constant, returns a number or -1.
+    let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
+    usize::try_from(count).unwrap_or(1).max(1)
+}
