@@ -11,10 +11,10 @@ use riopipe_order::attribute::StreamId;
 use riopipe_session::stages::ONE_IN;
 use serde::{Deserialize, Serialize};
 
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::failure::StreamFailure;
-use crate::shared::{Inner, Server};
-use crate::watched::Watched;
+use crate::open_volume::{OpenVolume, Server};
+use crate::published_marks::PublishedMarks;
 
 /// The figures of an open volume. `rio volume stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,9 +95,12 @@ impl VolumeStat {
     }
 }
 
-impl Inner {
+impl OpenVolume {
     /// The figures now; `streams` are the published marks of the open streams. Waits for no stream.
-    pub(crate) fn stat(&self, streams: Vec<(StreamId, Arc<Watched<StreamFailure>>)>) -> VolumeStat {
+    pub(crate) fn stat(
+        &self,
+        streams: Vec<(StreamId, Arc<PublishedMarks<StreamFailure>>)>,
+    ) -> VolumeStat {
         let target = |server: &Arc<Server>| TargetStat {
             address: server.name.to_string(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
@@ -118,8 +121,8 @@ impl Inner {
             engine: self.engine.name().into(),
             generation: self.generation,
             version: env!("CARGO_PKG_VERSION").into(),
-            opened_unix_ms: self.opened.unix_ms,
-            uptime_s: self.opened.uptime_s(),
+            opened_unix_ms: self.opened_at.unix_ms,
+            uptime_s: self.opened_at.uptime_s(),
             targets: self.servers.iter().map(target).collect(),
             streams: streams.collect(),
             sampled_one_in: ONE_IN,
@@ -130,17 +133,21 @@ impl Inner {
 
 /// The figures of a volume, without keeping it open.
 pub(crate) struct VolumeStatSource {
-    pub(crate) inner: Weak<Inner>,
-    pub(crate) background: Weak<Background>,
+    pub(crate) volume: Weak<OpenVolume>,
+    pub(crate) background: Weak<BackgroundThread>,
 }
 
 impl VolumeStatSource {
     fn stat(&self) -> Result<VolumeStat, StatError> {
-        // Dropped before the figures are sent: closing the volume does not wait for that.
-        let inner = self.inner.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
-        // It is gone if only a reader keeps the volume open. Then no stream is open.
-        let background = self.background.upgrade();
-        Ok(inner.stat(background.map(|background| background.watched()).unwrap_or_default()))
+        // The references end with this function, before the figures are sent. So they do not keep the
+        // volume open during the transfer.
+        let volume = self.volume.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
+        // There is no background thread if only a reader keeps the volume open. Then no stream is open.
+        let open_streams = match self.background.upgrade() {
+            Some(background) => background.published_marks(),
+            None => Vec::new(),
+        };
+        Ok(volume.stat(open_streams))
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    Event, Interest, Listener, Next, Poller, PollerError, Received, RecvBuf, Socket, SpinPolicy,
-    Waiter,
+    AdaptiveSpin, Event, IdleStep, Interest, Listener, Poller, PollerError, Received, RecvBuf,
+    Socket, SpinPolicy,
 };
 use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
 
@@ -52,7 +52,7 @@ pub(crate) struct Reactor {
     hot: Vec<ConnKey>,
     mail: Arc<Mail>,
     control: Arc<Control>,
-    waiter: Waiter,
+    spin: AdaptiveSpin,
 }
 
 impl Reactor {
@@ -73,7 +73,7 @@ impl Reactor {
             hot: Vec::new(),
             mail,
             control: parts.control,
-            waiter: Waiter::new(parts.spin),
+            spin: AdaptiveSpin::new(parts.spin),
         })
     }
 
@@ -111,16 +111,16 @@ impl Reactor {
             busy |= self.poll_drives();
             self.finish_round();
             if busy {
-                self.waiter.worked();
+                self.spin.on_work();
                 continue;
             }
-            match self.waiter.idle(self.devices.now) {
-                Next::Poll => self.waiter.relax(),
-                Next::Sleep => {
+            match self.spin.on_idle(self.devices.now) {
+                IdleStep::Poll => self.spin.relax(),
+                IdleStep::Sleep => {
                     self.hot.clear();
                     let timeout = self.until_next_deadline();
                     if self.poll_sockets(&mut events, timeout)? {
-                        self.waiter.worked();
+                        self.spin.on_work();
                     }
                     self.finish_round();
                 }
