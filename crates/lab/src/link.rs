@@ -31,8 +31,8 @@ use std::{
 };
 
 use riopipe_net::{
-    ConnectError, Interest, ListenError, Listener, Next, Poller, PollerError, Received, Socket,
-    SocketOptions, SpinPolicy, Waiter, connect, now_ns,
+    AdaptiveSpin, ConnectError, IdleStep, Interest, ListenError, Listener, Poller, PollerError,
+    Received, Socket, SocketOptions, SpinPolicy, connect, now_ns,
 };
 use riopipe_platform::fine_timers;
 
@@ -247,7 +247,7 @@ impl Relay {
         fine_timers();
         let mut events = Vec::new();
         // It sleeps if another thread needs the core: a poll after a yield would be late.
-        let mut waiter = Waiter::new(SpinPolicy { spin_ns: 2 * AWAKE_NS, steady: false });
+        let mut spin = AdaptiveSpin::new(SpinPolicy { spin_ns: 2 * AWAKE_NS, steady: false });
         while !stop.load(Ordering::Relaxed) {
             let mut worked = self.accept();
             for place in 0..self.pairs.len() {
@@ -260,15 +260,15 @@ impl Relay {
                 }
             }
             if worked {
-                waiter.worked();
+                spin.on_work();
                 continue;
             }
             let now = now_ns();
             let mut wait_ns = self.next_arrival().map_or(SLEEP_MAX_NS, |at| at.saturating_sub(now));
             if wait_ns > AWAKE_NS {
                 wait_ns -= AWAKE_NS;
-            } else if waiter.idle(now) == Next::Poll {
-                waiter.relax();
+            } else if spin.on_idle(now) == IdleStep::Poll {
+                spin.relax();
                 continue;
             }
             let wait_ns = wait_ns.min(SLEEP_MAX_NS);

@@ -1,4 +1,5 @@
-//! Connecting: starting, waiting with or without blocking, and errors that name the remedy.
+//! Connecting. [`connect`] blocks until a connection is made. [`Connecting`] is for callers with an event
+//! loop: it starts a connection, and reports later whether it is made. Each error names a remedy.
 
 use std::{
     io,
@@ -103,24 +104,27 @@ fn connect_to_one(
     options: &SocketOptions,
 ) -> Result<Socket, ConnectError> {
     let deadline = now_ns().saturating_add(saturating_ns(timeout));
-    let mut last = None;
-    for (peer, untried) in peers.iter().zip((1..=peers.len() as u64).rev()) {
-        let left = deadline.saturating_sub(now_ns());
-        if left == 0 && last.is_some() {
+    let mut last_error = None;
+    for (index, peer) in peers.iter().enumerate() {
+        let remaining_ns = deadline.saturating_sub(now_ns());
+        if remaining_ns == 0 && last_error.is_some() {
             break;
         }
-        let share = Duration::from_nanos(left / untried);
-        match Connecting::start(*peer, options).and_then(|c| c.wait(share)) {
+        let untried_count = (peers.len() - index) as u64;
+        let share = Duration::from_nanos(remaining_ns / untried_count);
+        let connected = Connecting::start(*peer, options).and_then(|it| it.wait(share));
+        match connected {
             Ok(socket) => return Ok(socket),
-            // Some of the time has passed before the attempt.
+            // The share is a little shorter than `timeout`, because some time passed before the attempt.
+            // The caller expects its own timeout in the error.
             Err(ConnectError::TimedOut { peer, .. }) if peers.len() == 1 => {
-                last = Some(ConnectError::TimedOut { peer, after: timeout });
+                last_error = Some(ConnectError::TimedOut { peer, after: timeout });
             }
-            Err(error) => last = Some(error),
+            Err(error) => last_error = Some(error),
         }
     }
     // `resolve` never returns an empty list, so the loop ran.
-    Err(last.expect("at least one address was tried"))
+    Err(last_error.expect("at least one address was tried"))
 }
 
 /// The socket addresses that `address` (`host:port`) stands for; never empty.
@@ -172,7 +176,8 @@ impl Connecting {
         self.peer
     }
 
-    /// The socket, if connected; `Err(self)` inside `Ok` if not yet.
+    /// Checks without blocking whether the connection is made. Returns the socket if it is, and
+    /// `Ok(Err(self))` if it is not made yet.
     ///
     /// # Errors
     /// [`ConnectError`], if connecting has failed.
@@ -203,16 +208,16 @@ impl Connecting {
     pub fn wait(self, timeout: Duration) -> Result<Socket, ConnectError> {
         let peer = self.peer;
         let deadline = now_ns().saturating_add(saturating_ns(timeout));
-        let mut this = self;
+        let mut connecting = self;
         loop {
-            let left = deadline.saturating_sub(now_ns());
-            let ready = wait_writable(this.stream.as_fd(), Duration::from_nanos(left))
+            let remaining = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+            let is_writable = wait_writable(connecting.stream.as_fd(), remaining)
                 .map_err(|source| ConnectError::Other { peer, source })?;
-            this = match this.check()? {
+            connecting = match connecting.check()? {
                 Ok(socket) => return Ok(socket),
-                Err(this) => this,
+                Err(not_yet) => not_yet,
             };
-            if !ready && now_ns() >= deadline {
+            if !is_writable && now_ns() >= deadline {
                 return Err(ConnectError::TimedOut { peer, after: timeout });
             }
         }
@@ -225,11 +230,15 @@ impl AsFd for Connecting {
     }
 }
 
+/// The kernel's own time limit for a connection. With the default `net.ipv4.tcp_syn_retries` of 6, Linux
+/// gives up after 127 s.
+const KERNEL_TIMEOUT: Duration = Duration::from_secs(127);
+
+/// The error for an error of the kernel.
 fn classify(peer: SocketAddr, source: io::Error) -> ConnectError {
     match Errno::from_io_error(&source) {
         Some(Errno::CONNREFUSED) => ConnectError::Refused { peer },
-        // The kernel's own time limit has passed.
-        Some(Errno::TIMEDOUT) => ConnectError::TimedOut { peer, after: Duration::from_secs(127) },
+        Some(Errno::TIMEDOUT) => ConnectError::TimedOut { peer, after: KERNEL_TIMEOUT },
         Some(
             Errno::NETUNREACH
             | Errno::HOSTUNREACH
@@ -243,6 +252,7 @@ fn classify(peer: SocketAddr, source: io::Error) -> ConnectError {
     }
 }
 
+/// The duration in nanoseconds; 584 years at most.
 fn saturating_ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! `epoll_wait` with a timeout in nanoseconds, if the kernel supports it. rustix has it only for
-//! kernels that are sure to support it.
+//! `epoll_wait` with a timeout in nanoseconds, if the kernel supports it. `rustix` offers such a call only
+//! to programs that require a kernel with support for it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,42 +8,50 @@ use std::time::Duration;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-/// The longest timeout that every kernel accepts: 24 days.
-const LONGEST: Duration = Duration::from_millis(i32::MAX as u64);
+/// The longest timeout that every kernel accepts: about 24 days.
+const TIMEOUT_MAX: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Waits for events of `epoll`, at most `timeout` (`None`: no limit), and returns the number of
-/// events put into `into`. The timeout is in nanoseconds if the kernel has `epoll_pwait2` (5.11),
-/// else in milliseconds, rounded up: a deadline must have passed when the wait returns, or callers
-/// would spin.
+/// Waits for events of `epoll`, for `timeout` at most (`None`: no limit). Writes the events to `into`,
+/// and returns their number.
+///
+/// If the kernel has `epoll_pwait2` (Linux 5.11), the timeout is exact. Otherwise it is rounded up to
+/// milliseconds. It is never shorter, because a caller whose deadline has not passed would wait again
+/// and again.
 pub(crate) fn epoll_wait(
     epoll: BorrowedFd<'_>,
     into: &mut [epoll::Event],
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
-    static NO_PWAIT2: AtomicBool = AtomicBool::new(false);
+    static LACKS_PWAIT2: AtomicBool = AtomicBool::new(false);
     if let Some(time) = timeout
-        && time.subsec_nanos() % 1_000_000 != 0
-        && !NO_PWAIT2.load(Ordering::Relaxed)
+        && has_part_of_ms(time)
+        && !LACKS_PWAIT2.load(Ordering::Relaxed)
     {
         match epoll_pwait2(epoll, into, &timespec(time)) {
-            // EPERM: the answer of sandboxes that do not know the call.
-            Err(Errno::NOSYS | Errno::PERM) => NO_PWAIT2.store(true, Ordering::Relaxed),
-            answer => return answer,
+            // A sandbox that does not know the call answers with EPERM.
+            Err(Errno::NOSYS | Errno::PERM) => LACKS_PWAIT2.store(true, Ordering::Relaxed),
+            result => return result,
         }
     }
-    in_milliseconds(epoll, into, timeout)
+    epoll_wait_ms(epoll, into, timeout)
 }
 
-fn in_milliseconds(
+/// Whether the duration is not a whole number of milliseconds.
+fn has_part_of_ms(time: Duration) -> bool {
+    !time.subsec_nanos().is_multiple_of(1_000_000)
+}
+
+/// Waits with a timeout in milliseconds. `rustix` rounds the timeout up.
+fn epoll_wait_ms(
     epoll: BorrowedFd<'_>,
     into: &mut [epoll::Event],
     timeout: Option<Duration>,
 ) -> Result<usize, Errno> {
-    // Rustix rounds up.
-    epoll::wait(epoll, into, timeout.map(|time| timespec(time.min(LONGEST))).as_ref())
+    let timeout = timeout.map(|time| timespec(time.min(TIMEOUT_MAX)));
+    epoll::wait(epoll, into, timeout.as_ref())
 }
 
-/// A duration in the kernel's format; one that is too long becomes the longest.
+/// The duration in the kernel's format. A duration that is too long becomes the longest possible one.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
@@ -57,9 +65,10 @@ fn epoll_pwait2(
     timeout: &Timespec,
 ) -> Result<usize, Errno> {
     let time = libc::timespec { tv_sec: timeout.tv_sec, tv_nsec: timeout.tv_nsec };
-    // SAFETY: the kernel's signature is (epfd, events, maxevents, timeout, sigmask, sigsetsize);
-    // rustix's event is the kernel's; `into` and `time` outlive the call and no signal mask is
-    // given. Called by number since older C libraries lack the wrapper.
+    // The call is made by its number, because older C libraries lack the function.
+    // SAFETY: the arguments are those of the kernel: epfd, events, maxevents, timeout, sigmask,
+    // sigsetsize. The event of `rustix` has the layout of the kernel's event. `into` and `time` outlive
+    // the call, and there is no signal mask.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -87,7 +96,7 @@ mod tests {
     use super::*;
 
     type Wait = fn(BorrowedFd<'_>, &mut [epoll::Event], Option<Duration>) -> Result<usize, Errno>;
-    const BOTH: [Wait; 2] = [epoll_wait, in_milliseconds];
+    const BOTH: [Wait; 2] = [epoll_wait, epoll_wait_ms];
 
     #[test]
     fn a_wait_is_never_shorter_than_asked_with_either_call() {

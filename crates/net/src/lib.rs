@@ -2,7 +2,7 @@
 //!
 //! Everything here is non-blocking and independent of NVMe. A [`Socket`] sends slices from any
 //! place and receives into one large [`RecvBuf`]. A [`Poller`] reports which of many sockets are
-//! ready, and a [`Waker`] interrupts it from another thread. A [`Waiter`] decides, when there is
+//! ready, and a [`Waker`] interrupts it from another thread. An [`AdaptiveSpin`] decides, when there is
 //! nothing to do, whether to poll again at once or to sleep, so that a busy loop is fast and an
 //! idle one costs nothing. An [`Owned`] lets two threads use one connection in turns.
 //!
@@ -12,6 +12,7 @@
 //!
 //! This crate parses nothing and starts no thread.
 
+mod adaptive_spin;
 mod connect;
 mod cores;
 mod epoll_wait;
@@ -21,9 +22,9 @@ mod poller;
 mod recv_buf;
 mod socket;
 mod sync;
-mod waiter;
 mod wake;
 
+pub use adaptive_spin::{AdaptiveSpin, IdleStep, SpinPolicy, relax};
 pub use connect::{ConnectError, Connecting, connect, resolve};
 pub use cores::{PinError, allowed_cores, pin_to_core};
 pub use listener::{AcceptError, ListenError, Listener};
@@ -32,4 +33,3 @@ pub use poller::{Event, Interest, Poller, PollerError, Waker, wait_readable, wai
 pub use recv_buf::{BufFull, RecvBuf};
 pub use riopipe_platform::now_ns;
 pub use socket::{LinkError, Received, SetCongestionError, Socket, SocketOptions};
-pub use waiter::{Next, SpinPolicy, Waiter, relax};

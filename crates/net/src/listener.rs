@@ -11,9 +11,9 @@ use socket2::{Domain, Protocol, SockAddr, Type};
 
 use crate::socket::{Socket, SocketOptions};
 
-/// Number of connections that the kernel queues until they are accepted. Every stream of every
-/// initiator connects at once after a restart of the target; `net.core.somaxconn` limits this
-/// number.
+/// The number of connections that the kernel queues until they are accepted. After a restart of a
+/// target, all streams of all initiators connect at the same time. The kernel lowers the number to
+/// `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
 /// The reason why a port can't be listened on.
@@ -108,14 +108,16 @@ impl Listener {
     }
 
     pub(crate) fn bind_with_backlog(address: &str, backlog: i32) -> Result<Self, ListenError> {
-        let fail = |source| ListenError::Address { address: address.to_owned(), source };
-        let first = address.to_socket_addrs().map_err(fail)?.next();
-        let wanted = first.ok_or_else(|| {
-            fail(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
+        let address_error = |source| ListenError::Address { address: address.to_owned(), source };
+        let first_address = address.to_socket_addrs().map_err(address_error)?.next();
+        let requested = first_address.ok_or_else(|| {
+            address_error(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
         })?;
-        let inner = listen(wanted, backlog).map_err(|source| classify(wanted, source))?;
-        let address =
-            inner.local_addr().map_err(|source| ListenError::Other { address: wanted, source })?;
+        let inner = listen(requested, backlog).map_err(|source| classify(requested, source))?;
+        // If the requested port is 0, this has the port that the kernel has chosen.
+        let address = inner
+            .local_addr()
+            .map_err(|source| ListenError::Other { address: requested, source })?;
         Ok(Self { inner, address, options: SocketOptions::default() })
     }
 
@@ -145,18 +147,20 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<Socket>, AcceptError> {
         loop {
             let (stream, peer) = match self.inner.accept() {
-                Ok(pair) => pair,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => match Errno::from_io_error(&e) {
+                Ok(stream_and_peer) => stream_and_peer,
+                Err(source) if source.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(source) => match Errno::from_io_error(&source) {
+                    // The call was interrupted, or the peer has closed this connection already.
                     Some(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => continue,
                     Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                        return Err(AcceptError::Exhausted { address: self.address, source: e });
+                        return Err(AcceptError::Exhausted { address: self.address, source });
                     }
-                    _ => return Err(self.other(e)),
+                    _ => return Err(self.other_error(source)),
                 },
             };
-            stream.set_nonblocking(true).map_err(|e| self.other(e))?;
-            let socket = Socket::from_stream(stream, peer).map_err(|e| self.other(e))?;
+            stream.set_nonblocking(true).map_err(|source| self.other_error(source))?;
+            let socket =
+                Socket::from_stream(stream, peer).map_err(|source| self.other_error(source))?;
             if let Err(error) = self.options.apply(&socket) {
                 // The option only affects speed; the connection works without it.
                 tracing::warn!(%peer, %error, "option not set on an accepted connection");
@@ -165,7 +169,7 @@ impl Listener {
         }
     }
 
-    fn other(&self, source: io::Error) -> AcceptError {
+    fn other_error(&self, source: io::Error) -> AcceptError {
         AcceptError::Other { address: self.address, source }
     }
 }
@@ -182,14 +186,15 @@ fn listen(address: SocketAddr, backlog: i32) -> io::Result<TcpListener> {
         Type::STREAM.nonblocking().cloexec(),
         Some(Protocol::TCP),
     )?;
-    // After a restart, old connections of the target are in TIME_WAIT; they must not keep it from
-    // its port.
+    // After a restart of a target, its old connections are in state TIME_WAIT. Without this option they
+    // would keep the target from listening on its port.
     socket.set_reuse_address(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(backlog)?;
     Ok(socket.into())
 }
 
+/// The error for an error of the kernel.
 fn classify(address: SocketAddr, source: io::Error) -> ListenError {
     match source.kind() {
         io::ErrorKind::AddrInUse => ListenError::Taken { address },

@@ -1,14 +1,22 @@
-//! A value that threads use in turns: one flag shows whether it is taken.
+//! A value that threads use in turns. An *ownership flag* shows whether a thread has taken it.
 //!
-//! The owner takes it for each of its calls; a background thread takes it only when it is free.
-//! Unlike with a mutex, no thread ever sleeps for it: each releases it after a bounded turn. Taking
-//! is one compare-and-swap, releasing one swap.
+//! The owner takes the value for each of its calls. A background thread takes it only while it is
+//! free. In contrast to a mutex, no thread sleeps until the value is free: a thread that must wait
+//! spins, because each turn is bounded. To take the value costs one compare-and-swap, to release it
+//! one swap.
 //!
-//! A thread that finds the value taken may leave a request. The thread that has the value learns of
-//! the request at the end of its turn, and informs the other thread.
+//! A thread that finds the value taken may leave a request. At the end of the present turn,
+//! [`Taken::end`] reports the request, and the caller informs the other thread.
 //!
-//! `tests/owned.rs` compiles this file with a model checker's atomics and tries every
-//! interleaving.
+//! ```text
+//!           take                take_or_request
+//!   FREE ─────────▶ TAKEN ──────────────────────▶ REQUESTED
+//!     ▲  end, drop    │                               │
+//!     └───────────────┴───────────────────────────────┘
+//! ```
+//!
+//! A model checker compiles this file with its own atomics, and tries every interleaving
+//! (`tests/owned.rs`).
 
 use super::sync::{Access, AtomicU8, Cell, Ordering, relax};
 
@@ -16,78 +24,79 @@ use super::sync::{Access, AtomicU8, Cell, Ordering, relax};
 const FREE: u8 = 0;
 /// A thread has it.
 const TAKEN: u8 = 1;
-/// A thread has it, and another has left a request.
-const ASKED_FOR: u8 = 2;
+/// A thread has it, and another thread has left a request.
+const REQUESTED: u8 = 2;
 
 /// A `T` behind an ownership flag.
 #[derive(Debug)]
 pub struct Owned<T> {
-    state: AtomicU8,
+    flag: AtomicU8,
     value: Cell<T>,
 }
 
-// SAFETY: a reference to the value exists only within a `Taken`; `state` lets there be one at a
-// time (acquired by compare-and-swap), and what one thread did with the value happens before the
-// next thread's turn (release swap, acquire load). So sharing an `Owned` is sending the value
-// back and forth, which `T: Send` allows.
+// SAFETY: a reference to the value exists only within a `Taken`, and the flag allows one `Taken` at a
+// time. The accesses of one turn happen before the next turn, because the swap at the end of a turn
+// releases, and the compare-and-swap at the beginning of a turn acquires. So sharing an `Owned` is the
+// same as sending the value between threads, which `T: Send` allows.
 unsafe impl<T: Send> Sync for Owned<T> {}
 
 impl<T> Owned<T> {
     /// A value that no thread has taken.
     pub fn new(value: T) -> Self {
-        Self { state: AtomicU8::new(FREE), value: Cell::new(value) }
+        Self { flag: AtomicU8::new(FREE), value: Cell::new(value) }
     }
 
     /// Takes the value if it is free.
     #[inline]
     pub fn try_take(&self) -> Option<Taken<'_, T>> {
-        let claimed =
-            self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-        claimed.is_ok().then(|| Taken { owned: self, access: Some(self.value.access()) })
+        let taken = self.flag.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then(|| Taken { owned: self, access: Some(self.value.access()) })
     }
 
-    /// Takes the value if it is free; otherwise leaves a request for the thread that has it:
-    /// [`Taken::end`] returns true there, at the end of the present turn.
-    pub fn take_or_ask(&self) -> Option<Taken<'_, T>> {
+    /// Takes the value if it is free. Otherwise leaves a request: [`Taken::end`] of the present turn
+    /// then returns true.
+    pub fn take_or_request(&self) -> Option<Taken<'_, T>> {
         loop {
             if let Some(taken) = self.try_take() {
                 return Some(taken);
             }
-            let asked =
-                self.state.compare_exchange(TAKEN, ASKED_FOR, Ordering::AcqRel, Ordering::Acquire);
-            // It may have become free in between. Any other state is a request, left now or before.
-            if asked != Err(FREE) {
+            let requested =
+                self.flag.compare_exchange(TAKEN, REQUESTED, Ordering::AcqRel, Ordering::Acquire);
+            // The exchange fails if the value has become free since `try_take`, or if there is a
+            // request already. Only in the first case the loop tries again.
+            let has_become_free = requested == Err(FREE);
+            if !has_become_free {
                 return None;
             }
         }
     }
 
-    /// Takes the value; waits until the thread that has it ends its turn.
+    /// Takes the value. If another thread has it, spins until that thread ends its turn.
     #[inline]
     pub fn take(&self) -> Taken<'_, T> {
-        let mut turns = 0;
+        let mut attempts = 0;
         loop {
             if let Some(taken) = self.try_take() {
                 return taken;
             }
-            relax(turns);
-            turns += 1;
+            relax(attempts);
+            attempts += 1;
         }
     }
 }
 
-/// The value during a turn. Dropping this releases it, and forgets a request that was left.
+/// The value during a turn. Its drop ends the turn, and ignores a request.
 #[derive(Debug)]
 #[must_use = "dropped at once, it is free at once"]
 pub struct Taken<'a, T> {
     owned: &'a Owned<T>,
-    /// `Some` until the drop.
+    /// `Some` until the end of the turn.
     access: Option<Access<T>>,
 }
 
 impl<T> Taken<'_, T> {
-    /// Ends the turn. Returns whether another thread has left a request meanwhile
-    /// ([`Owned::take_or_ask`]). That thread is to be informed that the value is free.
+    /// Ends the turn. Returns whether another thread has left a request during the turn
+    /// ([`Owned::take_or_request`]). The caller must inform that thread that the value is free.
     #[inline]
     #[must_use = "another thread may have to be informed"]
     pub fn end(mut self) -> bool {
@@ -96,8 +105,11 @@ impl<T> Taken<'_, T> {
 
     #[inline]
     fn release(&mut self) -> bool {
-        // The access ends before another thread can begin one; and it ends once.
-        self.access.take().is_some() && self.owned.state.swap(FREE, Ordering::AcqRel) == ASKED_FOR
+        // This ends the access before the swap, because the next turn may begin right after the swap.
+        let is_first_call = self.access.take().is_some();
+        // `end` and `drop` both call this. Only the first call may release the value, because another
+        // thread may have it by the second call.
+        is_first_call && self.owned.flag.swap(FREE, Ordering::AcqRel) == REQUESTED
     }
 }
 
@@ -106,9 +118,9 @@ impl<T> core::ops::Deref for Taken<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        let access = self.access.as_ref().expect("there until the drop");
-        // SAFETY: the flag is ours (see `Sync` above), so no other reference to the value exists
-        // but those derived from this `Taken`, which Rust's own rules keep apart.
+        let access = self.access.as_ref().expect("there until the end of the turn");
+        // SAFETY: only this `Taken` has the flag (see `Sync` above). So all references to the value come
+        // from this `Taken`, and the borrow of `self` keeps them apart.
         unsafe { &*access.get() }
     }
 }
@@ -116,8 +128,9 @@ impl<T> core::ops::Deref for Taken<'_, T> {
 impl<T> core::ops::DerefMut for Taken<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        let access = self.access.as_ref().expect("there until the drop");
-        // SAFETY: as in `deref`; `&mut self` is the only way to this reference.
+        let access = self.access.as_ref().expect("there until the end of the turn");
+        // SAFETY: only this `Taken` has the flag (see `Sync` above). `&mut self` shows that no other
+        // reference from this `Taken` is in use.
         unsafe { &mut *access.get() }
     }
 }

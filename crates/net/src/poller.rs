@@ -15,11 +15,11 @@ use crate::epoll_wait::{epoll_wait, timespec};
 use crate::sync::Event as WakeEvent;
 use crate::wake::Wake;
 
-/// Largest number of events taken from the kernel per call; the rest comes with the next.
+/// The largest number of events that one call takes from the kernel. The next call takes the rest.
 const EVENTS_MAX: usize = 64;
 
-/// The waker's own token. Callers may not use it.
-const WAKE: u64 = u64::MAX;
+/// The token of the waker. Callers may not use it.
+const WAKER_TOKEN: u64 = u64::MAX;
 
 /// The reason why waiting failed. The process lacks descriptors, or there is a bug.
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +73,7 @@ impl Poller {
     pub fn new() -> Result<Self, PollerError> {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed("create a poller"))?;
         let wake = Wake::new(WakeEvent::new().map_err(failed("create a waker"))?);
-        epoll::add(&epoll, wake.event(), EventData::new_u64(WAKE), EventFlags::IN)
+        epoll::add(&epoll, wake.event(), EventData::new_u64(WAKER_TOKEN), EventFlags::IN)
             .map_err(failed("watch the waker"))?;
         Ok(Self { epoll, wake: Arc::new(wake) })
     }
@@ -84,9 +84,8 @@ impl Poller {
         Waker(Arc::clone(&self.wake))
     }
 
-    /// Whether a [`Waker`] has called since the last [`wait`](Poller::wait). One load, for loops
-    /// that spin without a system call each time. It resets nothing; `wait` with a timeout of zero
-    /// does.
+    /// Whether a [`Waker`] has called since the last [`wait`](Poller::wait). This costs one load, so a
+    /// loop can poll it without a system call. Only `wait` resets it, also with a timeout of zero.
     #[must_use]
     pub fn is_woken(&self) -> bool {
         self.wake.is_pending()
@@ -100,8 +99,8 @@ impl Poller {
     /// # Panics
     /// On the reserved token `u64::MAX`.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), PollerError> {
-        assert_ne!(token, WAKE, "this token is the waker's");
-        epoll::add(&self.epoll, fd, EventData::new_u64(token), mask(interest))
+        assert_ne!(token, WAKER_TOKEN, "this token is the waker's");
+        epoll::add(&self.epoll, fd, EventData::new_u64(token), event_flags(interest))
             .map_err(failed("watch a descriptor"))
     }
 
@@ -114,7 +113,7 @@ impl Poller {
     /// # Panics
     /// On the reserved token `u64::MAX`.
     pub fn add_edge(&self, fd: impl AsFd, token: u64) -> Result<(), PollerError> {
-        assert_ne!(token, WAKE, "this token is the waker's");
+        assert_ne!(token, WAKER_TOKEN, "this token is the waker's");
         epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN | EventFlags::ET)
             .map_err(failed("watch a descriptor"))
     }
@@ -127,8 +126,8 @@ impl Poller {
     /// # Panics
     /// On the reserved token `u64::MAX`.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), PollerError> {
-        assert_ne!(token, WAKE, "this token is the waker's");
-        epoll::modify(&self.epoll, fd, EventData::new_u64(token), mask(interest))
+        assert_ne!(token, WAKER_TOKEN, "this token is the waker's");
+        epoll::modify(&self.epoll, fd, EventData::new_u64(token), event_flags(interest))
             .map_err(failed("change the watch on a descriptor"))
     }
 
@@ -154,31 +153,32 @@ impl Poller {
         timeout: Option<Duration>,
     ) -> Result<bool, PollerError> {
         events.clear();
-        let nothing = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
-        let mut raw = [nothing; EVENTS_MAX];
-        let count = match epoll_wait(self.epoll.as_fd(), &mut raw, timeout) {
+        let no_event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
+        let mut kernel_events = [no_event; EVENTS_MAX];
+        let count = match epoll_wait(self.epoll.as_fd(), &mut kernel_events, timeout) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
-            Err(e) => return Err(failed("wait for events")(e)),
+            Err(error) => return Err(failed("wait for events")(error)),
         };
-        let mut woken = false;
-        for event in &raw[..count] {
+        let mut was_woken = false;
+        for event in &kernel_events[..count] {
+            // The braces copy the field, because the struct is packed.
             let (token, flags) = ({ event.data }.u64(), event.flags);
-            if token == WAKE {
+            if token == WAKER_TOKEN {
                 self.wake.receive();
-                woken = true;
+                was_woken = true;
                 continue;
             }
-            // An error or a hang-up is reported as both events: the receive or the send returns the
-            // error.
-            let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
+            // After an error or a hang-up, the caller's receive or send returns the error. So both are
+            // reported as possible.
+            let is_broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
             events.push(Event {
                 token,
-                readable: broken || flags.intersects(EventFlags::IN | EventFlags::RDHUP),
-                writable: broken || flags.contains(EventFlags::OUT),
+                readable: is_broken || flags.intersects(EventFlags::IN | EventFlags::RDHUP),
+                writable: is_broken || flags.contains(EventFlags::OUT),
             });
         }
-        Ok(woken)
+        Ok(was_woken)
     }
 }
 
@@ -198,8 +198,8 @@ impl Waker {
     }
 }
 
-/// Waits until one descriptor can be read (or has ended or failed); false after `timeout` or on a
-/// signal.
+/// Waits until one descriptor can be read, or has ended or failed. Returns false after `timeout` and
+/// after a signal.
 ///
 /// # Errors
 /// The kernel is out of memory.
@@ -207,7 +207,8 @@ pub fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> 
     wait_one(fd, PollFlags::IN, timeout)
 }
 
-/// Waits until one descriptor can be written (or has failed); false after `timeout` or on a signal.
+/// Waits until one descriptor can be written, or has failed. Returns false after `timeout` and after a
+/// signal.
 ///
 /// # Errors
 /// The kernel is out of memory.
@@ -223,7 +224,8 @@ fn wait_one(fd: BorrowedFd<'_>, events: PollFlags, timeout: Duration) -> io::Res
     }
 }
 
-fn mask(interest: Interest) -> EventFlags {
+/// The events of an interest, in the kernel's format.
+fn event_flags(interest: Interest) -> EventFlags {
     let read = EventFlags::IN | EventFlags::RDHUP;
     match interest {
         Interest::Read => read,
@@ -232,6 +234,7 @@ fn mask(interest: Interest) -> EventFlags {
     }
 }
 
+/// Makes the function that turns an error of the kernel into the error of an operation.
 fn failed<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> PollerError {
     move |source| PollerError { what, source: source.into() }
 }

@@ -2,8 +2,8 @@
 
 use crate::socket::{LinkError, Received, Socket};
 
-/// Least space offered to a receive, in bytes. Receives beyond 128 KiB are not faster.
-const SPACE_MIN: usize = 128 << 10;
+/// The least space for one receive, bytes. Receives beyond 128 KiB are not faster.
+const RECV_SPACE_MIN: usize = 128 << 10;
 
 /// A message is larger than the buffer may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,16 +17,24 @@ pub struct BufFull {
 
 /// Received bytes that are not consumed, in one piece.
 ///
-/// A protocol consumes complete messages and leaves the start of the next one; the next receive
-/// continues behind it. The rest is moved to the front only when the space behind it is used up, so
-/// that a byte is rarely copied. An empty buffer starts again at the front, so that the same cached
-/// memory is used again and again.
+/// ```text
+/// bytes: [ consumed │ data (received, not consumed) │ space for the next receive ]
+///        0          start                           end                   capacity
+/// ```
+///
+/// A protocol consumes complete messages, and leaves the beginning of an incomplete one. The next
+/// receive adds bytes after it. The data is moved to the front only when there is too little space after
+/// it, so bytes are rarely copied. An empty buffer begins at the front again, so the same cached memory is
+/// used again and again.
 #[derive(Debug)]
 pub struct RecvBuf {
     bytes: Vec<u8>,
+    /// The offset of the first byte that is not consumed.
     start: usize,
+    /// The offset after the last received byte.
     end: usize,
-    max: usize,
+    /// The largest capacity, bytes.
+    capacity_max: usize,
 }
 
 impl RecvBuf {
@@ -42,8 +50,8 @@ impl RecvBuf {
     /// A buffer of `capacity` bytes (at least 256 KiB) that may grow to `max`.
     #[must_use]
     pub fn with_capacity(capacity: usize, max: usize) -> Self {
-        let capacity = capacity.max(2 * SPACE_MIN);
-        Self { bytes: vec![0; capacity], start: 0, end: 0, max: max.max(capacity) }
+        let capacity = capacity.max(2 * RECV_SPACE_MIN);
+        Self { bytes: vec![0; capacity], start: 0, end: 0, capacity_max: max.max(capacity) }
     }
 
     /// The bytes that were received and not consumed.
@@ -89,22 +97,23 @@ impl RecvBuf {
         self.end = 0;
     }
 
-    /// Makes space for a message of `need` bytes in all, of which [`data`](RecvBuf::data) is the
-    /// start; grows if necessary. Without this, the start of one message may fill the buffer, and
-    /// nothing more could be received.
+    /// Makes space for a whole message of `need` bytes. [`data`](RecvBuf::data) has the beginning of the
+    /// message. The buffer grows if necessary. Without this, the beginning of a message may fill the
+    /// buffer, and its rest could not be received.
     ///
     /// # Errors
     /// [`BufFull`], if the message is larger than the buffer may become: an error of the peer.
     pub fn reserve(&mut self, need: usize) -> Result<(), BufFull> {
-        if need > self.max {
-            return Err(BufFull { need, max: self.max });
+        if need > self.capacity_max {
+            return Err(BufFull { need, max: self.capacity_max });
         }
-        if self.start + need > self.bytes.len() {
+        let has_space_behind = self.start + need <= self.bytes.len();
+        if !has_space_behind {
             self.compact();
         }
         if need > self.bytes.len() {
-            let target = need.next_power_of_two().min(self.max).max(need);
-            self.bytes.resize(target, 0);
+            let capacity = need.next_power_of_two().min(self.capacity_max).max(need);
+            self.bytes.resize(capacity, 0);
         }
         Ok(())
     }
@@ -117,7 +126,7 @@ impl RecvBuf {
     /// # Errors
     /// [`LinkError`], if the connection is gone. Bytes received before stay.
     pub fn fill(&mut self, socket: &Socket) -> Result<Received, LinkError> {
-        if self.bytes.len() - self.end < SPACE_MIN {
+        if self.bytes.len() - self.end < RECV_SPACE_MIN {
             self.compact();
         }
         let space = &mut self.bytes[self.end..];
@@ -125,12 +134,13 @@ impl RecvBuf {
             return Ok(Received::WouldBlock);
         }
         let received = socket.recv(space)?;
-        if let Received::Bytes(n) = received {
-            self.end += n;
+        if let Received::Bytes(count) = received {
+            self.end += count;
         }
         Ok(received)
     }
 
+    /// Moves the data to the front.
     fn compact(&mut self) {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -210,7 +220,7 @@ mod tests {
             }
         }
         assert!(compacted, "the path was never taken");
-        assert_eq!(buf.capacity(), 2 * SPACE_MIN, "never had to grow");
+        assert_eq!(buf.capacity(), 2 * RECV_SPACE_MIN, "never had to grow");
         drop(writer.join().unwrap());
     }
 

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::SockRef;
 
-/// Largest number of slices for the kernel in one call: its own limit (`UIO_MAXIOV`). At 16 bytes
-/// each the array takes 16 KiB of stack, of which only the used part is touched.
+/// The largest number of slices in one call: the kernel's own limit (`UIO_MAXIOV`). The array of slices
+/// takes 16 KiB of the stack (16 bytes for each slice), of which only the used part is touched.
 const IOV_MAX: usize = 1024;
 
 /// The reason why a connection is unusable. All are final.
@@ -116,25 +116,24 @@ impl Socket {
     pub fn send<'a>(&self, slices: impl IntoIterator<Item = &'a [u8]>) -> Result<usize, LinkError> {
         let mut iovs = [const { MaybeUninit::<IoSlice<'a>>::uninit() }; IOV_MAX];
         let mut count = 0;
-        for (slot, slice) in
-            iovs.iter_mut().zip(slices.into_iter().filter(|slice| !slice.is_empty()))
-        {
-            slot.write(IoSlice::new(slice));
+        let nonempty_slices = slices.into_iter().filter(|slice| !slice.is_empty());
+        for (iov, slice) in iovs.iter_mut().zip(nonempty_slices) {
+            iov.write(IoSlice::new(slice));
             count += 1;
         }
         if count == 0 {
             return Ok(0);
         }
-        // SAFETY: the first `count` of them have just been written.
+        // SAFETY: the loop above has written the first `count` elements.
         let iovs = unsafe { slice::from_raw_parts(iovs.as_ptr().cast::<IoSlice<'a>>(), count) };
-        // A host program in C may not ignore SIGPIPE as Rust's runtime does.
+        // NOSIGNAL: Rust's runtime ignores SIGPIPE, but a host program in C may die of it.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
             match sendmsg(&self.stream, iovs, &mut SendAncillaryBuffer::default(), flags) {
                 Ok(sent) => return Ok(sent),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(0),
-                Err(error) => return Err(self.fault(error.into())),
+                Err(error) => return Err(self.link_error(error.into())),
             }
         }
     }
@@ -148,11 +147,11 @@ impl Socket {
         loop {
             match (&self.stream).read(into) {
                 Ok(0) => return Ok(Received::Closed),
-                Ok(n) => return Ok(Received::Bytes(n)),
-                Err(e) => match e.kind() {
+                Ok(count) => return Ok(Received::Bytes(count)),
+                Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::WouldBlock => return Ok(Received::WouldBlock),
-                    _ => return Err(self.fault(e)),
+                    _ => return Err(self.link_error(error)),
                 },
             }
         }
@@ -186,8 +185,9 @@ impl Socket {
     /// The kernel's error.
     pub fn congestion(&self) -> io::Result<String> {
         let name = SockRef::from(&self.stream).tcp_congestion()?;
-        let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
-        Ok(String::from_utf8_lossy(&name[..end]).into_owned())
+        // The kernel fills the rest of the array with zeroes.
+        let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        Ok(String::from_utf8_lossy(&name[..len]).into_owned())
     }
 
     /// Closes the sending direction: all sent bytes still arrive, then the peer sees the end.
@@ -200,11 +200,12 @@ impl Socket {
     /// Ends the connection in both directions: a thread that waits on it wakes up. A second call,
     /// or one on a dead connection, is harmless.
     pub fn shutdown(&self) {
-        // As above.
+        // The only failure is "not connected", which is the intended result.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    fn fault(&self, source: io::Error) -> LinkError {
+    /// The error of this connection for an error of the kernel.
+    fn link_error(&self, source: io::Error) -> LinkError {
         let peer = self.peer;
         match Errno::from_io_error(&source) {
             Some(Errno::CONNRESET | Errno::CONNABORTED) => LinkError::Reset { peer },

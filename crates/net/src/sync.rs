@@ -1,5 +1,5 @@
-//! The primitives below [`owned`](super::owned) and [`wake`](super::wake). Their model checks
-//! replace them by those of a checker.
+//! The primitives of [`owned`](super::owned) and [`wake`](super::wake). A model check compiles those
+//! files with the primitives of a model checker instead.
 
 use std::cell::UnsafeCell;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -21,7 +21,7 @@ impl<T> Cell<T> {
     }
 }
 
-/// Access to the value.
+/// A pointer to the value. While one exists, the model checker reports accesses of other threads.
 #[derive(Debug)]
 pub(crate) struct Access<T>(*mut T);
 
@@ -32,11 +32,15 @@ impl<T> Access<T> {
     }
 }
 
-/// Waits briefly for another thread's turn to end: at first as if it ran on another core, then as
-/// if on this one.
+/// The number of attempts for which [`relax`] assumes that the other thread runs on another core.
+const SPIN_ATTEMPTS: u32 = 64;
+
+/// Pauses between two attempts to take the value; `attempts` is the number of attempts so far. The
+/// first pauses leave the core to no other thread. If the other thread has not ended its turn by then,
+/// it may need this core, so the later pauses yield the core.
 #[inline]
-pub(crate) fn relax(turns: u32) {
-    if turns < 64 {
+pub(crate) fn relax(attempts: u32) {
+    if attempts < SPIN_ATTEMPTS {
         std::hint::spin_loop();
     } else {
         std::thread::yield_now();

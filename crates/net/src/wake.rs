@@ -1,6 +1,8 @@
-//! A notification that is received once, however often it was sent before that.
+//! A notification between threads. However often it is sent before it is received, it is received
+//! once.
 //!
-//! `tests/wake.rs` compiles this file with a model checker's atomics and tries every interleaving.
+//! A model checker compiles this file with its own atomics, and tries every interleaving
+//! (`tests/wake.rs`).
 
 use super::sync::{AtomicBool, Event, Ordering};
 
@@ -8,13 +10,14 @@ use super::sync::{AtomicBool, Event, Ordering};
 #[derive(Debug)]
 pub(crate) struct Wake {
     event: Event,
-    /// Set from the first notification until it is received; saves further system calls.
-    pending: AtomicBool,
+    /// Whether a notification was sent and has not been received. While it is set, further
+    /// notifications need no system call.
+    is_pending: AtomicBool,
 }
 
 impl Wake {
     pub(crate) fn new(event: Event) -> Self {
-        Self { event, pending: AtomicBool::new(false) }
+        Self { event, is_pending: AtomicBool::new(false) }
     }
 
     /// The event that the receiver waits for.
@@ -22,24 +25,26 @@ impl Wake {
         &self.event
     }
 
+    /// Sends a notification. A thread that receives it sees all earlier stores of this thread.
     pub(crate) fn notify(&self) {
-        // Release/acquire: the receiving thread sees all writes of the notifying one before this.
-        if !self.pending.swap(true, Ordering::AcqRel) {
+        if !self.is_pending.swap(true, Ordering::AcqRel) {
             self.event.signal();
         }
     }
 
     /// Whether a notification was sent since the last [`receive`](Self::receive).
     pub(crate) fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire)
+        self.is_pending.load(Ordering::Acquire)
     }
 
-    /// The event was signalled; afterwards the receiver checks all of its sources.
+    /// Receives the notification, after the event was signalled. The caller then checks all sources of
+    /// notifications.
     pub(crate) fn receive(&self) {
+        // The event is cleared first. A notification between the two steps does not signal, but the
+        // caller checks its source afterwards. In the other order, a notification between the steps
+        // would signal, and the signal would be cleared while `is_pending` stays set. Then no later
+        // notification would signal.
         self.event.clear();
-        // In this order: a notification between the two steps then signals again, or is covered by
-        // this return. In the other order, the event could be cleared while `pending` stays set,
-        // and no later notification would arrive.
-        self.pending.swap(false, Ordering::AcqRel);
+        self.is_pending.swap(false, Ordering::AcqRel);
     }
 }

@@ -92,7 +92,7 @@ fn p8_a_request_that_was_left_is_found_at_the_end_of_the_turn() {
                 }
             })
         };
-        let took = owned.take_or_ask().map(|taken| {
+        let took = owned.take_or_request().map(|taken| {
             assert!(!taken.end(), "no other thread leaves a request");
         });
         owner.join().unwrap();

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The default port of NVMe/TCP targets.
-const PORT: u16 = 4420;
+/// The port that IANA has registered for NVMe over Fabrics.
+const DEFAULT_PORT: u16 = 4420;
 
 /// The address of a member, that is, of a drive of a volume: a namespace of a target.
 ///
@@ -33,10 +33,10 @@ impl MemberAddr {
     /// The address of the target, as `host:port`.
     #[must_use]
     pub fn socket(&self) -> String {
-        socket(&self.host, self.port)
+        host_and_port(&self.host, self.port)
     }
 
-    /// Whether both are on one target.
+    /// Whether both members are on one target.
     pub(crate) fn same_target(&self, other: &Self) -> bool {
         self.host == other.host && self.port == other.port && self.nqn == other.nqn
     }
@@ -60,7 +60,7 @@ pub struct TargetAddr(Arc<str>);
 
 impl TargetAddr {
     pub(crate) fn new(host: &str, port: u16) -> Self {
-        Self(socket(host, port).into())
+        Self(host_and_port(host, port).into())
     }
 
     /// The text form, as `connect` and a resolver accept it.
@@ -76,8 +76,10 @@ impl fmt::Display for TargetAddr {
     }
 }
 
-pub(crate) fn socket(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+/// `host:port`, with an IPv6 address in brackets.
+fn host_and_port(host: &str, port: u16) -> String {
+    let is_ipv6 = host.contains(':');
+    if is_ipv6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl fmt::Display for MemberAddr {
@@ -107,22 +109,22 @@ impl FromStr for MemberAddr {
     fn from_str(text: &str) -> Result<Self, ParseMemberError> {
         let fail = |what| ParseMemberError { text: text.to_owned(), what };
         let mut parts = text.split(',');
-        let place = parts.next().unwrap_or_default();
-        let (host, port) = match place.strip_prefix('[') {
-            Some(rest) => {
-                let (host, rest) = rest.split_once(']').ok_or_else(|| fail("a [ without ]"))?;
-                (host, rest.strip_prefix(':'))
-            }
-            None => match place.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
+        let socket = parts.next().unwrap_or_default();
+        let (host, port) = if let Some(after_bracket) = socket.strip_prefix('[') {
+            // An IPv6 address: [ADDR]:PORT
+            let host_and_rest = after_bracket.split_once(']');
+            let (host, rest) = host_and_rest.ok_or_else(|| fail("a [ without ]"))?;
+            (host, rest.strip_prefix(':'))
+        } else if let Some((host, port)) = socket.split_once(':') {
+            (host, Some(port))
+        } else {
+            (socket, None)
         };
         if host.is_empty() {
             return Err(fail("no host"));
         }
         let port = match port {
-            None => PORT,
+            None => DEFAULT_PORT,
             Some(port) => match port.parse() {
                 Ok(port) if port > 0 => port,
                 _ => return Err(fail("the port is not a number from 1 to 65535")),

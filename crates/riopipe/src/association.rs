@@ -1,4 +1,5 @@
-//! The targets of a volume, and attaching to them.
+//! The targets of a volume, and attaching to them. Opening, creating and inspecting a volume begin here:
+//! each starts one [`Target`] for each target address in the member list.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,39 +18,43 @@ use crate::sockets::Page;
 use crate::target::Target;
 use crate::time::nanos;
 
-/// Number of requested I/O queues: one for labels and undo, the rest for streams.
-const IO_QUEUES: u16 = 128;
-/// Bytes of data that one read may ask for.
-const DATA_MAX: u32 = 4 << 20;
+/// The number of I/O queues that the initiator requests from each target: one for labels and undo, the
+/// rest for streams and readers.
+const IO_QUEUE_COUNT: u16 = 128;
+/// The largest read that the initiator requests, bytes.
+pub(crate) const READ_BYTES_MAX: u32 = 4 << 20;
 
 /// The targets of a member list, to each of which one association is set up, and the place of each
 /// member. The associations end when this is dropped, unless the volume has been opened.
 #[derive(Debug)]
 pub(crate) struct Targets {
-    list: Vec<Ending>,
-    /// The address of each target, as its first member gives it.
+    targets: Vec<StopOnDrop>,
+    /// The address of each target, from the first member on it.
     pub(crate) addrs: Vec<MemberAddr>,
+    /// For each member, its target and its namespace.
     pub(crate) places: Vec<MemberPlace>,
+    /// Is notified when one of the associations changes.
     pub(crate) signal: Arc<Signal>,
 }
 
 impl Targets {
-    /// Begins to attach to the targets of `members`.
+    /// Starts the thread of each target of `members`, which sets up the association.
     pub(crate) fn start(
         members: &[MemberAddr],
         options: &ConnectOptions,
     ) -> Result<Self, AttachError> {
         let (places, addrs) = Self::places_of(members);
         let signal = Arc::default();
-        let begin = |addr: &MemberAddr| {
-            let machine = Association::new(config(addr.nqn.clone(), options));
-            start(addr.target(), machine, options, &signal)
+        let start = |addr: &MemberAddr| {
+            let association = Association::new(config(addr.nqn.clone(), options));
+            start_target(addr.target(), association, options, &signal)
         };
-        let list = addrs.iter().map(begin).collect::<Result<_, _>>()?;
-        Ok(Self { list, addrs, places, signal })
+        let targets = addrs.iter().map(start).collect::<Result<_, _>>()?;
+        Ok(Self { targets, addrs, places, signal })
     }
 
-    /// The place of each member, and the address of each target as its first member gives it.
+    /// Numbers the targets in the order of the members. Returns the place of each member, and the
+    /// address of each target, from the first member on it.
     pub(crate) fn places_of(members: &[MemberAddr]) -> (Vec<MemberPlace>, Vec<MemberAddr>) {
         let mut addrs: Vec<MemberAddr> = Vec::new();
         let place = |member: &MemberAddr| {
@@ -64,11 +69,11 @@ impl Targets {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.list.len()
+        self.targets.len()
     }
 
     pub(crate) fn get(&self, target: usize) -> &Arc<Target> {
-        &self.list[target].0
+        &self.targets[target].0
     }
 
     /// A target's address for error messages.
@@ -85,41 +90,43 @@ impl Targets {
         self.get(target).with_association(nsids).unwrap_or_default()
     }
 
-    /// Why some targets can't be used.
+    /// The error for targets that can't be used. `failed` has their numbers and the reasons.
     pub(crate) fn attach_error(&self, failed: Vec<(usize, AssociationError)>) -> AttachError {
-        let of = |(target, error)| self.get(target).attach_error(error);
-        let mut failed: Vec<AttachError> = failed.into_iter().map(of).collect();
-        if failed.len() == 1 { failed.remove(0) } else { AttachError::Several(failed) }
+        let attach_error = |(target, error)| self.get(target).attach_error(error);
+        let mut errors: Vec<AttachError> = failed.into_iter().map(attach_error).collect();
+        if errors.len() == 1 { errors.remove(0) } else { AttachError::Several(errors) }
     }
 }
 
 impl Associations for &Targets {
     type Piece = Page;
 
-    fn with<R>(&mut self, target: usize, f: impl FnOnce(&mut Association<Page>) -> R) -> R {
-        let done = self.get(target).with_association(f);
-        done.expect("no manager has the associations of a volume that is being opened or created")
+    fn with<R>(&mut self, target: usize, action: impl FnOnce(&mut Association<Page>) -> R) -> R {
+        let result = self.get(target).with_association(action);
+        result.expect("no manager has the associations of a volume that is being opened or created")
     }
 }
 
-/// Ends the target when it is dropped, unless the volume has been opened.
+/// Stops the target when it is dropped, unless the volume has been opened.
 #[derive(Debug)]
-struct Ending(Arc<Target>);
+struct StopOnDrop(Arc<Target>);
 
-impl Drop for Ending {
+impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.0.stop_unless_open();
     }
 }
 
-fn start(
+fn start_target(
     name: TargetAddr,
-    machine: Association<Page>,
+    association: Association<Page>,
     options: &ConnectOptions,
     signal: &Arc<Signal>,
-) -> Result<Ending, AttachError> {
-    let started = Target::start(name.clone(), machine, options.timeout, Arc::clone(signal));
-    started.map(Ending).map_err(|source| AttachError::Target { target: name, nqn: None, source })
+) -> Result<StopOnDrop, AttachError> {
+    match Target::start(name.clone(), association, options.timeout, Arc::clone(signal)) {
+        Ok(target) => Ok(StopOnDrop(target)),
+        Err(source) => Err(AttachError::Target { target: name, nqn: None, source }),
+    }
 }
 
 fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig {
@@ -132,12 +139,13 @@ fn config(subnqn: Option<String>, options: &ConnectOptions) -> AssociationConfig
         header_digest: options.header_digest,
         data_digest: options.data_digest,
         crc: crate::crc32c,
-        data_max: DATA_MAX,
-        io_queues: IO_QUEUES,
+        data_max: READ_BYTES_MAX,
+        io_queues: IO_QUEUE_COUNT,
         answer_ns: nanos(options.timeout),
     }
 }
 
+/// Connects to the target of `member`, for a stream. Waits for `timeout` at most.
 pub(crate) fn open_socket(
     member: &MemberAddr,
     timeout: Duration,
@@ -154,6 +162,7 @@ pub fn discover(
     port: u16,
     options: &ConnectOptions,
 ) -> Result<Vec<Entry>, AttachError> {
-    let machine = Association::discover(config(None, options));
-    start(TargetAddr::new(host, port), machine, options, &Arc::default())?.0.discovered()
+    let association = Association::discover(config(None, options));
+    let target = start_target(TargetAddr::new(host, port), association, options, &Arc::default())?;
+    target.0.wait_for_discovery()
 }

@@ -1,11 +1,13 @@
-//! The background thread of a volume: drives the streams whose owners are not calling, by the
-//! decisions of the [`BackgroundDriver`].
+//! The background thread of a volume: drives the streams whose owners are not calling. The
+//! [`BackgroundDriver`] decides which streams these are.
 //!
-//! It takes a stream only if it gets the stream's ownership flag at once. Otherwise it leaves a
-//! request at the flag, and the end of the owner's call wakes it. It sleeps until an event of a stream
-//! that it drives, until a thread waits for a stream, or until the time at which the next owner counts
-//! as not calling. Without an open stream there is no such thread. If the thread ends by a panic while
-//! streams are open, another one takes its place.
+//! - **Taking a stream.** The thread takes a stream only if the stream's ownership flag is free. If a
+//!   thread waits for the marks of a stream that is not free, the background thread leaves a request at
+//!   the flag. The end of the owner's call then wakes the background thread.
+//! - **Sleeping.** The thread sleeps until a stream that it drives has an event, until another thread
+//!   begins to wait for a stream, or until the next deadline of the driver.
+//! - **Begin and end.** The first stream that is opened starts the thread. The thread ends when no
+//!   stream is open. If it panics while streams are open, a new thread takes its place.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,10 +19,10 @@ use riopipe_session::initiator::stream_driver::{BackgroundConfig, BackgroundDriv
 
 use crate::failure::{Exhausted, StreamFailure};
 use crate::lock::lock;
+use crate::published_marks::PublishedMarks;
 use crate::stream_handle::StreamHandle;
 use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
-use crate::watched::Watched;
 
 /// The pause after an error or a panic before the thread continues, or another one begins.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -35,47 +37,52 @@ pub(crate) struct OpenStream {
 /// The open streams of a volume. While there are any, a thread drives those whose owners are not
 /// calling.
 #[derive(Debug)]
-pub(crate) struct Background {
+pub(crate) struct BackgroundThread {
     poller: Poller,
     waker: Waker,
-    state: Mutex<State>,
+    open_streams: Mutex<OpenStreams>,
 }
 
+/// The open streams, as the calls that open and close streams change them.
 #[derive(Debug, Default)]
-struct State {
-    streams: BTreeMap<StreamId, OpenStream>,
-    /// The number of changes of `streams`.
+struct OpenStreams {
+    by_id: BTreeMap<StreamId, OpenStream>,
+    /// The number of changes of `by_id`.
     version: u64,
-    /// Whether there is a thread.
-    running: bool,
+    /// Whether there is a thread that drives them.
+    is_thread_running: bool,
 }
 
-impl Background {
+impl BackgroundThread {
     pub(crate) fn new() -> Result<Arc<Self>, PollerError> {
         let poller = Poller::new()?;
         let waker = poller.waker();
-        Ok(Arc::new(Self { poller, waker, state: Mutex::default() }))
+        Ok(Arc::new(Self { poller, waker, open_streams: Mutex::default() }))
     }
 
-    /// Adds a stream that is open from now on. The first stream starts the thread. If the thread can't
-    /// be started, the stream is not added: nothing would flush it or send its mark when idle (T1).
+    /// Adds a stream that is open from now on. The first stream starts the thread.
     ///
     /// # Errors
-    /// The thread can't be started.
+    /// The thread can't be started. Then the stream is not added, because nothing would flush it while
+    /// it is idle, and its targets could not drop its log entries (T1).
     pub(crate) fn add(self: &Arc<Self>, id: StreamId, stream: OpenStream) -> Result<(), Exhausted> {
-        let mut state = lock(&self.state);
-        if state.running {
+        let mut open_streams = lock(&self.open_streams);
+        if open_streams.is_thread_running {
             self.waker.wake();
         } else {
-            self.start(&mut state, Duration::ZERO)?;
+            self.start_thread(&mut open_streams, Duration::ZERO)?;
         }
-        state.streams.insert(id, stream);
-        state.version += 1;
+        open_streams.by_id.insert(id, stream);
+        open_streams.version += 1;
         Ok(())
     }
 
     /// Starts the thread, which begins its work after `pause`.
-    fn start(self: &Arc<Self>, state: &mut State, pause: Duration) -> Result<(), Exhausted> {
+    fn start_thread(
+        self: &Arc<Self>,
+        open_streams: &mut OpenStreams,
+        pause: Duration,
+    ) -> Result<(), Exhausted> {
         let background = Arc::clone(self);
         let builder = std::thread::Builder::new().name("riopipe-bg".into());
         let thread = move || {
@@ -83,32 +90,33 @@ impl Background {
             background.run();
         };
         builder.spawn(thread).map_err(|_| Exhausted::Threads)?;
-        state.running = true;
+        open_streams.is_thread_running = true;
         Ok(())
     }
 
-    /// Removes a stream that has ended. Another stream may have its id already, because a closed
-    /// stream may be opened again before the old one is dropped. That other stream stays.
+    /// Removes a stream that has ended. The caller passes the handle of the stream, because another
+    /// stream may have the same id already: a closed stream may be opened again before the old one is
+    /// dropped. That other stream stays.
     pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
-        let mut state = lock(&self.state);
-        if state.streams.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
-            state.streams.remove(&id);
-            state.version += 1;
+        let mut open_streams = lock(&self.open_streams);
+        if open_streams.by_id.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
+            open_streams.by_id.remove(&id);
+            open_streams.version += 1;
             self.waker.wake();
         }
     }
 
-    /// The published marks of all open streams. It does not clone the streams, so the caller never has
-    /// the last reference to one.
-    pub(crate) fn watched(&self) -> Vec<(StreamId, Arc<Watched<StreamFailure>>)> {
-        let state = lock(&self.state);
-        let watched =
-            |(id, stream): (&StreamId, &OpenStream)| (*id, Arc::clone(&stream.handle.watched));
-        state.streams.iter().map(watched).collect()
+    /// The published marks of all open streams. The result has no references to the streams, so the
+    /// caller never drops the last one.
+    pub(crate) fn published_marks(&self) -> Vec<(StreamId, Arc<PublishedMarks<StreamFailure>>)> {
+        let open_streams = lock(&self.open_streams);
+        let marks = |(id, stream): (&StreamId, &OpenStream)| {
+            (*id, Arc::clone(&stream.handle.published_marks))
+        };
+        open_streams.by_id.iter().map(marks).collect()
     }
 
-    /// Wakes the thread after an owner's call has ended, if the thread had taken the stream over or had
-    /// requested it.
+    /// Wakes the thread.
     pub(crate) fn wake(&self) {
         self.waker.wake();
     }
@@ -120,17 +128,17 @@ impl Background {
 
     /// The loop of the thread. It ends when no stream is open.
     fn run(self: &Arc<Self>) {
-        let mut thread = Thread {
+        let mut worker = Worker {
             background: self,
             version: 0,
             driver: BackgroundDriver::new(BackgroundConfig::default()),
             streams: BTreeMap::new(),
         };
         let mut events = Vec::new();
-        while thread.refresh() {
-            thread.round(now_ns(), &events);
-            let next = thread.driver.deadline();
-            let sleep = next.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
+        while worker.update_streams() {
+            worker.run_round(now_ns(), &events);
+            let deadline = worker.driver.deadline();
+            let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
                 tracing::error!(%error, "the background thread cannot wait for events");
                 std::thread::sleep(RETRY_PAUSE);
@@ -139,117 +147,133 @@ impl Background {
     }
 }
 
-/// The state of the thread.
-struct Thread<'a> {
-    background: &'a Arc<Background>,
-    /// The version of the open streams that `streams` has.
+/// The state that only the thread uses.
+struct Worker<'a> {
+    background: &'a Arc<BackgroundThread>,
+    /// The version of the open streams of which `streams` is a copy.
     version: u64,
     driver: BackgroundDriver,
-    /// Each stream, and whether the thread's poller watches the stream's poller.
-    streams: BTreeMap<StreamId, (OpenStream, bool)>,
+    streams: BTreeMap<StreamId, WorkerStream>,
 }
 
-/// After a panic, another thread drives the streams that are open.
-impl Drop for Thread<'_> {
+struct WorkerStream {
+    stream: OpenStream,
+    /// Whether the thread's poller watches the stream's poller.
+    is_watched: bool,
+}
+
+/// After a panic, starts another thread for the streams that are open.
+impl Drop for Worker<'_> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
         }
         tracing::error!("the background thread has panicked; starting another one");
-        for (stream, watched) in self.streams.values() {
-            if *watched {
-                // The next thread watches it again.
+        for WorkerStream { stream, is_watched } in self.streams.values() {
+            if *is_watched {
+                // The next thread adds the stream to the poller again.
                 let _ = self.background.poller.remove(stream.handle.poller());
             }
         }
-        let mut state = lock(&self.background.state);
-        state.running = false;
-        // After a pause: the same panic may come again.
-        if !state.streams.is_empty()
-            && let Err(error) = self.background.start(&mut state, RETRY_PAUSE)
+        let mut open_streams = lock(&self.background.open_streams);
+        open_streams.is_thread_running = false;
+        // The new thread pauses first, because the same panic may happen again.
+        if !open_streams.by_id.is_empty()
+            && let Err(error) = self.background.start_thread(&mut open_streams, RETRY_PAUSE)
         {
             tracing::error!(%error, "no thread drives the streams that are open");
         }
     }
 }
 
-impl Thread<'_> {
-    /// Adds new streams and removes ended ones. Returns false when none is left: the thread ends.
-    fn refresh(&mut self) -> bool {
+impl Worker<'_> {
+    /// Adds new streams and removes ended ones. Returns false if no stream is open: the thread ends.
+    fn update_streams(&mut self) -> bool {
         let Self { background, version, driver, streams } = self;
-        let mut state = lock(&background.state);
-        if state.version == *version && !state.streams.is_empty() {
+        let mut open_streams = lock(&background.open_streams);
+        if open_streams.version == *version && !open_streams.by_id.is_empty() {
             return true;
         }
-        *version = state.version;
-        streams.retain(|id, (stream, watched)| {
-            let open = state.streams.get(id);
-            let same = open.is_some_and(|open| Arc::ptr_eq(&stream.shell, &open.shell));
-            if !same {
+        *version = open_streams.version;
+        streams.retain(|id, WorkerStream { stream, is_watched }| {
+            let open = open_streams.by_id.get(id);
+            let is_open = open.is_some_and(|open| Arc::ptr_eq(&stream.shell, &open.shell));
+            if !is_open {
                 driver.remove(*id);
-                if *watched {
-                    // Another thread may still have the handle and call the owner: that would wake
-                    // this thread, which would not receive the call.
+                if *is_watched {
+                    // Another thread may still have the handle, and interrupt the owner. That would
+                    // wake this thread, and no thread would reset the waker of the ended stream.
                     let _ = background.poller.remove(stream.handle.poller());
                 }
             }
-            same
+            is_open
         });
-        if state.streams.is_empty() {
-            // The next stream that is opened starts a new thread, under this lock.
-            state.running = false;
+        if open_streams.by_id.is_empty() {
+            // The next stream that is opened starts a new thread, under the same lock.
+            open_streams.is_thread_running = false;
             return false;
         }
-        for (id, stream) in &state.streams {
+        for (id, stream) in &open_streams.by_id {
             streams.entry(*id).or_insert_with(|| {
                 driver.add(*id);
-                (stream.clone(), false)
+                WorkerStream { stream: stream.clone(), is_watched: false }
             });
         }
         true
     }
 
-    /// Drives the streams that have an event or are due, and checks whether the owners of the others
+    /// Drives the streams that have an event or are due. Checks whether the owners of the other streams
     /// call again.
-    fn round(&mut self, now: u64, events: &[Event]) {
+    fn run_round(&mut self, now: u64, events: &[Event]) {
         let has_event = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
-        let handle = |id| self.streams.get(&id).map(|(stream, _)| &stream.handle);
-        let awaited = |id| handle(id).is_some_and(|handle| handle.watched.is_awaited());
-        for (id, must_drive) in self.driver.due(now, has_event, awaited) {
-            let Some((OpenStream { shell, handle }, _)) = self.streams.get(&id) else { continue };
-            // Without a waiter the owner must not wake this thread at the end of each of its calls.
-            let awaited = handle.watched.is_awaited();
-            match if awaited { shell.take_or_ask() } else { shell.try_take() } {
-                None => self.driver.on_owner_in_call(id, awaited, now),
-                Some(mut shell) => {
-                    let awaited = handle.watched.is_awaited();
-                    let attention = shell.driver.attention_mut();
-                    if self.driver.check(id, must_drive, awaited, attention, now) == Finding::Drive
-                    {
-                        let next = shell.background_turn(self.driver.config().flush_ns);
-                        self.driver.on_driven(id, next);
-                    }
-                    let due_wakers = shell.take_due_wakers();
-                    drop(shell);
-                    wake_all(due_wakers);
-                }
-            }
-            self.watch(id, now);
+        let is_awaited = |id| {
+            let entry = self.streams.get(&id);
+            entry.is_some_and(|entry| entry.stream.handle.published_marks.is_awaited())
+        };
+        for (id, must_drive) in self.driver.due(now, has_event, is_awaited) {
+            self.check_stream(id, must_drive, now);
+            self.update_watch(id, now);
         }
     }
 
-    /// Watches a stream that has been taken over, and no other.
-    fn watch(&mut self, id: StreamId, now: u64) {
-        let Some((OpenStream { handle, .. }, watched)) = self.streams.get_mut(&id) else { return };
+    /// Takes a stream if its owner is in no call, and drives it if the driver decides so.
+    fn check_stream(&mut self, id: StreamId, must_drive: bool, now: u64) {
+        let Some(WorkerStream { stream, .. }) = self.streams.get(&id) else { return };
+        let OpenStream { shell, handle } = stream;
+        // A request at the flag makes the owner wake this thread at the end of its call. Without a
+        // waiter that would only cost time, so no request is left.
+        let is_awaited = handle.published_marks.is_awaited();
+        let taken = if is_awaited { shell.take_or_request() } else { shell.try_take() };
+        let Some(mut shell) = taken else {
+            self.driver.on_owner_in_call(id, is_awaited, now);
+            return;
+        };
+        let is_awaited = handle.published_marks.is_awaited();
+        let attention = shell.driver.attention_mut();
+        if self.driver.check(id, must_drive, is_awaited, attention, now) == Finding::Drive {
+            let next = shell.drive_in_background(self.driver.config().flush_ns);
+            self.driver.on_driven(id, next);
+        }
+        let due_wakers = shell.take_due_wakers();
+        // The stream is released first, because a waker may run any code.
+        drop(shell);
+        wake_all(due_wakers);
+    }
+
+    /// Makes the poller watch the stream if the stream has been taken over, and not watch it otherwise.
+    fn update_watch(&mut self, id: StreamId, now: u64) {
+        let Some(WorkerStream { stream, is_watched }) = self.streams.get_mut(&id) else { return };
         let poller = &self.background.poller;
+        let stream_poller = stream.handle.poller();
         if !self.driver.has_taken_over(id) {
-            if std::mem::take(watched) {
-                // It is watched, so this can't fail.
-                let _ = poller.remove(handle.poller());
+            if *is_watched {
+                *is_watched = false;
+                // This can't fail, because the stream is watched.
+                let _ = poller.remove(stream_poller);
             }
-        } else if !*watched {
-            *watched = poller.add(handle.poller(), u64::from(id.0), Interest::Read).is_ok();
-            if !*watched {
+        } else if !*is_watched {
+            *is_watched = poller.add(stream_poller, u64::from(id.0), Interest::Read).is_ok();
+            if !*is_watched {
                 self.driver.on_unwatchable(id, now);
             }
         }

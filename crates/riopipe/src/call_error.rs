@@ -1,4 +1,5 @@
-//! Why a request to a target failed, or why there is no association with it.
+//! The errors of a single target: a request to it failed ([`CallError`]), or an association with it could
+//! not be set up ([`AttachError`]).
 
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ impl CallError {
             | Self::Exhausted(_) => true,
             Self::Unreachable(why) => match why {
                 UnreachableCause::Changed(_) | UnreachableCause::Released => false,
-                // Other claims are not sent again: the target is lost to this owner (T8).
+                // The manager sends a claim again only if its failure passes. After any other failure the
+                // target is lost to this owner: another owner may have fenced it (T8).
                 UnreachableCause::Claim(status) => retry::is_claim_passing(*status),
                 _ => true,
             },
@@ -137,7 +139,7 @@ pub enum AttachError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// The connection was made, and a request to the target failed.
-    #[error("target {target}{}: {source}", in_brackets(.nqn))]
+    #[error("target {target}{}: {source}", nqn_in_brackets(.nqn))]
     Target {
         /// The address of the target.
         target: TargetAddr,
@@ -150,7 +152,7 @@ pub enum AttachError {
     #[error(
         "target {target} offers {} subsystems{}: name one of them with nqn=…",
         .found.len(),
-        listed(.found)
+        list_in_brackets(.found)
     )]
     WhichSubsystem {
         /// The address of the target.
@@ -159,7 +161,7 @@ pub enum AttachError {
         found: Vec<String>,
     },
     /// Several targets of a volume can't be used, each for its own reason.
-    #[error("{} of the volume's targets can't be used: {}", .0.len(), joined(.0))]
+    #[error("{} of the volume's targets can't be used: {}", .0.len(), join_texts(.0))]
     Several(Vec<AttachError>),
 }
 
@@ -176,16 +178,16 @@ impl AttachError {
         }
     }
 
-    /// Why there is no association with subsystem `nqn` of `target`; `connect` is the last failure to
-    /// connect.
+    /// Why there is no association with subsystem `nqn` of `target`. `connect_error` is the last failure
+    /// to connect. It has more details than [`AssociationError::Connect`], which only has its text.
     pub(crate) fn of(
         target: &TargetAddr,
         nqn: String,
         error: AssociationError,
-        connect: Option<ConnectError>,
+        connect_error: Option<ConnectError>,
     ) -> Self {
         let target = target.clone();
-        match (error, connect) {
+        match (error, connect_error) {
             (AssociationError::Connect(_), Some(error)) => Self::Connect(error),
             (AssociationError::WhichSubsystem(found), _) => Self::WhichSubsystem { target, found },
             (error, _) => Self::Target { target, nqn: Some(nqn), source: error.into() },
@@ -194,21 +196,25 @@ impl AttachError {
 }
 
 /// The texts of several errors in one line.
-fn joined(errors: &[AttachError]) -> String {
-    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+fn join_texts(errors: &[AttachError]) -> String {
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    texts.join("; ")
 }
 
-/// The NQN in brackets, for the end of a name; empty if it is not known.
-fn in_brackets(nqn: &Option<String>) -> String {
-    nqn.as_ref().map(|nqn| format!(" ({nqn})")).unwrap_or_default()
+/// The NQN in brackets, for the end of a name. Empty if the NQN is not known.
+fn nqn_in_brackets(nqn: &Option<String>) -> String {
+    match nqn {
+        Some(nqn) => format!(" ({nqn})"),
+        None => String::new(),
+    }
 }
 
-/// The NQNs in brackets; empty if there are none.
-fn listed(found: &[String]) -> String {
-    if found.is_empty() { String::new() } else { format!(" ({})", found.join(", ")) }
+/// The NQNs in brackets. Empty if there are none.
+fn list_in_brackets(nqns: &[String]) -> String {
+    if nqns.is_empty() { String::new() } else { format!(" ({})", nqns.join(", ")) }
 }
 
-/// Whether an opening that failed like this may succeed later.
+/// Whether an opening that failed with this error may succeed later, if only time passes.
 pub(crate) fn opening_may_pass(error: &OpeningError) -> bool {
     match error {
         OpeningError::Missing { .. } | OpeningError::Undo { .. } | OpeningError::Flush { .. } => {

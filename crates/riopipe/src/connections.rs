@@ -10,19 +10,25 @@ use crate::call_error::CallError;
 use crate::failure::Exhausted;
 use crate::lock::lock;
 use crate::piece::Piece;
+use crate::sockets::PDU_BYTES_MAX;
 use crate::stream_handle::StreamHandle;
 
 /// A connection to one server: its socket, and the received bytes that are not used yet.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
-    rx: RecvBuf,
+    recv_buf: RecvBuf,
     /// Whether the poller watches for space in the send buffer.
-    wants_write: bool,
+    is_write_watched: bool,
 }
 
-/// Bytes that one PDU may have at most: the largest read and its header.
-const RX_MAX: usize = (4 << 20) + 4096;
+/// An error of the connection to one server.
+#[derive(Debug)]
+pub(crate) struct ConnectionError {
+    /// The number of the server in the volume.
+    pub(crate) server: usize,
+    pub(crate) error: CallError,
+}
 
 /// The sockets of a stream, one for each server that it is connected to.
 #[derive(Debug)]
@@ -33,7 +39,7 @@ pub(crate) struct Connections {
 
 impl Connections {
     pub(crate) fn new(servers: usize, handle: Arc<StreamHandle>) -> Self {
-        // Messages for an earlier incarnation are about connections that are closed.
+        // The present messages are for an earlier incarnation, whose connections are closed.
         lock(&handle.messages).clear();
         Self { servers: (0..servers).map(|_| None).collect(), handle }
     }
@@ -41,12 +47,12 @@ impl Connections {
     /// Adds a connected socket to a server.
     pub(crate) fn open(&mut self, server: usize, socket: Socket) -> Result<(), PollerError> {
         self.handle.poller().add(&socket, server as u64, Interest::Read)?;
-        let rx = RecvBuf::new(RX_MAX);
-        self.servers[server] = Some(Connection { socket, rx, wants_write: false });
+        let recv_buf = RecvBuf::new(PDU_BYTES_MAX);
+        self.servers[server] = Some(Connection { socket, recv_buf, is_write_watched: false });
         Ok(())
     }
 
-    /// Closes the socket to a server; that ends the poller's watch.
+    /// Closes the socket to a server. The poller stops watching a socket when it is closed.
     pub(crate) fn close(&mut self, server: usize) {
         self.servers[server] = None;
     }
@@ -56,15 +62,16 @@ impl Connections {
     }
 
     /// Receives once from each target, then sends all that may be sent after that. Returns whether any
-    /// byte was received or sent.
-    pub(crate) fn round(
+    /// byte was received or sent. `read_sink` gets the data of reads: an offset in the whole read, and
+    /// the bytes there.
+    pub(crate) fn receive_and_send(
         &mut self,
         driver: &mut StreamDriver<Piece>,
         now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, (usize, CallError)> {
-        let received = self.receive_all(driver, now, sink)?;
-        Ok(self.send_all(driver, now)? || received)
+        read_sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, ConnectionError> {
+        let has_received = self.receive_all(driver, now, read_sink)?;
+        Ok(self.send_all(driver, now)? || has_received)
     }
 
     /// Receives once from each target. Returns whether any byte was received.
@@ -73,14 +80,15 @@ impl Connections {
         &mut self,
         driver: &mut StreamDriver<Piece>,
         now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<bool, (usize, CallError)> {
-        let mut received = false;
+        read_sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, ConnectionError> {
+        let mut has_received = false;
         for server in 0..self.servers.len() {
-            received |= self.receive(driver, server, now, sink).map_err(|e| (server, e))?;
+            let received = self.receive(driver, server, now, read_sink);
+            has_received |= received.map_err(|error| ConnectionError { server, error })?;
         }
         report_time(driver);
-        Ok(received)
+        Ok(has_received)
     }
 
     /// Sends all that may be sent to each target. Returns whether any byte was sent.
@@ -89,79 +97,86 @@ impl Connections {
         &mut self,
         driver: &mut StreamDriver<Piece>,
         now: u64,
-    ) -> Result<bool, (usize, CallError)> {
-        let mut sent = false;
+    ) -> Result<bool, ConnectionError> {
+        let mut has_sent = false;
         driver.pump(now);
         report_time(driver);
         for server in 0..self.servers.len() {
-            sent |= self.send(driver, server).map_err(|e| (server, e))?;
+            let sent = self.send(driver, server);
+            has_sent |= sent.map_err(|error| ConnectionError { server, error })?;
         }
-        Ok(sent)
+        Ok(has_sent)
     }
 
+    /// Receives once from a server, and passes the bytes to the driver. Returns whether any byte was
+    /// received.
     fn receive(
         &mut self,
         driver: &mut StreamDriver<Piece>,
         server: usize,
         now: u64,
-        sink: &mut dyn FnMut(usize, &[u8]),
+        read_sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, CallError> {
         let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let at = server as u16;
-        if !driver.is_open(at) {
+        let server_number = server as u16;
+        if !driver.is_open(server_number) {
             return Ok(false);
         }
-        match connection.rx.fill(&connection.socket)? {
+        match connection.recv_buf.fill(&connection.socket)? {
             Received::WouldBlock => return Ok(false),
             Received::Closed => return Err(CallError::Closed),
             Received::Bytes(_) => {}
         }
-        let used = match driver.received(at, now, connection.rx.data(), sink) {
-            Ok(used) => used,
+        let consumed = driver.received(server_number, now, connection.recv_buf.data(), read_sink);
+        let consumed_bytes = match consumed {
+            Ok(bytes) => bytes,
             Err(error) => {
-                // Sends the reason, if the target still receives.
-                let _ = connection.socket.send(driver.outbox(at).slices());
+                // The outbox ends with a PDU that contains the reason. The connection is closed
+                // in any case, so an error of this send does not matter.
+                let _ = connection.socket.send(driver.outbox(server_number).slices());
                 return Err(error.into());
             }
         };
-        connection.rx.consume(used);
-        let need = driver.need(at, connection.rx.data());
-        if connection.rx.reserve(need).is_err() {
+        connection.recv_buf.consume(consumed_bytes);
+        let needed_bytes = driver.need(server_number, connection.recv_buf.data());
+        if connection.recv_buf.reserve(needed_bytes).is_err() {
             return Err(CallError::Nonsense(Nonsense::LargePdu));
         }
         Ok(true)
     }
 
-    /// Sends the outbox as far as the kernel accepts it.
+    /// Sends the outbox as far as the kernel accepts it. If some of it is left, the poller reports when
+    /// the kernel accepts more. Returns whether any byte was sent.
     pub(crate) fn send(
         &mut self,
         driver: &mut StreamDriver<Piece>,
         server: usize,
     ) -> Result<bool, CallError> {
         let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let out = driver.outbox(server as u16);
-        let mut sent_any = false;
-        while !out.is_empty() {
-            let sent = connection.socket.send(out.slices())?;
-            if sent == 0 {
+        let outbox = driver.outbox(server as u16);
+        let mut has_sent = false;
+        while !outbox.is_empty() {
+            let sent_bytes = connection.socket.send(outbox.slices())?;
+            if sent_bytes == 0 {
                 break;
             }
-            out.consume(sent);
-            sent_any = true;
+            outbox.consume(sent_bytes);
+            has_sent = true;
         }
-        let wants_write = !out.is_empty();
-        if wants_write != connection.wants_write {
-            connection.wants_write = wants_write;
-            let interest = if wants_write { Interest::Both } else { Interest::Read };
+        let must_watch_write = !outbox.is_empty();
+        if must_watch_write != connection.is_write_watched {
+            connection.is_write_watched = must_watch_write;
+            let interest = if must_watch_write { Interest::Both } else { Interest::Read };
             let poller = self.handle.poller();
             let modified = poller.modify(&connection.socket, server as u64, interest);
             modified.map_err(poll_error)?;
         }
-        Ok(sent_any)
+        Ok(has_sent)
     }
 }
 
-/// Reports the time to the driver if a traced group has entered a stage: the session has no clock.
+/// Reports the time to the driver if a traced group has entered a stage. The driver asks for the time,
+/// because it has no clock.
 #[inline]
 pub(crate) fn report_time(driver: &mut StreamDriver<Piece>) {
     if driver.wants_instant() {
@@ -169,6 +184,8 @@ pub(crate) fn report_time(driver: &mut StreamDriver<Piece>) {
     }
 }
 
+/// The error of a call for an error of the poller. The poller only fails if this process has no
+/// resources left.
 pub(crate) fn poll_error(error: PollerError) -> CallError {
     tracing::error!(%error, "cannot watch a connection");
     Exhausted::Descriptors.into()

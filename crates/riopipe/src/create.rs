@@ -1,4 +1,9 @@
-//! Creating a volume: the threads and messages around a [`VolumeCreation`].
+//! Creating a volume.
+//!
+//! 1. Start the threads of the targets, which set up the associations ([`Targets`]).
+//! 2. Run the [`VolumeCreation`] to its end. It decides each request: it makes the log partitions, then
+//!    writes the labels.
+//! 3. Inspect the new volume, to return its properties.
 
 use std::time::Duration;
 
@@ -53,7 +58,7 @@ impl Default for CreateOptions {
     }
 }
 
-/// The longest sleep between two polls.
+/// The longest sleep until the next check. An event of a target ends the sleep early.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) fn create(
@@ -61,7 +66,7 @@ pub(crate) fn create(
     members: &[MemberAddr],
     options: &CreateOptions,
 ) -> Result<VolumeInfo, CreateError> {
-    make(name, members, options)?;
+    run_creation(name, members, options)?;
     inspect(members, &options.connect).map_err(|error| match error {
         OpenError::Attach(error) => CreateError::Attach(error),
         OpenError::Topology(error) => CreateError::Topology(error),
@@ -72,14 +77,18 @@ pub(crate) fn create(
     })
 }
 
-fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(), CreateError> {
-    let places = Targets::places_of(members).0;
-    let targets_of = places.iter().map(|place| place.target + 1).max().unwrap_or(0);
+/// Creates the volume on its targets.
+fn run_creation(
+    name: &str,
+    members: &[MemberAddr],
+    options: &CreateOptions,
+) -> Result<(), CreateError> {
+    let (places, target_addrs) = Targets::places_of(members);
     let config = VolumeCreationConfig {
         name: name.into(),
         volume: VolumeId(random_id().map_err(CreateError::Random)?),
         places,
-        targets: targets_of,
+        targets: target_addrs.len(),
         unit_blocks: options.unit_blocks,
         streams: options.streams,
         engine: options.engine,
@@ -89,7 +98,7 @@ fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(
     };
     let mut creation = VolumeCreation::new(config).map_err(|error| match error {
         VolumeCreateError::Options(error) => error.into(),
-        // No other error is found before the first request to a target.
+        // Before the first request to a target, `VolumeCreation` finds no other error than a bad name.
         _ => CreateError::Name,
     })?;
     let targets = Targets::start(members, &options.connect)?;
@@ -110,34 +119,35 @@ fn make(name: &str, members: &[MemberAddr], options: &CreateOptions) -> Result<(
     }
 }
 
+/// The error of the call for an error of the creation: with addresses in the place of numbers.
 fn create_error(
     members: &[MemberAddr],
     targets: &Targets,
     options: &CreateOptions,
     error: VolumeCreateError,
 ) -> CreateError {
-    let text = |member: usize| members[member].clone();
+    let addr = |member: usize| members[member].clone();
     match error {
         VolumeCreateError::Name => CreateError::Name,
         VolumeCreateError::Options(error) => error.into(),
         VolumeCreateError::Attach(failed) => targets.attach_error(failed).into(),
         VolumeCreateError::NoNamespace { member } => {
             let have = targets.nsids(targets.places[member].target);
-            CreateError::NoNamespace { member: text(member), have }
+            CreateError::NoNamespace { member: addr(member), have }
         }
-        VolumeCreateError::DuplicateMember { member } => CreateError::Twice(text(member)),
-        VolumeCreateError::SameNguid { member } => CreateError::SameNguid(text(member)),
+        VolumeCreateError::DuplicateMember { member } => CreateError::Twice(addr(member)),
+        VolumeCreateError::SameNguid { member } => CreateError::SameNguid(addr(member)),
         VolumeCreateError::BlockSize { member, size } => {
-            CreateError::BlockSize { member: text(member), size }
+            CreateError::BlockSize { member: addr(member), size }
         }
         VolumeCreateError::TooSmall { member, blocks, needed } => {
-            CreateError::TooSmall { member: text(member), blocks, needed }
+            CreateError::TooSmall { member: addr(member), blocks, needed }
         }
         VolumeCreateError::InUse { member, volume } => {
-            CreateError::InUse { member: text(member), volume }
+            CreateError::InUse { member: addr(member), volume }
         }
         VolumeCreateError::Owned { member, volume, owner } => {
-            CreateError::Owned { member: text(member), volume, owner }
+            CreateError::Owned { member: addr(member), volume, owner }
         }
         VolumeCreateError::Engine { engine, lacking } => {
             let target = targets.name(lacking.target);

@@ -1,5 +1,6 @@
-//! The errors of this crate, one type for each operation. Each message contains what failed, where,
-//! and what to do.
+//! The errors of this crate, one type for each operation. Each message contains the operation that
+//! failed, the place, the reason, and the remedy. `is_retryable` of each type is whether the same call may
+//! succeed later, if only time passes.
 
 use std::fmt;
 use std::time::Duration;
@@ -53,7 +54,7 @@ pub enum OpenError {
         needed: u64,
     },
     /// The drives do not make one volume, or not this volume in this order.
-    #[error("{error}{}", given(.members, .error))]
+    #[error("{error}{}", given_member(.members, .error))]
     Assemble {
         /// The members, in the order of the call.
         members: Vec<MemberAddr>,
@@ -61,7 +62,7 @@ pub enum OpenError {
         error: AssembleError,
     },
     /// The volume can't be claimed.
-    #[error("volume \"{volume}\"{}: {error}", on(.target))]
+    #[error("volume \"{volume}\"{}: {error}", on_target(.target))]
     Claim {
         /// The volume.
         volume: String,
@@ -158,7 +159,7 @@ pub enum RecoverError {
         source: CallError,
     },
     /// The answers of the targets do not allow the recovery.
-    #[error("volume \"{volume}\"{}: {error}", on(.target))]
+    #[error("volume \"{volume}\"{}: {error}", on_target(.target))]
     Opening {
         /// The volume.
         volume: String,
@@ -188,7 +189,7 @@ impl RecoverError {
     }
 }
 
-/// Why a target is unreachable that is expected to come back.
+/// Why a target is unreachable. The target is expected to come back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnreachableReason {
@@ -200,8 +201,12 @@ pub enum UnreachableReason {
     Passed,
 }
 
-fn on(target: &Option<TargetAddr>) -> String {
-    target.as_ref().map(|target| format!(" on {target}")).unwrap_or_default()
+/// The address of a target, for the middle of a message. Empty if the error concerns no single target.
+fn on_target(target: &Option<TargetAddr>) -> String {
+    match target {
+        Some(target) => format!(" on {target}"),
+        None => String::new(),
+    }
 }
 
 /// Why a failed stream could not be reopened.
@@ -262,8 +267,10 @@ impl AcknowledgeError {
     }
 }
 
-fn given(members: &[MemberAddr], error: &AssembleError) -> String {
-    let at = match error {
+/// The address of the member that an error concerns, in brackets. Empty if the error concerns no single
+/// member.
+fn given_member(members: &[MemberAddr], error: &AssembleError) -> String {
+    let index = match error {
         AssembleError::Label { given, .. }
         | AssembleError::Foreign { given, .. }
         | AssembleError::Order { given, .. }
@@ -272,7 +279,10 @@ fn given(members: &[MemberAddr], error: &AssembleError) -> String {
         | AssembleError::LogDue { given, .. } => *given,
         _ => return String::new(),
     };
-    members.get(at).map(|member| format!(" (member {at} is {member})")).unwrap_or_default()
+    match members.get(index) {
+        Some(member) => format!(" (member {index} is {member})"),
+        None => String::new(),
+    }
 }
 
 /// Why a stream could not be opened.

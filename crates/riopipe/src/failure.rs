@@ -114,13 +114,13 @@ pub struct Absence {
 }
 
 impl FailureCause {
-    /// The cause of a failed request, from the engine's report: `flush` is whether the request was a
-    /// FLUSH.
-    pub(crate) fn of(cause: Cause, flush: bool, absence: Option<Absence>) -> Self {
+    /// The cause of a failed request, from the engine's report. `is_flush` is whether the request was a
+    /// FLUSH. `absence` is why the target is unreachable, if it is.
+    pub(crate) fn of(cause: Cause, is_flush: bool, absence: Option<Absence>) -> Self {
         let absence = absence.map(Box::new);
         match cause {
-            Cause::Status(code) if is_about_owner(Status(code)) => Self::NotOwner(Status(code)),
-            Cause::Status(code) if flush => Self::Flush(Status(code)),
+            Cause::Status(code) if is_owner_error(Status(code)) => Self::NotOwner(Status(code)),
+            Cause::Status(code) if is_flush => Self::Flush(Status(code)),
             Cause::Status(code) => Self::Write(Status(code)),
             Cause::Disconnected => Self::Disconnected(absence),
             Cause::TimedOut => Self::TimedOut(absence),
@@ -136,7 +136,8 @@ impl FailureCause {
         match self {
             Self::Write(_) | Self::Flush(_) | Self::SharedFlush | Self::Forget(_) => true,
             Self::Disconnected(absence) | Self::TimedOut(absence) => {
-                !absence.as_ref().is_some_and(|absence| absence.for_good)
+                let is_lost_for_good = absence.as_ref().is_some_and(|absence| absence.for_good);
+                !is_lost_for_good
             }
             Self::NotOwner(_) | Self::LogMismatch | Self::Changed(_) => false,
         }
@@ -145,25 +146,19 @@ impl FailureCause {
 
 impl fmt::Display for FailureCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let absence = |f: &mut fmt::Formatter<'_>, absence: &Option<Box<Absence>>| match absence {
-            None => Ok(()),
-            Some(absence) => {
-                write!(f, " ({}; for {} ms now)", absence.why, absence.since.as_millis())
-            }
-        };
         match self {
             Self::NotOwner(status) => {
                 write!(f, "the target does not accept this owner any more: {}", StatusText(*status))
             }
             Self::Write(status) => write!(f, "a write ended with: {}", StatusText(*status)),
             Self::Flush(status) => write!(f, "a FLUSH ended with: {}", StatusText(*status)),
-            Self::Disconnected(unreachable) => {
+            Self::Disconnected(absence) => {
                 f.write_str("the connection is lost")?;
-                absence(f, unreachable)
+                write_absence(f, absence)
             }
-            Self::TimedOut(unreachable) => {
+            Self::TimedOut(absence) => {
                 f.write_str("the target stalls: no answer in time")?;
-                absence(f, unreachable)
+                write_absence(f, absence)
             }
             Self::SharedFlush => f.write_str(
                 "another stream's FLUSH of the drive failed, so unflushed data there may be lost",
@@ -183,11 +178,21 @@ impl fmt::Display for FailureCause {
     }
 }
 
+/// Writes why and for how long a target has been unreachable, in brackets.
+fn write_absence(f: &mut fmt::Formatter<'_>, absence: &Option<Box<Absence>>) -> fmt::Result {
+    match absence {
+        Some(absence) => {
+            write!(f, " ({}; for {} ms now)", absence.why, absence.since.as_millis())
+        }
+        None => Ok(()),
+    }
+}
+
 /// Whether a status means that the volume belongs to another owner, or to none.
-fn is_about_owner(status: Status) -> bool {
-    [status::STALE_GENERATION, status::NOT_OWNER, status::OWNED, status::UNKNOWN_VOLUME]
-        .iter()
-        .any(|one| one.is(status))
+fn is_owner_error(status: Status) -> bool {
+    let owner_errors =
+        [status::STALE_GENERATION, status::NOT_OWNER, status::OWNED, status::UNKNOWN_VOLUME];
+    owner_errors.iter().any(|error| error.is(status))
 }
 
 #[cfg(test)]

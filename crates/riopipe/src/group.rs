@@ -47,7 +47,7 @@ impl<'a> Group<'a> {
     #[inline]
     pub fn write(self, lba: u64, mut data: Buf, place: Place) -> Self {
         let Staged { writes, bufs } = self.stream.staged.get_mut();
-        writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.piece()) });
+        writes.push(Write { lba, blocks: data.blocks(), op: Op::Write(place, data.first_piece()) });
         bufs.push(data);
         self
     }
@@ -74,7 +74,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit(self) -> Result<Seq, SubmitError> {
-        self.stream.admit(self.tag, false)
+        self.stream.submit_staged(self.tag, false)
     }
 
     /// Submits the group with a joint FLUSH of all drives that the stream has written since its last
@@ -84,7 +84,7 @@ impl<'a> Group<'a> {
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
     pub fn submit_durable(self) -> Result<Seq, SubmitError> {
-        self.stream.admit(self.tag, true)
+        self.stream.submit_staged(self.tag, true)
     }
 
     /// As [`submit`](Self::submit). If the replay memory or a log is full, waits for space, for
@@ -97,7 +97,7 @@ impl<'a> Group<'a> {
     ///
     /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
     pub fn submit_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
-        self.stream.admit_or_wait(self.tag, false, timeout)
+        self.stream.submit_staged_or_wait(self.tag, false, timeout)
     }
 
     /// As [`submit_durable`](Self::submit_durable). If there is no space, waits for it as
@@ -106,6 +106,6 @@ impl<'a> Group<'a> {
     /// # Errors
     /// As [`submit_or_wait`](Self::submit_or_wait).
     pub fn submit_durable_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {
-        self.stream.admit_or_wait(self.tag, true, timeout)
+        self.stream.submit_staged_or_wait(self.tag, true, timeout)
     }
 }

@@ -1,4 +1,10 @@
-//! Opening a volume, or inspecting it: the threads, files and messages around a [`VolumeOpening`].
+//! Opening a volume, or inspecting it.
+//!
+//! 1. Start the threads of the targets, which set up the associations ([`Targets`]).
+//! 2. Run the [`VolumeOpening`] to its end ([`run_opening`]). It decides each request: it reads the
+//!    labels, claims the volume, and recovers it. This file reports its progress, saves the data that it
+//!    is about to zero, and sleeps until a target answers.
+//! 3. Make the [`OpenVolume`], and pass each association to a manager ([`open_volume`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -28,29 +34,29 @@ use riopipe_session::wire::VolumeStatus;
 
 use crate::addr::MemberAddr;
 use crate::association::Targets;
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::call_error::CallError;
 use crate::error::{OpenError, RecoverError};
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::{MemberInfo, VolumeInfo};
+use crate::open_volume::{OpenVolume, Server};
 use crate::recovery::EngineUnavailable;
 use crate::recovery::{Recovery, streams_of};
-use crate::shared::{Inner, Server};
-use crate::target::Owner;
+use crate::target::VolumeServer;
 use crate::time::nanos;
-use crate::undone::{SaveError, Saving};
+use crate::undone::{SaveError, UndoneFileWriter};
 
 /// The attempt that claims a volume: the first over its connections. Later ones are counted (T23).
 const FIRST_ATTEMPT: u32 = 0;
-/// The longest sleep between two polls.
+/// The longest sleep until the next check, if there is no deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
 /// The options for claiming a volume, or for inspecting it.
 pub(crate) struct OpenRequest<'a> {
     pub(crate) engine: Option<EngineKind>,
     pub(crate) take_over: bool,
-    /// How long to wait for an owner that may still come back.
+    /// How long to wait until an owner that is unreachable loses its lease.
     pub(crate) wait_for_lease: Duration,
     pub(crate) accept_lost_log: bool,
     pub(crate) check_ownership: bool,
@@ -60,29 +66,39 @@ pub(crate) struct OpenRequest<'a> {
     pub(crate) progress: &'a mut dyn FnMut(Progress),
 }
 
-/// Claims the volume, and recovers every stream that needs it; waits for a while if it is owned.
+/// The result of [`open`].
+pub(crate) struct Opened {
+    pub(crate) volume: Arc<OpenVolume>,
+    pub(crate) background: Arc<BackgroundThread>,
+    pub(crate) recovery: Recovery,
+}
+
+/// Claims the volume, and recovers every stream that needs it. If the volume is owned, waits for the end
+/// of the lease as `request` allows.
 pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
     request: &mut OpenRequest<'_>,
-) -> Result<(Arc<Inner>, Arc<Background>, Recovery), OpenError> {
-    let background = Background::new().map_err(|_| Exhausted::Descriptors)?;
-    let (targets, opened, saved) = run(Some(name), members, Purpose::Claim, request)?;
-    let recovery = recovery(&opened, &targets, saved);
+) -> Result<Opened, OpenError> {
+    let background = BackgroundThread::new().map_err(|_| Exhausted::Descriptors)?;
+    let finished = run_opening(Some(name), members, Purpose::Claim, request)?;
+    let recovery = recovery(&finished);
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
     }
-    Ok((inner(&targets, members, opened, request), background, recovery))
+    let volume = open_volume(finished, members, request);
+    Ok(Opened { volume, background, recovery })
 }
 
-/// Reports what opening would find, after a wait if the volume is owned. Nothing is changed.
+/// Reports what opening would find. If the volume is owned, waits as `request` allows. Nothing is
+/// changed.
 pub(crate) fn dry_run(
     name: &str,
     members: &[MemberAddr],
     request: &mut OpenRequest<'_>,
 ) -> Result<Recovery, OpenError> {
-    let (targets, opened, saved) = run(Some(name), members, Purpose::DryRun, request)?;
-    Ok(Recovery { dry_run: true, ..recovery(&opened, &targets, saved) })
+    let finished = run_opening(Some(name), members, Purpose::DryRun, request)?;
+    Ok(Recovery { dry_run: true, ..recovery(&finished) })
 }
 
 /// Inspects a volume without claiming it.
@@ -100,17 +116,17 @@ pub(crate) fn inspect(
         save_undone: None,
         progress: &mut |_| (),
     };
-    let (_, opened, _) = run(None, members, Purpose::Inspect, &mut request)?;
-    Ok(info(&opened, members))
+    let finished = run_opening(None, members, Purpose::Inspect, &mut request)?;
+    Ok(volume_info(&finished.opened, members))
 }
 
-fn config(
+fn opening_config(
     name: Option<&str>,
     targets: &Targets,
     purpose: Purpose,
     request: &OpenRequest<'_>,
 ) -> VolumeOpeningConfig {
-    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let to_ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let connect = request.connect;
     VolumeOpeningConfig {
         name: name.map(Into::into),
@@ -122,9 +138,9 @@ fn config(
         accept_lost_log: request.accept_lost_log,
         wait: OwnerWait::of(nanos(request.wait_for_lease)),
         lease: LeaseTimes {
-            loss_ms: millis(connect.loss_timeout),
+            loss_ms: to_ms(connect.loss_timeout),
             keep_alive_ms: connect.keep_alive_ms(),
-            timeout_ms: millis(connect.timeout),
+            timeout_ms: to_ms(connect.timeout),
         },
         save_undone: request.save_undone.is_some(),
         timeout_ns: nanos(connect.timeout),
@@ -134,43 +150,37 @@ fn config(
     }
 }
 
-/// Opens the volume, or inspects it. Returns its targets, the findings, and the file that keeps the
-/// zeroed data.
-fn run(
+/// The result of [`run_opening`].
+struct FinishedOpening {
+    targets: Targets,
+    opened: OpenedVolume,
+    /// The file with the zeroed data, if there is one.
+    saved: Option<PathBuf>,
+}
+
+/// Opens the volume, or inspects it.
+fn run_opening(
     name: Option<&str>,
     members: &[MemberAddr],
     purpose: Purpose,
     request: &mut OpenRequest<'_>,
-) -> Result<(Targets, OpenedVolume, Option<PathBuf>), OpenError> {
+) -> Result<FinishedOpening, OpenError> {
     let targets = Targets::start(members, request.connect)?;
-    let mut opening = VolumeOpening::new(config(name, &targets, purpose, request), now_ns());
-    let mut keeping = Keeping { path: request.save_undone, file: None, saved: None, failed: None };
+    let config = opening_config(name, &targets, purpose, request);
+    let mut opening = VolumeOpening::new(config, now_ns());
+    let mut undone_saver = UndoneSaver::new(request.save_undone);
     let result = loop {
         let seen = targets.signal.count();
         opening.advance(now_ns(), &mut &targets);
         while let Some(event) = opening.event() {
-            match event {
-                OpeningEvent::Progress(progress) => (request.progress)(progress),
-                OpeningEvent::Owned { server, owner, lease_left_ms, give_up_ns } => {
-                    let (target, lease_left_s) =
-                        (targets.name(server), lease_left_ms.div_ceil(1000));
-                    let give_up_in_s = give_up_ns / 1_000_000_000;
-                    tracing::warn!(
-                        volume = name, %target, %owner, lease_left_s, give_up_in_s,
-                        "the volume is owned; waiting until its owner releases it, or its lease runs out"
-                    );
-                }
-                OpeningEvent::Sent { .. }
-                | OpeningEvent::Claimed { .. }
-                | OpeningEvent::Releases { .. } => {}
-            }
+            report_event(event, name, &targets, request);
         }
         if let Some(result) = opening.take_result() {
             break result;
         }
         if let Some(step) = opening.save_step() {
-            let done = keeping.step(step);
-            opening.save_step_done(done, now_ns(), &mut &targets);
+            let has_succeeded = undone_saver.run_step(step);
+            opening.save_step_done(has_succeeded, now_ns(), &mut &targets);
             continue;
         }
         let now = now_ns();
@@ -178,57 +188,96 @@ fn run(
         targets.signal.wait(seen, sleep.unwrap_or(SLEEP_MAX).min(SLEEP_MAX));
     };
     match result {
-        Ok(opened) => Ok((targets, opened, keeping.saved)),
+        Ok(opened) => Ok(FinishedOpening { targets, opened, saved: undone_saver.saved }),
         Err(error) => {
-            let failed = keeping.discard();
-            Err(open_error(name.unwrap_or_default(), members, &targets, request, error, failed))
+            let save_error = undone_saver.discard();
+            let volume = name.unwrap_or_default();
+            let timeout = request.connect.timeout;
+            Err(open_error(volume, members, &targets, timeout, error, save_error))
         }
     }
 }
 
-/// The file that keeps the data that is about to be zeroed.
-struct Keeping<'a> {
-    path: Option<&'a Path>,
-    file: Option<Saving>,
-    saved: Option<PathBuf>,
-    failed: Option<SaveError>,
+/// Reports an event of the opening to the caller, or to the log of the program.
+fn report_event(
+    event: OpeningEvent,
+    name: Option<&str>,
+    targets: &Targets,
+    request: &mut OpenRequest<'_>,
+) {
+    match event {
+        OpeningEvent::Progress(progress) => (request.progress)(progress),
+        OpeningEvent::Owned { server, owner, lease_left_ms, give_up_ns } => {
+            let target = targets.name(server);
+            let lease_left_s = lease_left_ms.div_ceil(1000);
+            let give_up_in_s = give_up_ns / 1_000_000_000;
+            tracing::warn!(
+                volume = name, %target, %owner, lease_left_s, give_up_in_s,
+                "the volume is owned; waiting until its owner releases it, or its lease runs out"
+            );
+        }
+        OpeningEvent::Sent { .. }
+        | OpeningEvent::Claimed { .. }
+        | OpeningEvent::Releases { .. } => {}
+    }
 }
 
-impl Keeping<'_> {
-    /// Does a step. Returns whether it succeeded.
-    fn step(&mut self, step: SaveStep) -> bool {
-        let done = match (step, self.file.take(), self.path) {
+/// Saves the data that is about to be zeroed in a file, in the steps that the opening requests.
+struct UndoneSaver<'a> {
+    /// The path of the file. `None`: the caller wants no file.
+    path: Option<&'a Path>,
+    /// The file, while it is being written.
+    writer: Option<UndoneFileWriter>,
+    /// The path of the file, once it is finished.
+    saved: Option<PathBuf>,
+    /// The error of the step that failed.
+    error: Option<SaveError>,
+}
+
+impl<'a> UndoneSaver<'a> {
+    fn new(path: Option<&'a Path>) -> Self {
+        Self { path, writer: None, saved: None, error: None }
+    }
+
+    /// Runs a step. Returns whether it succeeded.
+    fn run_step(&mut self, step: SaveStep) -> bool {
+        let result = match (step, self.writer.take(), self.path) {
             (SaveStep::Begin { volume, extents }, None, Some(path)) => {
-                Saving::begin(path, volume, &extents).map(|file| self.file = Some(file))
+                UndoneFileWriter::create(path, volume, &extents)
+                    .map(|writer| self.writer = Some(writer))
             }
-            (SaveStep::Blocks(bytes), Some(file), _) => {
-                file.append(&bytes).map(|file| self.file = Some(file))
+            (SaveStep::Blocks(bytes), Some(writer), _) => {
+                writer.append(&bytes).map(|writer| self.writer = Some(writer))
             }
-            (SaveStep::Finish, Some(file), _) => file.finish().map(|path| self.saved = Some(path)),
+            (SaveStep::Finish, Some(writer), _) => {
+                writer.finish().map(|path| self.saved = Some(path))
+            }
             _ => return false,
         };
-        self.failed = done.err();
-        self.failed.is_none()
+        self.error = result.err();
+        self.error.is_none()
     }
 
-    /// Nothing will be zeroed: removes the file, and returns the error that it met, if any.
+    /// Removes an unfinished file, because nothing will be zeroed. Returns the error of the step that
+    /// failed, if one did.
     fn discard(self) -> Option<SaveError> {
-        if let Some(file) = self.file {
-            file.discard();
+        if let Some(writer) = self.writer {
+            writer.discard();
         }
-        self.failed
+        self.error
     }
 }
 
+/// The error of the call for an error of the opening. `timeout` is the time limit of a request.
+/// `save_error` is the error of the [`UndoneSaver`].
 fn open_error(
     volume: &str,
     members: &[MemberAddr],
     targets: &Targets,
-    request: &OpenRequest<'_>,
+    timeout: Duration,
     error: VolumeOpenError,
-    keeping: Option<SaveError>,
+    save_error: Option<SaveError>,
 ) -> OpenError {
-    let timeout = request.connect.timeout;
     match error {
         VolumeOpenError::Attach(failed) => targets.attach_error(failed).into(),
         VolumeOpenError::NoNamespace { member } => {
@@ -246,7 +295,8 @@ fn open_error(
             OpenError::Shrunk { member: members[member].clone(), blocks, needed }
         }
         VolumeOpenError::Engine { engine, hindrance } => {
-            OpenError::Engine { engine, volume: volume.into(), why: hindered(targets, hindrance) }
+            let why = engine_unavailable(targets, hindrance);
+            OpenError::Engine { engine, volume: volume.into(), why }
         }
         VolumeOpenError::Topology(error) => error.into(),
         VolumeOpenError::Opening(OpeningError::Claim(error)) => OpenError::Claim {
@@ -262,15 +312,14 @@ fn open_error(
             let (target, source) = (targets.name(server), CallError::of(source, timeout));
             RecoverError::from(SaveError::Read { target, source }).into()
         }
-        VolumeOpenError::NotSaved => match keeping {
-            Some(error) => RecoverError::from(error).into(),
-            None => RecoverError::from(SaveError::NoFile).into(),
-        },
+        VolumeOpenError::NotSaved => {
+            RecoverError::from(save_error.unwrap_or(SaveError::NoFile)).into()
+        }
     }
 }
 
 /// Why engine `rio` can't run.
-fn hindered(targets: &Targets, hindrance: Hindrance) -> EngineUnavailable {
+fn engine_unavailable(targets: &Targets, hindrance: Hindrance) -> EngineUnavailable {
     match hindrance {
         Hindrance::Target(lacking) => {
             EngineUnavailable::Target { target: targets.name(lacking.target), lack: lacking.what }
@@ -279,9 +328,11 @@ fn hindered(targets: &Targets, hindrance: Hindrance) -> EngineUnavailable {
     }
 }
 
-fn recovery(opened: &OpenedVolume, targets: &Targets, saved: Option<PathBuf>) -> Recovery {
+/// The report of the recovery. Logs a warning if the volume runs with another engine than its own.
+fn recovery(finished: &FinishedOpening) -> Recovery {
+    let FinishedOpening { targets, opened, saved } = finished;
     let volume = &opened.members.head.name;
-    let fallback = opened.fallback.map(|hindrance| hindered(targets, hindrance));
+    let fallback = opened.fallback.map(|hindrance| engine_unavailable(targets, hindrance));
     if let Some(why) = &fallback {
         let engine = opened.engine;
         tracing::warn!(%volume, %why, "falling back to engine {engine} and its promise");
@@ -292,35 +343,19 @@ fn recovery(opened: &OpenedVolume, targets: &Targets, saved: Option<PathBuf>) ->
         streams: streams_of(&opened.outcome, &opened.topology),
         steps: opened.steps.into(),
         torn: opened.outcome.counts.torn,
-        saved,
+        saved: saved.clone(),
         fallback,
     }
 }
 
-fn info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
-    let OpenedVolume { members, statuses, .. } = opened;
-    let of = |target: usize| statuses.iter().find(|(at, _)| *at == target).map(|(_, s)| s);
-    let member = |(addr, (place, namespace)): (&MemberAddr, (&MemberPlace, &Namespace))| {
-        let controller = &members.controllers[place.target];
-        let status: Option<&VolumeStatus> = of(place.target);
-        MemberInfo {
-            addr: addr.clone(),
-            nqn: controller.subnqn.clone(),
-            nguid: namespace.nguid.iter().map(|b| format!("{b:02x}")).collect(),
-            blocks: namespace.blocks,
-            volatile: controller.vwc,
-            log: match &controller.extension {
-                None => "foreign",
-                Some(extension) => extension.log_kind.map_or("none", LogKind::name),
-            }
-            .into(),
-            slots: status.map_or(0, |s| s.slots),
-            owner: status.filter(|s| s.owned && !s.own).map(|s| s.owner.clone()),
-            unrecovered: status.map_or(0, |s| s.live_entries),
-            log_lost: status.is_some_and(|status| members.is_log_lost(place.target, status)),
-        }
-    };
-    let all = addrs.iter().zip(members.places.iter().zip(&members.namespaces));
+/// The properties of the volume. `addrs` are the addresses of its members.
+fn volume_info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
+    let members = &opened.members;
+    let places = members.places.iter().zip(&members.namespaces);
+    let member_infos = addrs
+        .iter()
+        .zip(places)
+        .map(|(addr, (place, namespace))| member_info(opened, addr, place, namespace));
     VolumeInfo {
         name: members.head.name.clone(),
         id: members.head.volume,
@@ -330,70 +365,106 @@ fn info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
         streams: members.head.streams,
         generation: members.label_generation(),
         engine: members.head.engine,
-        members: all.map(member).collect(),
+        members: member_infos.collect(),
     }
 }
 
-fn inner(
-    targets: &Targets,
-    addrs: &[MemberAddr],
-    opened: OpenedVolume,
-    request: &OpenRequest<'_>,
-) -> Arc<Inner> {
-    let info = info(&opened, addrs);
-    let members = &opened.members;
-    let granted = members.controllers.iter().map(|controller| controller.queues).collect();
-    let logged = opened.engine.capabilities().keeps_log;
-    let mut state = VolumeState::new(members.head.streams, granted, logged, FIRST_ATTEMPT);
-    let mut ownership = BlockOwnershipChecker::default();
-    for found in streams_of(&opened.outcome, &opened.topology) {
-        state.on_stream_recovered(found.stream, found.last, found.pending());
-        ownership.on_recovered(found.stream, found.last);
+fn member_info(
+    opened: &OpenedVolume,
+    addr: &MemberAddr,
+    place: &MemberPlace,
+    namespace: &Namespace,
+) -> MemberInfo {
+    let OpenedVolume { members, statuses, .. } = opened;
+    let controller = &members.controllers[place.target];
+    // Only targets with Rio's extension have a status.
+    let status: Option<&VolumeStatus> =
+        statuses.iter().find(|(target, _)| *target == place.target).map(|(_, status)| status);
+    let log = match &controller.extension {
+        None => "foreign",
+        Some(extension) => extension.log_kind.map_or("none", LogKind::name),
+    };
+    let other_owner = status.filter(|status| status.owned && !status.own);
+    MemberInfo {
+        addr: addr.clone(),
+        nqn: controller.subnqn.clone(),
+        nguid: namespace.nguid.iter().map(|byte| format!("{byte:02x}")).collect(),
+        blocks: namespace.blocks,
+        volatile: controller.vwc,
+        log: log.into(),
+        slots: status.map_or(0, |status| status.slots),
+        owner: other_owner.map(|status| status.owner.clone()),
+        unrecovered: status.map_or(0, |status| status.live_entries),
+        log_lost: status.is_some_and(|status| members.is_log_lost(place.target, status)),
     }
-    let checks = (request.check_ownership || cfg!(debug_assertions)) && logged;
-    let servers = (0..targets.len()).map(|index| {
-        let controller = &members.controllers[index];
-        let claim = opened.resume_claim(index);
-        let server = Server {
-            name: targets.name(index),
-            addr: MemberAddr {
-                nqn: Some(controller.subnqn.clone()),
-                ..targets.addrs[index].clone()
-            },
-            is_claimed: claim.is_some(),
-            target: Arc::clone(targets.get(index)),
-        };
-        let config = ManagerConfig {
-            known: opened.known_target(index),
-            claim,
-            loss_ns: nanos(request.connect.loss_timeout),
-            back_off: BackOff::default(),
-            // The low bits of the clock differ from process to process.
-            seed: now_ns(),
-        };
-        let volume = info.name.clone();
-        server.target.manage(config, Owner { volume, index });
-        Arc::new(server)
-    });
+}
+
+/// Passes an association to a manager, and returns the server. `index` is the number of the target.
+fn managed_server(
+    targets: &Targets,
+    index: usize,
+    opened: &OpenedVolume,
+    request: &OpenRequest<'_>,
+) -> Arc<Server> {
+    let subnqn = opened.members.controllers[index].subnqn.clone();
+    let claim = opened.resume_claim(index);
+    let server = Server {
+        name: targets.name(index),
+        addr: MemberAddr { nqn: Some(subnqn), ..targets.addrs[index].clone() },
+        is_claimed: claim.is_some(),
+        target: Arc::clone(targets.get(index)),
+    };
+    let config = ManagerConfig {
+        known: opened.known_target(index),
+        claim,
+        loss_ns: nanos(request.connect.loss_timeout),
+        back_off: BackOff::default(),
+        // The low bits of the clock differ from process to process.
+        seed: now_ns(),
+    };
+    let volume = opened.members.head.name.clone();
+    server.target.begin_managing(config, VolumeServer { volume, index });
+    Arc::new(server)
+}
+
+/// Makes the shared state of the open volume. From now on lost associations are set up again.
+fn open_volume(
+    finished: FinishedOpening,
+    addrs: &[MemberAddr],
+    request: &OpenRequest<'_>,
+) -> Arc<OpenVolume> {
+    let FinishedOpening { targets, opened, .. } = finished;
+    let info = volume_info(&opened, addrs);
+    let members = &opened.members;
+    let granted_queues = members.controllers.iter().map(|controller| controller.queues).collect();
+    let has_logs = opened.engine.capabilities().keeps_log;
+    let mut state = VolumeState::new(members.head.streams, granted_queues, has_logs, FIRST_ATTEMPT);
+    let mut checker = BlockOwnershipChecker::default();
+    for stream in streams_of(&opened.outcome, &opened.topology) {
+        state.on_stream_recovered(stream.stream, stream.last, stream.pending());
+        checker.on_recovered(stream.stream, stream.last);
+    }
+    let checks_ownership = (request.check_ownership || cfg!(debug_assertions)) && has_logs;
+    let servers = (0..targets.len()).map(|index| managed_server(&targets, index, &opened, request));
     let servers = servers.collect();
-    Arc::new(Inner {
+    Arc::new(OpenVolume {
         name: info.name.clone(),
         id: info.id,
         engine: opened.engine,
         generation: opened.generation,
         flush_failures: FlushFailures::new(opened.topology.members().len()),
         read_barrier: ReadBarrier::new(opened.topology.servers().len()),
-        opening: opened.opening_config(),
+        opening_config: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
         topology: opened.topology,
         servers,
-        connect: request.connect.clone(),
+        connect_options: request.connect.clone(),
         state: Mutex::new(state),
-        ownership: checks.then(|| Mutex::new(ownership)),
+        ownership_checker: checks_ownership.then(|| Mutex::new(checker)),
         stages: Arc::new(Stages::of_initiator()),
-        opened: Start::now(),
-        recovering: Mutex::default(),
-        closed: AtomicBool::new(false),
+        opened_at: Start::now(),
+        recovery_lock: Mutex::default(),
+        is_released: AtomicBool::new(false),
         signal: Arc::clone(&targets.signal),
         info,
     })

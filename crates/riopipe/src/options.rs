@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// The largest queue depth of a stream and of a reader.
+pub(crate) const QUEUE_DEPTH_MAX: usize = 1024;
+
 /// The options of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {

@@ -1,23 +1,28 @@
-//! One call of a stream's owner: it has the stream until it ends.
+//! One call of a stream's owner. It takes the stream at its beginning, and releases the stream at its
+//! end.
 
 use std::ops::{Deref, DerefMut};
 
 use riopipe_net::{Owned, Taken};
 
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::stream_handle::StreamHandle;
 use crate::stream_shell::StreamShell;
 use crate::waiters::wake_all;
 
-/// See the [module](self). At its end it wakes the background thread if that must know that no call
-/// has the stream any more: it has driven the stream before, or has requested it meanwhile. It also
-/// wakes the waiters whose marks this call has reached.
+/// See the [module](self). The end of the call also wakes the waiters whose marks the call has reached.
+/// It wakes the background thread in two cases:
+///
+/// - The background thread drove the stream before the call. It must check again when the owner stops
+///   calling.
+/// - The background thread has left a request for the stream during the call.
 pub(crate) struct OwnerCall<'a> {
     /// `Some` until the end of the call.
     shell: Option<Taken<'a, StreamShell>>,
     handle: &'a StreamHandle,
-    background: &'a Background,
-    wakes: bool,
+    background: &'a BackgroundThread,
+    /// Whether the background thread drove the stream before the call.
+    was_driven_in_background: bool,
 }
 
 impl<'a> OwnerCall<'a> {
@@ -25,11 +30,11 @@ impl<'a> OwnerCall<'a> {
     pub(crate) fn begin(
         shell: &'a Owned<StreamShell>,
         handle: &'a StreamHandle,
-        background: &'a Background,
+        background: &'a BackgroundThread,
     ) -> Self {
         let mut shell = shell.take();
-        let wakes = shell.driver.owner_calls();
-        Self { shell: Some(shell), handle, background, wakes }
+        let was_driven_in_background = shell.driver.owner_calls();
+        Self { shell: Some(shell), handle, background, was_driven_in_background }
     }
 }
 
@@ -52,15 +57,15 @@ impl DerefMut for OwnerCall<'_> {
 impl Drop for OwnerCall<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.handle.watched.owner_called();
+        self.handle.published_marks.on_owner_call_end();
         let Some(mut shell) = self.shell.take() else { return };
-        let due = shell.take_due_wakers();
-        let asked = shell.end();
-        if asked || self.wakes {
+        let due_wakers = shell.take_due_wakers();
+        let is_requested = shell.end();
+        if is_requested || self.was_driven_in_background {
             self.background.wake();
         }
-        if !due.is_empty() {
-            wake_all(due);
+        if !due_wakers.is_empty() {
+            wake_all(due_wakers);
         }
     }
 }

@@ -1,8 +1,19 @@
 //! Buffers, and references to parts of them while they are in flight.
 //!
-//! A buffer belongs to one stream for as long as it is in flight, and a stream to one thread at a
-//! time. So its references are counted without locked instructions. A write would need six of
-//! those, and each waits until the stores before it have left the processor.
+//! ```text
+//! Buf ── owns ──▶ SharedBytes { bytes, piece_count } ◀── refer to ── Piece, Piece, …
+//! ```
+//!
+//! The life of a buffer:
+//!
+//! 1. The caller takes a [`Buf`] from the stream's [`BufPool`], and fills it.
+//! 2. The stream stages it in a group. The driver gets [`Piece`]s of it, and splits and clones them.
+//! 3. [`KeptBufs`] keeps it until no replay needs its bytes.
+//! 4. When no piece is left, it goes back to the pool.
+//!
+//! The pieces are counted without locked instructions, because all pieces of a buffer are in one stream,
+//! and a stream is with one thread at a time. A write would need six locked instructions. Each of them
+//! waits until all earlier stores have left the processor.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,35 +28,36 @@ use riopipe_order::engine::Payload;
 use crate::BLOCK_BYTES;
 
 /// The bytes of a buffer, and the number of pieces that refer to them.
-struct Shared {
+struct SharedBytes {
     bytes: AlignedBuf,
-    /// Written with plain stores, by the thread that has the pieces; others only check whether it
-    /// is 0.
-    pieces: AtomicUsize,
+    /// The thread that has the pieces changes this with plain stores. Other threads only check whether
+    /// it is 0.
+    piece_count: AtomicUsize,
 }
 
-/// A buffer for writes: whole blocks, aligned to 4 KiB. It is moved into the write, because a
-/// replay needs the bytes until they are durable; the stream reuses it afterwards.
-pub struct Buf(NonNull<Shared>);
+/// A buffer for writes: whole blocks, aligned to 4 KiB. A write takes the buffer, because a replay may
+/// need the bytes until they are durable. Afterwards the stream uses the buffer again.
+pub struct Buf(NonNull<SharedBytes>);
 
-// SAFETY: a buffer owns its bytes. It shares with pieces on another thread only the count, which is
-// atomic, and the bytes, which no thread writes while there are pieces.
+// SAFETY: a buffer owns its bytes. Pieces in another thread may refer to the same bytes and the same
+// count. The count is atomic, and no thread writes to the bytes while there are pieces.
 unsafe impl Send for Buf {}
-// SAFETY: shared access only reads.
+// SAFETY: a shared reference only reads the bytes and the count.
 unsafe impl Sync for Buf {}
 
 impl Buf {
     /// A zeroed buffer of `len` bytes; `None` if there is not so much memory.
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
-        // The blocks of a buffer are counted in 32 bits.
+        // The blocks of a buffer are counted in 32 bits (`blocks`).
         u32::try_from(len / BLOCK_BYTES).ok()?;
         let bytes = AlignedBuf::try_zeroed(len)?;
-        let shared = Shared { bytes, pieces: AtomicUsize::new(0) };
+        let shared = SharedBytes { bytes, piece_count: AtomicUsize::new(0) };
         Some(Self(NonNull::from(Box::leak(Box::new(shared)))))
     }
 
-    fn shared(&self) -> &Shared {
-        // SAFETY: it lives until this is dropped; no code makes a `&mut` to all of it.
+    fn shared(&self) -> &SharedBytes {
+        // SAFETY: the `SharedBytes` live until this buffer is dropped, and no code makes a `&mut` to all
+        // of them.
         unsafe { self.0.as_ref() }
     }
 
@@ -55,24 +67,26 @@ impl Buf {
         (self.len() / BLOCK_BYTES) as u32
     }
 
-    /// The first piece of it: all its bytes. The others come from that one.
+    /// Makes the first piece: all bytes of the buffer. All other pieces are made from that piece.
     ///
     /// # Panics
-    /// If there are pieces of it already.
-    pub(crate) fn piece(&mut self) -> Piece {
+    /// If the buffer has pieces already.
+    pub(crate) fn first_piece(&mut self) -> Piece {
         assert!(self.is_unique(), "the pieces of a buffer descend from one");
-        self.shared().pieces.store(1, Ordering::Relaxed);
+        self.shared().piece_count.store(1, Ordering::Relaxed);
         let bytes: &[u8] = self;
         // The pointer comes from a slice of all bytes, so it is valid for all of them. It is only used
         // for reads.
-        let first = NonNull::from(bytes).cast();
-        Piece { bytes: Some(Bytes { shared: self.0, first }), blocks: self.blocks() }
+        let first_byte = NonNull::from(bytes).cast();
+        let bytes = PieceBytes { shared: self.0, first_byte };
+        Piece { bytes: Some(bytes), blocks: self.blocks() }
     }
 
-    /// Whether no piece of it is left: it may then be written to, and reused.
+    /// Whether the buffer has no pieces. Then it may be written to and reused.
     pub(crate) fn is_unique(&self) -> bool {
-        // All accesses of other threads through their pieces happen before.
-        self.shared().pieces.load(Ordering::Acquire) == 0
+        // The drop of a piece releases the count, and this acquires it. So all accesses through pieces,
+        // also those of other threads, happen before.
+        self.shared().piece_count.load(Ordering::Acquire) == 0
     }
 }
 
@@ -86,11 +100,11 @@ impl Deref for Buf {
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // A buffer leaves the caller's hands when a group is staged with it, and comes back only
-        // once its pieces are gone.
+        // The caller moves a buffer into a group before the buffer gets pieces, and gets it back only
+        // after its pieces are dropped.
         assert!(self.is_unique(), "a buffer in the caller's hands has no pieces");
-        // SAFETY: there are no pieces. `&mut self` prevents that new ones are made, and that other
-        // code reads the bytes.
+        // SAFETY: there are no pieces. While `&mut self` is borrowed, no code can make a piece or read
+        // the bytes.
         unsafe { &mut (*self.0.as_ptr()).bytes }
     }
 }
@@ -98,11 +112,11 @@ impl DerefMut for Buf {
 impl Drop for Buf {
     fn drop(&mut self) {
         if self.is_unique() {
-            // SAFETY: made by `Box::leak`, and no piece is left that could refer to it.
+            // SAFETY: `Box::leak` made the pointer, and no piece refers to the bytes.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         } else {
-            // Pieces without their buffer would point nowhere, so they must not exist. The owner of
-            // both drops the pieces first.
+            // The bytes are not freed, because the pieces would then point to freed memory. This only
+            // happens in a panic: the owner of a buffer and its pieces drops the pieces first.
             debug_assert!(std::thread::panicking(), "a buffer outlives its pieces");
         }
     }
@@ -114,41 +128,41 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// Whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor change. So even if a
-/// target answers before it has received all bytes, the stream sends no other bytes (T18).
+/// A reference to whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor change.
+/// So the stream sends the right bytes even if a target answers before it has received all of them
+/// (T18).
 ///
-/// Not `Send`: the pieces of a buffer are counted by one thread at a time. They go to another
-/// thread only together, with the owner of them all. That is a stream: while it stages them
-/// ([`Staged`](crate::staged::Staged)), then while they are in flight
-/// ([`StreamShell`](crate::stream_shell::StreamShell)).
+/// A piece is not `Send`, because only one thread at a time may count the pieces of a buffer. The pieces
+/// of a buffer change threads only together, inside a stream: first in
+/// [`Staged`](crate::staged::Staged), then in [`StreamShell`](crate::stream_shell::StreamShell).
 pub(crate) struct Piece {
-    /// `None` once it was taken.
-    bytes: Option<Bytes>,
+    /// `None` once the bytes were [taken](Payload::take).
+    bytes: Option<PieceBytes>,
     blocks: u32,
 }
 
-/// The place of a piece's bytes.
+/// The place of the bytes of a piece.
 #[derive(Clone, Copy)]
-struct Bytes {
+struct PieceBytes {
     /// The buffer.
-    shared: NonNull<Shared>,
-    /// The first byte of the piece.
-    first: NonNull<u8>,
+    shared: NonNull<SharedBytes>,
+    first_byte: NonNull<u8>,
 }
 
 impl Piece {
-    /// Another reference, to `blocks` blocks from `first_block`.
-    fn new_reference(&self, first_block: u32, blocks: u32) -> Self {
+    /// Makes another piece: `blocks` blocks from block `first_block` of this piece.
+    fn new_piece(&self, first_block: u32, blocks: u32) -> Self {
         let end = first_block.checked_add(blocks);
         assert!(end.is_some_and(|end| end <= self.blocks), "a part lies within its piece");
-        let bytes = self.bytes.map(|Bytes { shared, first }| {
-            // SAFETY: the buffer outlives its pieces, of which this is one.
-            let pieces = unsafe { &shared.as_ref().pieces };
-            // One thread has all the pieces. The count can't wrap, because each piece takes more
-            // than one byte of memory.
-            pieces.store(pieces.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            // SAFETY: within the piece, as was checked above.
-            Bytes { shared, first: unsafe { first.add(first_block as usize * BLOCK_BYTES) } }
+        let bytes = self.bytes.map(|PieceBytes { shared, first_byte }| {
+            // SAFETY: the buffer outlives its pieces, and this is one of them.
+            let piece_count = unsafe { &shared.as_ref().piece_count };
+            // A load and a store are enough, because one thread has all pieces. The count can't wrap,
+            // because each piece takes more than one byte of memory.
+            piece_count.store(piece_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // SAFETY: the first block lies within this piece, as the assertion above has checked.
+            let first_byte = unsafe { first_byte.add(first_block as usize * BLOCK_BYTES) };
+            PieceBytes { shared, first_byte }
         });
         Self { bytes, blocks }
     }
@@ -156,27 +170,28 @@ impl Piece {
 
 impl Clone for Piece {
     fn clone(&self) -> Self {
-        self.new_reference(0, self.blocks)
+        self.new_piece(0, self.blocks)
     }
 }
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if let Some(Bytes { shared, .. }) = self.bytes {
-            // SAFETY: as in `new_reference`. After the store the buffer may have been freed.
-            let pieces = unsafe { &shared.as_ref().pieces };
-            pieces.store(pieces.load(Ordering::Relaxed) - 1, Ordering::Release);
+        if let Some(PieceBytes { shared, .. }) = self.bytes {
+            // SAFETY: the buffer outlives its pieces, and this is one of them. After the store below,
+            // another thread may free the buffer, so the reference is not used any more.
+            let piece_count = unsafe { &shared.as_ref().piece_count };
+            piece_count.store(piece_count.load(Ordering::Relaxed) - 1, Ordering::Release);
         }
     }
 }
 
 impl Payload for Piece {
     fn part(&self, first_block: u32, blocks: u32) -> Self {
-        self.new_reference(first_block, blocks)
+        self.new_piece(first_block, blocks)
     }
 
     fn take(&mut self, blocks: u32) -> Self {
-        debug_assert_eq!(blocks, self.blocks, "all of it is taken");
+        debug_assert_eq!(blocks, self.blocks, "all blocks of the piece are taken");
         Self { bytes: self.bytes.take(), blocks: std::mem::take(&mut self.blocks) }
     }
 }
@@ -184,11 +199,10 @@ impl Payload for Piece {
 impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref().map_or(&[], |bytes| {
-            // SAFETY: these bytes are in the buffer, which lives as long as this does; no thread
-            // writes to it while there are pieces.
-            unsafe {
-                std::slice::from_raw_parts(bytes.first.as_ptr(), self.blocks as usize * BLOCK_BYTES)
-            }
+            let len = self.blocks as usize * BLOCK_BYTES;
+            // SAFETY: these bytes are in the buffer, which outlives this piece. No thread writes to them
+            // while there are pieces.
+            unsafe { std::slice::from_raw_parts(bytes.first_byte.as_ptr(), len) }
         })
     }
 }
@@ -199,13 +213,14 @@ impl fmt::Debug for Piece {
     }
 }
 
-/// A value that is only reached through `&mut`: it may be shared, since a shared reference shows
-/// nothing of it. Data that a stream stages is such a value. With it a stream is `Sync`, so that a
-/// future with a reference to the stream may move to another thread.
+/// A value that can only be accessed through `&mut`. A shared reference to it gives no access, so it is
+/// `Sync` even if the value is not. The staged writes of a stream are such a value. They must not
+/// prevent that the stream is `Sync`, because a future with a reference to the stream may move to
+/// another thread only then.
 #[derive(Default)]
 pub(crate) struct Exclusive<T>(T);
 
-// SAFETY: a shared reference gives no access to the value in it.
+// SAFETY: a shared reference gives no access to the value.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
 impl<T> Exclusive<T> {
@@ -214,26 +229,35 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// Buffers ready for reuse, by length.
+/// Buffers of a stream that are ready for reuse.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
-    /// For each length, the buffers of it.
-    by_length: Vec<(usize, Vec<Buf>)>,
-    /// The bytes of all buffers in the pool, and the limit for them.
+pub(crate) struct BufPool {
+    /// The buffers, by their length. A stream uses few different lengths, so a list is fast enough.
+    by_length: Vec<SameLengthBufs>,
+    /// The bytes of all buffers in the pool.
     bytes: u64,
+    /// The limit of `bytes`.
     bytes_max: u64,
 }
 
-impl Pool {
+/// The buffers of one length in a pool.
+#[derive(Debug)]
+struct SameLengthBufs {
+    /// The length of each buffer, bytes.
+    len: usize,
+    bufs: Vec<Buf>,
+}
+
+impl BufPool {
     /// A pool that keeps at most `bytes_max` bytes.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// A buffer of `len` bytes: zeroed if new, else with the content of its last use. `None` if
-    /// there is not so much memory.
+    /// Takes a buffer of `len` bytes out of the pool, with the content of its last use, or makes a zeroed
+    /// one. `None` if there is not so much memory.
     pub(crate) fn take(&mut self, len: usize) -> Option<Buf> {
-        if let Some((_, list)) = self.by_length.iter_mut().find(|(size, _)| *size == len)
+        if let Some(list) = self.bufs_of_length(len)
             && let Some(buf) = list.pop()
         {
             self.bytes -= len as u64;
@@ -242,49 +266,62 @@ impl Pool {
         Buf::zeroed(len)
     }
 
-    /// Accepts a buffer for reuse if no piece refers to it and the pool has space.
+    /// Puts a buffer into the pool. Drops it if it has pieces, or if the pool has no space.
     pub(crate) fn put_back(&mut self, buf: Buf) {
         let len = buf.len();
-        if self.bytes + len as u64 > self.bytes_max || !buf.is_unique() {
+        let has_space = self.bytes + len as u64 <= self.bytes_max;
+        if !has_space || !buf.is_unique() {
             return;
         }
         self.bytes += len as u64;
-        match self.by_length.iter_mut().find(|(size, _)| *size == len) {
-            Some((_, list)) => list.push(buf),
-            None => self.by_length.push((len, vec![buf])),
+        match self.bufs_of_length(len) {
+            Some(list) => list.push(buf),
+            None => self.by_length.push(SameLengthBufs { len, bufs: vec![buf] }),
         }
+    }
+
+    fn bufs_of_length(&mut self, len: usize) -> Option<&mut Vec<Buf>> {
+        self.by_length.iter_mut().find(|list| list.len == len).map(|list| &mut list.bufs)
     }
 }
 
-/// Buffers whose bytes may have to be sent again, or are being sent. They are dropped after the
-/// pieces.
+/// The buffers of submitted groups: their bytes are being sent, or may have to be sent again. The owner
+/// drops the pieces first.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
-    /// The buffers, each with the group that it was written in, oldest first.
-    bufs: VecDeque<(Seq, Buf)>,
-    /// Buffers that are no longer needed, but are still being sent, because a target has answered
-    /// before it received all bytes (T18).
+pub(crate) struct KeptBufs {
+    /// The buffers that a replay may need, oldest group first.
+    by_group: VecDeque<GroupBuf>,
+    /// The buffers that no replay needs, but of which some bytes are still being sent. A target may
+    /// answer a write before it has received all bytes (T18).
     still_sending: Vec<Buf>,
 }
 
-impl Kept {
+/// A buffer, and the group that has written it.
+#[derive(Debug)]
+struct GroupBuf {
+    seq: Seq,
+    buf: Buf,
+}
+
+impl KeptBufs {
     /// Keeps the buffers of a group.
     pub(crate) fn keep(&mut self, seq: Seq, bufs: impl Iterator<Item = Buf>) {
-        self.bufs.extend(bufs.map(|buf| (seq, buf)));
+        self.by_group.extend(bufs.map(|buf| GroupBuf { seq, buf }));
     }
 
-    /// Returns the buffers of groups up to `last_unneeded` to the pool.
-    pub(crate) fn recycle(&mut self, last_unneeded: Seq, pool: &mut Pool) {
+    /// Returns the buffers of groups up to `last_unneeded` to the pool, as soon as they have no pieces.
+    pub(crate) fn recycle(&mut self, last_unneeded: Seq, pool: &mut BufPool) {
         if !self.still_sending.is_empty() {
             for buf in self.still_sending.extract_if(.., |buf| buf.is_unique()) {
                 pool.put_back(buf);
             }
         }
-        while self.bufs.front().is_some_and(|(seq, _)| *seq <= last_unneeded) {
-            let Some((_, buf)) = self.bufs.pop_front() else { break };
-            match buf.is_unique() {
-                true => pool.put_back(buf),
-                false => self.still_sending.push(buf),
+        while self.by_group.front().is_some_and(|oldest| oldest.seq <= last_unneeded) {
+            let Some(GroupBuf { buf, .. }) = self.by_group.pop_front() else { break };
+            if buf.is_unique() {
+                pool.put_back(buf);
+            } else {
+                self.still_sending.push(buf);
             }
         }
     }
@@ -304,7 +341,7 @@ mod tests {
         for (i, byte) in buf.iter_mut().enumerate() {
             *byte = (i / BLOCK_BYTES) as u8;
         }
-        let mut whole = buf.piece();
+        let mut whole = buf.first_piece();
         let part = whole.part(1, 2).part(1, 1);
         assert_eq!(part.as_ref(), [2; BLOCK_BYTES]);
         let taken = whole.take(4);
@@ -320,40 +357,40 @@ mod tests {
     fn a_part_beyond_its_piece_is_refused() {
         let mut buf = Buf::zeroed(2 * BLOCK_BYTES).unwrap();
         // The piece is dropped before the buffer, also when a panic unwinds.
-        let _part = buf.piece().part(1, 1).part(1, 1);
+        let _part = buf.first_piece().part(1, 1).part(1, 1);
     }
 
     #[test]
     #[should_panic = "descend from one"]
     fn there_is_one_first_piece() {
         let mut buf = Buf::zeroed(BLOCK_BYTES).unwrap();
-        let _piece = buf.piece();
-        let _second = buf.piece();
+        let _piece = buf.first_piece();
+        let _second = buf.first_piece();
     }
 
     #[test]
     #[should_panic = "has no pieces"]
     fn bytes_in_flight_are_not_written_to() {
         let mut buf = Buf::zeroed(BLOCK_BYTES).unwrap();
-        let _piece = buf.piece();
+        let _piece = buf.first_piece();
         buf[0] = 1;
     }
 
     #[test]
     fn t18_a_buffer_that_is_still_referred_to_is_not_handed_out() {
-        let (mut pool, mut kept) = (Pool::new(1 << 20), Kept::default());
+        let (mut pool, mut kept) = (BufPool::new(1 << 20), KeptBufs::default());
         let mut buf = pool.take(BLOCK_BYTES).unwrap();
-        let (address, piece) = (buf.as_ptr(), buf.piece());
+        let (address, piece) = (buf.as_ptr(), buf.first_piece());
         let sending = piece.clone();
         kept.keep(Seq(7), [buf].into_iter());
         drop(piece);
         kept.recycle(Seq(6), &mut pool);
-        assert_eq!((kept.bufs.len(), kept.still_sending.len()), (1, 0), "it may be replayed");
+        assert_eq!((kept.by_group.len(), kept.still_sending.len()), (1, 0), "it may be replayed");
         kept.recycle(Seq(7), &mut pool);
         assert_ne!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "a piece of it is left");
         drop(sending);
         kept.recycle(Seq(7), &mut pool);
-        assert_eq!((kept.bufs.len(), kept.still_sending.len()), (0, 0));
+        assert_eq!((kept.by_group.len(), kept.still_sending.len()), (0, 0));
         assert_eq!(pool.take(BLOCK_BYTES).unwrap().as_ptr(), address, "reused");
     }
 
@@ -372,13 +409,13 @@ mod tests {
     fn a_buffer_that_is_too_large_is_refused() {
         // 16 TiB have one block more than 32 bits count.
         for len in [1 << 44, 1 << 60, usize::MAX - (BLOCK_BYTES - 1)] {
-            assert!(Pool::new(u64::MAX).take(len).is_none(), "{len}");
+            assert!(BufPool::new(u64::MAX).take(len).is_none(), "{len}");
         }
     }
 
     #[test]
     fn the_pool_is_bounded() {
-        let mut pool = Pool::new(3 * BLOCK_BYTES as u64);
+        let mut pool = BufPool::new(3 * BLOCK_BYTES as u64);
         for _ in 0..5 {
             pool.put_back(Buf::zeroed(BLOCK_BYTES).unwrap());
         }
@@ -389,7 +426,7 @@ mod tests {
     fn pieces_change_threads_with_the_owner_of_them_all() {
         let mut buf = Buf::zeroed(2 * BLOCK_BYTES).unwrap();
         buf[BLOCK_BYTES] = 9;
-        let whole = buf.piece();
+        let whole = buf.first_piece();
         let rest = whole.part(1, 1);
         let write = |lba, piece: Piece| {
             let blocks = piece.blocks;
@@ -405,7 +442,10 @@ mod tests {
                 staged
             });
             staged = other.join().unwrap();
-            assert_eq!(staged.bufs[0].shared().pieces.load(Ordering::Relaxed), 3 + turn as usize);
+            assert_eq!(
+                staged.bufs[0].shared().piece_count.load(Ordering::Relaxed),
+                3 + turn as usize
+            );
         }
         staged.writes.clear();
         staged.bufs[0][0] = 1;

@@ -1,18 +1,22 @@
 //! Reading a volume from any thread, beside its streams.
+//!
+//! A [`Reader`] shares a pool of sessions with its clones. A session is a set of connections to all
+//! targets. Each read takes an idle session for its duration, or makes a new one while there are fewer
+//! than the limit, or else waits for one.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use riopipe_net::{SpinPolicy, Waiter};
+use riopipe_net::{AdaptiveSpin, SpinPolicy};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::volume::state::ReserveError;
 
 use crate::error::{ReadError, StreamError};
 use crate::failure::Exhausted;
 use crate::lock::lock;
-use crate::options::ReaderOptions;
+use crate::open_volume::OpenVolume;
+use crate::options::{QUEUE_DEPTH_MAX, ReaderOptions};
 use crate::reading::{ReadExtent, Reads};
-use crate::shared::Inner;
 use crate::start::start_reading;
 use crate::stream_handle::StreamHandle;
 use crate::stream_shell::StreamShell;
@@ -36,42 +40,47 @@ use crate::time::nanos;
 ///
 /// The volume stays open as long as it has a reader, unless it is [closed](crate::Volume::close).
 #[derive(Clone, Debug)]
-pub struct Reader(Arc<Pool>);
+pub struct Reader(Arc<SessionPool>);
 
-/// The sessions of a reader. Each call takes one for its duration.
+/// The largest number of sessions, as [`ReaderOptions::concurrent`] promises.
+const SESSION_COUNT_MAX: usize = 64;
+
+/// The sessions of a reader.
 #[derive(Debug)]
-struct Pool {
-    volume: Arc<Inner>,
+struct SessionPool {
+    volume: Arc<OpenVolume>,
     options: ReaderOptions,
-    state: Mutex<State>,
-    /// Notified when a session is put back, or when there is one fewer.
-    freed: Condvar,
+    sessions: Mutex<Sessions>,
+    /// Notified when a session has become idle, or when there is one fewer.
+    changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct Sessions {
     /// The sessions that no call uses.
     idle: Vec<Session>,
-    /// Number of sessions that exist or are being made.
-    made: usize,
-    /// Limit of `made`. It falls if a target grants no queues for more.
-    max: usize,
+    /// The number of sessions that exist or are being made.
+    count: usize,
+    /// The limit of `count`. It is lowered if a target has no queues for more sessions.
+    count_max: usize,
 }
 
-/// Connections to all targets, for one call at a time.
+/// Connections to all targets. One call at a time uses them.
 #[derive(Debug)]
 struct Session {
+    /// The number of the reader among the streams. A session is a stream that only reads.
     id: StreamId,
     shell: StreamShell,
     handle: Arc<StreamHandle>,
-    waiter: Waiter,
-    volume: Arc<Inner>,
+    /// Decides whether a wait polls again or sleeps.
+    spin: AdaptiveSpin,
+    volume: Arc<OpenVolume>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         self.shell.close_connections();
-        self.volume.forget_stream(self.id, &self.handle);
+        self.volume.remove_stream_from_targets(self.id, &self.handle);
         lock(&self.volume.state).on_reader_closed(self.id);
     }
 }
@@ -79,50 +88,63 @@ impl Drop for Session {
 impl Session {
     /// Connects a new session to all targets, within `timeout` or the volume's own connect timeout,
     /// whichever is shorter.
-    fn start(pool: &Pool, timeout: Option<Duration>) -> Result<Self, StartError> {
+    fn start(pool: &SessionPool, timeout: Option<Duration>) -> Result<Self, SessionError> {
         let volume = &pool.volume;
         let (id, qids) = lock(&volume.state).reserve_reader().map_err(|error| match error {
             ReserveError::NoQueue { server, queues } => {
-                StartError::NoQueue(volume.server_name(server), queues)
+                SessionError::NoQueue { target: volume.server_name(server), queues }
             }
-            // No other error prevents a reader from starting.
-            _ => StartError::Other(Exhausted::Descriptors.into()),
+            // A reader gets no other error of a reservation.
+            _ => SessionError::Other(Exhausted::Descriptors.into()),
         })?;
-        let started = StreamHandle::new(Seq::ZERO).map_err(|_| Exhausted::Descriptors.into());
-        let started = started.and_then(|handle| {
-            let timeout = timeout.unwrap_or(volume.connect.timeout).min(volume.connect.timeout);
-            match start_reading(volume, id, &qids, &pool.options, timeout, &handle) {
-                Ok(shell) => Ok((shell, handle)),
-                Err(error) => {
-                    volume.forget_stream(id, &handle);
-                    Err(error)
-                }
-            }
-        });
+        let connect_timeout = volume.connect_options.timeout;
+        let timeout = timeout.unwrap_or(connect_timeout).min(connect_timeout);
+        let started = Self::connect(pool, id, &qids, timeout);
         let (shell, handle) = started.map_err(|error| {
             lock(&volume.state).on_reader_closed(id);
-            StartError::Other(error)
+            SessionError::Other(error)
         })?;
-        let spin_ns = nanos(volume.connect.spin);
-        let waiter = Waiter::new(SpinPolicy { spin_ns, steady: false });
-        Ok(Self { id, shell, handle, waiter, volume: Arc::clone(volume) })
+        let spin_ns = nanos(volume.connect_options.spin);
+        let spin = AdaptiveSpin::new(SpinPolicy { spin_ns, steady: false });
+        Ok(Self { id, shell, handle, spin, volume: Arc::clone(volume) })
+    }
+
+    fn connect(
+        pool: &SessionPool,
+        id: StreamId,
+        qids: &[u16],
+        timeout: Duration,
+    ) -> Result<(StreamShell, Arc<StreamHandle>), StreamError> {
+        let volume = &pool.volume;
+        let handle = StreamHandle::new(Seq::ZERO).map_err(|_| Exhausted::Descriptors)?;
+        match start_reading(volume, id, qids, &pool.options, timeout, &handle) {
+            Ok(shell) => Ok((shell, handle)),
+            Err(error) => {
+                volume.remove_stream_from_targets(id, &handle);
+                Err(error)
+            }
+        }
     }
 }
 
 /// Why a session could not be made.
-enum StartError {
-    /// The target has no queue left for it: its number of queues is this.
-    NoQueue(crate::TargetAddr, u16),
+enum SessionError {
+    /// The target has no I/O queue left for the session.
+    NoQueue {
+        target: crate::TargetAddr,
+        /// The number of I/O queues that the target grants.
+        queues: u16,
+    },
     Other(StreamError),
 }
 
 impl Reader {
-    pub(crate) fn new(volume: Arc<Inner>, options: &ReaderOptions) -> Self {
-        let max = options.concurrent.clamp(1, 64);
-        let options =
-            ReaderOptions { queue_depth: options.queue_depth.clamp(1, 1024), ..options.clone() };
-        let state = Mutex::new(State { idle: Vec::new(), made: 0, max });
-        Self(Arc::new(Pool { volume, options, state, freed: Condvar::new() }))
+    pub(crate) fn new(volume: Arc<OpenVolume>, options: &ReaderOptions) -> Self {
+        let count_max = options.concurrent.clamp(1, SESSION_COUNT_MAX);
+        let queue_depth = options.queue_depth.clamp(1, QUEUE_DEPTH_MAX);
+        let options = ReaderOptions { queue_depth, ..options.clone() };
+        let sessions = Mutex::new(Sessions { idle: Vec::new(), count: 0, count_max });
+        Self(Arc::new(SessionPool { volume, options, sessions, changed: Condvar::new() }))
     }
 
     /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
@@ -152,91 +174,117 @@ impl Reader {
         let volume = &self.0.volume;
         let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
         let mut reads = Reads::new(extents, volume.topology.blocks())?;
-        if volume.is_closed() {
+        if volume.is_released() {
             return Err(ReadError::Closed);
         }
         if reads.is_empty() {
             return Ok(());
         }
         let begun = Instant::now();
-        let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-        // The errors of a session as those of this call.
-        let own_error = |error| match (error, timeout) {
-            // A session knows only the rest of the timeout. The caller knows the whole.
-            (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
-            (ReadError::Failed(failure), _) => {
-                ReadError::Target { target: failure.target, cause: failure.cause }
-            }
-            (error, _) => error,
-        };
-        let mut session = self.0.take(&left).map_err(own_error)?;
-        let result = reads.run(&mut session.shell, &mut session.waiter, left());
+        let remaining = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        let mut session = self.0.take(&remaining).map_err(|error| call_error(error, timeout))?;
+        let result = reads.run(&mut session.shell, &mut session.spin, remaining());
         let has_failed = matches!(result, Err(ReadError::Failed(_)));
-        // A session with reads in flight is dropped: in the pool, no thread would receive their
-        // data, and streams could not replay until then (P9).
-        let is_usable = !has_failed && !session.shell.driver.has_unanswered_reads();
-        self.0.put_back(is_usable.then_some(session));
-        result.map_err(own_error)
+        // A session with reads in flight may not go back to the pool. There no thread would receive
+        // their data, and streams do not replay while reads are in flight (P9).
+        if has_failed || session.shell.driver.has_unanswered_reads() {
+            self.0.discard(session);
+        } else {
+            self.0.put_back(session);
+        }
+        result.map_err(|error| call_error(error, timeout))
     }
 }
 
-impl Pool {
-    fn state(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+/// The error of a call with this timeout, for an error of its session.
+fn call_error(error: ReadError, timeout: Option<Duration>) -> ReadError {
+    match (error, timeout) {
+        // The session only knows the remaining time. The caller expects its own timeout in the error.
+        (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
+        (ReadError::Failed(failure), _) => {
+            ReadError::Target { target: failure.target, cause: failure.cause }
+        }
+        (error, _) => error,
+    }
+}
+
+impl SessionPool {
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        lock(&self.sessions)
     }
 
-    /// Takes a session that no thread uses, or makes a new one if the bound allows it; else waits.
-    fn take(&self, left: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
-        let mut state = self.state();
+    /// Takes an idle session, or makes a new one if the limit allows it, or else waits for one.
+    /// `remaining` returns the time that the call may still take.
+    fn take(&self, remaining: &dyn Fn() -> Option<Duration>) -> Result<Session, ReadError> {
+        let mut sessions = self.sessions();
         loop {
-            if let Some(session) = state.idle.pop() {
+            if let Some(session) = sessions.idle.pop() {
                 return Ok(session);
             }
-            if state.made < state.max {
-                state.made += 1;
-                drop(state);
-                let error = match Session::start(self, left()) {
+            if sessions.count < sessions.count_max {
+                sessions.count += 1;
+                // Other calls must be able to put sessions back while this call connects.
+                drop(sessions);
+                let error = match Session::start(self, remaining()) {
                     Ok(session) => return Ok(session),
                     Err(error) => error,
                 };
-                self.put_back(None);
-                if let Some(left @ Duration::ZERO) = left() {
-                    return Err(ReadError::Deadline(left));
+                self.uncount_session();
+                if let Some(time @ Duration::ZERO) = remaining() {
+                    return Err(ReadError::Deadline(time));
                 }
-                state = self.state();
-                match error {
-                    // The targets have queues for no more sessions. The call waits for one of
-                    // those.
-                    StartError::NoQueue(..) if state.made > 0 => state.max = state.made,
-                    StartError::NoQueue(target, queues) => {
-                        return Err(StreamError::NoQueue { target, queues }.into());
-                    }
-                    StartError::Other(StreamError::Target { target, source, .. }) => {
-                        return Err(ReadError::Call { target, source });
-                    }
-                    StartError::Other(error) => return Err(error.into()),
-                }
+                sessions = self.sessions();
+                sessions.on_start_error(error)?;
                 continue;
             }
-            state = match left() {
-                Some(left) if left.is_zero() => return Err(ReadError::Deadline(left)),
-                Some(left) => {
-                    let waited = self.freed.wait_timeout(state, left);
+            sessions = match remaining() {
+                Some(time) if time.is_zero() => return Err(ReadError::Deadline(time)),
+                Some(time) => {
+                    let waited = self.changed.wait_timeout(sessions, time);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                None => self.freed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait(sessions).unwrap_or_else(PoisonError::into_inner),
             };
         }
     }
 
-    /// Puts a session back that is free; `None`: one fewer exists.
-    fn put_back(&self, session: Option<Session>) {
-        let mut state = self.state();
-        match session {
-            Some(session) => state.idle.push(session),
-            None => state.made -= 1,
+    /// Makes a session idle.
+    fn put_back(&self, session: Session) {
+        self.sessions().idle.push(session);
+        self.changed.notify_one();
+    }
+
+    /// Drops a session that can't be used any more.
+    fn discard(&self, session: Session) {
+        drop(session);
+        self.uncount_session();
+    }
+
+    /// Records that there is one session fewer. Another call may make a new one.
+    fn uncount_session(&self) {
+        self.sessions().count -= 1;
+        self.changed.notify_one();
+    }
+}
+
+impl Sessions {
+    /// Handles an error of a session that could not be made. Returns the error of the call, or success
+    /// if the call may wait for another session.
+    fn on_start_error(&mut self, error: SessionError) -> Result<(), ReadError> {
+        match error {
+            // The targets have no queues for more sessions than there are. The call waits for one of
+            // these.
+            SessionError::NoQueue { .. } if self.count > 0 => {
+                self.count_max = self.count;
+                Ok(())
+            }
+            SessionError::NoQueue { target, queues } => {
+                Err(StreamError::NoQueue { target, queues }.into())
+            }
+            SessionError::Other(StreamError::Target { target, source, .. }) => {
+                Err(ReadError::Call { target, source })
+            }
+            SessionError::Other(error) => Err(error.into()),
         }
-        drop(state);
-        self.freed.notify_one();
     }
 }

@@ -1,9 +1,13 @@
 //! Reads of volume blocks into the caller's buffers, by a stream or by a reader of the volume.
+//!
+//! One call may read several extents. The driver reads them as one sequence of bytes, and reports each
+//! piece of data by its offset in that sequence. [`Reads`] finds the extent of an offset, and copies the
+//! data into the buffer of the extent.
 
 use std::time::Duration;
 
-use riopipe_net::{Waiter, now_ns};
-use riopipe_session::initiator::stream::ReadExtent as Extent;
+use riopipe_net::{AdaptiveSpin, now_ns};
+use riopipe_session::initiator::stream::ReadExtent as DriverExtent;
 use riopipe_session::initiator::stream_driver::ReadFailure;
 
 use crate::BLOCK_BYTES;
@@ -21,32 +25,49 @@ pub struct ReadExtent<'a> {
     pub into: &'a mut [u8],
 }
 
-/// The extents of one call, checked, and the offset of each in the bytes of the whole call.
+/// The extents of one call, checked. Extents without blocks are left out.
 #[derive(Debug)]
 pub(crate) struct Reads<'a> {
-    extents: Vec<Extent>,
-    parts: Vec<(usize, &'a mut [u8])>,
+    /// The extents, in the form that the driver needs.
+    extents: Vec<DriverExtent>,
+    /// The buffer of each extent.
+    buffers: Vec<ExtentBuffer<'a>>,
+}
+
+/// The buffer of an extent.
+#[derive(Debug)]
+struct ExtentBuffer<'a> {
+    /// The offset of the extent in the bytes of the whole call.
+    offset: usize,
+    bytes: &'a mut [u8],
+}
+
+/// The place of a byte of the whole call.
+struct BytePlace {
+    /// The index of the extent.
+    extent: usize,
+    /// The offset in the extent.
+    offset: usize,
 }
 
 impl<'a> Reads<'a> {
-    /// The extents of a call on a volume of `volume` blocks. Empty ones are left out.
+    /// Checks the extents of a call, each a first block and a buffer. The volume has `volume_blocks`
+    /// blocks.
     pub(crate) fn new(
         extents: impl IntoIterator<Item = (u64, &'a mut [u8])>,
-        volume: u64,
+        volume_blocks: u64,
     ) -> Result<Self, ReadError> {
-        let mut reads = Self { extents: Vec::new(), parts: Vec::new() };
-        let mut before = 0;
-        for (lba, into) in extents {
-            let bytes = into.len();
-            let blocks = u32::try_from(bytes / BLOCK_BYTES).ok().filter(|blocks| {
-                let end = lba.checked_add(u64::from(*blocks));
-                bytes.is_multiple_of(BLOCK_BYTES) && end.is_some_and(|end| end <= volume)
-            });
-            let blocks = blocks.ok_or(ReadError::OutOfRange { lba, bytes, volume })?;
+        let mut reads = Self { extents: Vec::new(), buffers: Vec::new() };
+        let mut offset = 0;
+        for (lba, buffer) in extents {
+            let len = buffer.len();
+            let Some(blocks) = blocks_in_volume(lba, len, volume_blocks) else {
+                return Err(ReadError::OutOfRange { lba, bytes: len, volume: volume_blocks });
+            };
             if blocks > 0 {
-                reads.extents.push(Extent { lba, blocks });
-                reads.parts.push((before, into));
-                before += bytes;
+                reads.extents.push(DriverExtent { lba, blocks });
+                reads.buffers.push(ExtentBuffer { offset, bytes: buffer });
+                offset += len;
             }
         }
         Ok(reads)
@@ -56,41 +77,49 @@ impl<'a> Reads<'a> {
         self.extents.is_empty()
     }
 
-    /// Copies received bytes of one extent, by their offset in the whole call.
-    fn put(&mut self, offset: usize, bytes: &[u8]) {
-        let (index, at) = self.place(offset);
-        if let Some((_, into)) = self.parts.get_mut(index)
-            && let Some(part) = into.get_mut(at..at + bytes.len())
-        {
-            part.copy_from_slice(bytes);
+    /// Copies received bytes into the buffer of their extent. `offset` is their place in the whole call.
+    /// Bytes beyond the end of the extent are dropped, because the target sent more than was requested.
+    fn copy_received(&mut self, offset: usize, bytes: &[u8]) {
+        let place = self.place_of(offset);
+        let Some(buffer) = self.buffers.get_mut(place.extent) else { return };
+        let destination = buffer.bytes.get_mut(place.offset..place.offset + bytes.len());
+        if let Some(destination) = destination {
+            destination.copy_from_slice(bytes);
         }
     }
 
-    /// The extent in which an offset of the whole call lies, and the offset in that extent.
-    fn place(&self, offset: usize) -> (usize, usize) {
-        let index = self.parts.partition_point(|(start, _)| *start <= offset).saturating_sub(1);
-        (index, offset - self.parts.get(index).map_or(0, |(start, _)| *start))
+    /// The place of the byte at `offset` of the whole call.
+    fn place_of(&self, offset: usize) -> BytePlace {
+        // The extents are sorted by their offsets, so the last one that begins at or before `offset` has
+        // the byte.
+        let begun_count = self.buffers.partition_point(|buffer| buffer.offset <= offset);
+        let extent = begun_count.saturating_sub(1);
+        let extent_offset = self.buffers.get(extent).map_or(0, |buffer| buffer.offset);
+        BytePlace { extent, offset: offset - extent_offset }
     }
 
-    fn error(&self, failure: ReadFailure, timeout: Option<Duration>) -> ReadError {
+    /// The error of the call for a failure that the driver reports.
+    fn read_error(&self, failure: ReadFailure, timeout: Option<Duration>) -> ReadError {
         match failure {
             ReadFailure::Deadline => ReadError::Deadline(timeout.unwrap_or_default()),
             ReadFailure::Status { offset, status } => {
-                let (index, at) = self.place(offset);
-                let lba = self.extents.get(index).map_or(0, |extent| extent.lba);
-                ReadError::Status { lba: lba + (at / BLOCK_BYTES) as u64, status }
+                let place = self.place_of(offset);
+                let first_lba = self.extents.get(place.extent).map_or(0, |extent| extent.lba);
+                let lba = first_lba + (place.offset / BLOCK_BYTES) as u64;
+                ReadError::Status { lba, status }
             }
         }
     }
 
-    /// Reads all extents at once, through a stream that this thread owns; gives up after `timeout`.
+    /// Reads all extents at once, through a stream that this thread has taken. Waits for `timeout` at
+    /// most.
     pub(crate) fn run(
         &mut self,
         shell: &mut StreamShell,
-        waiter: &mut Waiter,
+        spin: &mut AdaptiveSpin,
         timeout: Option<Duration>,
     ) -> Result<(), ReadError> {
-        shell.marks()?;
+        shell.publish_marks()?;
         if self.is_empty() {
             return Ok(());
         }
@@ -98,23 +127,35 @@ impl<'a> Reads<'a> {
         let deadline = timeout.map(|timeout| now.saturating_add(nanos(timeout)));
         shell.driver.begin_read(&self.extents, deadline, now);
         let result = loop {
-            // Without a deadline, the time of the last round is exact enough.
-            let now = if deadline.is_some() { now_ns() } else { shell.now };
+            // Only a deadline needs the exact time. Otherwise the time of the last round saves reading
+            // the clock.
+            let now = if deadline.is_some() { now_ns() } else { shell.round_begun_ns };
             if let Some(result) = shell.driver.read_step(now) {
-                break result.map_err(|failure| self.error(failure, timeout));
+                break result.map_err(|failure| self.read_error(failure, timeout));
             }
-            let worked = shell.work(&mut |offset, bytes| self.put(offset, bytes));
-            if let Err(failure) = shell.marks() {
+            let worked = shell.work(&mut |offset, bytes| self.copy_received(offset, bytes));
+            if let Err(failure) = shell.publish_marks() {
                 break Err(failure.into());
             }
             if shell.driver.read_waits() {
-                shell.poll_again_or_sleep(waiter, worked, None);
+                shell.poll_again_or_sleep(spin, worked, None);
             }
         };
-        // After this, no byte of a read that has not ended may get into the caller's buffers.
+        // The call returns the buffers to the caller. So the driver must drop data that arrives later.
         shell.driver.give_up_read();
         result
     }
+}
+
+/// The number of blocks of `len` bytes at block `lba`. `None` if these are not whole blocks, or do not
+/// lie in a volume of `volume_blocks` blocks.
+fn blocks_in_volume(lba: u64, len: usize, volume_blocks: u64) -> Option<u32> {
+    if !len.is_multiple_of(BLOCK_BYTES) {
+        return None;
+    }
+    let blocks = u32::try_from(len / BLOCK_BYTES).ok()?;
+    let end = lba.checked_add(u64::from(blocks))?;
+    (end <= volume_blocks).then_some(blocks)
 }
 
 #[cfg(test)]
@@ -127,13 +168,13 @@ mod tests {
         let (mut a, mut b, mut none) = ([0; 2 * BLOCK_BYTES], [0; BLOCK_BYTES], [0; 0]);
         let extents = [(7, &mut a[..]), (100, &mut none[..]), (3, &mut b[..])];
         let mut reads = Reads::new(extents, 100).unwrap();
-        reads.put(BLOCK_BYTES, &[1; BLOCK_BYTES]);
-        reads.put(2 * BLOCK_BYTES + 8, &[2; 8]);
+        reads.copy_received(BLOCK_BYTES, &[1; BLOCK_BYTES]);
+        reads.copy_received(2 * BLOCK_BYTES + 8, &[2; 8]);
         // Bytes beyond the requested ones are dropped.
-        reads.put(2 * BLOCK_BYTES + 8, &[3; BLOCK_BYTES]);
+        reads.copy_received(2 * BLOCK_BYTES + 8, &[3; BLOCK_BYTES]);
         let at = |offset| {
             let failure = ReadFailure::Status { offset, status: Status::INTERNAL };
-            match reads.error(failure, None) {
+            match reads.read_error(failure, None) {
                 ReadError::Status { lba, .. } => lba,
                 error => panic!("{error}"),
             }

@@ -1,11 +1,14 @@
-//! The requests of the owner of an open volume to its targets beside its streams: the waiting and
-//! the messages around a [`StreamsRecovery`] and a [`VolumeRelease`].
+//! The requests of an owner to the targets of its open volume, apart from its streams: recovering single
+//! streams, and releasing the volume.
+//!
+//! A [`StreamsRecovery`] and a [`VolumeRelease`] decide each step. This file passes them the managers of
+//! the targets, sleeps until a target answers, and makes the errors.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use riopipe_net::now_ns;
-use riopipe_order::attribute::StreamId;
+use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_session::initiator::manager::Absence;
 use riopipe_session::initiator::opening::{Mode, Opening, OpeningError};
 use riopipe_session::initiator::volume::streams::{
@@ -16,15 +19,21 @@ use crate::addr::TargetAddr;
 use crate::call_error::CallError;
 use crate::error::{AcknowledgeError, CloseError, RecoverError, UnreachableReason};
 use crate::lock::lock;
+use crate::open_volume::OpenVolume;
 use crate::recovery::{Steps, StreamRecovery, streams_of};
-use crate::shared::Inner;
 use crate::time::nanos;
 
-/// The longest sleep between two polls.
+/// The longest sleep until the next check, if there is no deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
+/// The result of [`OpenVolume::recover`].
+struct RecoveredStreams {
+    streams: Vec<StreamRecovery>,
+    steps: Steps,
+}
+
 impl RecoverError {
-    /// A target is unreachable, or will not come back.
+    /// The error for a target that is unreachable, for now or for good.
     pub(crate) fn absent(target: &TargetAddr, absence: Absence) -> Self {
         let (target, why) = (target.clone(), absence.why);
         if absence.for_good {
@@ -35,18 +44,21 @@ impl RecoverError {
     }
 }
 
-impl Inner {
-    /// Finds the prefix of one stream, whose connections are closed, and undoes all beyond it.
+impl OpenVolume {
+    /// Finds the prefix of one stream, and undoes the fresh writes beyond it. The connections of the
+    /// stream must be closed.
     pub(crate) fn recover_stream(&self, stream: StreamId) -> Result<StreamRecovery, RecoverError> {
         let mode = Mode::Reopen { generation: self.generation, streams: vec![stream] };
-        let (mut found, steps) = self.recover(mode)?;
-        // Recovery of one stream was requested.
-        let found = found.pop().unwrap_or_else(|| StreamRecovery::none(stream, Default::default()));
-        tracing::info!(volume = %self.name, recovery = %found, %steps, "an ordered stream was recovered");
-        Ok(found)
+        let RecoveredStreams { mut streams, steps } = self.recover(mode)?;
+        // The list has the one stream of the request.
+        let recovery =
+            streams.pop().unwrap_or_else(|| StreamRecovery::none(stream, Seq::default()));
+        tracing::info!(volume = %self.name, %recovery, %steps, "an ordered stream was recovered");
+        Ok(recovery)
     }
 
-    /// Drops the list of in-place updates of a stream: the caller has acknowledged it.
+    /// Makes the targets drop the list of in-place updates of a stream, because the caller has
+    /// acknowledged it.
     pub(crate) fn acknowledge_stream(&self, stream: StreamId) -> Result<(), AcknowledgeError> {
         if lock(&self.state).pending(stream).is_none() {
             return Err(AcknowledgeError::NotPending { stream });
@@ -54,7 +66,7 @@ impl Inner {
         let mode = Mode::Acknowledge { generation: self.generation, streams: vec![stream] };
         match self.recover(mode) {
             Ok(_) => {}
-            // The list has been acknowledged, and the answer was lost.
+            // The targets have dropped the list already: the answer to an earlier request was lost.
             Err(RecoverError::Opening { error: OpeningError::NotPending { .. }, .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -62,19 +74,20 @@ impl Inner {
         Ok(())
     }
 
-    fn recover(&self, mode: Mode) -> Result<(Vec<StreamRecovery>, Steps), RecoverError> {
-        let _one_at_a_time = lock(&self.recovering);
+    /// Runs a recovery of the streams in `mode` to its end.
+    fn recover(&self, mode: Mode) -> Result<RecoveredStreams, RecoverError> {
+        let _one_at_a_time = lock(&self.recovery_lock);
         for server in &self.servers {
             if let Some(absence) = server.target.absence() {
                 return Err(RecoverError::absent(&server.name, absence));
             }
         }
         let attempt = lock(&self.state).next_attempt();
-        let opening = Opening::new(self.opening.clone(), mode, attempt)
+        let opening = Opening::new(self.opening_config.clone(), mode, attempt)
             .map_err(|error| self.recover_error(error.into()))?;
-        let timeout = nanos(self.connect.timeout);
-        let mut recovery = StreamsRecovery::new(opening, attempt, timeout, now_ns());
-        let ended = loop {
+        let timeout_ns = nanos(self.connect_options.timeout);
+        let mut recovery = StreamsRecovery::new(opening, attempt, timeout_ns, now_ns());
+        let result = loop {
             let seen = self.signal.count();
             let advanced = recovery.advance(now_ns(), |server, work| {
                 self.servers[server].target.with_manager(work);
@@ -83,15 +96,17 @@ impl Inner {
                 break advanced;
             }
             let now = now_ns();
-            let sleep = recovery.deadline(now).map(|at| at.saturating_sub(now));
-            self.signal.wait(seen, sleep.map_or(SLEEP_MAX, Duration::from_nanos).min(SLEEP_MAX));
+            let sleep_ns = recovery.deadline(now).map(|at| at.saturating_sub(now));
+            let sleep = sleep_ns.map_or(SLEEP_MAX, Duration::from_nanos);
+            self.signal.wait(seen, sleep.min(SLEEP_MAX));
         };
         for server in &self.servers {
             server.target.with_manager(&mut |manager| StreamsRecovery::close_drives_queue(manager));
         }
-        ended.map_err(|error| self.recover_error(error))?;
+        result.map_err(|error| self.recover_error(error))?;
         let (outcome, steps) = recovery.finish();
-        Ok((streams_of(&outcome, &self.topology), steps.into()))
+        let streams = streams_of(&outcome, &self.topology);
+        Ok(RecoveredStreams { streams, steps: steps.into() })
     }
 
     fn recover_error(&self, error: StreamsRecoveryError) -> RecoverError {
@@ -109,7 +124,7 @@ impl Inner {
             StreamsRecoveryError::Call { server, doing, source } => RecoverError::Call {
                 target: self.server_name(server),
                 doing,
-                source: CallError::of(source, self.connect.timeout),
+                source: CallError::of(source, self.connect_options.timeout),
             },
             StreamsRecoveryError::Opening(error) => RecoverError::Opening {
                 volume: self.name.clone(),
@@ -119,10 +134,10 @@ impl Inner {
         }
     }
 
-    /// Releases the volume on all its targets.
+    /// Releases the volume on all targets on which it is claimed. Waits for `timeout` at most.
     pub(crate) fn release(&self, timeout: Duration) -> Result<(), CloseError> {
-        let speaks = self.servers.iter().map(|server| server.is_claimed).collect();
-        let mut release = VolumeRelease::new(self.id, speaks);
+        let is_claimed = self.servers.iter().map(|server| server.is_claimed).collect();
+        let mut release = VolumeRelease::new(self.id, is_claimed);
         let deadline = now_ns().saturating_add(nanos(timeout));
         loop {
             let seen = self.signal.count();
@@ -131,34 +146,37 @@ impl Inner {
             });
             match released {
                 Ok(true) => {
-                    self.closed.store(true, Ordering::Release);
+                    self.is_released.store(true, Ordering::Release);
                     return Ok(());
                 }
                 Ok(false) => {}
                 Err(error) => return Err(self.close_error(error)),
             }
-            let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-            if left.is_zero() {
+            let remaining = Duration::from_nanos(deadline.saturating_sub(now_ns()));
+            if remaining.is_zero() {
                 let server = release.first_unanswered().unwrap_or(0);
-                let absence = self.servers[server].target.absence();
-                let timed_out = CallError::TimedOut(timeout);
-                let source =
-                    absence.map_or(timed_out, |absence| CallError::Unreachable(absence.why));
+                let source = self.absence_or(server, CallError::TimedOut(timeout));
                 return Err(CloseError::Call { target: self.server_name(server), source });
             }
-            self.signal.wait(seen, left);
+            self.signal.wait(seen, remaining);
+        }
+    }
+
+    /// The absence of a server as an error; `other` if the server is not absent.
+    fn absence_or(&self, server: usize, other: CallError) -> CallError {
+        match self.servers[server].target.absence() {
+            Some(absence) => CallError::Unreachable(absence.why),
+            None => other,
         }
     }
 
     fn close_error(&self, error: StreamsRecoveryError) -> CloseError {
         let (server, source) = match error {
             StreamsRecoveryError::Unreachable { server } => {
-                let absence = self.servers[server].target.absence();
-                let source = absence.map_or(CallError::Closed, |a| CallError::Unreachable(a.why));
-                (server, source)
+                (server, self.absence_or(server, CallError::Closed))
             }
             StreamsRecoveryError::Call { server, source, .. } => {
-                (server, CallError::of(source, self.connect.timeout))
+                (server, CallError::of(source, self.connect_options.timeout))
             }
             StreamsRecoveryError::Opening(error) => {
                 (error.server().unwrap_or(0), CallError::Opening(error))

@@ -131,7 +131,7 @@ impl StreamRecovery {
         self.undone.iter().map(|range| range.blocks).sum()
     }
 
-    /// The result for a stream without logs: it continues after `last`.
+    /// The findings for a stream without log entries. It continues after group `last`.
     pub(crate) fn none(stream: StreamId, last: Seq) -> Self {
         Self {
             stream,
@@ -177,20 +177,20 @@ impl Steps {
 
 impl From<StepTimes> for Steps {
     fn from(times: StepTimes) -> Self {
-        let of = Duration::from_nanos;
         Self {
-            connect: of(times.connect),
-            claim: of(times.claim),
-            list: of(times.list),
-            decide: of(times.decide),
-            save: of(times.save),
-            undo: of(times.undo),
-            flush: of(times.flush),
-            settle: of(times.settle),
+            connect: Duration::from_nanos(times.connect),
+            claim: Duration::from_nanos(times.claim),
+            list: Duration::from_nanos(times.list),
+            decide: Duration::from_nanos(times.decide),
+            save: Duration::from_nanos(times.save),
+            undo: Duration::from_nanos(times.undo),
+            flush: Duration::from_nanos(times.flush),
+            settle: Duration::from_nanos(times.settle),
         }
     }
 }
 
+/// The findings for each stream, from the outcome of a recovery.
 pub(crate) fn streams_of(outcome: &Outcome, topology: &Topology) -> Vec<StreamRecovery> {
     outcome.streams.iter().map(|stream| StreamRecovery::new(stream, topology)).collect()
 }
@@ -204,8 +204,8 @@ impl fmt::Display for Recovery {
                 write!(f, "; a log was given up, and groups that only it recorded are not known")?;
             }
         } else {
-            let would = if self.dry_run { " (a dry run: nothing was changed)" } else { "" };
-            write!(f, "volume \"{name}\" recovered{would}:")?;
+            let dry_run = if self.dry_run { " (a dry run: nothing was changed)" } else { "" };
+            write!(f, "volume \"{name}\" recovered{dry_run}:")?;
             for stream in self.streams.iter().filter(|stream| !stream.is_nothing()) {
                 write!(f, "\n  {stream}")?;
             }
@@ -269,10 +269,12 @@ impl fmt::Display for Steps {
             ("settle", self.settle),
         ];
         write!(f, "took {:.1} ms:", self.total().as_secs_f64() * 1e3)?;
-        let taken = steps.into_iter().filter(|(_, took)| !took.is_zero());
-        for (i, (name, took)) in taken.enumerate() {
-            let comma = if i == 0 { "" } else { "," };
-            write!(f, "{comma} {name} {:.1}", took.as_secs_f64() * 1e3)?;
+        let mut separator = "";
+        for (name, duration) in steps {
+            if !duration.is_zero() {
+                write!(f, "{separator} {name} {:.1}", duration.as_secs_f64() * 1e3)?;
+                separator = ",";
+            }
         }
         Ok(())
     }

@@ -7,18 +7,21 @@ use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::outbox::Outbox;
 use std::sync::Arc;
 
+use crate::association::READ_BYTES_MAX;
+
 /// The data written over an association's own queues: a label, or a claim.
 pub(crate) type Page = Arc<[u8]>;
 
-/// Bytes that one PDU may have at most: the largest read and its header.
-const RX_MAX: usize = (4 << 20) + 4096;
+/// The largest PDU: the data of the largest read (4 MiB), and at most one page for its header and
+/// digests.
+pub(crate) const PDU_BYTES_MAX: usize = READ_BYTES_MAX as usize + 4096;
 
 #[derive(Debug)]
 struct ControlSocket {
     socket: Socket,
-    rx: RecvBuf,
+    recv_buf: RecvBuf,
     /// Whether the poller watches for space in the send buffer.
-    wants_write: bool,
+    is_write_watched: bool,
 }
 
 /// The sockets, by [`ControlQueue`].
@@ -30,32 +33,33 @@ impl ControlSockets {
     ///
     /// # Errors
     /// The poller cannot watch it.
-    pub(crate) fn put(
+    pub(crate) fn insert(
         &mut self,
         queue: ControlQueue,
         socket: Socket,
         poller: &Poller,
     ) -> Result<(), PollerError> {
         poller.add(&socket, queue as u64, Interest::Read)?;
-        let rx = RecvBuf::new(RX_MAX);
-        self.0[queue as usize] = Some(ControlSocket { socket, rx, wants_write: false });
+        let recv_buf = RecvBuf::new(PDU_BYTES_MAX);
+        self.0[queue as usize] = Some(ControlSocket { socket, recv_buf, is_write_watched: false });
         Ok(())
     }
 
-    /// Receives the bytes that have arrived; returns whether there were any, or a connection ended.
-    /// The admin queue comes first, because its answers explain why the others end.
+    /// Receives the bytes that have arrived, and passes them to the endpoint. Returns whether any byte
+    /// arrived or a connection ended. `ControlQueue::ALL` begins with the admin queue, because its answers
+    /// explain why the other queues end.
     pub(crate) fn receive(&mut self, endpoint: &mut impl Endpoint<Piece = Page>, now: u64) -> bool {
-        let mut came = false;
+        let mut has_changed = false;
         for queue in ControlQueue::ALL {
-            let Some(ControlSocket { socket, rx, .. }) = &mut self.0[queue as usize] else {
+            let Some(ControlSocket { socket, recv_buf, .. }) = &mut self.0[queue as usize] else {
                 continue;
             };
             if !endpoint.is_open(queue) {
                 continue;
             }
-            let filled = rx.fill(socket);
-            came |= !matches!(filled, Ok(Received::WouldBlock));
-            match filled {
+            let received = recv_buf.fill(socket);
+            has_changed |= !matches!(received, Ok(Received::WouldBlock));
+            match received {
                 Ok(Received::WouldBlock) => continue,
                 Ok(Received::Bytes(_)) => {}
                 Ok(Received::Closed) => {
@@ -63,18 +67,19 @@ impl ControlSockets {
                     continue;
                 }
                 Err(error) => {
-                    endpoint.closed(queue, broken(&error), now);
+                    endpoint.closed(queue, broken_connection(&error), now);
                     continue;
                 }
             }
-            let used = endpoint.received(queue, rx.data(), now);
-            rx.consume(used);
-            if rx.reserve(endpoint.need(queue, rx.data())).is_err() {
+            let consumed_bytes = endpoint.received(queue, recv_buf.data(), now);
+            recv_buf.consume(consumed_bytes);
+            let needed_bytes = endpoint.need(queue, recv_buf.data());
+            if recv_buf.reserve(needed_bytes).is_err() {
                 let why = "a PDU larger than any that was requested".into();
                 endpoint.closed(queue, ConnectionEnd::Broken(why), now);
             }
         }
-        came
+        has_changed
     }
 
     /// Sends the outboxes as far as the kernel accepts them, and closes the sockets of queues that have
@@ -86,21 +91,21 @@ impl ControlSockets {
         now: u64,
     ) {
         for queue in ControlQueue::ALL {
-            let slot = &mut self.0[queue as usize];
-            let Some(control) = slot else { continue };
-            if let Err(error) = control.flush(endpoint.outbox(queue)) {
-                endpoint.closed(queue, broken(&error), now);
+            let queue_socket = &mut self.0[queue as usize];
+            let Some(control) = queue_socket else { continue };
+            if let Err(error) = control.send(endpoint.outbox(queue)) {
+                endpoint.closed(queue, broken_connection(&error), now);
             }
             if !endpoint.is_open(queue) {
-                // Closing it ends the poller's watch.
-                *slot = None;
+                // The poller stops watching a socket when it is closed.
+                *queue_socket = None;
                 continue;
             }
-            let wants_write = !endpoint.outbox(queue).is_empty();
-            if wants_write != control.wants_write {
-                control.wants_write = wants_write;
-                let interest = if wants_write { Interest::Both } else { Interest::Read };
-                // It has been added, so this can't fail.
+            let must_watch_write = !endpoint.outbox(queue).is_empty();
+            if must_watch_write != control.is_write_watched {
+                control.is_write_watched = must_watch_write;
+                let interest = if must_watch_write { Interest::Both } else { Interest::Read };
+                // This can't fail, because the poller watches the socket.
                 let _ = poller.modify(&control.socket, queue as u64, interest);
             }
         }
@@ -108,11 +113,12 @@ impl ControlSockets {
 }
 
 impl ControlSocket {
-    fn flush(&self, out: &mut Outbox<Page>) -> Result<(), LinkError> {
-        while !out.is_empty() {
-            let sent = self.socket.send(out.slices())?;
-            out.consume(sent);
-            if sent == 0 {
+    /// Sends the outbox as far as the kernel accepts it.
+    fn send(&self, outbox: &mut Outbox<Page>) -> Result<(), LinkError> {
+        while !outbox.is_empty() {
+            let sent_bytes = self.socket.send(outbox.slices())?;
+            outbox.consume(sent_bytes);
+            if sent_bytes == 0 {
                 break;
             }
         }
@@ -120,6 +126,6 @@ impl ControlSocket {
     }
 }
 
-fn broken(error: &LinkError) -> ConnectionEnd {
+fn broken_connection(error: &LinkError) -> ConnectionEnd {
     ConnectionEnd::Broken(error.to_string())
 }

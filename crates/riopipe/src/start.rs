@@ -1,9 +1,13 @@
-//! Starting a stream: the connections that its [`StreamStart`] requests.
+//! Starting a stream or a reader, in the thread of the call that opens it.
+//!
+//! The [`StreamStart`] decides each step: which connection to make, when to drive the connections, and
+//! when to pause. This file makes the connections and sleeps. When the stream is bound on all targets,
+//! the driver, the connections and the volume become a [`StreamShell`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use riopipe_net::{ConnectError, now_ns, relax};
+use riopipe_net::{now_ns, relax};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
 use riopipe_session::initiator::association::ConnectFailure;
@@ -16,30 +20,31 @@ use riopipe_session::initiator::stream_driver::{
 
 use crate::association::open_socket;
 use crate::call_error::CallError;
-use crate::connections::{Connections, poll_error};
+use crate::connections::{ConnectionError, Connections, poll_error};
 use crate::error::{RecoverError, StreamError};
+use crate::open_volume::{OpenVolume, Server};
 use crate::options::{ReaderOptions, StreamOptions};
 use crate::piece::Piece;
-use crate::shared::{Inner, Server};
 use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::stream_shell::StreamShell;
 use crate::time::nanos;
 
 /// Connects a stream to all targets and binds it there.
 pub(crate) fn start(
-    volume: &Arc<Inner>,
+    volume: &Arc<OpenVolume>,
     stream: StreamId,
     qids: &[u16],
     options: &StreamOptions,
     handle: &Arc<StreamHandle>,
 ) -> Result<StreamShell, StreamError> {
-    let spec = spec(volume, stream, qids, options);
-    start_with(volume, spec, volume.connect.timeout, handle)
+    let spec = stream_spec(volume, stream, qids, options);
+    run_start(volume, spec, volume.connect_options.timeout, handle)
 }
 
-/// Connects a reader of the volume to all targets.
+/// Connects a reader of the volume to all targets. A reader is a stream that only reads, so it needs no
+/// engine and is not bound.
 pub(crate) fn start_reading(
-    volume: &Arc<Inner>,
+    volume: &Arc<OpenVolume>,
     reader: StreamId,
     qids: &[u16],
     options: &ReaderOptions,
@@ -51,115 +56,225 @@ pub(crate) fn start_reading(
         timeout: options.timeout,
         ..StreamOptions::default()
     };
-    let mut spec = spec(volume, reader, qids, &options);
+    let mut spec = stream_spec(volume, reader, qids, &options);
     spec.config.engine = EngineKind::None;
     spec.reads_only = true;
-    start_with(volume, spec, timeout, handle)
+    run_start(volume, spec, timeout, handle)
 }
 
-fn start_with(
-    volume: &Arc<Inner>,
+/// Makes the connections that the [`StreamStart`] requests, and drives it until the stream is bound on
+/// all targets.
+fn run_start(
+    volume: &Arc<OpenVolume>,
     spec: StreamSpec,
     timeout: Duration,
     handle: &Arc<StreamHandle>,
 ) -> Result<StreamShell, StreamError> {
-    let stream = spec.config.stream;
-    let shared = StreamShared {
-        flush_failures: Arc::clone(&volume.flush_failures),
-        read_barrier: Arc::clone(&volume.read_barrier),
-    };
-    let begun = now_ns();
-    let deadline = begun.saturating_add(nanos(timeout));
-    let mut start = StreamStart::new(spec, shared, nanos(timeout), begun);
-    let mut connections = Connections::new(volume.servers.len(), Arc::clone(handle));
-    let fault = |server: usize, source| {
-        // The absence explains more than the end of a connection, or a failure to connect.
-        if let Some(absence) = volume.servers[server].target.absence() {
-            return RecoverError::absent(&volume.server_name(server), absence).into();
-        }
-        let target = volume.server_name(server);
-        StreamError::Target { stream, target, source }
-    };
-    // The last error of a socket, which the session does not have.
-    let mut met = None;
+    let mut run = StartRun::new(volume, spec, timeout, handle);
     loop {
-        for message in handle.take_messages() {
-            match message {
-                StreamMessage::AssociationEnded { server } => {
-                    start.association_ended(server as u16, now_ns());
-                }
-                StreamMessage::GiveUp { server, .. } => not_for_good(&volume.servers[server])?,
-                // Requested by an earlier run of the stream.
-                StreamMessage::Connected { .. } => {}
-            }
-        }
-        match start.step(now_ns()) {
-            StartStep::Connect(request) => {
-                let at = request.server;
-                let left = Duration::from_nanos(deadline.saturating_sub(now_ns()));
-                match connect(volume, &mut start, &mut connections, handle, &request, left) {
-                    Ok(()) => {}
-                    Err(Unconnected::Unreachable(why)) => {
-                        met = Some(why);
-                        start.put_off(at, now_ns());
-                    }
-                    Err(Unconnected::Failed(error)) => return Err(error),
-                }
-            }
-            StartStep::Drive => {
-                let Some(driver) = start.driver() else { continue };
-                match connections.round(driver, now_ns(), &mut |_, _| ()) {
-                    Ok(true) => relax(),
-                    Ok(false) => {
-                        handle.sleep(start.deadline(now_ns()));
-                    }
-                    Err((server, CallError::Session(error))) => {
-                        start.failed(server as u16, Some(error), now_ns());
-                    }
-                    Err((server, error @ (CallError::Nonsense(_) | CallError::Exhausted(_)))) => {
-                        return Err(fault(server, error));
-                    }
-                    Err((server, error)) => {
-                        met = Some(error);
-                        start.failed(server as u16, None, now_ns());
-                    }
-                }
-            }
+        run.handle_messages()?;
+        match run.start.step(now_ns()) {
+            StartStep::Connect(request) => run.connect_or_postpone(&request)?,
+            StartStep::Drive => run.drive()?,
             StartStep::Pause(until) => {
-                connections.close_all();
+                run.connections.close_all();
                 std::thread::sleep(Duration::from_nanos(until.saturating_sub(now_ns())));
             }
             StartStep::Ready => break,
-            StartStep::Failed(StartError::Ended { server, error }) => {
-                let of_session = error.map(CallError::Session);
-                let source = of_session.or(met).unwrap_or(CallError::Closed);
-                return Err(fault(usize::from(server), source));
+            StartStep::Failed(error) => return Err(run.start_error(error)),
+        }
+    }
+    let driver = run.start.into_driver().expect("a stream that is ready has been bound");
+    Ok(StreamShell::new(Arc::clone(volume), driver, run.connections))
+}
+
+/// A start of a stream that is in progress.
+struct StartRun<'a> {
+    volume: &'a OpenVolume,
+    stream: StreamId,
+    handle: &'a Arc<StreamHandle>,
+    /// The time limit of the whole start, ns.
+    deadline: u64,
+    start: StreamStart<Piece>,
+    connections: Connections,
+    /// The last error of a connection. The error that `start` returns does not contain it.
+    last_connection_error: Option<CallError>,
+}
+
+impl<'a> StartRun<'a> {
+    fn new(
+        volume: &'a OpenVolume,
+        spec: StreamSpec,
+        timeout: Duration,
+        handle: &'a Arc<StreamHandle>,
+    ) -> Self {
+        let stream = spec.config.stream;
+        let shared = StreamShared {
+            flush_failures: Arc::clone(&volume.flush_failures),
+            read_barrier: Arc::clone(&volume.read_barrier),
+        };
+        let begun = now_ns();
+        Self {
+            volume,
+            stream,
+            handle,
+            deadline: begun.saturating_add(nanos(timeout)),
+            start: StreamStart::new(spec, shared, nanos(timeout), begun),
+            connections: Connections::new(volume.servers.len(), Arc::clone(handle)),
+            last_connection_error: None,
+        }
+    }
+
+    /// Handles the messages of the targets' threads.
+    fn handle_messages(&mut self) -> Result<(), StreamError> {
+        for message in self.handle.take_messages() {
+            match message {
+                StreamMessage::AssociationEnded { server } => {
+                    self.start.association_ended(server as u16, now_ns());
+                }
+                StreamMessage::GiveUp { server, .. } => {
+                    refuse_lost_target(&self.volume.servers[server])?;
+                }
+                // An earlier incarnation of the stream requested this connection.
+                StreamMessage::Connected { .. } => {}
             }
-            StartStep::Failed(StartError::Refused(refused)) => {
-                return Err(fault(usize::from(refused.server), CallError::Status(refused.status)));
+        }
+        Ok(())
+    }
+
+    /// Makes a connection that the start requests. If the target is unreachable, the start requests the
+    /// connection again later.
+    fn connect_or_postpone(&mut self, request: &ConnectRequest) -> Result<(), StreamError> {
+        match self.connect(request) {
+            Ok(()) => Ok(()),
+            Err(ConnectStepError::Unreachable(error)) => {
+                self.last_connection_error = Some(error);
+                self.start.put_off(request.server, now_ns());
+                Ok(())
             }
-            StartStep::Failed(StartError::TimedOut { server, after_ns }) => {
-                let source = CallError::TimedOut(Duration::from_nanos(after_ns));
-                return Err(fault(usize::from(server), source));
+            Err(ConnectStepError::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Makes a connection that the start requests, before the deadline of the start.
+    fn connect(&mut self, request: &ConnectRequest) -> Result<(), ConnectStepError> {
+        let remaining = Duration::from_nanos(self.deadline.saturating_sub(now_ns()));
+        let index = usize::from(request.server);
+        let server = &self.volume.servers[index];
+        refuse_lost_target(server).map_err(ConnectStepError::Failed)?;
+        // The queue is made before the connection. If the association ends in between, the stream gets a
+        // message, because `create_io_queue` has registered its handle.
+        let queue = server.target.create_io_queue(request, self.handle);
+        let queue = queue.map_err(ConnectStepError::Unreachable)?;
+        let timeout = self.volume.connect_options.timeout.min(remaining);
+        let socket = open_socket(&server.addr, timeout).map_err(|error| {
+            ConnectStepError::Unreachable(ConnectFailure(error.to_string()).into())
+        })?;
+        self.connections.open(index, socket).map_err(|error| {
+            let (stream, target) = (request.stream, server.name.clone());
+            let source = poll_error(error);
+            ConnectStepError::Failed(StreamError::Target { stream, target, source })
+        })?;
+        self.start.connected(request.server, QueuePair::open(queue), now_ns());
+        Ok(())
+    }
+
+    /// Sends and receives once. If nothing was sent or received, sleeps until there is an event.
+    fn drive(&mut self) -> Result<(), StreamError> {
+        let Some(driver) = self.start.driver() else { return Ok(()) };
+        let worked = self.connections.receive_and_send(driver, now_ns(), &mut |_, _| ());
+        let ConnectionError { server, error } = match worked {
+            Ok(true) => {
+                relax();
+                return Ok(());
+            }
+            Ok(false) => {
+                self.handle.sleep(self.start.deadline(now_ns()));
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        match error {
+            CallError::Session(error) => {
+                self.start.failed(server as u16, Some(error), now_ns());
+                Ok(())
+            }
+            // Another attempt would meet the same error.
+            CallError::Nonsense(_) | CallError::Exhausted(_) => {
+                Err(self.target_error(server, error))
+            }
+            error => {
+                self.last_connection_error = Some(error);
+                self.start.failed(server as u16, None, now_ns());
+                Ok(())
             }
         }
     }
-    let driver = start.into_driver().expect("a stream that is ready has been bound");
-    Ok(StreamShell::new(Arc::clone(volume), driver, connections))
+
+    /// The error of the call for an error of the start.
+    fn start_error(&mut self, error: StartError) -> StreamError {
+        match error {
+            StartError::Ended { server, error } => {
+                let session_error = error.map(CallError::Session);
+                let source = session_error.or(self.last_connection_error.take());
+                self.target_error(usize::from(server), source.unwrap_or(CallError::Closed))
+            }
+            StartError::Refused(refused) => {
+                let source = CallError::Status(refused.status);
+                self.target_error(usize::from(refused.server), source)
+            }
+            StartError::TimedOut { server, after_ns } => {
+                let source = CallError::TimedOut(Duration::from_nanos(after_ns));
+                self.target_error(usize::from(server), source)
+            }
+        }
+    }
+
+    /// The error of the call for an error at a target.
+    fn target_error(&self, server: usize, source: CallError) -> StreamError {
+        let target = self.volume.server_name(server);
+        // The absence of the target explains more than the end of a connection to it.
+        match self.volume.servers[server].target.absence() {
+            Some(absence) => RecoverError::absent(&target, absence).into(),
+            None => StreamError::Target { stream: self.stream, target, source },
+        }
+    }
 }
 
-fn spec(volume: &Inner, stream: StreamId, qids: &[u16], options: &StreamOptions) -> StreamSpec {
+/// Why a connection could not be made.
+enum ConnectStepError {
+    /// The target is unreachable now. A later attempt may succeed.
+    Unreachable(CallError),
+    /// A later attempt would fail, too.
+    Failed(StreamError),
+}
+
+/// Returns an error if the target is lost for good. The start does not wait for such a target, because
+/// the wait would only hide the reason of the loss (T8, T27).
+fn refuse_lost_target(server: &Server) -> Result<(), StreamError> {
+    match server.target.absence().filter(|absence| absence.for_good) {
+        Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
+        None => Ok(()),
+    }
+}
+
+fn stream_spec(
+    volume: &OpenVolume,
+    stream: StreamId,
+    qids: &[u16],
+    options: &StreamOptions,
+) -> StreamSpec {
     StreamSpec {
         config: StreamConfig {
             volume: volume.id,
             stream,
             generation: volume.generation,
             engine: volume.engine,
-            start: volume.mark(stream),
+            start: volume.last_seq(stream),
             nsids: volume.nsids.clone(),
             queue_depth: options.queue_depth,
             timeout_ns: nanos(options.timeout),
-            loss_ns: nanos(volume.connect.loss_timeout),
+            loss_ns: nanos(volume.connect_options.loss_timeout),
         },
         topology: volume.topology.clone(),
         kept_bytes_max: options.kept_bytes_max,
@@ -167,47 +282,4 @@ fn spec(volume: &Inner, stream: StreamId, qids: &[u16], options: &StreamOptions)
         qids: qids.to_vec(),
         reads_only: false,
     }
-}
-
-/// The caller does not wait for a target that is lost for good: a wait would only hide the reason
-/// (T8, T27).
-fn not_for_good(server: &Server) -> Result<(), StreamError> {
-    match server.target.absence().filter(|absence| absence.for_good) {
-        Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
-        None => Ok(()),
-    }
-}
-
-/// Why a connection could not be made.
-enum Unconnected {
-    /// The target is unreachable, or may become so.
-    Unreachable(CallError),
-    Failed(StreamError),
-}
-
-/// Makes a connection that the start requests, for `left` at most.
-fn connect(
-    volume: &Inner,
-    start: &mut StreamStart<Piece>,
-    connections: &mut Connections,
-    handle: &Arc<StreamHandle>,
-    request: &ConnectRequest,
-    left: Duration,
-) -> Result<(), Unconnected> {
-    let at = usize::from(request.server);
-    let server = &volume.servers[at];
-    not_for_good(server).map_err(Unconnected::Failed)?;
-    // Before the connection is begun: the stream gets a message when the association ends
-    // meanwhile.
-    let queue = server.target.io_queue(request, handle).map_err(Unconnected::Unreachable)?;
-    let socket = open_socket(&server.addr, volume.connect.timeout.min(left));
-    let unreachable =
-        |error: ConnectError| Unconnected::Unreachable(ConnectFailure(error.to_string()).into());
-    let socket = socket.map_err(unreachable)?;
-    connections.open(at, socket).map_err(|error| {
-        let (stream, target) = (request.stream, server.name.clone());
-        Unconnected::Failed(StreamError::Target { stream, target, source: poll_error(error) })
-    })?;
-    start.connected(request.server, QueuePair::open(queue), now_ns());
-    Ok(())
 }

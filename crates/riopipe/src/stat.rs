@@ -11,10 +11,10 @@ use riopipe_order::attribute::StreamId;
 use riopipe_session::stages::ONE_IN;
 use serde::{Deserialize, Serialize};
 
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::failure::StreamFailure;
-use crate::shared::{Inner, Server};
-use crate::watched::Watched;
+use crate::open_volume::{OpenVolume, Server};
+use crate::published_marks::PublishedMarks;
 
 /// The figures of an open volume. `rio volume stat` shows them, and `/stat` serves them as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ pub struct StreamStat {
     pub complete: u64,
     /// The seq of the last group that is durable, with all earlier ones.
     pub durable: u64,
-    /// Whether it has failed, and has not been reopened.
+    /// Whether the stream has failed, and has not been reopened.
     pub failed: bool,
 }
 
@@ -90,57 +90,67 @@ impl VolumeStat {
     /// Whether both figures are of the same opening of the same volume.
     #[must_use]
     pub fn is_same_opening(&self, other: &Self) -> bool {
-        let opening = |stat: &Self| (stat.volume.clone(), stat.generation, stat.opened_unix_ms);
-        opening(self) == opening(other)
+        self.volume == other.volume
+            && self.generation == other.generation
+            && self.opened_unix_ms == other.opened_unix_ms
     }
 }
 
-impl Inner {
-    /// The figures now; `streams` are the published marks of the open streams. Waits for no stream.
-    pub(crate) fn stat(&self, streams: Vec<(StreamId, Arc<Watched<StreamFailure>>)>) -> VolumeStat {
-        let target = |server: &Arc<Server>| TargetStat {
+impl OpenVolume {
+    /// Reads the figures. `open_streams` has the published marks of the open streams. Waits for no
+    /// stream.
+    pub(crate) fn stat(
+        &self,
+        open_streams: Vec<(StreamId, Arc<PublishedMarks<StreamFailure>>)>,
+    ) -> VolumeStat {
+        let target_stat = |server: &Arc<Server>| TargetStat {
             address: server.name.to_string(),
             subnqn: server.addr.nqn.clone().unwrap_or_default(),
             connected: server.target.absence().is_none(),
         };
-        let streams = streams.into_iter().map(|(id, watched)| {
-            let marks = watched.marks();
+        let stream_stats = open_streams.into_iter().map(|(id, published_marks)| {
+            let marks = published_marks.marks();
             StreamStat {
                 id: id.0,
                 complete: marks.complete.0,
                 durable: marks.durable.0,
-                failed: watched.has_failed(),
+                failed: published_marks.has_failed(),
             }
         });
+        let stages = self.stages.snapshot().map(|(stage, times)| (stage.name(), times));
         VolumeStat {
             schema: VolumeStat::SCHEMA.into(),
             volume: self.name.clone(),
             engine: self.engine.name().into(),
             generation: self.generation,
             version: env!("CARGO_PKG_VERSION").into(),
-            opened_unix_ms: self.opened.unix_ms,
-            uptime_s: self.opened.uptime_s(),
-            targets: self.servers.iter().map(target).collect(),
-            streams: streams.collect(),
+            opened_unix_ms: self.opened_at.unix_ms,
+            uptime_s: self.opened_at.uptime_s(),
+            targets: self.servers.iter().map(target_stat).collect(),
+            streams: stream_stats.collect(),
             sampled_one_in: ONE_IN,
-            stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
+            stages: with_shares(stages),
         }
     }
 }
 
 /// The figures of a volume, without keeping it open.
 pub(crate) struct VolumeStatSource {
-    pub(crate) inner: Weak<Inner>,
-    pub(crate) background: Weak<Background>,
+    pub(crate) volume: Weak<OpenVolume>,
+    pub(crate) background: Weak<BackgroundThread>,
 }
 
 impl VolumeStatSource {
     fn stat(&self) -> Result<VolumeStat, StatError> {
-        // Dropped before the figures are sent: closing the volume does not wait for that.
-        let inner = self.inner.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
-        // It is gone if only a reader keeps the volume open. Then no stream is open.
-        let background = self.background.upgrade();
-        Ok(inner.stat(background.map(|background| background.watched()).unwrap_or_default()))
+        // The references end with this function, before the figures are sent. So they do not keep the
+        // volume open during the transfer.
+        let volume = self.volume.upgrade().ok_or(StatError::Gone("the volume has been closed"))?;
+        // There is no background thread if only a reader keeps the volume open. Then no stream is open.
+        let open_streams = match self.background.upgrade() {
+            Some(background) => background.published_marks(),
+            None => Vec::new(),
+        };
+        Ok(volume.stat(open_streams))
     }
 }
 
@@ -150,7 +160,7 @@ impl StatSource for VolumeStatSource {
     }
 
     fn open_metrics(&self) -> Result<String, StatError> {
-        Ok(text(Page(self.stat()?))?)
+        Ok(text(MetricsPage(self.stat()?))?)
     }
 
     fn json(&self) -> Result<String, StatError> {
@@ -158,36 +168,42 @@ impl StatSource for VolumeStatSource {
     }
 }
 
+/// The figures as a page of OpenMetrics text.
 #[derive(Debug)]
-struct Page(VolumeStat);
+struct MetricsPage(VolumeStat);
 
-impl Collector for Page {
-    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+impl Collector for MetricsPage {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Self(stat) = self;
-        let about = [
+        let volume_labels = [
             ("volume", stat.volume.clone()),
             ("engine", stat.engine.clone()),
             ("generation", stat.generation.to_string()),
             ("version", stat.version.clone()),
         ];
-        info(&mut to, "rio_volume", "The open volume", &about)?;
-        uptime(&mut to, "How long the volume has been open", stat.uptime_s)?;
+        info(&mut encoder, "rio_volume", "The open volume", &volume_labels)?;
+        uptime(&mut encoder, "How long the volume has been open", stat.uptime_s)?;
         let connected = stat.targets.iter().map(|target| {
             let labels = [("target", target.address.as_str()), ("subnqn", target.subnqn.as_str())];
             (labels, u64::from(target.connected))
         });
         let help = "Whether the target is connected, as far as the volume has detected";
-        gauges(&mut to, "rio_target_connected", help, connected)?;
-        let streams = |of: fn(&StreamStat) -> u64| {
-            stat.streams.iter().map(move |stream| ([("stream", stream.id.to_string())], of(stream)))
+        gauges(&mut encoder, "rio_target_connected", help, connected)?;
+        // For each stream, its label and one of its figures.
+        let per_stream = |figure: fn(&StreamStat) -> u64| {
+            let labels = |stream: &StreamStat| [("stream", stream.id.to_string())];
+            stat.streams.iter().map(move |stream| (labels(stream), figure(stream)))
         };
+        let complete = per_stream(|stream| stream.complete);
         let help = "The last complete group of the stream";
-        gauges(&mut to, "rio_stream_complete_group", help, streams(|stream| stream.complete))?;
+        gauges(&mut encoder, "rio_stream_complete_group", help, complete)?;
+        let durable = per_stream(|stream| stream.durable);
         let help = "The last durable group of the stream";
-        gauges(&mut to, "rio_stream_durable_group", help, streams(|stream| stream.durable))?;
+        gauges(&mut encoder, "rio_stream_durable_group", help, durable)?;
+        let failed = per_stream(|stream| stream.failed.into());
         let help = "Whether the stream has failed";
-        gauges(&mut to, "rio_stream_failed", help, streams(|stream| stream.failed.into()))?;
-        stages(&mut to, &stat.stages)
+        gauges(&mut encoder, "rio_stream_failed", help, failed)?;
+        stages(&mut encoder, &stat.stages)
     }
 }
 
@@ -241,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_text_has_the_lines_of_openmetrics() {
-        let page = text(Page(stat(1.5, 100, &[(100, 2)]))).unwrap();
+        let page = text(MetricsPage(stat(1.5, 100, &[(100, 2)]))).unwrap();
         for line in [
             "# TYPE rio_volume info",
             "rio_uptime_seconds 1.5",

@@ -1,5 +1,8 @@
-//! A stream, as its owner holds it: the owner's thread builds requests, sends them, and receives the
-//! answers.
+//! A stream, as its owner has it.
+//!
+//! Each call takes the [`StreamShell`] with an [`OwnerCall`], works in the caller's thread, and releases
+//! the shell: the owner's thread builds requests, sends them, and receives the answers. Between the
+//! calls the background thread may take the shell.
 
 mod close;
 mod submit;
@@ -7,22 +10,23 @@ mod submit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use riopipe_net::{Owned, SpinPolicy, Waiter, now_ns};
+use riopipe_net::{AdaptiveSpin, Owned, SpinPolicy, now_ns};
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Marks;
 use riopipe_session::initiator::stream_driver::{BackgroundConfig, Until, WaitEnd};
 
 pub use self::close::StreamNotClosed;
 use crate::BLOCK_BYTES;
-use crate::background::{Background, OpenStream};
+use crate::background::{BackgroundThread, OpenStream};
 use crate::error::{BufError, ReadError, ReopenError, StreamError, WaitError};
 use crate::failure::{Exhausted, StreamFailure};
+use crate::open_volume::OpenVolume;
 use crate::options::StreamOptions;
 use crate::owner_call::OwnerCall;
-use crate::piece::{Buf, Exclusive, Pool};
+use crate::piece::{Buf, BufPool, Exclusive};
+use crate::published_marks::MarksEnd;
 use crate::reading::{ReadExtent, Reads};
 use crate::recovery::StreamRecovery;
-use crate::shared::Inner;
 use crate::staged::Staged;
 use crate::start::start;
 use crate::stream_handle::StreamHandle;
@@ -31,7 +35,6 @@ use crate::time::{deadline_after, nanos};
 use crate::waiters::wake_all;
 use crate::waking::{StreamFd, StreamWaker};
 use crate::watch::Watch;
-use crate::watched::MarksEnd;
 
 /// One sequence of ordered writes. It belongs to one thread at a time, and may be moved to another
 /// thread at any time.
@@ -64,15 +67,17 @@ pub struct Stream {
     id: StreamId,
     shell: Arc<Owned<StreamShell>>,
     handle: Arc<StreamHandle>,
-    waiter: Waiter,
-    pool: Pool,
+    /// Decides whether a wait polls again or sleeps.
+    spin: AdaptiveSpin,
+    buf_pool: BufPool,
+    /// The writes of the group that is not submitted yet.
     pub(crate) staged: Exclusive<Staged>,
-    volume: Arc<Inner>,
-    background: Arc<Background>,
+    volume: Arc<OpenVolume>,
+    background: Arc<BackgroundThread>,
     options: StreamOptions,
     /// The findings of the stream's own recovery, if it had one.
     recovery: Option<StreamRecovery>,
-    closed: bool,
+    is_closed: bool,
 }
 
 impl Stream {
@@ -81,8 +86,8 @@ impl Stream {
     /// # Errors
     /// The volume has no background thread yet, and none can be started. The stream is dropped.
     pub(crate) fn new(
-        volume: Arc<Inner>,
-        background: Arc<Background>,
+        volume: Arc<OpenVolume>,
+        background: Arc<BackgroundThread>,
         shell: StreamShell,
         handle: Arc<StreamHandle>,
         options: &StreamOptions,
@@ -91,27 +96,27 @@ impl Stream {
         let id = shell.id();
         let shell = Arc::new(Owned::new(shell));
         let open = OpenStream { shell: Arc::clone(&shell), handle: Arc::clone(&handle) };
-        let spin_ns = nanos(volume.connect.spin);
+        let spin_ns = nanos(volume.connect_options.spin);
         let stream = Self {
             id,
             shell,
             handle,
-            waiter: Waiter::new(SpinPolicy { spin_ns, steady: false }),
-            pool: Pool::new(options.kept_bytes_max),
+            spin: AdaptiveSpin::new(SpinPolicy { spin_ns, steady: false }),
+            buf_pool: BufPool::new(options.kept_bytes_max),
             staged: Exclusive::default(),
             volume,
             background,
             options: options.clone(),
             recovery,
-            closed: false,
+            is_closed: false,
         };
         stream.background.add(id, open)?;
         Ok(stream)
     }
 
-    /// Takes the stream for one call of its owner.
+    /// Begins a call of the owner, which takes the shell until it ends.
     #[inline]
-    fn take(&self) -> OwnerCall<'_> {
+    fn begin_call(&self) -> OwnerCall<'_> {
         OwnerCall::begin(&self.shell, &self.handle, &self.background)
     }
 
@@ -124,7 +129,7 @@ impl Stream {
     /// The seq of the last group submitted.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.take().driver.last()
+        self.begin_call().driver.last()
     }
 
     /// The seq of the last group that is *released*: this group and all earlier ones are complete on
@@ -173,7 +178,7 @@ impl Stream {
     /// ```
     #[must_use]
     pub fn released(&self) -> Seq {
-        self.take().driver.released()
+        self.begin_call().driver.released()
     }
 
     /// The findings of the stream's own recovery: when it was opened after a drop without a close, or
@@ -188,7 +193,7 @@ impl Stream {
     /// (P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
-        self.take().driver.replayed()
+        self.begin_call().driver.replayed()
     }
 
     /// Returns a buffer of `len` bytes, a multiple of 4096. Its content is not defined: the buffer may
@@ -205,12 +210,12 @@ impl Stream {
         if len as u64 > kept_bytes_max {
             return Err(BufError::TooLarge { len, kept_bytes_max });
         }
-        self.pool.take(len).ok_or(BufError::NoMemory { len })
+        self.buf_pool.take(len).ok_or(BufError::NoMemory { len })
     }
 
     /// Returns an unused buffer to the stream, for reuse by [`buf`](Self::buf).
     pub fn recycle(&mut self, buf: Buf) {
-        self.pool.put_back(buf);
+        self.buf_pool.put_back(buf);
     }
 
     /// Sends the submitted groups as far as the connections take them, receives the answers that have
@@ -220,12 +225,12 @@ impl Stream {
     /// The stream has failed (P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
         let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
-        // First: news from now on makes the descriptor readable again.
-        self.handle.clear_news();
+        // This comes first, so that a mark that moves from now on makes the descriptor readable again.
+        self.handle.reset_event_loop_poller();
         shell.work(&mut |_, _| ());
-        let marks = shell.marks()?;
+        let marks = shell.publish_marks()?;
         shell.driver.marks_reported();
-        shell.reclaim(&mut self.pool);
+        shell.reclaim_bufs(&mut self.buf_pool);
         Ok(marks)
     }
 
@@ -235,9 +240,9 @@ impl Stream {
     /// # Errors
     /// The stream has failed (P6).
     pub fn send(&mut self) -> Result<(), StreamFailure> {
-        let mut shell = self.take();
+        let mut shell = self.begin_call();
         shell.send();
-        shell.marks()?;
+        shell.publish_marks()?;
         Ok(())
     }
 
@@ -250,27 +255,30 @@ impl Stream {
     /// submitted, or the stream has failed (P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(deadline_after);
-        let Self { shell, handle, background, waiter, pool, .. } = self;
+        let Self { shell, handle, background, spin, buf_pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
-        handle.clear_news();
+        handle.reset_event_loop_poller();
         shell.pass_owner_interrupt();
         shell.driver.begin_wait(until)?;
         let (end, marks) = loop {
             let worked = shell.work(&mut |_, _| ());
-            let marks = shell.marks()?;
+            let marks = shell.publish_marks()?;
             if let Some(end) = shell.driver.wait_step(until, deadline, now_ns) {
                 break (end, marks);
             }
-            if !worked && matches!(until, Until::Moved | Until::Woken) {
-                // The owner may sleep here without limit: so this call does the work that the
-                // background thread does while the owner is not calling (T1).
-                let (flush_ns, now) = (BackgroundConfig::default().flush_ns, shell.now);
+            // These waits may take without limit although the stream is idle. The background thread can't
+            // take the stream during a call. So the wait itself flushes an idle stream, after which the
+            // targets can drop its log entries (T1).
+            let may_wait_while_idle = matches!(until, Until::Moved | Until::Woken);
+            if may_wait_while_idle && !worked {
+                let flush_ns = BackgroundConfig::default().flush_ns;
+                let now = shell.round_begun_ns;
                 shell.driver.finish_background_rounds(worked, flush_ns, now);
             }
-            shell.poll_again_or_sleep(waiter, worked, deadline);
+            shell.poll_again_or_sleep(spin, worked, deadline);
         };
         shell.driver.marks_reported();
-        shell.reclaim(pool);
+        shell.reclaim_bufs(buf_pool);
         match end {
             WaitEnd::Reached => Ok(marks),
             WaitEnd::Woken => Err(WaitError::Woken),
@@ -322,7 +330,7 @@ impl Stream {
         let extents = extents.iter_mut().map(|extent| (extent.lba, &mut *extent.into));
         let mut reads = Reads::new(extents, self.volume.topology.blocks())?;
         let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
-        reads.run(&mut shell, &mut self.waiter, timeout)
+        reads.run(&mut shell, &mut self.spin, timeout)
     }
 
     /// Makes a watch: a handle by which other threads read the marks and wait for them.
@@ -365,7 +373,7 @@ impl Stream {
     /// too long, is detected then. Each call of the stream may change it. `None`: no such time.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let deadline = self.take().deadline()?;
+        let deadline = self.begin_call().deadline()?;
         Instant::now().checked_add(Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
@@ -384,36 +392,35 @@ impl Stream {
     /// ([`recovery`](Self::recovery)), [acknowledge](crate::Volume::acknowledge) them, and reopen
     /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
-        let Self { shell, handle, volume, background, pool, .. } = self;
-        // One call to its end: the background thread may not take the stream meanwhile. It would
-        // receive the messages for the new incarnation, and pass them to the old driver (T27).
+        let Self { shell, handle, volume, background, buf_pool, .. } = self;
+        // This call keeps the shell to its end, so that the background thread can't take the stream. It
+        // would receive the messages for the new incarnation, and pass them to the old driver (T27).
         let mut shell = OwnerCall::begin(shell, handle, background);
-        if shell.marks().is_ok() {
+        if shell.publish_marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on no request of the old incarnation reaches a target.
         shell.close_connections();
-        // The waiters have their result now, and this call may take long.
+        // The waiters are woken before the recovery, which may take long. They end with the failure.
         wake_all(shell.take_due_wakers());
-        // With an engine without a log no later group is known to be there after a crash (P2).
-        let durable = shell.driver.delivered().durable;
-        let (qids, replayed) = (shell.driver.qids().collect::<Vec<_>>(), shell.driver.replayed());
-        let mut recovery = if volume.is_logged() {
+        let qids: Vec<u16> = shell.driver.qids().collect();
+        let mut recovery = if volume.has_logs() {
             volume.recover_stream(self.id)?
         } else {
-            StreamRecovery::none(self.id, durable)
+            // Without a log no group after the last durable one is known to be whole (P2).
+            StreamRecovery::none(self.id, shell.driver.delivered().durable)
         };
-        recovery.replayed = replayed;
-        volume.stream_recovered(&recovery);
+        recovery.replayed = shell.driver.replayed();
+        volume.on_stream_recovered(&recovery);
         if let Some(pending) = recovery.pending() {
             let updates = pending.len();
             self.recovery = Some(recovery);
             return Err(StreamError::InPlacePending { stream: self.id, updates }.into());
         }
         // Other threads read the old marks until the new incarnation has been bound.
-        let fresh = start(volume, self.id, &qids, &self.options, handle)?;
-        shell.restart(fresh, pool);
-        handle.watched.restart(recovery.last);
+        let next = start(volume, self.id, &qids, &self.options, handle)?;
+        shell.replace_incarnation(next, buf_pool);
+        handle.published_marks.begin_incarnation(recovery.last);
         drop(shell);
         background.wake();
         tracing::info!(volume = %self.volume.name, %recovery, "an ordered stream was reopened");
@@ -425,21 +432,22 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.background.remove(self.id, &self.handle);
-        self.volume.forget_stream(self.id, &self.handle);
+        self.volume.remove_stream_from_targets(self.id, &self.handle);
         let last = self.last();
-        // The background thread may hold the stream for a moment longer; the connections end here.
+        // The background thread may have a reference to the shell for a moment longer. So the connections
+        // are closed here, and not when the shell is dropped.
         self.shell.take().close_connections();
-        let over = if self.closed { MarksEnd::Closed } else { MarksEnd::Dropped };
-        if !self.closed {
+        let end = if self.is_closed { MarksEnd::Closed } else { MarksEnd::Dropped };
+        if !self.is_closed {
             tracing::warn!(
                 volume = %self.volume.name, stream = %self.id, %last,
                 "an ordered stream was dropped without being closed: it will be recovered when it \
                  is opened again"
             );
-            self.volume.stream_dropped(self.id);
+            self.volume.on_stream_dropped(self.id);
         }
-        // Last: a woken waiter may open the stream again at once.
-        wake_all(self.handle.watched.end(over));
+        // The waiters are woken last, because a woken waiter may open the stream again at once.
+        wake_all(self.handle.published_marks.record_end(end));
     }
 }
 
@@ -448,7 +456,7 @@ impl std::fmt::Debug for Stream {
         f.debug_struct("Stream")
             .field("volume", &self.volume.name)
             .field("id", &self.id)
-            .field("marks", &self.handle.watched.marks())
+            .field("marks", &self.handle.published_marks.marks())
             .finish_non_exhaustive()
     }
 }

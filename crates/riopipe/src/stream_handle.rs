@@ -11,7 +11,7 @@ use riopipe_session::initiator::queue_pair::IoQueue;
 
 use crate::failure::StreamFailure;
 use crate::lock::lock;
-use crate::watched::Watched;
+use crate::published_marks::PublishedMarks;
 
 /// The part of a stream that other threads use without taking the stream: the targets' threads,
 /// watching threads, and event loops.
@@ -20,14 +20,19 @@ pub(crate) struct StreamHandle {
     poller: Poller,
     waker: riopipe_net::Waker,
     pub(crate) messages: Mutex<Vec<StreamMessage>>,
-    /// Another thread has called the owner.
-    pub(crate) called: AtomicBool,
-    /// The poller of an event loop, if there is one. It is readable when the stream's own poller is,
-    /// when the background thread has moved a mark, and when another thread has called the owner. Its
-    /// waker is for the latter two, the *news*.
-    news: OnceLock<Poller>,
-    /// Outlives the stream as long as a watch has it.
-    pub(crate) watched: Arc<Watched<StreamFailure>>,
+    /// Whether another thread has interrupted the owner, and the driver does not know it yet.
+    pub(crate) is_owner_interrupted: AtomicBool,
+    /// The poller for the owner's event loop, if the owner uses one. Its descriptor is readable in three
+    /// cases:
+    ///
+    /// - the stream's own poller is readable;
+    /// - the background thread has moved a mark;
+    /// - another thread has interrupted the owner.
+    ///
+    /// In the last two cases its waker has been called.
+    event_loop_poller: OnceLock<Poller>,
+    /// Watches share these marks, and may outlive the stream.
+    pub(crate) published_marks: Arc<PublishedMarks<StreamFailure>>,
 }
 
 /// A message of a target's thread to a stream.
@@ -45,43 +50,51 @@ impl StreamHandle {
     pub(crate) fn new(start: Seq) -> Result<Arc<Self>, PollerError> {
         let poller = Poller::new()?;
         let waker = poller.waker();
-        let watched = Arc::new(Watched::new(start));
-        let (messages, called, news) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        Ok(Arc::new(Self { poller, waker, messages, called, news, watched }))
+        Ok(Arc::new(Self {
+            poller,
+            waker,
+            messages: Mutex::default(),
+            is_owner_interrupted: AtomicBool::new(false),
+            event_loop_poller: OnceLock::new(),
+            published_marks: Arc::new(PublishedMarks::new(start)),
+        }))
     }
 
-    /// The stream's poller: readable when a socket of the stream is, or when it has been woken.
+    /// The stream's poller: readable when a socket of the stream is readable, or when the stream's waker
+    /// has been called.
     pub(crate) fn poller(&self) -> &Poller {
         &self.poller
     }
 
-    /// The poller for an event loop.
-    pub(crate) fn news(&self) -> Result<&Poller, PollerError> {
-        if self.news.get().is_none() {
-            let news = Poller::new()?;
-            news.add(&self.poller, 0, Interest::Read)?;
-            // Another thread may have been faster.
-            let _ = self.news.set(news);
+    /// The poller for the owner's event loop. Makes it at the first call.
+    pub(crate) fn event_loop_poller(&self) -> Result<&Poller, PollerError> {
+        if self.event_loop_poller.get().is_none() {
+            let event_loop_poller = Poller::new()?;
+            event_loop_poller.add(&self.poller, 0, Interest::Read)?;
+            // This fails if another thread has set one in the meantime. Then that one is used.
+            let _ = self.event_loop_poller.set(event_loop_poller);
         }
-        Ok(self.news.get().expect("it was set above, or by another thread before"))
+        Ok(self.event_loop_poller.get().expect("it was set above, or by another thread before"))
     }
 
-    /// Wakes the event loop: the background thread has moved a mark, or another thread has called the
-    /// owner.
-    pub(crate) fn signal_news(&self) {
-        if let Some(news) = self.news.get() {
-            news.waker().wake();
+    /// Wakes the owner's event loop, if there is one: the background thread has moved a mark, or another
+    /// thread has interrupted the owner.
+    pub(crate) fn wake_event_loop(&self) {
+        if let Some(event_loop_poller) = self.event_loop_poller.get() {
+            event_loop_poller.waker().wake();
         }
     }
 
-    /// Clears the news: a call of the owner begins, and receives them.
+    /// Resets the waker of the event loop's poller. A call of the owner does this at its beginning,
+    /// because it reads the marks and the interrupt itself.
     #[inline]
-    pub(crate) fn clear_news(&self) {
-        if let Some(news) = self.news.get()
-            && news.is_woken()
+    pub(crate) fn reset_event_loop_poller(&self) {
+        if let Some(event_loop_poller) = self.event_loop_poller.get()
+            && event_loop_poller.is_woken()
         {
-            // This only fails when the process is out of memory; the owner receives the news anyway.
-            let _ = news.wait(&mut Vec::new(), Some(Duration::ZERO));
+            // This only fails when the process is out of memory. The owner's call reads the marks and
+            // the interrupt anyway.
+            let _ = event_loop_poller.wait(&mut Vec::new(), Some(Duration::ZERO));
         }
     }
 
@@ -90,11 +103,12 @@ impl StreamHandle {
         &self.waker
     }
 
-    /// Calls the owner: ends its present wait, or else its next one.
-    pub(crate) fn call_owner(&self) {
-        self.called.store(true, Ordering::Release);
-        // The event loop must wake even if the background thread receives the call first.
-        self.signal_news();
+    /// Interrupts the owner: ends its present wait, or else its next one.
+    pub(crate) fn interrupt_owner(&self) {
+        self.is_owner_interrupted.store(true, Ordering::Release);
+        // The background thread may be the first that reads the interrupt. The event loop must wake even
+        // then.
+        self.wake_event_loop();
         self.waker.wake();
     }
 
@@ -109,12 +123,12 @@ impl StreamHandle {
         std::mem::take(&mut *lock(&self.messages))
     }
 
-    /// Sleeps until bytes arrive, until the stream is woken, or until the time `until`. Returns
-    /// whether it was woken: there may be messages.
-    pub(crate) fn sleep(&self, until: u64) -> bool {
-        let left = Duration::from_nanos(until.saturating_sub(now_ns()));
+    /// Sleeps until bytes arrive, until the stream's waker is called, or until the time `deadline` (ns).
+    /// Returns whether the waker was called: then there may be messages.
+    pub(crate) fn sleep(&self, deadline: u64) -> bool {
+        let remaining = Duration::from_nanos(deadline.saturating_sub(now_ns()));
         let mut events = Vec::new();
-        self.poller.wait(&mut events, Some(left)).unwrap_or_else(|error| {
+        self.poller.wait(&mut events, Some(remaining)).unwrap_or_else(|error| {
             tracing::error!(%error, "cannot sleep until an event; polling instead");
             false
         })

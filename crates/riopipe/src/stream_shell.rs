@@ -1,87 +1,96 @@
-//! A stream in this process: its driver, its [`Connections`] and its buffers. The thread that has taken
-//! it drives it: its owner's thread or the background thread.
+//! A stream in this process: its driver, its [`Connections`] and its buffers. The owner's thread and the
+//! background thread take it in turns, and drive it while they have it.
+//!
+//! One round of work ([`StreamShell::work`]):
+//!
+//! 1. receive bytes from all targets, and pass them to the driver;
+//! 2. handle the messages of the targets' threads, such as new connections;
+//! 3. send all that the driver has queued;
+//! 4. report the time to the driver, and carry out its events.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
-use riopipe_net::{Next, Waiter, now_ns};
+use riopipe_net::{AdaptiveSpin, IdleStep, now_ns};
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
 use riopipe_session::initiator::queue_pair::QueuePair;
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
 
 use crate::call_error::CallError;
-use crate::connections::{Connections, poll_error, report_time};
+use crate::connections::{ConnectionError, Connections, poll_error, report_time};
 use crate::failure::{Absence, FailureCause, StreamFailure};
 use crate::lock::lock;
-use crate::piece::{Kept, Piece, Pool};
-use crate::shared::Inner;
+use crate::open_volume::OpenVolume;
+use crate::piece::{BufPool, KeptBufs, Piece};
+use crate::published_marks::MarksEnd;
 use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::waiters::wake_all;
-use crate::watched::MarksEnd;
 
-/// See the [module](self). It owns the buffers of all requests that the driver has in flight: the
-/// pieces of one buffer are never in two shells, and never leave one.
+/// See the [module](self). It owns the buffers of all requests that the driver has in flight. All pieces
+/// of one buffer are in the same shell, and stay in it until they are dropped.
 pub(crate) struct StreamShell {
     pub(crate) driver: StreamDriver<Piece>,
-    /// The buffers of the driver's pieces; dropped after it.
-    pub(crate) kept: Kept,
+    /// The buffers of the driver's pieces. The field is below `driver`, so that the pieces are dropped
+    /// first.
+    pub(crate) kept_bufs: KeptBufs,
     connections: Connections,
-    volume: Arc<Inner>,
-    /// The time at which the last round began, ns. It is kept because reading the clock costs as much
-    /// as a poll for answers without its system call.
-    pub(crate) now: u64,
+    volume: Arc<OpenVolume>,
+    /// The time at which the last round began, ns. Other code of the round uses it, because to read the
+    /// clock costs about as much as the rest of a poll without its system call.
+    pub(crate) round_begun_ns: u64,
     /// The failure of the stream, in the form that callers get.
     failure: Option<Box<StreamFailure>>,
-    /// The released mark that the ownership checker received last.
-    checker_released: Seq,
+    /// The released mark that was passed to the ownership checker last.
+    released_to_checker: Seq,
     /// The marks that were published last.
-    published: Marks,
-    /// The waiters whose mark has been reached. The thread that drives the stream wakes them before it
-    /// rests, or right after it has released the stream.
+    published_marks: Marks,
+    /// The waiters whose mark has been reached. The driving thread wakes them before it sleeps, or right
+    /// after it has released the stream.
     due_wakers: Vec<Waker>,
 }
 
-// SAFETY: only the driver's pieces are not `Send` (asserted below), because the counts of their
-// buffers take one thread at a time. All pieces of a buffer that the driver has are in it, and they
-// stay: it hands out none, and they are dropped in it. So they change threads only together with the
-// shell. The counts of one thread happen before those of the next one, as for any value that is sent
-// to another thread. The buffers' owners are here (`kept`). A buffer that is freed elsewhere, by a
-// caller that got it back, has no piece left (`Buf::is_unique`, acquired after the last piece's
-// release).
+// SAFETY: only the driver's pieces are not `Send` (asserted below), because only one thread at a time
+// may count the pieces of a buffer. Three facts make the shell `Send`:
+// - All pieces of a buffer are in the driver. It hands out no piece, and drops them itself. So the
+//   pieces change threads only together with the shell.
+// - The counts of one thread happen before those of the next thread, as for any value that is sent to
+//   another thread.
+// - The buffers are in the shell, too (`kept_bufs`). A caller that gets a buffer back may free it in
+//   another thread. That buffer has no piece left: `Buf::is_unique` acquires the release of the last
+//   piece.
 unsafe impl Send for StreamShell {}
 
 const _: () = {
     const fn is_send<T: Send>() {}
     // The other fields. The driver's engine is `Send` by an assertion of its own.
-    is_send::<Kept>();
+    is_send::<KeptBufs>();
     is_send::<Connections>();
-    is_send::<Arc<Inner>>();
+    is_send::<Arc<OpenVolume>>();
     is_send::<Option<Box<StreamFailure>>>();
 };
 
 impl StreamShell {
     /// A stream that has been bound on all targets.
     pub(crate) fn new(
-        volume: Arc<Inner>,
+        volume: Arc<OpenVolume>,
         driver: StreamDriver<Piece>,
         connections: Connections,
     ) -> Self {
-        let checker_released = driver.config().start;
-        let published = driver.delivered();
-        let (kept, now, due_wakers) = (Kept::default(), now_ns(), Vec::new());
+        let released_to_checker = driver.config().start;
+        let published_marks = driver.delivered();
         Self {
             driver,
-            kept,
+            kept_bufs: KeptBufs::default(),
             connections,
             volume,
-            now,
+            round_begun_ns: now_ns(),
             failure: None,
-            checker_released,
-            published,
-            due_wakers,
+            released_to_checker,
+            published_marks,
+            due_wakers: Vec::new(),
         }
     }
 
@@ -98,24 +107,25 @@ impl StreamShell {
         self.connections.close_all();
     }
 
-    /// Begins a new incarnation on new connections. The driver's attention is kept, because it counts
-    /// the owner's calls. The buffers of the old incarnation go to the pool.
-    pub(crate) fn restart(&mut self, mut new: Self, pool: &mut Pool) {
-        *new.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
-        new.due_wakers.append(&mut self.due_wakers);
-        let mut kept = std::mem::take(&mut self.kept);
-        *self = new;
-        kept.recycle(Seq(u64::MAX), pool);
+    /// Replaces the stream by its next incarnation, which has new connections. The driver's attention is
+    /// kept, because it counts the owner's calls. The buffers of the old incarnation go to the pool.
+    pub(crate) fn replace_incarnation(&mut self, mut next: Self, pool: &mut BufPool) {
+        *next.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
+        next.due_wakers.append(&mut self.due_wakers);
+        let mut old_bufs = std::mem::take(&mut self.kept_bufs);
+        // This drops the old driver, and with it the pieces of the old buffers.
+        *self = next;
+        old_bufs.recycle(Seq(u64::MAX), pool);
     }
 
     /// Returns the buffers that are no longer needed to the pool.
-    pub(crate) fn reclaim(&mut self, pool: &mut Pool) {
-        self.kept.recycle(self.driver.reclaim(), pool);
+    pub(crate) fn reclaim_bufs(&mut self, pool: &mut BufPool) {
+        self.kept_bufs.recycle(self.driver.reclaim(), pool);
     }
 
     /// Sends all that may be sent, without receiving.
     pub(crate) fn send(&mut self) {
-        self.driver.want_durable(self.handle().watched.wanted(self.driver.last()));
+        self.request_awaited_durability();
         self.driver.pump(now_ns());
         report_time(&mut self.driver);
         for server in 0..self.connections.servers.len() {
@@ -125,39 +135,54 @@ impl StreamShell {
         }
     }
 
-    /// One round: receives, sends, checks times, handles events. Returns whether any byte was received
-    /// or sent.
+    /// One round of work; see the [module](self). Returns whether any byte was received or sent.
+    /// `read_sink` gets the data of reads: an offset in the whole read, and the bytes there.
     #[inline]
-    pub(crate) fn work(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
+    pub(crate) fn work(&mut self, read_sink: &mut dyn FnMut(usize, &[u8])) -> bool {
         let worked = loop {
-            self.now = now_ns();
-            match self.round(sink) {
+            self.round_begun_ns = now_ns();
+            match self.receive_and_send(read_sink) {
                 Ok(worked) => break worked,
-                Err((server, error)) => self.close_after_error(server, &error),
+                // The other connections continue: the loop begins the round again without this one.
+                Err(ConnectionError { server, error }) => self.close_after_error(server, &error),
             }
         };
         if !worked {
-            self.driver.timeout(self.now);
+            self.driver.timeout(self.round_begun_ns);
         }
-        self.driver.check_connections(self.now);
+        self.driver.check_connections(self.round_begun_ns);
         while let Some(event) = self.driver.next_event() {
             self.handle_event(event);
         }
         worked
     }
 
-    /// As [`Connections::round`], but handles messages after receiving and before sending: the received
-    /// bytes may be of the target's next incarnation (T27).
+    /// Receives, handles messages, and sends. Returns whether any byte was received or sent.
+    ///
+    /// The messages are handled after receiving, because the received bytes may come from the target's
+    /// next incarnation (T27).
     #[inline]
-    fn round(&mut self, sink: &mut dyn FnMut(usize, &[u8])) -> Result<bool, (usize, CallError)> {
-        let received = self.connections.receive_all(&mut self.driver, self.now, sink)?;
+    fn receive_and_send(
+        &mut self,
+        read_sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, ConnectionError> {
+        let now = self.round_begun_ns;
+        let has_received = self.connections.receive_all(&mut self.driver, now, read_sink)?;
         if self.connections.handle.poller().is_woken() {
             self.receive_messages();
         }
-        // After the messages: a waiter enters the list before it wakes this thread.
-        let wanted = self.connections.handle.watched.wanted(self.driver.last());
-        self.driver.want_durable(wanted);
-        Ok(self.connections.send_all(&mut self.driver, self.now)? || received)
+        // This comes after the waker was reset, because a waiter enters the list before it calls the
+        // waker. So no waiter is missed.
+        self.request_awaited_durability();
+        Ok(self.connections.send_all(&mut self.driver, now)? || has_received)
+    }
+
+    /// Requests a FLUSH up to the last submitted group for whose durability a thread waits.
+    #[inline]
+    fn request_awaited_durability(&mut self) {
+        let last_submitted = self.driver.last();
+        let awaited = self.handle().published_marks.last_awaited_durable(last_submitted);
+        self.driver.want_durable(awaited);
     }
 
     /// Carries out an event of the driver.
@@ -170,7 +195,7 @@ impl StreamShell {
                 if target.absence().is_some_and(|absence| absence.for_good) {
                     self.driver.give_up(request.server, Cause::Disconnected);
                 } else {
-                    target.request(request);
+                    target.request_connection(request);
                 }
             }
             StreamEvent::Back { server, unreachable_ns, replayed } => tracing::info!(
@@ -197,24 +222,25 @@ impl StreamShell {
     /// Resets the waker, and handles the messages of the targets' threads.
     #[cold]
     fn receive_messages(&mut self) {
-        // Before the messages are taken: a message that is posted from now on wakes again.
+        // The waker is reset before the messages are taken, so a message that is posted after that calls
+        // it again. The wait fails only when the process is out of memory. The messages are taken anyway.
         let mut events = Vec::new();
-        // This only fails when the process is out of memory; the messages are taken anyway.
         let _ = self.handle().poller().wait(&mut events, Some(Duration::ZERO));
         self.handle_messages();
     }
 
-    /// Passes an interrupt of the owner by another thread to the driver. The interrupt may have come
-    /// while there was no driver, because the stream was being reopened.
+    /// Passes an interrupt of the owner by another thread to the driver. The handle keeps the interrupt
+    /// until then, because there is no driver while the stream is being reopened.
     #[inline]
     pub(crate) fn pass_owner_interrupt(&mut self) {
-        let called = &self.handle().called;
-        if called.load(Ordering::Relaxed) && called.swap(false, Ordering::AcqRel) {
+        let is_interrupted = &self.handle().is_owner_interrupted;
+        // The load is cheaper than the swap, and is enough if there is no interrupt.
+        if is_interrupted.load(Ordering::Relaxed) && is_interrupted.swap(false, Ordering::AcqRel) {
             self.driver.wake();
         }
     }
 
-    /// Handles the messages of the targets' threads, and another thread's call.
+    /// Handles the messages of the targets' threads, and an interrupt of the owner.
     fn handle_messages(&mut self) {
         self.pass_owner_interrupt();
         let now = now_ns();
@@ -227,9 +253,10 @@ impl StreamShell {
                     self.driver.association_ended(server as u16, now);
                 }
                 StreamMessage::Connected { server, socket, queue } => {
-                    if self.driver.connected(server as u16, QueuePair::open(*queue), now)
-                        && let Err(error) = self.connections.open(server, socket)
-                    {
+                    // The driver does not use a connection that it no longer requests.
+                    let is_used =
+                        self.driver.connected(server as u16, QueuePair::open(*queue), now);
+                    if is_used && let Err(error) = self.connections.open(server, socket) {
                         self.close_after_error(server, &poll_error(error));
                     }
                 }
@@ -237,12 +264,14 @@ impl StreamShell {
         }
     }
 
-    /// Sleeps until bytes arrive, until the stream is woken, until `deadline`, or until the driver must
-    /// be called.
+    /// Sleeps until bytes arrive, until the stream's waker is called, until `deadline` (ns), or until the
+    /// driver's own deadline.
     pub(crate) fn sleep(&mut self, deadline: Option<u64>) {
-        let until = self.driver.sleeps_until(now_ns());
-        if self.handle().sleep(deadline.map_or(until, |deadline| deadline.min(until))) {
-            // The sleep has reset the waker.
+        let driver_deadline = self.driver.sleeps_until(now_ns());
+        let sleep_end = deadline.map_or(driver_deadline, |at| at.min(driver_deadline));
+        let was_woken = self.handle().sleep(sleep_end);
+        if was_woken {
+            // The sleep has reset the waker, so the messages must be handled now.
             self.handle_messages();
         }
     }
@@ -253,24 +282,26 @@ impl StreamShell {
         std::mem::take(&mut self.due_wakers)
     }
 
-    /// Ends a round in a call of the owner. Returns at once if another poll is worth the time, else
-    /// sleeps. Before that, wakes the waiters whose mark has been reached.
+    /// Ends a round of the owner's call, and returns when the next round should begin: at once while
+    /// polling pays off, else after a sleep. First wakes the waiters whose mark has been reached. `worked`
+    /// is the result of [`work`](Self::work).
     pub(crate) fn poll_again_or_sleep(
         &mut self,
-        waiter: &mut Waiter,
+        spin: &mut AdaptiveSpin,
         worked: bool,
         deadline: Option<u64>,
     ) {
         if !self.due_wakers.is_empty() {
-            // No other thread waits for the ownership flag meanwhile: only the owner waits for it.
+            // The owner has the stream here. A waker may run code that takes long, but it delays no
+            // other thread: only the owner ever waits for the ownership flag.
             wake_all(self.take_due_wakers());
         }
         if worked {
-            waiter.worked();
+            spin.on_work();
             return;
         }
-        if waiter.idle(self.now) == Next::Poll {
-            waiter.relax();
+        if spin.on_idle(self.round_begun_ns) == IdleStep::Poll {
+            spin.relax();
             return;
         }
         self.sleep(deadline);
@@ -281,62 +312,74 @@ impl StreamShell {
         self.driver.deadline(now_ns())
     }
 
-    /// Returns the driver's marks. If they have moved, publishes them, and reports the released mark to
-    /// the ownership checker.
-    pub(crate) fn marks(&mut self) -> Result<Marks, StreamFailure> {
+    /// Returns the driver's marks. Publishes those that have moved, and passes the released mark to the
+    /// ownership checker.
+    pub(crate) fn publish_marks(&mut self) -> Result<Marks, StreamFailure> {
         if let Some(failure) = &self.failure {
             return Err((**failure).clone());
         }
         let result = self.driver.marks();
-        if let Some(spent) = self.driver.traced(now_ns) {
-            self.volume.stages.record(&spent);
+        if let Some(stage_times) = self.driver.traced(now_ns) {
+            self.volume.stages.record(&stage_times);
         }
         let marks = self.driver.delivered();
-        self.connections.handle.watched.publish_released(self.driver.released());
-        if marks != self.published {
-            self.published = marks;
-            let mut due = self.connections.handle.watched.publish(marks);
-            self.due_wakers.append(&mut due);
+        self.connections.handle.published_marks.publish_released(self.driver.released());
+        if marks != self.published_marks {
+            self.published_marks = marks;
+            let mut reached = self.connections.handle.published_marks.publish(marks);
+            self.due_wakers.append(&mut reached);
         }
         if let Err(failure) = result {
             return Err(self.record_failure(failure));
         }
-        if let Some(ownership) = &self.volume.ownership {
+        if let Some(checker) = &self.volume.ownership_checker {
             let released = self.driver.released();
-            if released > self.checker_released {
-                self.checker_released = released;
-                lock(ownership).on_released(self.driver.id(), released);
+            if released > self.released_to_checker {
+                self.released_to_checker = released;
+                lock(checker).on_released(self.driver.id(), released);
             }
         }
         Ok(marks)
     }
 
-    /// The background thread's turn: some rounds of work. Returns the time at which the next turn is
-    /// due even if no byte has arrived, ns.
-    pub(crate) fn background_turn(&mut self, flush_ns: u64) -> Option<u64> {
-        let before = (self.published, self.driver.released(), self.failure.is_some());
+    /// Drives the stream for some rounds, in the background thread. Stops early after a round without
+    /// work. A stream that has been idle for `flush_ns` is flushed. Returns the time at which the
+    /// background thread must drive the stream again even if no byte arrives, ns; `None`: never.
+    pub(crate) fn drive_in_background(&mut self, flush_ns: u64) -> Option<u64> {
+        let before = self.visible_progress();
         let mut worked = true;
         for _ in 0..ROUNDS_MAX {
             worked = worked && self.work(&mut |_, _| ());
         }
-        let marks = self.marks();
-        if before != (self.published, self.driver.released(), self.failure.is_some()) {
-            self.handle().signal_news();
+        let result = self.publish_marks();
+        if self.visible_progress() != before {
+            self.handle().wake_event_loop();
         }
-        marks.ok()?;
+        result.ok()?;
         self.driver.finish_background_rounds(worked, flush_ns, now_ns())
     }
 
-    /// Records the first failure of the stream, and wakes its waiters. Returns the error for callers,
-    /// the same one at each call (P6).
+    /// The state that the owner's event loop must learn of when it changes.
+    fn visible_progress(&self) -> VisibleProgress {
+        VisibleProgress {
+            marks: self.published_marks,
+            released: self.driver.released(),
+            has_failed: self.failure.is_some(),
+        }
+    }
+
+    /// Records the first failure of the stream, and ends the waits for its marks. Returns the error for
+    /// callers. All calls return the first failure, because a failed stream must not seem to recover by
+    /// itself (P6).
     #[cold]
     pub(crate) fn record_failure(&mut self, failure: Failure) -> StreamFailure {
         if let Some(failure) = &self.failure {
             return (**failure).clone();
         }
         let failure = self.describe(failure);
-        let mut due = self.handle().watched.end(MarksEnd::Failed(failure.clone()));
-        self.due_wakers.append(&mut due);
+        let end = MarksEnd::Failed(failure.clone());
+        let mut waiters = self.handle().published_marks.record_end(end);
+        self.due_wakers.append(&mut waiters);
         self.failure = Some(Box::new(failure.clone()));
         failure
     }
@@ -359,11 +402,11 @@ impl StreamShell {
         }
     }
 
-    /// A failure of the stream as a whole at a server.
-    pub(crate) fn failure_of(&self, server: u16, cause: FailureCause) -> StreamFailure {
+    /// Describes a failure of the whole stream at a server: it names the first member on that server.
+    pub(crate) fn failure_at_server(&self, server: u16, cause: FailureCause) -> StreamFailure {
         let members = self.driver.topology().members().iter();
-        let member = members.zip(0..).find(|(member, _)| member.server == server);
-        let member = Member(member.map_or(0, |(_, index)| index));
+        let first_member = members.zip(0..).find(|(member, _)| member.server == server);
+        let member = Member(first_member.map_or(0, |(_, index)| index));
         StreamFailure {
             volume: self.volume.name.clone(),
             stream: self.id(),
@@ -372,6 +415,14 @@ impl StreamShell {
             cause,
         }
     }
+}
+
+/// See [`StreamShell::visible_progress`].
+#[derive(PartialEq, Eq)]
+struct VisibleProgress {
+    marks: Marks,
+    released: Seq,
+    has_failed: bool,
 }
 
 impl std::fmt::Debug for StreamShell {

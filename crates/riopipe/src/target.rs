@@ -1,124 +1,69 @@
-//! A target's thread: it has the sockets of the target's association, and the clock. The
-//! [`Association`] decides the actions and their times. When the volume is open, the association
-//! becomes an [`AssociationManager`], which decides them from then on.
+//! One target of a volume, with its thread.
 //!
-//! Connections are made by another thread, one at a time: to resolve a name and to connect may take
-//! long, and the association must send Keep Alive meanwhile (T25).
+//! The thread has the sockets and the clock of the association with the target. It decides nothing:
+//! the [`Association`] decides what to send, and when. Once the volume is open, an
+//! [`AssociationManager`] has the association, and sets it up again when it is lost.
+//!
+//! One round of the thread:
+//!
+//! 1. receive bytes, report the time, carry out events, send bytes ([`TargetState::run_round`]);
+//! 2. start a *connect thread* if the association requests a connection;
+//! 3. sleep until bytes arrive, until another thread calls the waker, or until the next deadline.
+//!
+//! A connect thread makes one connection. The target's own thread may not do that: to resolve a name
+//! and to connect may take long, and without Keep Alive the target would drop the association
+//! meanwhile (T25).
 
-use std::collections::BTreeMap;
+mod state;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use riopipe_net::{ConnectError, Poller, Socket, SocketOptions, connect, now_ns};
+use riopipe_net::{Poller, Socket, SocketOptions, connect, now_ns};
 use riopipe_nvme::discovery::Entry;
 use riopipe_order::attribute::StreamId;
-use riopipe_session::initiator::association::{
-    Association, AssociationError, AssociationState, ConnectFailure, DrivesState,
-};
-use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
-use riopipe_session::initiator::manager::{
-    Absence, AssociationManager, ManagerConfig, ManagerEvent,
-};
+use riopipe_session::initiator::association::{Association, AssociationError, AssociationState};
+use riopipe_session::initiator::manager::{Absence, AssociationManager, ManagerConfig};
 use riopipe_session::initiator::queue_pair::IoQueue;
 use riopipe_session::initiator::reconnect::ConnectRequest;
 
+pub(crate) use self::state::VolumeServer;
+use self::state::{AssociationPhase, ConnectAttempt, ConnectAttemptError, TargetState};
 use crate::addr::TargetAddr;
 use crate::call_error::{AttachError, CallError};
 use crate::failure::Exhausted;
 use crate::lock::lock;
 use crate::signal::Signal;
-use crate::sockets::{ControlSockets, Page};
-use crate::stream_handle::{StreamHandle, StreamMessage};
+use crate::sockets::Page;
+use crate::stream_handle::StreamHandle;
 
-/// The volume to which the target belongs once the volume is open.
-#[derive(Debug)]
-pub(crate) struct Owner {
-    pub(crate) volume: String,
-    /// The number of the target among the volume's servers.
-    pub(crate) index: usize,
-}
-
-#[derive(Debug)]
-struct Managed {
-    manager: AssociationManager<Page>,
-    owner: Owner,
-    loss_timeout: Duration,
-    /// The streams that have, or are to have, a connection of the association.
-    handles: BTreeMap<StreamId, Arc<StreamHandle>>,
-}
-
-/// The association before the volume is open, or its manager after that.
-#[derive(Debug)]
-enum Phase {
-    Single(Box<Association<Page>>),
-    Managed(Box<Managed>),
-}
-
-#[derive(Debug)]
-struct Control {
-    phase: Phase,
-    sockets: ControlSockets,
-    /// The connection that a thread is making now.
-    making: Option<Making>,
-    /// The connection that was made for a stream last. It waits until the manager reports the queue
-    /// for it.
-    made: Option<Socket>,
-    /// Why the last connection could not be made.
-    connect_error: Option<ConnectError>,
-    /// Whether the target is not needed any more: its thread ends.
-    over: bool,
-}
-
-/// A connection that is being made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Making {
-    wanted: ConnectionId,
-    /// The [number](AssociationManager::number) of the association for which it is made. Each
-    /// association that stands again has a higher number, and does not get a connection that was
-    /// made for an earlier one (T27).
-    number: u32,
-}
-
-/// The number of the first association, with which a manager begins.
-const FIRST_NUMBER: u32 = 1;
-
-/// Why a connection was not made.
-enum Unmade {
-    Connect(ConnectError),
-    /// The process can't make one.
-    Exhausted(Exhausted),
-}
+/// The pause of the target's thread after a failed wait for events.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A target of a volume, with its thread; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Target {
     /// The address, as `host:port`.
     pub(crate) name: TargetAddr,
-    timeout: Duration,
+    /// The time limit for making a connection.
+    connect_timeout: Duration,
     poller: Poller,
-    control: Mutex<Control>,
+    state: Mutex<TargetState>,
+    /// Wakes the threads that wait for a change of the association.
     signal: Arc<Signal>,
 }
 
 impl Target {
-    /// Begins to set up an association.
+    /// Starts the thread of the target, which sets up the association.
     pub(crate) fn start(
         name: TargetAddr,
         association: Association<Page>,
-        timeout: Duration,
+        connect_timeout: Duration,
         signal: Arc<Signal>,
     ) -> Result<Arc<Self>, CallError> {
-        let control = Control {
-            phase: Phase::Single(Box::new(association)),
-            sockets: ControlSockets::default(),
-            making: None,
-            made: None,
-            connect_error: None,
-            over: false,
-        };
         let poller = Poller::new().map_err(|_| Exhausted::Descriptors)?;
-        let control = Mutex::new(control);
-        let target = Arc::new(Self { name, timeout, poller, control, signal });
+        let state = Mutex::new(TargetState::new(association));
+        let target = Arc::new(Self { name, connect_timeout, poller, state, signal });
         let for_thread = Arc::clone(&target);
         let thread = std::thread::Builder::new().name("riopipe-target".into());
         match thread.spawn(move || for_thread.run()) {
@@ -127,379 +72,204 @@ impl Target {
         }
     }
 
-    /// The thread of the target: runs rounds until the target is not needed any more. The signal
-    /// wakes the calls that wait for a change.
+    /// The loop of the target's thread. It ends when the target is [stopped](Self::stop).
     fn run(self: &Arc<Self>) {
         let mut events = Vec::new();
         loop {
-            let (has_changed, begun, deadline) = {
-                let mut control = lock(&self.control);
-                if control.over {
+            let (has_changed, begun_attempt, deadline) = {
+                let mut state = lock(&self.state);
+                if state.is_stopped {
                     return;
                 }
-                let has_changed = control.turn(&self.name, &self.poller);
-                (has_changed, control.begin_making(), control.deadline())
+                let has_changed = state.run_round(&self.name, &self.poller);
+                (has_changed, state.begin_connect_attempt(), state.deadline())
             };
             if has_changed {
                 self.signal.notify();
             }
-            if let Some(making) = begun {
-                self.connect(making);
+            if let Some(attempt) = begun_attempt {
+                self.start_connect_thread(attempt);
             }
             let sleep = deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns())));
             if let Err(error) = self.poller.wait(&mut events, sleep) {
                 tracing::error!(target = %self.name, %error, "cannot wait for events");
-                std::thread::sleep(Duration::from_millis(100));
+                std::thread::sleep(RETRY_PAUSE);
             }
         }
     }
 
-    /// Starts the thread that makes a connection.
-    fn connect(self: &Arc<Self>, making: Making) {
-        let (name, timeout) = (self.name.clone(), self.timeout);
-        // The thread may run for longer than the target is needed, and keeps none of it then.
+    /// Starts a thread that makes a connection and passes it to
+    /// [`finish_connect_attempt`](Self::finish_connect_attempt).
+    fn start_connect_thread(self: &Arc<Self>, attempt: ConnectAttempt) {
+        let (name, timeout) = (self.name.clone(), self.connect_timeout);
+        // The connect thread may outlive the target, so it holds no strong reference to the target.
         let target = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("riopipe-connect".into());
         let started = thread.spawn(move || {
-            let made = connect(name.as_str(), timeout, &SocketOptions::default());
+            let connected = connect(name.as_str(), timeout, &SocketOptions::default());
             if let Some(target) = target.upgrade() {
-                target.finish(making, made.map_err(Unmade::Connect));
+                let result = connected.map_err(ConnectAttemptError::Connect);
+                target.finish_connect_attempt(attempt, result);
             }
         });
         if started.is_err() {
-            self.finish(making, Err(Unmade::Exhausted(Exhausted::Threads)));
+            let error = ConnectAttemptError::Exhausted(Exhausted::Threads);
+            self.finish_connect_attempt(attempt, Err(error));
         }
     }
 
-    /// Takes in the connection that another thread has made, or the reason why there is none.
-    fn finish(&self, making: Making, made: Result<Socket, Unmade>) {
-        let mut control = lock(&self.control);
-        control.making = None;
-        // The association may have ended meanwhile, or the request. A connection that is still
-        // wanted is then begun anew.
-        if !control.over && control.wanted() == Some(making) {
-            control.connected(making.wanted, made, &self.poller);
+    /// Passes the result of an attempt to the association, if the association still requests this
+    /// connection.
+    fn finish_connect_attempt(
+        &self,
+        attempt: ConnectAttempt,
+        result: Result<Socket, ConnectAttemptError>,
+    ) {
+        let mut state = lock(&self.state);
+        state.connect_attempt = None;
+        // The association or the request may have ended during the attempt. The result is dropped in
+        // that case. The next round begins a new attempt if a connection is requested.
+        if !state.is_stopped && state.requested_connection() == Some(attempt) {
+            state.on_connect_result(attempt.connection, result, &self.poller);
         }
-        drop(control);
+        drop(state);
         self.signal.notify();
         self.poller.waker().wake();
     }
 
     /// Waits until discovery has listed the subsystems.
-    pub(crate) fn discovered(&self) -> Result<Vec<Entry>, AttachError> {
+    pub(crate) fn wait_for_discovery(&self) -> Result<Vec<Entry>, AttachError> {
         loop {
             let seen = self.signal.count();
-            let mut control = lock(&self.control);
-            if let Phase::Single(association) = &control.phase {
+            let mut state = lock(&self.state);
+            if let AssociationPhase::Unmanaged(association) = &state.phase {
                 if let Some(entries) = association.discovered() {
                     return Ok(entries.to_vec());
                 }
                 if let AssociationState::Lost(error) = association.state() {
                     let (error, nqn) = (error.clone(), association.subnqn().to_owned());
-                    let connect_error = control.connect_error.take();
+                    let connect_error = state.last_connect_error.take();
                     return Err(AttachError::of(&self.name, nqn, error, connect_error));
                 }
             }
-            drop(control);
-            self.signal.wait(seen, self.timeout);
+            drop(state);
+            self.signal.wait(seen, self.connect_timeout);
         }
     }
 
-    /// Why there is no association.
+    /// Describes why there is no association: `error`, with the target's address and subsystem.
     pub(crate) fn attach_error(&self, error: AssociationError) -> AttachError {
-        let mut control = lock(&self.control);
-        let nqn = match &control.phase {
-            Phase::Single(association) => association.subnqn().to_owned(),
-            Phase::Managed(_) => String::new(),
+        let mut state = lock(&self.state);
+        let nqn = match &state.phase {
+            AssociationPhase::Unmanaged(association) => association.subnqn().to_owned(),
+            AssociationPhase::Managed(_) => String::new(),
         };
-        AttachError::of(&self.name, nqn, error, control.connect_error.take())
+        AttachError::of(&self.name, nqn, error, state.last_connect_error.take())
     }
 
-    /// Calls `f` with the association, as long as the volume is not open.
+    /// Calls `action` with the association. Returns `None` without a call if the volume is open,
+    /// because the manager has the association from then on.
     pub(crate) fn with_association<R>(
         &self,
-        f: impl FnOnce(&mut Association<Page>) -> R,
+        action: impl FnOnce(&mut Association<Page>) -> R,
     ) -> Option<R> {
-        self.change(|control, _| match &mut control.phase {
-            Phase::Single(association) => Some(f(association)),
-            Phase::Managed(_) => None,
+        self.update_state(|state, _| match &mut state.phase {
+            AssociationPhase::Unmanaged(association) => Some(action(association)),
+            AssociationPhase::Managed(_) => None,
         })
     }
 
-    /// Calls `f` with the association's manager, once the volume is open.
-    pub(crate) fn with_manager(&self, f: &mut dyn FnMut(&mut AssociationManager<Page>)) {
-        self.change(|control, _| {
-            if let Phase::Managed(managed) = &mut control.phase {
-                f(&mut managed.manager);
+    /// Calls `action` with the association's manager, if the volume is open.
+    pub(crate) fn with_manager(&self, action: &mut dyn FnMut(&mut AssociationManager<Page>)) {
+        self.update_state(|state, _| {
+            if let AssociationPhase::Managed(managed) = &mut state.phase {
+                action(&mut managed.manager);
             }
         });
     }
 
-    /// Changes the state, sends waiting bytes, and wakes the thread for all other work.
-    fn change<T>(&self, change: impl FnOnce(&mut Control, u64) -> T) -> T {
-        let mut control = lock(&self.control);
-        let result = change(&mut control, now_ns());
-        control.send(&self.poller);
-        drop(control);
+    /// Calls `update` with the state and the present time (ns), and sends the bytes that `update` has
+    /// queued. Wakes the target's thread for the rest of the work, such as new connections.
+    fn update_state<T>(&self, update: impl FnOnce(&mut TargetState, u64) -> T) -> T {
+        let mut state = lock(&self.state);
+        let result = update(&mut state, now_ns());
+        state.send(&self.poller);
+        drop(state);
         self.poller.waker().wake();
         result
     }
 
-    /// A fresh I/O queue of the association, for a stream. From now on, until it is
-    /// [forgotten](Self::forget), the stream gets a message when an association ends.
-    pub(crate) fn io_queue(
+    /// Makes an I/O queue of the association for a stream. From now on the stream gets a message each
+    /// time the association ends, until [`remove_stream`](Self::remove_stream).
+    pub(crate) fn create_io_queue(
         &self,
         request: &ConnectRequest,
         handle: &Arc<StreamHandle>,
     ) -> Result<IoQueue, CallError> {
-        let mut control = lock(&self.control);
-        let queue = control.association()?.io_queue(request.qid, request.depth);
+        let mut state = lock(&self.state);
+        let queue = state.association()?.io_queue(request.qid, request.depth);
         let queue = queue.ok_or(CallError::Closed)?;
-        if let Phase::Managed(managed) = &mut control.phase {
-            managed.handles.insert(request.stream, Arc::clone(handle));
+        if let AssociationPhase::Managed(managed) = &mut state.phase {
+            managed.stream_handles.insert(request.stream, Arc::clone(handle));
         }
         Ok(queue)
     }
 
-    /// A stream has ended. Another one may have its number by now.
-    pub(crate) fn forget(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
-        if let Phase::Managed(managed) = &mut lock(&self.control).phase
-            && managed.handles.get(&stream).is_some_and(|current| Arc::ptr_eq(current, handle))
-        {
-            managed.handles.remove(&stream);
+    /// Stops the messages to a stream that has ended. The caller passes the handle of the stream,
+    /// because another stream may have the same id already. That other stream stays.
+    pub(crate) fn remove_stream(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
+        let mut state = lock(&self.state);
+        let AssociationPhase::Managed(managed) = &mut state.phase else { return };
+        let is_present =
+            managed.stream_handles.get(&stream).is_some_and(|present| Arc::ptr_eq(present, handle));
+        if is_present {
+            managed.stream_handles.remove(&stream);
         }
     }
 
-    /// The volume is open: from now on the association is set up again when it is lost.
-    pub(crate) fn manage(&self, config: ManagerConfig, owner: Owner) {
-        let loss_timeout = Duration::from_nanos(config.loss_ns);
-        let mut control = lock(&self.control);
-        let Phase::Single(association) = &mut control.phase else { return };
-        // The replacement exists no longer than this function runs.
-        let nothing = Association::new(association.config().clone());
-        let association = core::mem::replace(&mut **association, nothing);
-        let manager = AssociationManager::new(association, config);
-        let handles = BTreeMap::new();
-        control.phase = Phase::Managed(Box::new(Managed { manager, owner, loss_timeout, handles }));
-        drop(control);
+    /// Passes the association to a manager, because the volume is open. From now on the association is
+    /// set up again when it is lost.
+    pub(crate) fn begin_managing(&self, config: ManagerConfig, server: VolumeServer) {
+        let mut state = lock(&self.state);
+        state.begin_managing(config, server);
+        drop(state);
         self.poller.waker().wake();
     }
 
-    /// A stream wants another connection.
-    pub(crate) fn request(&self, request: ConnectRequest) {
-        self.change(|control, now| {
-            if let Phase::Managed(managed) = &mut control.phase {
+    /// Requests a connection for a stream.
+    pub(crate) fn request_connection(&self, request: ConnectRequest) {
+        self.update_state(|state, now| {
+            if let AssociationPhase::Managed(managed) = &mut state.phase {
                 managed.manager.request(request, now);
             }
         });
     }
 
-    /// Why the target is unreachable, if it is.
+    /// Why the target is unreachable; `None` if it is reachable, or if the volume is not open.
     pub(crate) fn absence(&self) -> Option<Absence> {
-        match &lock(&self.control).phase {
-            Phase::Single(_) => None,
-            Phase::Managed(managed) => managed.manager.absence().cloned(),
+        match &lock(&self.state).phase {
+            AssociationPhase::Unmanaged(_) => None,
+            AssociationPhase::Managed(managed) => managed.manager.absence().cloned(),
         }
     }
 
-    /// Ends the association, unless the volume has been opened.
+    /// Ends the association and the thread, unless the volume has been opened.
     pub(crate) fn stop_unless_open(&self) {
-        let is_open = matches!(lock(&self.control).phase, Phase::Managed(_));
+        let is_open = matches!(lock(&self.state).phase, AssociationPhase::Managed(_));
         if !is_open {
             self.stop();
         }
     }
 
-    /// Ends the association, and shows the target at once that the owner has ended for good.
+    /// Ends the association and the thread. The target detects at once that the owner has ended for
+    /// good.
     pub(crate) fn stop(&self) {
-        self.change(|control, now| {
-            control.over = true;
-            match &mut control.phase {
-                Phase::Single(association) => association.close(),
-                Phase::Managed(managed) => managed.manager.stop(now),
+        self.update_state(|state, now| {
+            state.is_stopped = true;
+            match &mut state.phase {
+                AssociationPhase::Unmanaged(association) => association.close(),
+                AssociationPhase::Managed(managed) => managed.manager.stop(now),
             }
         });
-    }
-}
-
-impl Control {
-    /// One round: receives, handles events, sends. Returns whether bytes arrived or the state changed.
-    fn turn(&mut self, name: &TargetAddr, poller: &Poller) -> bool {
-        let now = now_ns();
-        let before = self.state();
-        let has_received = match &mut self.phase {
-            Phase::Single(association) => {
-                let has_received = self.sockets.receive(&mut **association, now);
-                association.timeout(now);
-                has_received
-            }
-            Phase::Managed(managed) => {
-                let has_received = self.sockets.receive(&mut managed.manager, now);
-                managed.manager.timeout(now);
-                while let Some(event) = managed.manager.next_event() {
-                    managed.act(name, event, &mut self.made);
-                }
-                has_received
-            }
-        };
-        self.send(poller);
-        has_received || self.state() != before
-    }
-
-    /// The state that calls wait for and that may change without received bytes: the number of the
-    /// association, whether it stands, and whether its queue to the drives has failed.
-    fn state(&mut self) -> (u32, bool, bool) {
-        let number = match &self.phase {
-            Phase::Single(_) => 0,
-            Phase::Managed(managed) => managed.manager.association_number(),
-        };
-        let association = self.association().ok();
-        let stands = association.is_some();
-        let failed = association.is_some_and(|a| matches!(a.drives(), DrivesState::Failed(_)));
-        (number, stands, failed)
-    }
-
-    /// Sends the bytes that wait, as far as the sockets take them.
-    fn send(&mut self, poller: &Poller) {
-        let now = now_ns();
-        match &mut self.phase {
-            Phase::Single(association) => self.sockets.send(&mut **association, poller, now),
-            Phase::Managed(managed) => self.sockets.send(&mut managed.manager, poller, now),
-        }
-    }
-
-    /// The connection that is wanted now.
-    fn wanted(&self) -> Option<Making> {
-        let (wanted, number) = match &self.phase {
-            Phase::Single(association) => (association.wants_connection(), FIRST_NUMBER),
-            Phase::Managed(managed) => {
-                (managed.manager.wants_connection(), managed.manager.association_number())
-            }
-        };
-        wanted.map(|wanted| Making { wanted, number })
-    }
-
-    /// The connection to make now, if one is wanted and none is being made.
-    fn begin_making(&mut self) -> Option<Making> {
-        if self.making.is_some() {
-            return None;
-        }
-        self.making = self.wanted();
-        self.making
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        match &self.phase {
-            Phase::Single(association) => association.deadline(),
-            Phase::Managed(managed) => managed.manager.deadline(),
-        }
-    }
-
-    /// Gives the association the connection that it wanted, or reports why it could not be made.
-    fn connected(&mut self, wanted: ConnectionId, made: Result<Socket, Unmade>, poller: &Poller) {
-        let now = now_ns();
-        let socket = match made {
-            Ok(socket) => socket,
-            Err(Unmade::Connect(error)) => {
-                let failure = ConnectFailure(error.to_string());
-                self.connect_error = Some(error);
-                return self.connect_failed(wanted, failure, now);
-            }
-            Err(Unmade::Exhausted(what)) => {
-                self.connect_error = None;
-                return self.connect_failed(wanted, ConnectFailure(what.to_string()), now);
-            }
-        };
-        let is_local = socket.peer().ip().is_loopback();
-        match wanted {
-            ConnectionId::Control(queue) => {
-                if let Err(error) = self.sockets.put(queue, socket, poller) {
-                    let failure = ConnectFailure(error.to_string());
-                    return self.connect_failed(wanted, failure, now);
-                }
-            }
-            ConnectionId::Stream(_) => self.made = Some(socket),
-        }
-        match &mut self.phase {
-            Phase::Single(association) => association.connected(wanted, is_local, now),
-            Phase::Managed(managed) => managed.manager.connected(wanted, is_local, now),
-        }
-    }
-
-    fn connect_failed(&mut self, wanted: ConnectionId, failure: ConnectFailure, now: u64) {
-        match &mut self.phase {
-            Phase::Single(association) => association.connect_failed(wanted, failure, now),
-            Phase::Managed(managed) => managed.manager.connect_failed(wanted, failure, now),
-        }
-    }
-
-    /// The association, or the reason why there is none.
-    fn association(&mut self) -> Result<&mut Association<Page>, CallError> {
-        match &mut self.phase {
-            Phase::Single(association) => match association.state() {
-                AssociationState::Lost(error) => Err(error.clone().into()),
-                _ => Ok(association),
-            },
-            Phase::Managed(managed) => {
-                let why = managed.manager.absence().map(|absence| absence.why.clone());
-                match (managed.manager.association(), why) {
-                    (Some(association), _) => Ok(association),
-                    (None, Some(why)) => Err(CallError::Unreachable(why)),
-                    (None, None) => Err(CallError::Closed),
-                }
-            }
-        }
-    }
-}
-
-impl Managed {
-    /// Reports the event to the streams and to the log of the program.
-    fn act(&mut self, target: &TargetAddr, event: ManagerEvent, made: &mut Option<Socket>) {
-        let Owner { volume, index: server } = &self.owner;
-        let server = *server;
-        match event {
-            ManagerEvent::Lost { why } => {
-                for handle in self.handles.values() {
-                    handle.post(StreamMessage::AssociationEnded { server });
-                }
-                if self.manager.is_released() {
-                    tracing::info!(%volume, %target, "the target, which has released the volume, is lost");
-                } else if self.loss_timeout.is_zero() {
-                    tracing::warn!(
-                        %volume, %target, error = %why,
-                        "lost the target; the loss timeout is 0, so it is not tried again"
-                    );
-                } else {
-                    tracing::warn!(
-                        %volume, %target, error = %why, loss_timeout = ?self.loss_timeout,
-                        "lost the target; trying to reach it again"
-                    );
-                }
-            }
-            ManagerEvent::Back { unreachable_ns, attempts } => tracing::info!(
-                %volume, %target, after_ms = unreachable_ns / 1_000_000, attempts,
-                "the target is back"
-            ),
-            ManagerEvent::GivenUp { unreachable_ns } => tracing::error!(
-                %volume, %target, unreachable_ms = unreachable_ns / 1_000_000,
-                "the target is given up: the streams fail; when it is back they can be reopened"
-            ),
-            ManagerEvent::Refused { why, cause } => {
-                if !self.loss_timeout.is_zero() && !self.manager.is_released() {
-                    tracing::error!(
-                        %volume, %target, %why, "the target refuses this owner"
-                    );
-                }
-                for handle in self.handles.values() {
-                    handle.post(StreamMessage::GiveUp { server, cause });
-                }
-            }
-            ManagerEvent::StreamConnection { stream, queue } => {
-                if let (Some(socket), Some(handle)) = (made.take(), self.handles.get(&stream)) {
-                    let queue = Box::new(queue);
-                    handle.post(StreamMessage::Connected { server, socket, queue });
-                }
-            }
-        }
     }
 }

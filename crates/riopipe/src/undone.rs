@@ -23,10 +23,15 @@
 //! | 16–17 | stream whose groups wrote them |
 //! | 18–31 | 0 |
 //!
-//! The header is written last, when all else is on the disk: a file without it was not finished.
+//! The header is written last, after all else is on the disk. So a file without a header was not
+//! finished.
+//!
+//! [`read`] opens and checks such a file. While the volume is recovered, the file is written in three
+//! steps: create it with the table, append the blocks, and write the header.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -38,8 +43,26 @@ use crate::{BLOCK_BYTES, crc32c};
 
 const MAGIC: [u8; 8] = *b"RIOUNDO\x01";
 const VERSION: u32 = 1;
-const HEADER: usize = 64;
-const RECORD: usize = 32;
+
+const HEADER_BYTES: usize = 64;
+const MAGIC_FIELD: Range<usize> = 0..8;
+/// The CRC32C of [`CHECKED_FIELDS`] and the table.
+const HEADER_CRC_FIELD: Range<usize> = 8..12;
+/// All fields after the checksum of the header.
+const CHECKED_FIELDS: Range<usize> = 12..HEADER_BYTES;
+const VERSION_FIELD: Range<usize> = 12..16;
+const VOLUME_FIELD: Range<usize> = 16..32;
+const BLOCK_COUNT_FIELD: Range<usize> = 32..40;
+const EXTENT_COUNT_FIELD: Range<usize> = 40..44;
+const BLOCKS_CRC_FIELD: Range<usize> = 44..48;
+
+const EXTENT_BYTES: usize = 32;
+const EXTENT_LBA_FIELD: Range<usize> = 0..8;
+const EXTENT_BLOCKS_FIELD: Range<usize> = 8..16;
+const EXTENT_STREAM_FIELD: Range<usize> = 16..18;
+
+/// The size of the buffer for writes to the file.
+const WRITE_BUF_BYTES: usize = 1 << 20;
 
 /// Why data that is about to be zeroed could not be saved.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +106,7 @@ pub enum ReadSavedError {
     },
     /// There is no such file, or it was not finished.
     #[error("{} is no file of undone blocks, or was not finished: then nothing was undone", .0.display())]
-    NotOne(PathBuf),
+    NotUndoneFile(PathBuf),
     /// Made by a later version.
     #[error("{}: version {version}, newer than this program reads", .path.display())]
     Newer {
@@ -99,7 +122,7 @@ pub enum ReadSavedError {
 
 /// A file of undone blocks.
 #[derive(Debug)]
-pub struct Saved {
+pub struct UndoneFile {
     /// The volume that they belonged to.
     pub volume: VolumeId,
     /// The place of the blocks, in the order of the file.
@@ -112,57 +135,85 @@ pub struct Saved {
 ///
 /// # Errors
 /// [`ReadSavedError`].
-pub fn read(path: &Path) -> Result<Saved, ReadSavedError> {
-    let fail = |source| ReadSavedError::Io { path: path.into(), source };
+pub fn read(path: &Path) -> Result<UndoneFile, ReadSavedError> {
+    let io_error = |source| ReadSavedError::Io { path: path.into(), source };
     let damaged = || ReadSavedError::Damaged(path.into());
-    let mut file = File::open(path).map_err(fail)?;
-    let length = file.metadata().map_err(fail)?.len();
-    let mut header = [0; HEADER];
-    match file.read_exact(&mut header) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(ReadSavedError::NotOne(path.into()));
-        }
-        other => other.map_err(fail)?,
-    }
-    if header[..8] != MAGIC {
-        return Err(ReadSavedError::NotOne(path.into()));
-    }
-    let version = u32_at(&header, 12);
-    if version > VERSION {
-        return Err(ReadSavedError::Newer { path: path.into(), version });
-    }
-    let count = u64::from(u32_at(&header, 40));
-    let blocks = u64_at(&header, 32);
-    let before = HEADER as u64 + count * RECORD as u64;
-    let whole = blocks.checked_mul(BLOCK_BYTES as u64).and_then(|data| data.checked_add(before));
-    if whole != Some(length) {
+    let mut file = File::open(path).map_err(io_error)?;
+    let file_bytes = file.metadata().map_err(io_error)?.len();
+    let header = read_header(&mut file, path)?;
+    let extent_count = u64::from(u32_at(&header, EXTENT_COUNT_FIELD));
+    let block_count = u64_at(&header, BLOCK_COUNT_FIELD);
+    if expected_file_bytes(extent_count, block_count) != Some(file_bytes) {
         return Err(damaged());
     }
-    let mut table = vec![0; count as usize * RECORD];
-    file.read_exact(&mut table).map_err(fail)?;
-    if crc32c(crc32c(0, &header[12..]), &table) != u32_at(&header, 8) {
+    let mut table = vec![0; extent_count as usize * EXTENT_BYTES];
+    file.read_exact(&mut table).map_err(io_error)?;
+    if header_crc(&header, &table) != u32_at(&header, HEADER_CRC_FIELD) {
         return Err(damaged());
     }
-    let extents: Vec<SavedExtent> = table.chunks_exact(RECORD).map(extent_of).collect();
-    let listed = extents.iter().try_fold(0u64, |sum, extent| sum.checked_add(extent.range.blocks));
-    if listed != Some(blocks) {
+    let extents: Vec<SavedExtent> = table.chunks_exact(EXTENT_BYTES).map(decode_extent).collect();
+    if total_blocks(&extents) != Some(block_count) {
         return Err(damaged());
     }
-    let mut crc = 0;
-    let mut block = [0; BLOCK_BYTES];
-    for _ in 0..blocks {
-        file.read_exact(&mut block).map_err(fail)?;
-        crc = crc32c(crc, &block);
-    }
-    if crc != u32_at(&header, 44) {
+    let blocks_crc = read_blocks_crc(&mut file, block_count).map_err(io_error)?;
+    if blocks_crc != u32_at(&header, BLOCKS_CRC_FIELD) {
         return Err(damaged());
     }
     let mut volume = [0; 16];
-    volume.copy_from_slice(&header[16..32]);
-    Ok(Saved { volume: VolumeId(volume), extents, file, path: path.into() })
+    volume.copy_from_slice(&header[VOLUME_FIELD]);
+    Ok(UndoneFile { volume: VolumeId(volume), extents, file, path: path.into() })
 }
 
-impl Saved {
+/// Reads the header, and checks that the file is of the right kind and version.
+fn read_header(file: &mut File, path: &Path) -> Result<[u8; HEADER_BYTES], ReadSavedError> {
+    let mut header = [0; HEADER_BYTES];
+    if let Err(source) = file.read_exact(&mut header) {
+        return Err(match source.kind() {
+            io::ErrorKind::UnexpectedEof => ReadSavedError::NotUndoneFile(path.into()),
+            _ => ReadSavedError::Io { path: path.into(), source },
+        });
+    }
+    if header[MAGIC_FIELD] != MAGIC {
+        return Err(ReadSavedError::NotUndoneFile(path.into()));
+    }
+    let version = u32_at(&header, VERSION_FIELD);
+    if version > VERSION {
+        return Err(ReadSavedError::Newer { path: path.into(), version });
+    }
+    Ok(header)
+}
+
+/// The length of a file with so many extents and blocks. `None` if no file can be so long.
+fn expected_file_bytes(extent_count: u64, block_count: u64) -> Option<u64> {
+    let blocks_begin = HEADER_BYTES as u64 + extent_count * EXTENT_BYTES as u64;
+    block_count.checked_mul(BLOCK_BYTES as u64)?.checked_add(blocks_begin)
+}
+
+fn header_crc(header: &[u8; HEADER_BYTES], table: &[u8]) -> u32 {
+    crc32c(crc32c(0, &header[CHECKED_FIELDS]), table)
+}
+
+/// The number of blocks of all extents. `None` if it does not fit into 64 bits.
+fn total_blocks(extents: &[SavedExtent]) -> Option<u64> {
+    let mut total = 0_u64;
+    for extent in extents {
+        total = total.checked_add(extent.range.blocks)?;
+    }
+    Some(total)
+}
+
+/// Reads `block_count` blocks, and returns their checksum.
+fn read_blocks_crc(file: &mut File, block_count: u64) -> io::Result<u32> {
+    let mut crc = 0;
+    let mut block = [0; BLOCK_BYTES];
+    for _ in 0..block_count {
+        file.read_exact(&mut block)?;
+        crc = crc32c(crc, &block);
+    }
+    Ok(crc)
+}
+
+impl UndoneFile {
     /// Blocks in all.
     #[must_use]
     pub fn blocks(&self) -> u64 {
@@ -174,36 +225,42 @@ impl Saved {
     /// # Errors
     /// The file can't be read.
     pub fn block(&self, lba: u64) -> Result<Option<Vec<u8>>, ReadSavedError> {
-        let mut at = (HEADER + self.extents.len() * RECORD) as u64;
+        let Some(offset) = self.offset_of_block(lba) else { return Ok(None) };
+        let mut block = vec![0; BLOCK_BYTES];
+        match self.file.read_exact_at(&mut block, offset) {
+            Ok(()) => Ok(Some(block)),
+            Err(source) => Err(ReadSavedError::Io { path: self.path.clone(), source }),
+        }
+    }
+
+    /// The offset of a volume block in the file, bytes.
+    fn offset_of_block(&self, lba: u64) -> Option<u64> {
+        let mut extent_offset = (HEADER_BYTES + self.extents.len() * EXTENT_BYTES) as u64;
         for SavedExtent { range, .. } in &self.extents {
             if lba >= range.lba && lba - range.lba < range.blocks {
-                let mut block = vec![0; BLOCK_BYTES];
-                let from = at + (lba - range.lba) * BLOCK_BYTES as u64;
-                let read = self.file.read_exact_at(&mut block, from);
-                let path = || self.path.clone();
-                return match read {
-                    Ok(()) => Ok(Some(block)),
-                    Err(source) => Err(ReadSavedError::Io { path: path(), source }),
-                };
+                return Some(extent_offset + (lba - range.lba) * BLOCK_BYTES as u64);
             }
-            at += range.blocks * BLOCK_BYTES as u64;
+            extent_offset += range.blocks * BLOCK_BYTES as u64;
         }
-        Ok(None)
+        None
     }
 }
 
 /// A file of undone blocks that is being written.
-pub(crate) struct Saving {
+pub(crate) struct UndoneFileWriter {
     file: BufWriter<File>,
     path: PathBuf,
-    header: [u8; HEADER],
+    /// The header without its checksums.
+    header: [u8; HEADER_BYTES],
     table: Vec<u8>,
-    crc: u32,
+    /// The checksum of the blocks so far.
+    blocks_crc: u32,
 }
 
-impl Saving {
-    /// Creates the file; a file that exists already is not changed.
-    pub(crate) fn begin(
+impl UndoneFileWriter {
+    /// Creates the file, with the table and space for the header. A file that exists already is not
+    /// changed.
+    pub(crate) fn create(
         path: &Path,
         volume: VolumeId,
         extents: &[SavedExtent],
@@ -215,53 +272,46 @@ impl Saving {
             }
             Err(source) => return Err(SaveError::Write { path: path.into(), source }),
         };
-        let mut header = [0; HEADER];
-        header[..8].copy_from_slice(&MAGIC);
-        header[12..16].copy_from_slice(&VERSION.to_le_bytes());
-        header[16..32].copy_from_slice(&volume.0);
-        let blocks: u64 = extents.iter().map(|extent| extent.range.blocks).sum();
-        header[32..40].copy_from_slice(&blocks.to_le_bytes());
-        header[40..44].copy_from_slice(&(extents.len() as u32).to_le_bytes());
-        let mut table = vec![0; extents.len() * RECORD];
-        for (extent, record) in extents.iter().zip(table.chunks_exact_mut(RECORD)) {
-            record[..8].copy_from_slice(&extent.range.lba.to_le_bytes());
-            record[8..16].copy_from_slice(&extent.range.blocks.to_le_bytes());
-            record[16..18].copy_from_slice(&extent.stream.0.to_le_bytes());
+        let file = BufWriter::with_capacity(WRITE_BUF_BYTES, file);
+        let header = encode_header(volume, extents);
+        let table = encode_table(extents);
+        let mut writer = Self { file, path: path.into(), header, table, blocks_crc: 0 };
+        match writer.write_placeholder_and_table() {
+            Ok(()) => Ok(writer),
+            Err(source) => Err(writer.abandon(source)),
         }
-        let file = BufWriter::with_capacity(1 << 20, file);
-        let mut saving = Self { file, path: path.into(), header, table, crc: 0 };
-        let begun = saving.file.write_all(&[0; HEADER]);
-        let begun = begun.and_then(|()| saving.file.write_all(&saving.table));
-        match begun {
-            Ok(()) => Ok(saving),
-            Err(source) => Err(saving.abandon(source)),
-        }
+    }
+
+    fn write_placeholder_and_table(&mut self) -> io::Result<()> {
+        self.file.write_all(&[0; HEADER_BYTES])?;
+        self.file.write_all(&self.table)
     }
 
     /// Appends whole blocks, in the order of the extents.
     pub(crate) fn append(mut self, blocks: &[u8]) -> Result<Self, SaveError> {
-        self.crc = crc32c(self.crc, blocks);
+        self.blocks_crc = crc32c(self.blocks_crc, blocks);
         match self.file.write_all(blocks) {
             Ok(()) => Ok(self),
             Err(source) => Err(self.abandon(source)),
         }
     }
 
-    /// Completes the file after the last block, and makes it durable.
+    /// Completes the file after the last block, and makes it durable. Returns its path.
     pub(crate) fn finish(mut self) -> Result<PathBuf, SaveError> {
-        match self.seal() {
+        match self.write_header() {
             Ok(()) => Ok(self.path),
             Err(source) => Err(self.abandon(source)),
         }
     }
 
-    fn seal(&mut self) -> io::Result<()> {
+    fn write_header(&mut self) -> io::Result<()> {
         self.file.flush()?;
         let file = self.file.get_mut();
+        // The header may only become durable after all else.
         file.sync_all()?;
-        self.header[44..48].copy_from_slice(&self.crc.to_le_bytes());
-        let crc = crc32c(crc32c(0, &self.header[12..]), &self.table);
-        self.header[8..12].copy_from_slice(&crc.to_le_bytes());
+        self.header[BLOCKS_CRC_FIELD].copy_from_slice(&self.blocks_crc.to_le_bytes());
+        let crc = header_crc(&self.header, &self.table);
+        self.header[HEADER_CRC_FIELD].copy_from_slice(&crc.to_le_bytes());
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&self.header)?;
         file.sync_all()?;
@@ -272,11 +322,12 @@ impl Saving {
 
     /// Removes the file.
     pub(crate) fn discard(self) {
-        // Without its header the file is of no use, and reading it reports that; so a failure to
-        // remove it does not matter.
+        // A failure to remove the file does not matter. It has no header, so `read` reports that it was
+        // not finished.
         let _ = std::fs::remove_file(&self.path);
     }
 
+    /// Removes the file, and returns the error for a write that failed with `source`.
     fn abandon(self, source: io::Error) -> SaveError {
         let path = self.path.clone();
         self.discard();
@@ -284,18 +335,48 @@ impl Saving {
     }
 }
 
-fn extent_of(record: &[u8]) -> SavedExtent {
-    let stream = StreamId(u16::from_le_bytes([record[16], record[17]]));
-    let range = BlockRange { lba: u64_at(record, 0), blocks: u64_at(record, 8) };
-    SavedExtent { stream, range }
+/// The header without its checksums.
+fn encode_header(volume: VolumeId, extents: &[SavedExtent]) -> [u8; HEADER_BYTES] {
+    let block_count: u64 = extents.iter().map(|extent| extent.range.blocks).sum();
+    let mut header = [0; HEADER_BYTES];
+    header[MAGIC_FIELD].copy_from_slice(&MAGIC);
+    header[VERSION_FIELD].copy_from_slice(&VERSION.to_le_bytes());
+    header[VOLUME_FIELD].copy_from_slice(&volume.0);
+    header[BLOCK_COUNT_FIELD].copy_from_slice(&block_count.to_le_bytes());
+    header[EXTENT_COUNT_FIELD].copy_from_slice(&(extents.len() as u32).to_le_bytes());
+    header
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+fn encode_table(extents: &[SavedExtent]) -> Vec<u8> {
+    let mut table = vec![0; extents.len() * EXTENT_BYTES];
+    for (extent, record) in extents.iter().zip(table.chunks_exact_mut(EXTENT_BYTES)) {
+        record[EXTENT_LBA_FIELD].copy_from_slice(&extent.range.lba.to_le_bytes());
+        record[EXTENT_BLOCKS_FIELD].copy_from_slice(&extent.range.blocks.to_le_bytes());
+        record[EXTENT_STREAM_FIELD].copy_from_slice(&extent.stream.0.to_le_bytes());
+    }
+    table
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+fn decode_extent(record: &[u8]) -> SavedExtent {
+    let stream_field = &record[EXTENT_STREAM_FIELD];
+    let stream = StreamId(u16::from_le_bytes([stream_field[0], stream_field[1]]));
+    let lba = u64_at(record, EXTENT_LBA_FIELD);
+    let blocks = u64_at(record, EXTENT_BLOCKS_FIELD);
+    SavedExtent { stream, range: BlockRange { lba, blocks } }
+}
+
+/// Reads a field of 4 bytes.
+fn u32_at(bytes: &[u8], field: Range<usize>) -> u32 {
+    let mut value = [0; 4];
+    value.copy_from_slice(&bytes[field]);
+    u32::from_le_bytes(value)
+}
+
+/// Reads a field of 8 bytes.
+fn u64_at(bytes: &[u8], field: Range<usize>) -> u64 {
+    let mut value = [0; 8];
+    value.copy_from_slice(&bytes[field]);
+    u64::from_le_bytes(value)
 }
 
 #[cfg(test)]
@@ -311,7 +392,7 @@ mod tests {
     }
 
     fn saved(path: &Path) {
-        let mut saving = Saving::begin(path, VolumeId([7; 16]), &extents()).unwrap();
+        let mut saving = UndoneFileWriter::create(path, VolumeId([7; 16]), &extents()).unwrap();
         for byte in 1..=3 {
             saving = saving.append(&[byte; BLOCK_BYTES]).unwrap();
         }
@@ -336,7 +417,7 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("undone");
         std::fs::write(&path, b"precious").unwrap();
-        let again = Saving::begin(&path, VolumeId([7; 16]), &extents());
+        let again = UndoneFileWriter::create(&path, VolumeId([7; 16]), &extents());
         assert!(matches!(again, Err(SaveError::Exists(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
@@ -345,13 +426,15 @@ mod tests {
     fn an_unfinished_file_and_every_damaged_byte_are_refused() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("undone");
-        let saving = Saving::begin(&path, VolumeId([7; 16]), &extents()).unwrap();
+        let saving = UndoneFileWriter::create(&path, VolumeId([7; 16]), &extents()).unwrap();
         drop(saving.append(&[1; BLOCK_BYTES]).unwrap());
-        assert!(matches!(read(&path), Err(ReadSavedError::NotOne(_))));
+        assert!(matches!(read(&path), Err(ReadSavedError::NotUndoneFile(_))));
         std::fs::remove_file(&path).unwrap();
         saved(&path);
         let whole = std::fs::read(&path).unwrap();
-        for at in (0..HEADER + 2 * RECORD).chain([HEADER + 2 * RECORD + 5000, whole.len() - 1]) {
+        for at in (0..HEADER_BYTES + 2 * EXTENT_BYTES)
+            .chain([HEADER_BYTES + 2 * EXTENT_BYTES + 5000, whole.len() - 1])
+        {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             std::fs::write(&path, damaged).unwrap();

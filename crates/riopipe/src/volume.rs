@@ -7,10 +7,11 @@ use std::time::Duration;
 use riopipe_metrics::StatSource;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::volume::state::Reserved;
 use riopipe_session::{stages, wire};
 
 use crate::addr::MemberAddr;
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::create::{self, CreateOptions};
 use crate::create_error::CreateError;
 use crate::error::{
@@ -20,15 +21,16 @@ use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
-use crate::open::{self, OpenRequest};
-use crate::options::{ReaderOptions, StreamOptions};
+use crate::open::{self, OpenRequest, Opened};
+use crate::open_volume::OpenVolume;
+use crate::options::{QUEUE_DEPTH_MAX, ReaderOptions, StreamOptions};
 use crate::reader::Reader;
-use crate::recovery::{InPlaceRange, Recovery};
-use crate::shared::Inner;
+use crate::recovery::{InPlaceRange, Recovery, StreamRecovery};
 use crate::start::start;
 use crate::stat::{VolumeStat, VolumeStatSource};
 use crate::stream::Stream;
 use crate::stream_handle::StreamHandle;
+use crate::stream_shell::StreamShell;
 
 /// The options for opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,8 +90,8 @@ pub struct RecoverProgress {
 /// until the volume and all its streams and readers are dropped.
 #[derive(Debug)]
 pub struct Volume {
-    inner: Arc<Inner>,
-    background: Arc<Background>,
+    open_volume: Arc<OpenVolume>,
+    background: Arc<BackgroundThread>,
 }
 
 impl Volume {
@@ -168,8 +170,9 @@ impl Volume {
             save_undone: None,
             progress: &mut |_| (),
         };
-        let (inner, background, recovery) = open::open(name, members, &mut request)?;
-        Ok((Self { inner, background }, recovery))
+        let Opened { volume: open_volume, background, recovery } =
+            open::open(name, members, &mut request)?;
+        Ok((Self { open_volume, background }, recovery))
     }
 
     /// Recovers a volume by hand, as opening it would, and releases it. With
@@ -200,20 +203,14 @@ impl Volume {
         if options.dry_run {
             return open::dry_run(name, members, &mut request);
         }
-        let (inner, background, mut recovery) = open::open(name, members, &mut request)?;
-        let volume = Self { inner, background };
-        for found in recovery.streams.iter_mut().filter(|found| found.acknowledge) {
-            if options.acknowledge {
-                volume.acknowledge(found.stream.0).map_err(|error| match error {
-                    AcknowledgeError::Recover(error) => error,
-                    AcknowledgeError::NotPending { .. } => {
-                        unreachable!("only lists that wait to be acknowledged are acknowledged")
-                    }
-                })?;
-                found.acknowledge = false;
-            }
+        let Opened { volume: open_volume, background, mut recovery } =
+            open::open(name, members, &mut request)?;
+        let volume = Self { open_volume, background };
+        if options.acknowledge {
+            volume.acknowledge_all(&mut recovery)?;
         }
-        volume.release(volume.inner.connect.timeout).map_err(|error| match error {
+        let timeout = volume.open_volume.connect_options.timeout;
+        volume.release(timeout).map_err(|error| match error {
             CloseError::Call { target, source } => {
                 RecoverError::Call { target, doing: "releasing the volume", source }
             }
@@ -222,16 +219,30 @@ impl Volume {
         Ok(recovery)
     }
 
+    /// Acknowledges all lists of `recovery`, and records that in it.
+    fn acknowledge_all(&self, recovery: &mut Recovery) -> Result<(), RecoverError> {
+        for stream in recovery.streams.iter_mut().filter(|stream| stream.acknowledge) {
+            self.acknowledge(stream.stream.0).map_err(|error| match error {
+                AcknowledgeError::Recover(error) => error,
+                AcknowledgeError::NotPending { .. } => {
+                    unreachable!("only lists that wait to be acknowledged are acknowledged")
+                }
+            })?;
+            stream.acknowledge = false;
+        }
+        Ok(())
+    }
+
     /// The properties of the volume, as they were when it was opened.
     #[must_use]
     pub fn info(&self) -> &VolumeInfo {
-        &self.inner.info
+        &self.open_volume.info
     }
 
     /// The size of the volume, in blocks of 4096 bytes.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.inner.topology.blocks()
+        self.open_volume.topology.blocks()
     }
 
     /// The time that groups have spent in each stage of the initiator since the volume was opened,
@@ -239,7 +250,7 @@ impl Volume {
     /// this at any time; no stream waits for it.
     #[must_use]
     pub fn stages(&self) -> Vec<(stages::Stage, stages::Distribution)> {
-        self.inner.stages.snapshot().collect()
+        self.open_volume.stages.snapshot().collect()
     }
 
     /// The figures of the open volume: its targets, the marks of its open streams, and the time that
@@ -247,7 +258,7 @@ impl Volume {
     /// for it.
     #[must_use]
     pub fn stat(&self) -> VolumeStat {
-        self.inner.stat(self.background.watched())
+        self.open_volume.stat(self.background.published_marks())
     }
 
     /// The same figures for a server of metrics: as OpenMetrics text for Prometheus, and as the JSON
@@ -272,15 +283,15 @@ impl Volume {
     /// ```
     #[must_use]
     pub fn stat_source(&self) -> Arc<dyn StatSource> {
-        let inner = Arc::downgrade(&self.inner);
-        Arc::new(VolumeStatSource { inner, background: Arc::downgrade(&self.background) })
+        let volume = Arc::downgrade(&self.open_volume);
+        Arc::new(VolumeStatSource { volume, background: Arc::downgrade(&self.background) })
     }
 
     /// The engine with which the volume was opened. It may differ from the one for which the volume
     /// was created ([`Recovery::fallback`]).
     #[must_use]
     pub fn engine(&self) -> EngineKind {
-        self.inner.engine
+        self.open_volume.engine
     }
 
     /// Opens stream `id`; ids count from 0, and keep their meaning after a restart. If the stream was
@@ -291,36 +302,44 @@ impl Volume {
     /// [`StreamError`].
     pub fn stream(&self, id: u16, options: &StreamOptions) -> Result<Stream, StreamError> {
         let stream = StreamId(id);
-        let inner = &self.inner;
-        if !(1..=1024).contains(&options.queue_depth) {
+        let volume = &self.open_volume;
+        if !(1..=QUEUE_DEPTH_MAX).contains(&options.queue_depth) {
             return Err(StreamOptionsError::QueueDepth.into());
         }
         if options.kept_bytes_max < wire::BLOCK_BYTES as u64 {
             return Err(StreamOptionsError::KeptBytes.into());
         }
-        let reserved = inner.reserve(stream)?;
-        let started = (|| -> Result<_, StreamError> {
-            let mut recovery = None;
-            if reserved.unrecovered {
-                let found = inner.recover_stream(stream)?;
-                inner.stream_recovered(&found);
-                if let Some(pending) = found.pending() {
-                    let updates = pending.len();
-                    return Err(StreamError::InPlacePending { stream, updates });
-                }
-                recovery = Some(found);
-            }
-            let handle =
-                StreamHandle::new(inner.mark(stream)).map_err(|_| Exhausted::Descriptors)?;
-            let shell = start(inner, stream, &reserved.qids, options, &handle)
-                .inspect_err(|_| inner.forget_stream(stream, &handle))?;
-            Ok((shell, handle, recovery))
-        })();
-        // A stream that exists is dropped once, by itself: another thread may open it again right
-        // after that.
-        let (shell, handle, recovery) = started.inspect_err(|_| inner.stream_dropped(stream))?;
+        let reserved = volume.reserve(stream)?;
+        // If the start fails, the reservation ends here. After a start, the drop of the `Stream` ends it.
+        // It may only end once, because another thread may open the stream again right after that.
+        let started = Self::start_reserved(volume, stream, &reserved, options)
+            .inspect_err(|_| volume.on_stream_dropped(stream))?;
+        let StartedStream { shell, handle, recovery } = started;
         let background = Arc::clone(&self.background);
-        Ok(Stream::new(Arc::clone(inner), background, shell, handle, options, recovery)?)
+        Ok(Stream::new(Arc::clone(volume), background, shell, handle, options, recovery)?)
+    }
+
+    /// Recovers a reserved stream if it needs that, and connects it to all targets.
+    fn start_reserved(
+        volume: &Arc<OpenVolume>,
+        stream: StreamId,
+        reserved: &Reserved,
+        options: &StreamOptions,
+    ) -> Result<StartedStream, StreamError> {
+        let mut recovery = None;
+        if reserved.unrecovered {
+            let stream_recovery = volume.recover_stream(stream)?;
+            volume.on_stream_recovered(&stream_recovery);
+            if let Some(pending) = stream_recovery.pending() {
+                return Err(StreamError::InPlacePending { stream, updates: pending.len() });
+            }
+            recovery = Some(stream_recovery);
+        }
+        let handle = StreamHandle::new(volume.last_seq(stream));
+        let handle = handle.map_err(|_| Exhausted::Descriptors)?;
+        let shell = start(volume, stream, &reserved.qids, options, &handle)
+            .inspect_err(|_| volume.remove_stream_from_targets(stream, &handle))?;
+        Ok(StartedStream { shell, handle, recovery })
     }
 
     /// Makes a reader: a handle by which any thread reads the volume, beside its streams and without
@@ -347,7 +366,7 @@ impl Volume {
     /// ```
     #[must_use]
     pub fn reader(&self, options: &ReaderOptions) -> Reader {
-        Reader::new(Arc::clone(&self.inner), options)
+        Reader::new(Arc::clone(&self.open_volume), options)
     }
 
     /// The writes beyond the last group of stream `id` that wait to be
@@ -356,7 +375,7 @@ impl Volume {
     /// if none waits.
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
-        lock(&self.inner.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
+        lock(&self.open_volume.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
     }
 
     /// Acknowledges the in-place updates of a recovered stream, once the caller has checked them. The
@@ -365,7 +384,7 @@ impl Volume {
     /// # Errors
     /// [`AcknowledgeError`].
     pub fn acknowledge(&self, id: u16) -> Result<(), AcknowledgeError> {
-        self.inner.acknowledge_stream(StreamId(id))
+        self.open_volume.acknowledge_stream(StreamId(id))
     }
 
     /// Releases the volume, so that any initiator may open it. All streams must have been closed. If
@@ -374,7 +393,7 @@ impl Volume {
     /// # Errors
     /// [`NotClosed`], with the volume: streams are still open, or a target did not release it.
     pub fn close(self) -> Result<(), NotClosed> {
-        let timeout = self.inner.connect.timeout;
+        let timeout = self.open_volume.connect_options.timeout;
         self.close_within(timeout)
     }
 
@@ -387,12 +406,20 @@ impl Volume {
     }
 
     fn release(&self, timeout: Duration) -> Result<(), CloseError> {
-        let open = lock(&self.inner.state).open_streams();
-        if open > 0 {
-            return Err(CloseError::StreamsOpen(open));
+        let open_count = lock(&self.open_volume.state).open_streams();
+        if open_count > 0 {
+            return Err(CloseError::StreamsOpen(open_count));
         }
-        self.inner.release(timeout)
+        self.open_volume.release(timeout)
     }
+}
+
+/// A stream that is connected to all targets.
+struct StartedStream {
+    shell: StreamShell,
+    handle: Arc<StreamHandle>,
+    /// The findings of the stream's own recovery, if it had one.
+    recovery: Option<StreamRecovery>,
 }
 
 /// A volume that was not closed, and the reason. It is as before, and may be closed again. Nothing

@@ -29,7 +29,7 @@ impl StreamWaker {
     /// Several calls before the owner's next wait count as one. Reads, and waits of a submission for
     /// space, are not interrupted: the call is kept for the next wait.
     pub fn wake(&self) {
-        self.0.call_owner();
+        self.0.interrupt_owner();
     }
 }
 
@@ -41,14 +41,15 @@ pub struct StreamFd(Arc<StreamHandle>);
 
 impl StreamFd {
     pub(crate) fn new(handle: &Arc<StreamHandle>) -> Result<Self, Exhausted> {
-        handle.news().map_err(|_| Exhausted::Descriptors)?;
+        handle.event_loop_poller().map_err(|_| Exhausted::Descriptors)?;
         Ok(Self(Arc::clone(handle)))
     }
 }
 
 impl AsFd for StreamFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.news().expect("it was made with this").as_fd()
+        let poller = self.0.event_loop_poller();
+        poller.expect("`new` has made the poller").as_fd()
     }
 }
 

@@ -1,4 +1,8 @@
 //! Watching a stream from other threads, and from async code.
+//!
+//! A [`Watch`] makes a [`MarkWait`] for one group. The first poll of the wait enters the list of waiters
+//! ([`PublishedMarks::poll_wait`]). The thread that moves the mark takes the waiter out of the list and
+//! wakes it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,11 +15,11 @@ use riopipe_order::engine::Marks;
 use riopipe_platform::Sleeper;
 use riopipe_session::initiator::stream_driver::{Mark, Place, StreamIncarnation};
 
-use crate::background::Background;
+use crate::background::BackgroundThread;
 use crate::error::WaitError;
 use crate::failure::StreamFailure;
+use crate::published_marks::{MarksEnd, PublishedMarks, WaitState};
 use crate::stream_handle::StreamHandle;
-use crate::watched::{MarksEnd, Wait, Watched};
 
 /// A handle by which other threads read the marks of a stream, and wait for them. The marks advance
 /// in each call of the stream's owner. Between its calls the volume's background thread advances
@@ -41,16 +45,19 @@ use crate::watched::{MarksEnd, Wait, Watched};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Watch {
-    watched: Arc<Watched<StreamFailure>>,
+    published_marks: Arc<PublishedMarks<StreamFailure>>,
     /// Wakes the thread that drives the stream.
-    driver: riopipe_net::Waker,
-    background: riopipe_net::Waker,
+    driver_waker: riopipe_net::Waker,
+    background_waker: riopipe_net::Waker,
 }
 
 impl Watch {
-    pub(crate) fn new(handle: &StreamHandle, background: &Background) -> Self {
-        let (driver, background) = (handle.waker().clone(), background.waker().clone());
-        Self { watched: Arc::clone(&handle.watched), driver, background }
+    pub(crate) fn new(handle: &StreamHandle, background: &BackgroundThread) -> Self {
+        Self {
+            published_marks: Arc::clone(&handle.published_marks),
+            driver_waker: handle.waker().clone(),
+            background_waker: background.waker().clone(),
+        }
     }
 
     /// The marks that were published last. They never go back, unless the stream is
@@ -58,8 +65,8 @@ impl Watch {
     /// [waiting](Self::wait_durable).
     #[must_use]
     pub fn marks(&self) -> Marks {
-        self.begin_read();
-        self.watched.marks()
+        self.record_read();
+        self.published_marks.marks()
     }
 
     /// The seq of the last group that is *released*: see
@@ -67,15 +74,15 @@ impl Watch {
     /// ahead of it.
     #[must_use]
     pub fn released(&self) -> Seq {
-        self.begin_read();
-        self.watched.released()
+        self.record_read();
+        self.published_marks.released()
     }
 
     /// Whether the stream has failed, and has not been reopened since.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.begin_read();
-        self.watched.has_failed()
+        self.record_read();
+        self.published_marks.has_failed()
     }
 
     /// Blocks until group `seq` and all earlier ones are durable, for `timeout` at most; `None` means
@@ -108,20 +115,21 @@ impl Watch {
         MarkWait::new(self, Mark::Complete, seq)
     }
 
-    /// The background thread takes the stream over if its owner is in no call.
-    fn begin_read(&self) {
-        if self.watched.begin_read() {
-            self.background.wake();
+    /// Records a read of the marks. Wakes the background thread at the first read since the owner's last
+    /// call: it drives the stream from then on, if the owner is not calling.
+    fn record_read(&self) {
+        if self.published_marks.record_read() {
+            self.background_waker.wake();
         }
     }
 }
 
 /// A wait for a mark of a stream: a [`Future`] that needs no particular runtime. The thread that
-/// moves the mark wakes it; nothing is polled. It may be dropped at any time.
+/// moves the mark wakes the wait. The wait may be dropped at any time.
 ///
-/// It ends as [`Watch::wait_durable`] does, without a time limit. It is for the group that has this
-/// seq now, or gets it next. If that group is lost, and the stream is
-/// [reopened](crate::Stream::reopen) after this was made, it ends with the stream's failure, even if
+/// It has the results of [`Watch::wait_durable`], and no time limit. It is bound to the group that has
+/// the seq when the wait is made, or gets the seq next. If that group is lost, and the stream is
+/// [reopened](crate::Stream::reopen) afterwards, the wait ends with the stream's failure, even if
 /// another group gets the same seq.
 #[derive(Debug)]
 #[must_use = "it does not wait until it is awaited or `wait` is called"]
@@ -129,8 +137,9 @@ pub struct MarkWait {
     watch: Watch,
     mark: Mark,
     seq: Seq,
+    /// The incarnation of the stream when the wait was made.
     incarnation: StreamIncarnation,
-    /// Its place in the list of waiters, once it has been polled.
+    /// The place in the list of waiters, while the wait is in the list.
     place: Option<Place>,
 }
 
@@ -140,7 +149,7 @@ impl MarkWait {
             watch: watch.clone(),
             mark,
             seq,
-            incarnation: watch.watched.incarnation(),
+            incarnation: watch.published_marks.incarnation(),
             place: None,
         }
     }
@@ -151,55 +160,70 @@ impl MarkWait {
     /// # Errors
     /// As [`Watch::wait_durable`].
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<Marks, WaitError> {
-        if let Some(marks) = self.watch.watched.reached(self.mark, self.seq, self.incarnation) {
+        if let Some(marks) = self.marks_if_reached() {
             return Ok(marks);
         }
-        let since = Instant::now();
+        let begun = Instant::now();
         let sleeper = Arc::new(Sleeper::default());
         let waker = Waker::from(Arc::clone(&sleeper));
         loop {
-            if let Poll::Ready(result) = self.check(&waker) {
+            if let Poll::Ready(result) = self.poll_with(&waker) {
                 return result;
             }
-            let left = timeout.map(|timeout| timeout.saturating_sub(since.elapsed()));
-            if let (Some(timeout), Some(Duration::ZERO)) = (timeout, left) {
+            let remaining = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            if let (Some(timeout), Some(Duration::ZERO)) = (timeout, remaining) {
                 return Err(WaitError::Deadline(timeout));
             }
-            sleeper.sleep(left);
+            sleeper.sleep(remaining);
         }
     }
 
-    fn check(&mut self, waker: &Waker) -> Poll<Result<Marks, WaitError>> {
-        let Watch { watched, driver, background } = &self.watch;
-        let seq = self.seq;
+    fn marks_if_reached(&self) -> Option<Marks> {
+        let published_marks = &self.watch.published_marks;
+        published_marks.marks_if_reached(self.mark, self.seq, self.incarnation)
+    }
+
+    /// Enters the list of waiters, or renews the waker there. Returns the result if the wait has ended.
+    fn poll_with(&mut self, waker: &Waker) -> Poll<Result<Marks, WaitError>> {
+        // A wait whose mark is reached already needs no lock.
         if self.place.is_none()
-            && let Some(marks) = watched.reached(self.mark, seq, self.incarnation)
+            && let Some(marks) = self.marks_if_reached()
         {
             return Poll::Ready(Ok(marks));
         }
-        match watched.wait(self.mark, seq, self.incarnation, self.place, waker) {
-            Wait::Reached(marks) => {
+        let published_marks = &self.watch.published_marks;
+        match published_marks.poll_wait(self.mark, self.seq, self.incarnation, self.place, waker) {
+            WaitState::Reached(marks) => {
                 self.place = None;
                 Poll::Ready(Ok(marks))
             }
-            Wait::Ended(over) => {
+            WaitState::Ended(reason) => {
                 self.place = None;
-                Poll::Ready(Err(match over {
-                    MarksEnd::Failed(failure) => failure.into(),
-                    MarksEnd::Closed => WaitError::Closed { seq, last: watched.marks().durable },
-                    MarksEnd::Dropped => WaitError::Dropped { seq },
-                }))
+                Poll::Ready(Err(self.end_error(reason)))
             }
-            Wait::Waits { place, wake_background, wake_driver } => {
+            WaitState::Waiting { place, wake_background, wake_driver } => {
                 self.place = Some(place);
                 if wake_driver {
-                    driver.wake();
+                    self.watch.driver_waker.wake();
                 }
                 if wake_background {
-                    background.wake();
+                    self.watch.background_waker.wake();
                 }
                 Poll::Pending
             }
+        }
+    }
+
+    /// The error of a wait whose mark will never reach the group.
+    fn end_error(&self, reason: MarksEnd<StreamFailure>) -> WaitError {
+        let seq = self.seq;
+        match reason {
+            MarksEnd::Failed(failure) => failure.into(),
+            MarksEnd::Closed => {
+                let last = self.watch.published_marks.marks().durable;
+                WaitError::Closed { seq, last }
+            }
+            MarksEnd::Dropped => WaitError::Dropped { seq },
         }
     }
 }
@@ -208,14 +232,14 @@ impl Future for MarkWait {
     type Output = Result<Marks, WaitError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.check(context.waker())
+        self.poll_with(context.waker())
     }
 }
 
 impl Drop for MarkWait {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            self.watch.watched.leave(self.mark, place);
+            self.watch.published_marks.remove_waiter(self.mark, place);
         }
     }
 }

@@ -7,8 +7,8 @@
 #[path = "../../net/src/owned.rs"]
 mod owned;
 #[allow(dead_code, reason = "some of its functions need no model check")]
-#[path = "../src/watched.rs"]
-mod watched;
+#[path = "../src/published_marks.rs"]
+mod published_marks;
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
@@ -48,13 +48,13 @@ mod sync {
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use owned::Owned;
+use published_marks::{MarksEnd, WaitState};
 use riopipe::{Marks, Seq};
 use riopipe_session::initiator::stream_driver::{Attention, Mark, StreamIncarnation};
 use std::task::{Wake, Waker};
-use watched::{MarksEnd, Wait};
 
 /// Here a failure has no content.
-type Watched = watched::Watched<()>;
+type PublishedMarks = published_marks::PublishedMarks<()>;
 
 /// The sleep of a waiter.
 #[derive(Default)]
@@ -67,15 +67,19 @@ impl Wake for Sleeper {
 }
 
 /// Waits as a blocked thread does; `wake_background` wakes the background thread.
-fn wait(watched: &Watched, seq: u64, wake_background: impl Fn()) -> Result<Marks, MarksEnd<()>> {
+fn wait(
+    published: &PublishedMarks,
+    seq: u64,
+    wake_background: impl Fn(),
+) -> Result<Marks, MarksEnd<()>> {
     let sleeper = std::sync::Arc::new(Sleeper::default());
     let waker = Waker::from(std::sync::Arc::clone(&sleeper));
-    let (mut at, incarnation) = (None, watched.incarnation());
+    let (mut at, incarnation) = (None, published.incarnation());
     loop {
-        match watched.wait(Mark::Durable, Seq(seq), incarnation, at, &waker) {
-            Wait::Reached(marks) => return Ok(marks),
-            Wait::Ended(over) => return Err(over),
-            Wait::Waits { place, wake_background: is_first, wake_driver } => {
+        match published.poll_wait(Mark::Durable, Seq(seq), incarnation, at, &waker) {
+            WaitState::Reached(marks) => return Ok(marks),
+            WaitState::Ended(over) => return Err(over),
+            WaitState::Waiting { place, wake_background: is_first, wake_driver } => {
                 at = Some(place);
                 if is_first || wake_driver {
                     wake_background();
@@ -101,32 +105,32 @@ fn t1_marks_are_published_whole() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let watched = Arc::new(Watched::new(Seq(0)));
+        let published = Arc::new(PublishedMarks::new(Seq(0)));
         let written = Arc::new(loom::cell::UnsafeCell::new(0));
         let owned = Arc::new(Owned::new(0u64));
         let watcher = {
-            let (watched, written) = (Arc::clone(&watched), Arc::clone(&written));
+            let (published, written) = (Arc::clone(&published), Arc::clone(&written));
             thread::spawn(move || {
-                let first = watched.marks();
+                let first = published.marks();
                 assert!(first.durable <= first.complete);
                 if first.complete >= Seq(1) {
                     // SAFETY: the mark is read, so the write before it has happened, and no write
                     // comes after that; the checker fails if this is not true.
                     written.with(|value| assert_eq!(unsafe { *value }, 7));
                 }
-                let second = watched.marks();
+                let second = published.marks();
                 assert!(second.durable <= second.complete);
                 assert!(second.complete >= first.complete && second.durable >= first.durable);
             })
         };
         let background = {
-            let (watched, owned) = (Arc::clone(&watched), Arc::clone(&owned));
+            let (published, owned) = (Arc::clone(&published), Arc::clone(&owned));
             thread::spawn(move || {
                 if let Some(mut complete) = owned.try_take()
                     && *complete == 1
                 {
                     *complete = 2;
-                    wake(watched.publish(marks(2, 1)));
+                    wake(published.publish(marks(2, 1)));
                 }
             })
         };
@@ -135,7 +139,7 @@ fn t1_marks_are_published_whole() {
             // SAFETY: no thread reads it before the mark.
             written.with_mut(|value| unsafe { *value = 7 });
             *complete = 1;
-            wake(watched.publish(marks(1, 1)));
+            wake(published.publish(marks(1, 1)));
         }
         watcher.join().unwrap();
         background.join().unwrap();
@@ -148,17 +152,18 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let watched = Arc::new(Watched::new(Seq(3)));
+        let published = Arc::new(PublishedMarks::new(Seq(3)));
         let watcher = {
-            let watched = Arc::clone(&watched);
+            let published = Arc::clone(&published);
             thread::spawn(move || {
-                let incarnation = watched.incarnation();
-                let seen = watched.marks();
+                let incarnation = published.incarnation();
+                let seen = published.marks();
                 assert!(seen.durable <= seen.complete);
-                let _ = watched.has_failed();
+                let _ = published.has_failed();
                 // In the second incarnation, which continues after group 5, this seq is another group
                 // (P2).
-                if let Some(marks) = watched.reached(Mark::Durable, Seq(6), incarnation) {
+                if let Some(marks) = published.marks_if_reached(Mark::Durable, Seq(6), incarnation)
+                {
                     assert!(
                         marks.durable
                             >= Seq(if incarnation == StreamIncarnation(0) { 8 } else { 6 })
@@ -166,16 +171,16 @@ fn durable_is_never_ahead_when_a_stream_is_reopened() {
                 }
             })
         };
-        wake(watched.publish(marks(9, 8)));
-        watched.publish_released(Seq(8));
-        assert_eq!(watched.released(), Seq(8));
-        wake(watched.end(MarksEnd::Failed(())));
-        watched.restart(Seq(5));
-        assert_eq!(watched.released(), Seq(5));
-        wake(watched.publish(marks(6, 6)));
+        wake(published.publish(marks(9, 8)));
+        published.publish_released(Seq(8));
+        assert_eq!(published.released(), Seq(8));
+        wake(published.record_end(MarksEnd::Failed(())));
+        published.begin_incarnation(Seq(5));
+        assert_eq!(published.released(), Seq(5));
+        wake(published.publish(marks(6, 6)));
         watcher.join().unwrap();
-        assert!(!watched.has_failed());
-        assert_eq!(watched.marks(), marks(6, 6));
+        assert!(!published.has_failed());
+        assert_eq!(published.marks(), marks(6, 6));
     });
 }
 
@@ -186,18 +191,18 @@ fn p8_a_mark_that_comes_while_a_waiter_enters_is_not_missed() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let watched = Arc::new(Watched::new(Seq(0)));
+        let published = Arc::new(PublishedMarks::new(Seq(0)));
         let waiter = {
-            let watched = Arc::clone(&watched);
+            let published = Arc::clone(&published);
             thread::spawn(move || {
-                let seen = wait(&watched, 1, || ()).unwrap();
-                assert!(seen.durable >= Seq(1) && watched.released() >= Seq(1));
+                let seen = wait(&published, 1, || ()).unwrap();
+                assert!(seen.durable >= Seq(1) && published.released() >= Seq(1));
             })
         };
-        watched.publish_released(Seq(1));
-        wake(watched.publish(marks(1, 1)));
+        published.publish_released(Seq(1));
+        wake(published.publish(marks(1, 1)));
         waiter.join().unwrap();
-        assert!(!watched.is_awaited());
+        assert!(!published.is_awaited());
     });
 }
 
@@ -208,13 +213,13 @@ fn p8_the_end_of_a_stream_is_not_missed_by_a_waiter_that_enters() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(move || {
-            let watched = Arc::new(Watched::new(Seq(0)));
+            let published = Arc::new(PublishedMarks::new(Seq(0)));
             let waiter = {
-                let watched = Arc::clone(&watched);
-                thread::spawn(move || wait(&watched, seq, || ()))
+                let published = Arc::clone(&published);
+                thread::spawn(move || wait(&published, seq, || ()))
             };
-            wake(watched.publish(marks(1, 1)));
-            wake(watched.end(MarksEnd::Dropped));
+            wake(published.publish(marks(1, 1)));
+            wake(published.record_end(MarksEnd::Dropped));
             match waiter.join().unwrap() {
                 Ok(marks) => assert_eq!((seq, marks.durable), (1, Seq(1))),
                 Err(over) => assert!(seq == 2 && matches!(over, MarksEnd::Dropped)),
@@ -292,7 +297,7 @@ fn p8_an_awaited_stream_is_taken_over_at_once() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let stream = Arc::new(Owned::new(Stream::default()));
-        let watched = Arc::new(Watched::new(Seq(0)));
+        let published = Arc::new(PublishedMarks::new(Seq(0)));
         let background = Arc::new(Notify::new());
         let owner = {
             let (stream, background) = (Arc::clone(&stream), Arc::clone(&background));
@@ -306,24 +311,24 @@ fn p8_an_awaited_stream_is_taken_over_at_once() {
             })
         };
         let waiter = {
-            let (watched, background) = (Arc::clone(&watched), Arc::clone(&background));
+            let (published, background) = (Arc::clone(&published), Arc::clone(&background));
             thread::spawn(move || {
-                wait(&watched, 1, || background.notify()).unwrap();
+                wait(&published, 1, || background.notify()).unwrap();
             })
         };
         let mut seen = 0;
         loop {
             background.wait();
-            if !watched.is_awaited() {
+            if !published.is_awaited() {
                 continue;
             }
-            let Some(mut stream) = stream.take_or_ask() else { continue };
+            let Some(mut stream) = stream.take_or_request() else { continue };
             if let Some(calls) = stream.attention.check(seen) {
                 seen = calls;
             }
             stream.attention.take_over();
             if std::mem::take(&mut stream.undone) == 1 {
-                wake(watched.publish(marks(1, 1)));
+                wake(published.publish(marks(1, 1)));
                 break;
             }
         }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use riopipe_media::Queue;
 use riopipe_net::{
-    Event, Interest, Listener, Next, Poller, PollerError, Received, RecvBuf, Socket, SpinPolicy,
-    Waiter,
+    AdaptiveSpin, Event, IdleStep, Interest, Listener, Poller, PollerError, Received, RecvBuf,
+    Socket, SpinPolicy,
 };
 use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
 
@@ -66,7 +66,7 @@ pub(crate) struct Reactor {
     hot: Vec<ConnKey>,
     mailboxes: Arc<ReactorMailboxes>,
     control: Arc<Control>,
-    waiter: Waiter,
+    spin: AdaptiveSpin,
 }
 
 impl Reactor {
@@ -87,7 +87,7 @@ impl Reactor {
             hot: Vec::new(),
             mailboxes,
             control: parts.control,
-            waiter: Waiter::new(parts.spin),
+            spin: AdaptiveSpin::new(parts.spin),
         })
     }
 
@@ -121,12 +121,12 @@ impl Reactor {
             has_worked |= self.poll_drives();
             self.finish_round();
             if has_worked {
-                self.waiter.worked();
+                self.spin.on_work();
                 continue;
             }
-            match self.waiter.idle(self.devices.now) {
-                Next::Poll => self.waiter.relax(),
-                Next::Sleep => self.sleep(&mut events)?,
+            match self.spin.on_idle(self.devices.now) {
+                IdleStep::Poll => self.spin.relax(),
+                IdleStep::Sleep => self.sleep(&mut events)?,
             }
         }
     }
@@ -147,7 +147,7 @@ impl Reactor {
         self.hot.clear();
         let timeout = self.time_until_deadline();
         if self.poll_sockets(events, timeout)? {
-            self.waiter.worked();
+            self.spin.on_work();
         }
         self.finish_round();
         Ok(())

@@ -10,8 +10,8 @@ use std::{
 
 use riopipe_media::{Data, Drive, Queue, Submitted};
 use riopipe_net::{
-    Interest, Listener, Next, Poller, Received, RecvBuf, Socket, SpinPolicy, Waiter, now_ns,
-    pin_to_core,
+    AdaptiveSpin, IdleStep, Interest, Listener, Poller, Received, RecvBuf, Socket, SpinPolicy,
+    now_ns, pin_to_core,
 };
 
 use super::{
@@ -53,7 +53,7 @@ pub(super) fn serve(
     let poller = Poller::new()?;
     poller.add(listener, LISTENER, Interest::Read)?;
     let mut connections: Vec<Connection> = Vec::new();
-    let mut waiter = Waiter::new(spin);
+    let mut spin = AdaptiveSpin::new(spin);
     let mut events = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let mut worked = false;
@@ -78,12 +78,12 @@ pub(super) fn serve(
             }
         }
         if worked {
-            waiter.worked();
+            spin.on_work();
             continue;
         }
-        match waiter.idle(now_ns()) {
-            Next::Poll => waiter.relax(),
-            Next::Sleep => {
+        match spin.on_idle(now_ns()) {
+            IdleStep::Poll => spin.relax(),
+            IdleStep::Sleep => {
                 poller.wait(&mut events, Some(SLEEP_MAX))?;
             }
         }

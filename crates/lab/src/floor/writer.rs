@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::SocketAddr, os::fd::AsFd, time::Duration};
 
 use riopipe_net::{
-    Next, Received, RecvBuf, Socket, Waiter, connect, now_ns, pin_to_core, wait_readable,
+    AdaptiveSpin, IdleStep, Received, RecvBuf, Socket, connect, now_ns, pin_to_core, wait_readable,
     wait_writable,
 };
 
@@ -64,7 +64,7 @@ pub(super) fn write(
     let mut group = Vec::new();
     let mut staged: VecDeque<Extent> = VecDeque::new();
     let mut latencies = Latencies::new();
-    let mut waiter = Waiter::new(options.spin);
+    let mut spin = AdaptiveSpin::new(options.spin);
     let mut answered = 0;
     let send_min = send_min(workload.queue_depth);
     let mut drain_until = None;
@@ -121,12 +121,12 @@ pub(super) fn write(
             worker.completed(whole as u64, groups, bytes);
         }
         if sent + received > 0 {
-            waiter.worked();
+            spin.on_work();
             continue;
         }
-        match waiter.idle(now_ns()) {
-            Next::Poll => waiter.relax(),
-            Next::Sleep => writer.sleep()?,
+        match spin.on_idle(now_ns()) {
+            IdleStep::Poll => spin.relax(),
+            IdleStep::Sleep => writer.sleep()?,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Closing a stream.
+//! Closing a stream: the driver sends all groups with a FLUSH, waits until they are durable, and has the
+//! targets drop the stream's log entries. A close that does not succeed leaves the stream usable.
 
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ impl Stream {
     /// # Errors
     /// The stream has failed; opening it again recovers it.
     pub fn close(mut self) -> Result<Seq, StreamFailure> {
-        let closed = self.end(None)?;
-        Ok(closed.expect("only a deadline ends it without a result"))
+        let last = self.run_close(None)?;
+        Ok(last.expect("without a deadline it ends with a result"))
     }
 
     /// As [`close`](Self::close), for `timeout` at most. If the stream was not closed, the error
@@ -30,7 +31,7 @@ impl Stream {
     /// [`StreamNotClosed`]: the time is up, or the stream has failed and may be
     /// [reopened](Self::reopen).
     pub fn close_within(mut self, timeout: Duration) -> Result<Seq, StreamNotClosed> {
-        let error = match self.end(Some(deadline_after(timeout))) {
+        let error = match self.run_close(Some(deadline_after(timeout))) {
             Ok(Some(last)) => return Ok(last),
             Ok(None) => WaitError::Deadline(timeout),
             Err(failure) => WaitError::Failed(failure),
@@ -38,14 +39,15 @@ impl Stream {
         Err(StreamNotClosed { error, back: Box::new(self) })
     }
 
-    /// Closes the stream; `None` if it was not closed at the deadline.
-    fn end(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
-        let Self { shell, handle, background, waiter, .. } = self;
+    /// Closes the stream, and returns the seq of the last group. Returns `None` if the stream was not
+    /// closed at `deadline` (ns).
+    fn run_close(&mut self, deadline: Option<u64>) -> Result<Option<Seq>, StreamFailure> {
+        let Self { shell, handle, background, spin, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
         shell.driver.begin_close();
         let closed = loop {
             let worked = shell.work(&mut |_, _| ());
-            if let Err(failure) = shell.marks() {
+            if let Err(failure) = shell.publish_marks() {
                 shell.driver.give_up_close();
                 return Err(failure);
             }
@@ -55,18 +57,18 @@ impl Stream {
                     shell.driver.give_up_close();
                     return Ok(None);
                 }
-                Ok(None) => shell.poll_again_or_sleep(waiter, worked, deadline),
+                Ok(None) => shell.poll_again_or_sleep(spin, worked, deadline),
                 Err(refused) => {
                     shell.driver.give_up_close();
                     let cause = FailureCause::Forget(refused.status);
-                    return Err(shell.failure_of(refused.server, cause));
+                    return Err(shell.failure_at_server(refused.server, cause));
                 }
             }
         };
         shell.close_connections();
         drop(shell);
-        self.closed = true;
-        self.volume.stream_closed(self.id, closed.released);
+        self.is_closed = true;
+        self.volume.on_stream_closed(self.id, closed.released);
         Ok(Some(closed.last))
     }
 }

@@ -1,4 +1,11 @@
 //! Submitting the staged group of a stream.
+//!
+//! 1. Check the writes: range, and ownership of the blocks ([`Stream::check_staged`]).
+//! 2. Admit the group into the driver, whole or not at all ([`Stream::try_submit`]).
+//! 3. Keep its buffers until no replay needs them.
+//! 4. Send it, if it is durable or if many groups have gathered.
+//!
+//! If the group is refused, it stays staged until the error takes its buffers.
 
 use std::time::Duration;
 
@@ -11,123 +18,115 @@ use super::Stream;
 use crate::error::{Bound, SubmitError, SubmitErrorKind};
 use crate::failure::StreamFailure;
 use crate::lock::lock;
+use crate::open_volume::OpenVolume;
 use crate::owner_call::OwnerCall;
-use crate::shared::Inner;
+use crate::stream_shell::StreamShell;
 use crate::time::deadline_after;
 
 impl Stream {
-    /// Takes back the buffers that were staged and never submitted.
+    /// Drops the staged writes of a group that was never submitted. Their buffers go to the pool.
     #[inline]
     pub(crate) fn unstage(&mut self) {
         let staged = self.staged.get_mut();
         staged.writes.clear();
         while let Some(buf) = staged.bufs.pop() {
-            self.pool.put_back(buf);
+            self.buf_pool.put_back(buf);
         }
     }
 
-    /// The checks of a group before it is submitted.
-    fn check(&mut self) -> Result<(), SubmitErrorKind> {
-        let volume = self.volume.topology.blocks();
+    /// Checks the staged group: each write must lie in the volume. If there is an ownership checker, the
+    /// group must also keep the caller's declarations about blocks.
+    fn check_staged(&mut self) -> Result<(), SubmitErrorKind> {
+        let volume_blocks = self.volume.topology.blocks();
         let writes = &self.staged.get_mut().writes;
         for write in writes {
             let (lba, blocks) = (write.lba, write.blocks);
-            let within = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
-            if blocks == 0 || !within {
-                return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume });
+            let end = lba.checked_add(u64::from(blocks));
+            let is_in_volume = end.is_some_and(|end| end <= volume_blocks);
+            if blocks == 0 || !is_in_volume {
+                return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume: volume_blocks });
             }
         }
-        if let Some(ownership) = &self.volume.ownership {
-            lock(ownership)
-                .check(self.id, writes.iter().map(|w| (w.lba, w.blocks, w.op.is_fresh())))?;
+        if let Some(checker) = &self.volume.ownership_checker {
+            let extents = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
+            lock(checker).check(self.id, extents)?;
         }
         Ok(())
     }
 
-    /// Submits the staged group.
-    pub(crate) fn admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
-        self.try_admit(tag, durable).map_err(|kind| self.refused(kind))
+    /// Submits the staged group. `durable` requests a FLUSH after it.
+    pub(crate) fn submit_staged(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitError> {
+        self.try_submit(tag, durable).map_err(|kind| self.unstaged_error(kind))
     }
 
-    /// Submits the staged group, and waits for space for `timeout` at most.
-    pub(crate) fn admit_or_wait(
+    /// As [`submit_staged`](Self::submit_staged), but waits for space for `timeout` at most.
+    pub(crate) fn submit_staged_or_wait(
         &mut self,
         tag: u64,
         durable: bool,
         timeout: Option<Duration>,
     ) -> Result<Seq, SubmitError> {
+        // One wait may not give enough space for the group. The deadline is for all waits together.
         let deadline = timeout.map(deadline_after);
         loop {
-            let kind = match self.try_admit(tag, durable) {
+            let kind = match self.try_submit(tag, durable) {
                 Ok(seq) => return Ok(seq),
-                // The space may not be enough yet: the deadline holds for all waits together.
-                Err(kind @ SubmitErrorKind::Full(_))
-                    if deadline.is_none_or(|deadline| now_ns() < deadline) =>
-                {
-                    match self.wait_for_space(deadline) {
-                        Ok(true) => {
-                            self.staged.get_mut().restage();
-                            continue;
-                        }
-                        Ok(false) => kind,
-                        Err(failure) => SubmitErrorKind::Poisoned(failure),
-                    }
-                }
                 Err(kind) => kind,
             };
-            return Err(self.refused(kind));
+            let is_before_deadline = || deadline.is_none_or(|deadline| now_ns() < deadline);
+            let may_wait = matches!(kind, SubmitErrorKind::Full(_)) && is_before_deadline();
+            if !may_wait {
+                return Err(self.unstaged_error(kind));
+            }
+            match self.wait_for_space(deadline) {
+                Ok(true) => self.staged.get_mut().restage(),
+                Ok(false) => return Err(self.unstaged_error(kind)),
+                Err(failure) => {
+                    return Err(self.unstaged_error(SubmitErrorKind::Poisoned(failure)));
+                }
+            }
         }
     }
 
-    /// Waits for space; false if there was none before the deadline.
+    /// Waits for space. Returns whether there is some: false if there was none before the deadline.
     fn wait_for_space(&mut self, deadline: Option<u64>) -> Result<bool, StreamFailure> {
-        let Self { shell, handle, background, waiter, pool, .. } = self;
+        let Self { shell, handle, background, spin, buf_pool, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
         let end = loop {
             let worked = shell.work(&mut |_, _| ());
-            shell.marks()?;
+            shell.publish_marks()?;
             if let Some(end) = shell.driver.wait_step_unwoken(Until::Space, deadline, now_ns) {
                 break end;
             }
-            shell.poll_again_or_sleep(waiter, worked, deadline);
+            shell.poll_again_or_sleep(spin, worked, deadline);
         };
-        shell.reclaim(pool);
+        shell.reclaim_bufs(buf_pool);
         Ok(end == WaitEnd::Reached)
     }
 
-    /// Submits the staged group; if it is refused, it stays staged.
-    fn try_admit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
-        self.check()?;
+    /// Submits the staged group. If it is refused, it stays staged.
+    fn try_submit(&mut self, tag: u64, durable: bool) -> Result<Seq, SubmitErrorKind> {
+        self.check_staged()?;
         let Self { shell, handle, volume, background, staged, id, .. } = self;
         let mut shell = OwnerCall::begin(shell, handle, background);
-        let traced_since = shell.driver.traces_next().then(now_ns);
+        let trace_begin = shell.driver.traces_next().then(now_ns);
         let staged = staged.get_mut();
-        let seq =
-            shell.driver.admit(&mut staged.writes, tag, durable).map_err(
-                |refusal| match refusal {
-                    Refusal::Full(bound) => SubmitErrorKind::Full(named(bound, volume)),
-                    Refusal::TooLarge(bound) => SubmitErrorKind::TooLarge(named(bound, volume)),
-                    Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
-                    Refusal::Empty => SubmitErrorKind::Empty,
-                    Refusal::Poisoned(failure) => {
-                        SubmitErrorKind::Poisoned(shell.record_failure(failure))
-                    }
-                },
-            )?;
-        if let Some(since) = traced_since {
-            shell.driver.trace(seq, since, now_ns());
+        let admitted = shell.driver.admit(&mut staged.writes, tag, durable);
+        let seq = admitted.map_err(|refusal| submit_error(refusal, &mut shell, volume))?;
+        if let Some(trace_begin) = trace_begin {
+            shell.driver.trace(seq, trace_begin, now_ns());
         }
-        if let Some(ownership) = &volume.ownership {
-            let writes = staged.writes.iter();
-            lock(ownership).note(*id, writes.map(|w| (w.lba, w.blocks)), seq);
+        if let Some(checker) = &volume.ownership_checker {
+            let extents = staged.writes.iter().map(|write| (write.lba, write.blocks));
+            lock(checker).note(*id, extents, seq);
         }
-        // Before anything else, while this thread has the stream: of a write that was split, a
-        // piece is left here. The buffer counts that piece together with those in the driver, which
-        // only one thread may do at a time.
+        // The driver has taken the pieces of all writes, except that it leaves one piece of a write that
+        // it splits. That piece must be dropped while this thread has the stream, because only one
+        // thread at a time may count the pieces of a buffer.
         staged.writes.clear();
-        shell.kept.keep(seq, staged.bufs.drain(..));
+        shell.kept_bufs.keep(seq, staged.bufs.drain(..));
         if durable {
-            handle.watched.publish_asked(seq);
+            handle.published_marks.publish_durable_requested(seq);
         }
         if shell.driver.should_send() {
             shell.send();
@@ -135,18 +134,31 @@ impl Stream {
         Ok(seq)
     }
 
-    /// Returns the staged buffers in the error; the pieces that point into them are dropped first.
+    /// The error for a group that was refused, with the staged buffers. The staged writes are dropped
+    /// first, because their pieces point into the buffers.
     #[cold]
-    fn refused(&mut self, kind: SubmitErrorKind) -> SubmitError {
+    fn unstaged_error(&mut self, kind: SubmitErrorKind) -> SubmitError {
         let staged = self.staged.get_mut();
         staged.writes.clear();
         SubmitError { kind, bufs: std::mem::take(&mut staged.bufs) }
     }
 }
 
-/// A bound, with the address of its target.
+/// The error for a refusal of the driver.
 #[cold]
-fn named(bound: engine::Bound, volume: &Inner) -> Bound {
+fn submit_error(refusal: Refusal, shell: &mut StreamShell, volume: &OpenVolume) -> SubmitErrorKind {
+    match refusal {
+        Refusal::Full(bound) => SubmitErrorKind::Full(bound_with_address(bound, volume)),
+        Refusal::TooLarge(bound) => SubmitErrorKind::TooLarge(bound_with_address(bound, volume)),
+        Refusal::TooManyEntries => SubmitErrorKind::TooManyEntries,
+        Refusal::Empty => SubmitErrorKind::Empty,
+        Refusal::Poisoned(failure) => SubmitErrorKind::Poisoned(shell.record_failure(failure)),
+    }
+}
+
+/// A bound of the engine, with the address of its target.
+#[cold]
+fn bound_with_address(bound: engine::Bound, volume: &OpenVolume) -> Bound {
     match bound {
         engine::Bound::Log { server } => {
             Bound::Log { target: volume.server_name(usize::from(server)) }

@@ -1,4 +1,4 @@
-//! The shared state of the streams of an open volume.
+//! An open volume: the state that its [`Volume`](crate::Volume), its streams and its readers share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,9 +23,9 @@ use crate::signal::Signal;
 use crate::stream_handle::StreamHandle;
 use crate::target::Target;
 
-/// An open volume: the state that its streams and readers share.
+/// See the [module](self). The volume is open until this is dropped, or until it is released.
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct OpenVolume {
     pub(crate) name: String,
     pub(crate) id: VolumeId,
     pub(crate) info: VolumeInfo,
@@ -34,36 +34,39 @@ pub(crate) struct Inner {
     /// The generation of this owner.
     pub(crate) generation: u32,
     pub(crate) topology: Topology,
-    /// The volume, in the form that recovery needs.
-    pub(crate) opening: OpeningConfig,
+    /// The properties of the volume, in the form that recovery needs.
+    pub(crate) opening_config: OpeningConfig,
     /// For each member, its namespace identifier.
     pub(crate) nsids: Vec<u32>,
     pub(crate) servers: Vec<Arc<Server>>,
-    pub(crate) connect: ConnectOptions,
+    pub(crate) connect_options: ConnectOptions,
     /// The streams that are open, and the queues of the targets that they use.
     pub(crate) state: Mutex<VolumeState>,
-    /// The failed FLUSHes of all streams (T22).
+    /// The failed FLUSHes of each drive. A failed FLUSH may have lost data of all streams on that drive,
+    /// so it fails all of them (T22).
     pub(crate) flush_failures: Arc<FlushFailures>,
-    /// Makes reads wait while a stream replays (P9).
+    /// Makes reads wait while a stream replays, because the target may have lost what the stream
+    /// replays (P9).
     pub(crate) read_barrier: Arc<ReadBarrier>,
-    /// The ownership checker (T11, T15), if the options or a debug build require it.
-    pub(crate) ownership: Option<Mutex<BlockOwnershipChecker>>,
+    /// Checks the declarations of the caller about blocks (T11, T15). `None` unless the options or a
+    /// debug build require it.
+    pub(crate) ownership_checker: Option<Mutex<BlockOwnershipChecker>>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
-    pub(crate) opened: Start,
-    /// One recovery at a time: they share the queue to the drives.
-    pub(crate) recovering: Mutex<()>,
-    /// The volume has been released on its targets.
-    pub(crate) closed: AtomicBool,
-    /// Wakes waiting threads at each event of a target.
+    pub(crate) opened_at: Start,
+    /// Locked during a recovery, because recoveries share each target's queue for the drives.
+    pub(crate) recovery_lock: Mutex<()>,
+    /// Whether the volume has been released on its targets.
+    pub(crate) is_released: AtomicBool,
+    /// Is notified when the association with a target changes.
     pub(crate) signal: Arc<Signal>,
 }
 
-impl Drop for Inner {
+impl Drop for OpenVolume {
     fn drop(&mut self) {
         for server in &self.servers {
-            // This shows the target at once that the owner has ended for good, so no lease is needed
-            // (T25).
+            // The target detects at once that the owner has ended for good. So it does not keep the
+            // volume for the owner until the end of a lease (T25).
             server.target.stop();
         }
     }
@@ -73,14 +76,15 @@ impl Drop for Inner {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) name: TargetAddr,
+    /// The address of the first member on the target, with the NQN of the subsystem.
     pub(crate) addr: MemberAddr,
-    /// Whether it has the extension, so that the volume is claimed there.
+    /// Whether the volume is claimed on the target, because the target has Rio's extension.
     pub(crate) is_claimed: bool,
     pub(crate) target: Arc<Target>,
 }
 
-impl Inner {
-    /// Reserves the stream and a queue on each server for it.
+impl OpenVolume {
+    /// Reserves the stream, and a queue on each server for it.
     pub(crate) fn reserve(&self, stream: StreamId) -> Result<Reserved, StreamError> {
         lock(&self.state).reserve(stream).map_err(|error| match error {
             ReserveError::NoSuchStream { streams } => {
@@ -95,32 +99,35 @@ impl Inner {
     }
 
     /// The group after which a stream continues.
-    pub(crate) fn mark(&self, stream: StreamId) -> Seq {
+    pub(crate) fn last_seq(&self, stream: StreamId) -> Seq {
         lock(&self.state).mark(stream)
     }
 
-    /// The stream has been closed cleanly.
-    pub(crate) fn stream_closed(&self, stream: StreamId, released: Seq) {
+    /// Records that a stream was closed. Its groups up to `released` need no recovery.
+    pub(crate) fn on_stream_closed(&self, stream: StreamId, released: Seq) {
         lock(&self.state).on_stream_closed(stream, released);
     }
 
-    /// The stream has ended, and its requests may still be in flight.
-    pub(crate) fn stream_dropped(&self, stream: StreamId) {
+    /// Records that a stream was dropped without a close. Its requests may still be in flight.
+    pub(crate) fn on_stream_dropped(&self, stream: StreamId) {
         let was_open = lock(&self.state).on_stream_ended(stream);
-        // Otherwise this could end a stream that another thread has opened meanwhile.
+        // A second call could end a stream that another thread has opened after the first call.
         debug_assert!(was_open, "an opened stream ends once");
     }
 
-    /// The targets need not send the stream messages any more.
-    pub(crate) fn forget_stream(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
-        self.servers.iter().for_each(|server| server.target.forget(stream, handle));
+    /// Stops the messages of the targets to a stream that has ended.
+    pub(crate) fn remove_stream_from_targets(&self, stream: StreamId, handle: &Arc<StreamHandle>) {
+        for server in &self.servers {
+            server.target.remove_stream(stream, handle);
+        }
     }
 
-    /// The stream has been recovered, and continues after the prefix.
-    pub(crate) fn stream_recovered(&self, found: &StreamRecovery) {
-        lock(&self.state).on_stream_recovered(found.stream, found.last, found.pending());
-        if let Some(ownership) = &self.ownership {
-            lock(ownership).on_recovered(found.stream, found.last);
+    /// Records that a stream was recovered. It continues after the prefix.
+    pub(crate) fn on_stream_recovered(&self, recovery: &StreamRecovery) {
+        let StreamRecovery { stream, last, .. } = *recovery;
+        lock(&self.state).on_stream_recovered(stream, last, recovery.pending());
+        if let Some(checker) = &self.ownership_checker {
+            lock(checker).on_recovered(stream, last);
         }
     }
 
@@ -134,13 +141,13 @@ impl Inner {
         self.info.members[usize::from(member.0)].addr.clone()
     }
 
-    /// Whether the volume has been released on its targets: another initiator may own it.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+    /// Whether the volume has been released on its targets. Another initiator may own it by now.
+    pub(crate) fn is_released(&self) -> bool {
+        self.is_released.load(Ordering::Acquire)
     }
 
     /// Whether the volume's streams write to ordering logs.
-    pub(crate) fn is_logged(&self) -> bool {
+    pub(crate) fn has_logs(&self) -> bool {
         lock(&self.state).is_logged()
     }
 }
