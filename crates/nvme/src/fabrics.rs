@@ -282,8 +282,8 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// The property's value. CQR is set, because over fabrics all queues are contiguous. MPSMAX is the
-    /// same as MPSMIN.
+    /// The property's value. CQR is set, because over fabrics all queues are contiguous. MPSMAX is
+    /// the same as MPSMIN.
     #[must_use]
     pub const fn value(&self) -> u64 {
         const CQR: u64 = 1 << 16;

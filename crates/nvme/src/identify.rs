@@ -1,7 +1,7 @@
 //! Identify data structures (Base §5.17; NVM §4.1.5). All are 4096 bytes.
 //!
-//! The documentation of each field begins with its byte offset in the structure. The encoder and the
-//! decoder of the structure use these offsets.
+//! The documentation of each field begins with its byte offset in the structure. The encoder and
+//! the decoder of the structure use these offsets.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -347,7 +347,8 @@ pub const DLFEAT_DEAC: u8 = 1 << 3;
 
 /// Offset of the first LBA format in Identify Namespace.
 const FORMATS_AT: usize = 128;
-/// Length of an LBA format: metadata bytes per block (2 bytes), LBADS (1), relative performance (1).
+/// Length of an LBA format: metadata bytes per block (2 bytes), LBADS (1), relative performance
+/// (1).
 const FORMAT_LEN: usize = 4;
 
 impl Namespace {
@@ -407,8 +408,8 @@ impl Namespace {
         })
     }
 
-    /// Block size in bytes; `None` if the format gives less than 512 bytes or more than 2 GiB, which no
-    /// real drive has.
+    /// Block size in bytes; `None` if the format gives less than 512 bytes or more than 2 GiB,
+    /// which no real drive has.
     #[must_use]
     pub const fn block_size(&self) -> Option<u32> {
         match self.lbads {
@@ -430,8 +431,8 @@ pub fn namespace_list(sorted: impl IntoIterator<Item = u32>, after: u32) -> [u8;
     bytes
 }
 
-/// The namespaces of a list. The list ends at the first element that is not above the one before it:
-/// zero fills the rest of a list, and a hostile list need not ascend.
+/// The namespaces of a list. The list ends at the first element that is not above the one before
+/// it: zero fills the rest of a list, and a hostile list need not ascend.
 ///
 /// # Errors
 /// [`ShortData`], if `data` has fewer than 4096 bytes.
@@ -512,8 +513,8 @@ impl Descriptors {
         bytes
     }
 
-    /// Reads the descriptors. Descriptors of unknown type are skipped. The list ends at a length that
-    /// is zero or that goes beyond the structure.
+    /// Reads the descriptors. Descriptors of unknown type are skipped. The list ends at a length
+    /// that is zero or that goes beyond the structure.
     ///
     /// # Errors
     /// [`ShortData`], if `data` has fewer than 4096 bytes.

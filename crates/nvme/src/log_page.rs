@@ -217,12 +217,13 @@ const CSUPP: u32 = 1 << 0;
 /// LBCC: the command may change the content of blocks.
 const LBCC: u32 = 1 << 1;
 
-/// Offset of the I/O commands in Commands Supported and Effects. The admin commands begin at byte 0.
+/// Offset of the I/O commands in Commands Supported and Effects. The admin commands begin at byte
+/// 0.
 const IO_EFFECTS_AT: usize = 1024;
 
 /// Commands Supported and Effects: 4096 bytes, one dword per opcode.
 ///
-/// `has_io_queues` says whether the controller has I/O queues. A discovery controller has none.
+/// `has_io_queues` is whether the controller has I/O queues. A discovery controller has none.
 #[must_use]
 pub fn effects(has_io_queues: bool) -> [u8; 4096] {
     let mut bytes = [0; 4096];

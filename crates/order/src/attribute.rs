@@ -1,16 +1,17 @@
 //! The ordering attribute: the identity of one ordered request (Rio paper §4.2).
 //!
-//! One attribute describes one *entry*: a request as it travels to one target. The initiator sends the
-//! attribute with the request, and the target appends it to its ordering log.
+//! One attribute describes one *entry*: a request as it travels to one target. The initiator sends
+//! the attribute with the request, and the target appends it to its ordering log.
 //!
-//! A group may have several entries, because it has several writes, or because a write was split at a
-//! stripe unit or a transfer limit. Each entry has the number of entries of its group
+//! A group may have several entries, because it has several writes, or because a write was split at
+//! a stripe unit or a transfer limit. Each entry has the number of entries of its group
 //! ([`Attribute::num`]) and its own place among them ([`Attribute::index`]). So recovery can notice
 //! that an entry never arrived.
 
 use core::fmt;
 
-/// The number of a group in its stream. It has 64 bits in memory and in the log, and 32 on the wire.
+/// The number of a group in its stream. It has 64 bits in memory and in the log, and 32 on the
+/// wire.
 ///
 /// The first group of a stream is 1. The number 0 means "before the first".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,8 +39,8 @@ impl Seq {
         self.0 as u32
     }
 
-    /// The seq nearest to `near` whose low 32 bits are `wire`. It lies at most 2³¹ ahead of `near`, or
-    /// less than 2³¹ behind. If it would lie before 0, the one ahead is returned.
+    /// The seq nearest to `near` whose low 32 bits are `wire`. It lies at most 2³¹ ahead of `near`,
+    /// or less than 2³¹ behind. If it would lie before 0, the one ahead is returned.
     #[must_use]
     pub const fn widen(wire: u32, near: Self) -> Self {
         let delta = wire.wrapping_sub(near.0 as u32) as i32 as i64;
@@ -94,7 +95,8 @@ pub enum Kind {
     Write = 1,
     /// Makes `blocks` blocks from `lba` on read as zeroes.
     Discard = 2,
-    /// Writes nothing. A joint FLUSH has such an entry for each drive that its group does not write.
+    /// Writes nothing. A joint FLUSH has such an entry for each drive that its group does not
+    /// write.
     Flush = 3,
 }
 
@@ -121,15 +123,15 @@ pub struct Flags(pub u8);
 impl Flags {
     /// The last entry of its group, in submission order.
     pub const BOUNDARY: Self = Self(1 << 0);
-    /// FLUSH the drive after this entry. When the FLUSH is done, the entry covers the stream's earlier
-    /// writes on the same drive: they are durable, too.
+    /// FLUSH the drive after this entry. When the FLUSH is done, the entry covers the stream's
+    /// earlier writes on the same drive: they are durable, too.
     pub const FLUSH: Self = Self(1 << 1);
     /// In-place update. Undo does not touch the blocks, and recovery lists them after a crash.
     pub const IN_PLACE: Self = Self(1 << 2);
     /// One of several fragments of a request that was split.
     pub const SPLIT: Self = Self(1 << 3);
-    /// Extension of the content of the blocks. Undo does not touch the blocks, and recovery does not
-    /// list them after a crash. Only for [`Kind::Write`], and never with
+    /// Extension of the content of the blocks. Undo does not touch the blocks, and recovery does
+    /// not list them after a crash. Only for [`Kind::Write`], and never with
     /// [`IN_PLACE`](Self::IN_PLACE).
     pub const EXTEND: Self = Self(1 << 4);
     /// The bits that decide what undo does with the blocks. A fresh write has none of them.
@@ -213,15 +215,15 @@ impl GroupTag {
 pub struct Attribute {
     /// The group of the entry; the first one if the entry covers several groups.
     pub seq: Seq,
-    /// The number of whole groups that the entry covers. It is above 1 if requests of several groups
-    /// were merged. Then `num` is 1.
+    /// The number of whole groups that the entry covers. It is above 1 if requests of several
+    /// groups were merged. Then `num` is 1.
     pub span: u16,
     /// The number of entries of the group on all targets, flush entries and fragments included.
     pub num: u16,
     /// The place of this entry among the entries of the group, `0..num`.
     pub index: u16,
-    /// The place of this entry among the stream's entries on this server. Each binding counts from 1
-    /// without gaps. This is the paper's `prev` plus one.
+    /// The place of this entry among the stream's entries on this server. Each binding counts from
+    /// 1 without gaps. This is the paper's `prev` plus one.
     pub ordinal: u32,
     /// The drive, by its index in the volume's member list.
     pub member: Member,

@@ -1,6 +1,7 @@
 //! Fields at byte offsets of the structures in a log. All numbers are little endian.
 //!
-//! The callers know the length of each structure. An offset beyond the slice is a programming error.
+//! The callers know the length of each structure. An offset beyond the slice is a programming
+//! error.
 
 /// The little-endian number of 8 bytes at offset `at`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {

@@ -16,9 +16,9 @@
 //!     +--------+--------+--------+--------+--------+--------+--------+---------------+
 //! ```
 //!
-//! The append writes all words but the *persist word*, and the checksum covers them. The persist word
-//! is stored alone, when the data of the entry is durable. Half an entry, an entry of an older lap in
-//! a reused slot, and an entry of another partition are never valid (T7).
+//! The append writes all words but the *persist word*, and the checksum covers them. The persist
+//! word is stored alone, when the data of the entry is durable. Half an entry, an entry of an older
+//! lap in a reused slot, and an entry of another partition are never valid (T7).
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use crate::bytes::{put, u16_at, u32_at, u64_at};
@@ -61,8 +61,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The persist word of the entry at `position`. It is never 0. It differs from the persist word of
-    /// every other lap of the same slot, so a word that an older lap left is not valid (T7).
+    /// The persist word of the entry at `position`. It is never 0. It differs from the persist word
+    /// of every other lap of the same slot, so a word that an older lap left is not valid (T7).
     #[must_use]
     #[inline]
     pub const fn stamp(self, position: Position) -> u64 {
@@ -90,8 +90,8 @@ pub struct Entry {
 /// An upper bound of how many appends before an entry were not fenced when that entry was written.
 ///
 /// All older appends were durable by then. If one of them is unreadable, the medium has damaged it,
-/// because a crash tears only appends that are not fenced. Such a log is refused. It must not be read
-/// as a shorter one, because then the undo of the lost entries would be missing (T19).
+/// because a crash tears only appends that are not fenced. Such a log is refused. It must not be
+/// read as a shorter one, because then the undo of the lost entries would be missing (T19).
 ///
 /// The value is an exponent n of 4 bits: fewer than 2ⁿ appends were not fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,8 +199,8 @@ pub enum Persist {
     No,
     /// The word is the stamp of exactly this entry: the data is durable.
     Yes,
-    /// The word is neither. An older lap has left it, because a crash lost the word that overwrote it,
-    /// or the word is damaged. It is not valid.
+    /// The word is neither. An older lap has left it, because a crash lost the word that overwrote
+    /// it, or the word is damaged. It is not valid.
     Invalid,
 }
 

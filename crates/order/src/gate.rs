@@ -1,7 +1,7 @@
 //! The gate: a target holds entries in it until their predecessors are done (paper §4.3.1).
 //!
-//! Each stream has one [`Gate`] on each server. The caller reports arrivals and completions, and the
-//! gate answers with [`Step`]s for the caller:
+//! Each stream has one [`Gate`] on each server. The caller reports arrivals and completions, and
+//! the gate answers with [`Step`]s for the caller:
 //!
 //! ```text
 //!  on_arrival --> early --> append --> waiting --> write in flight --> unflushed --> complete
@@ -12,10 +12,10 @@
 //! Most writes need not wait for one another. The gate holds only
 //!
 //! - an entry that arrived before its predecessors, until they arrive,
-//! - a write that touches a block of an earlier write in flight, because the drive may carry out the
-//!   two in any order (T12),
-//! - the FLUSH of a flush entry, until the entry's own write and all earlier entries of the stream on
-//!   that drive have completed, because a FLUSH covers only completed writes (T2),
+//! - a write that touches a block of an earlier write in flight, because the drive may carry out
+//!   the two in any order (T12),
+//! - the FLUSH of a flush entry, until the entry's own write and all earlier entries of the stream
+//!   on that drive have completed, because a FLUSH covers only completed writes (T2),
 //! - after a failure, every later entry, for good, because nothing after a failure may be reported
 //!   complete (P6).
 
@@ -50,8 +50,8 @@ pub struct Gate {
     drive_of_member: [u8; 256],
     /// The ordinal of the entry that is admitted next.
     next_ordinal: u32,
-    /// The tickets of the entries that arrived before their turn. The index is the ordinal modulo the
-    /// length, which is a power of two.
+    /// The tickets of the entries that arrived before their turn. The index is the ordinal modulo
+    /// the length, which is a power of two.
     early_tickets: Vec<u32>,
     /// The number of tickets in `early_tickets`.
     early_count: u32,
@@ -67,8 +67,8 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are at the
-    /// gate at once. Their tickets are `0..capacity`.
+    /// A gate for a new binding: the first entry has ordinal 1. At most `capacity` entries are at
+    /// the gate at once. Their tickets are `0..capacity`.
     ///
     /// # Panics
     ///
@@ -78,8 +78,8 @@ impl Gate {
         Self::starting_at(1, members, capacity)
     }
 
-    /// A gate like that of [`new`](Self::new), but the first entry has ordinal `first`. Ordinals wrap
-    /// from 2³² − 1 to 0.
+    /// A gate like that of [`new`](Self::new), but the first entry has ordinal `first`. Ordinals
+    /// wrap from 2³² − 1 to 0.
     ///
     /// # Panics
     ///
@@ -175,7 +175,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Handles the end of the entry's write or discard. `ok` says whether the drive reported success.
+    /// Handles the end of the entry's write or discard. `ok` is whether the drive reported
+    /// success.
     ///
     /// # Panics
     ///
@@ -205,8 +206,8 @@ impl Gate {
         let volatile = self.drives[usize::from(node.drive)].cache.volatile;
         if self.must_fail(&node) {
             self.refuse(table, ticket.0, steps);
-            // The refusal of the failed write was added last. It must be the first of the new steps,
-            // before the refusals that the failure has caused.
+            // The refusal of the failed write was added last. It must be the first of the new
+            // steps, before the refusals that the failure has caused.
             steps[first_new_step..].rotate_right(1);
         } else if node.has_flush {
             table.node_mut(ticket).state = NodeState::Unflushed;
@@ -219,7 +220,7 @@ impl Gate {
         self.flush_if_due(table, node.drive, steps);
     }
 
-    /// Handles the end of the entry's FLUSH. `ok` says whether the drive reported success.
+    /// Handles the end of the entry's FLUSH. `ok` is whether the drive reported success.
     ///
     /// A success also completes the earlier flush entries on this drive that were pending when the
     /// FLUSH was submitted.
@@ -271,8 +272,8 @@ impl Gate {
         self.poison.map(|poison| poison.cause)
     }
 
-    /// Whether the stream has writes on the drive, completed or in flight, that no FLUSH covers yet.
-    /// Always false for a drive without a volatile cache.
+    /// Whether the stream has writes on the drive, completed or in flight, that no FLUSH covers
+    /// yet. Always false for a drive without a volatile cache.
     #[must_use]
     pub fn has_unflushed(&self, member: Member) -> bool {
         let drive = self.drive_of_member[usize::from(member.0)];
@@ -311,8 +312,8 @@ impl Gate {
         }
     }
 
-    /// Admits the entry that is next in order: adds the step to append it to the log, and the step to
-    /// write it unless an earlier write in flight overlaps it.
+    /// Admits the entry that is next in order: adds the step to append it to the log, and the step
+    /// to write it unless an earlier write in flight overlaps it.
     #[inline(always)]
     fn admit(&mut self, table: &mut impl Table, ticket: u32, steps: &mut Vec<Step>) {
         self.next_ordinal = self.next_ordinal.wrapping_add(1);
@@ -350,8 +351,8 @@ impl Gate {
         self.add_to_drive(table, ticket);
     }
 
-    /// The number of earlier entries on the drive whose write is not completed and touches a block of
-    /// this entry.
+    /// The number of earlier entries on the drive whose write is not completed and touches a block
+    /// of this entry.
     fn count_overlapping(&self, table: &impl Table, ticket: u32) -> u32 {
         let node = table.node(Ticket(ticket));
         let mut count = 0;
@@ -364,8 +365,8 @@ impl Gate {
         count
     }
 
-    /// Notes that the write of `written` does not block later writes any more. Adds the step to write
-    /// for each waiting write that has no blocker left.
+    /// Notes that the write of `written` does not block later writes any more. Adds the step to
+    /// write for each waiting write that has no blocker left.
     fn unblock_waiting(&mut self, table: &mut impl Table, written: &Node, steps: &mut Vec<Step>) {
         self.waiting.retain(|&ticket| {
             let node = table.node_mut(Ticket(ticket));
@@ -385,11 +386,11 @@ impl Gate {
         });
     }
 
-    /// Adds the step to FLUSH a drive, if pending flush entries there have no earlier write in flight
-    /// any more. One FLUSH serves all of them.
+    /// Adds the step to FLUSH a drive, if pending flush entries there have no earlier write in
+    /// flight any more. One FLUSH serves all of them.
     ///
-    /// Only one FLUSH of a drive is in flight at a time. With two, the later one could succeed before
-    /// the earlier one fails, and would cover writes that the earlier one has lost (T4).
+    /// Only one FLUSH of a drive is in flight at a time. With two, the later one could succeed
+    /// before the earlier one fails, and would cover writes that the earlier one has lost (T4).
     #[inline(always)]
     fn flush_if_due(&mut self, table: &mut impl Table, drive_index: u8, steps: &mut Vec<Step>) {
         let drive = &self.drives[usize::from(drive_index)];
@@ -398,8 +399,8 @@ impl Gate {
         }
     }
 
-    /// The part of [`flush_if_due`](Self::flush_if_due) for a drive that has pending flush entries and
-    /// no FLUSH in flight.
+    /// The part of [`flush_if_due`](Self::flush_if_due) for a drive that has pending flush entries
+    /// and no FLUSH in flight.
     fn flush_ready(&mut self, table: &mut impl Table, drive_index: u8, steps: &mut Vec<Step>) {
         let drive = &mut self.drives[usize::from(drive_index)];
         let oldest_unwritten = (drive.first_unwritten != NONE)
@@ -422,8 +423,8 @@ impl Gate {
             drive.flush_in_flight = Some(last_ready);
             steps.push(Step::Flush(Ticket(last_ready)));
         } else {
-            // A completed write is durable on this drive, so no FLUSH is needed. The flush entry has
-            // waited all the same, because it covers the earlier entries on this drive.
+            // A completed write is durable on this drive, so no FLUSH is needed. The flush entry
+            // has waited all the same, because it covers the earlier entries on this drive.
             for _ in 0..ready_count {
                 let drive = &mut self.drives[usize::from(drive_index)];
                 let ticket = drive.pending_flushes.pop_front().expect("ready entries are pending");
@@ -432,8 +433,8 @@ impl Gate {
         }
     }
 
-    /// Removes an entry from the gate as completed. `persist` says whether its data is durable, so that
-    /// its persist word may be set.
+    /// Removes an entry from the gate as completed. `persist` is whether its data is durable, so
+    /// that its persist word may be set.
     #[inline(always)]
     fn complete(
         &mut self,
@@ -461,8 +462,8 @@ impl Gate {
         }
     }
 
-    /// Removes an entry from its drive's list of entries whose write is not completed, and its blocks
-    /// from the filter.
+    /// Removes an entry from its drive's list of entries whose write is not completed, and its
+    /// blocks from the filter.
     #[inline(always)]
     fn remove_from_drive(&mut self, table: &mut impl Table, node: &Node) {
         self.filter.remove(node.drive, node.lba, node.end);
@@ -488,14 +489,15 @@ const NO_DRIVE: u8 = u8::MAX;
 struct Drive {
     /// The member, and whether it has a volatile cache.
     cache: MemberCache,
-    /// The first entry on the drive's list of entries whose write is not completed, in ordinal order.
-    /// The list goes on through [`Node::after`].
+    /// The first entry on the drive's list of entries whose write is not completed, in ordinal
+    /// order. The list goes on through [`Node::after`].
     first_unwritten: u32,
     /// The last entry on that list.
     last_unwritten: u32,
     /// The flush entries that are not completed, in ordinal order.
     pending_flushes: VecDeque<u32>,
-    /// The entry whose FLUSH is in flight. The FLUSH covers all pending flush entries up to this one.
+    /// The entry whose FLUSH is in flight. The FLUSH covers all pending flush entries up to this
+    /// one.
     flush_in_flight: Option<u32>,
     /// The ordinal of the last write to a volatile drive; `None` if a FLUSH has covered that write.
     last_unflushed: Option<u32>,
@@ -508,8 +510,8 @@ const fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
 
-/// Checks an entry that arrived `ahead` ordinals before its turn. It must be neither a duplicate nor
-/// further ahead than `window`, the most entries at the gate.
+/// Checks an entry that arrived `ahead` ordinals before its turn. It must be neither a duplicate
+/// nor further ahead than `window`, the most entries at the gate.
 #[cold]
 fn check_early(
     ahead: u32,

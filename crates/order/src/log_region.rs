@@ -14,8 +14,8 @@
 //! each partition, and the target opens a [`StreamLog`](crate::ordering_log::StreamLog) there.
 //!
 //! The region's bytes are input. A region that is damaged, of another version or no longer valid is
-//! refused with advice. It is never read as a log with "nothing to undo", because then the undo of a
-//! crash would be missing (T19).
+//! refused with advice. It is never read as a log with "nothing to undo", because then the undo of
+//! a crash would be missing (T19).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -118,8 +118,8 @@ impl<R: Region> LogRegion<R> {
         Ok(log)
     }
 
-    /// Opens an existing log region for service: begins a new incarnation of the target, and records
-    /// the boot. The change is durable before this returns.
+    /// Opens an existing log region for service: begins a new incarnation of the target, and
+    /// records the boot. The change is durable before this returns.
     ///
     /// # Errors
     ///
@@ -167,8 +167,8 @@ impl<R: Region> LogRegion<R> {
     /// Adds a volume to the directory.
     ///
     /// Calls `format` for every stream, with the byte range of its partition. `format` must format
-    /// that partition. Only then is the volume recorded, durably. So a listed volume whose partition
-    /// is blank has lost its log.
+    /// that partition. Only then is the volume recorded, durably. So a listed volume whose
+    /// partition is blank has lost its log.
     ///
     /// # Errors
     ///
@@ -204,9 +204,9 @@ impl<R: Region> LogRegion<R> {
         Ok(self.write_header(header)?)
     }
 
-    /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is durable
-    /// before this returns. The caller may read the lists of the log only after that, because from
-    /// then on the earlier owner can append nothing (T8).
+    /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is
+    /// durable before this returns. The caller may read the lists of the log only after that,
+    /// because from then on the earlier owner can append nothing (T8).
     ///
     /// # Errors
     ///

@@ -91,8 +91,8 @@ pub struct StreamLog<R> {
     next: u64,
     /// The slot of `next`.
     next_slot: u32,
-    /// Appends must stop before this position. It is the head of the durable mark plus `slots`, or 0
-    /// while nothing may be appended.
+    /// Appends must stop before this position. It is the head of the durable mark plus `slots`, or
+    /// 0 while nothing may be appended.
     append_limit: u64,
     /// The first position that is not released, by the mark in memory.
     head: u64,
@@ -110,16 +110,16 @@ pub struct StreamLog<R> {
     durable_mark: Mark,
     /// Whether a crash has torn the copy of the mark that is written next.
     next_copy_is_torn: bool,
-    /// The last group that has entries in `adoption`; 0 if there is none. Because of it, an append of a
-    /// later group needs no search there.
+    /// The last group that has entries in `adoption`; 0 if there is none. Because of it, an append
+    /// of a later group needs no search there.
     last_adoptable: Seq,
     /// The entries of older bindings, for a replay.
     adoption: Adoption,
 }
 
 impl<R: Region> StreamLog<R> {
-    /// Makes the whole region a new, empty partition. The partition is durable before this returns. The
-    /// old content of the region is lost.
+    /// Makes the whole region a new, empty partition. The partition is durable before this returns.
+    /// The old content of the region is lost.
     ///
     /// # Errors
     ///
@@ -131,8 +131,8 @@ impl<R: Region> StreamLog<R> {
         crc: Crc32c,
     ) -> Result<Self, FormatError> {
         let slots = slot_count(&region)?;
-        // The first chunk has both marks. It is zeroed first, and the new mark is written last. So a
-        // crash in between leaves a blank partition, and never a new mark with old entries.
+        // The first chunk has both marks. It is zeroed first, and the new mark is written last. So
+        // a crash in between leaves a blank partition, and never a new mark with old entries.
         const ZEROES: [u8; 4096] = [0; 4096];
         let len = partition_bytes(slots);
         for offset in (0..len).step_by(ZEROES.len()) {
@@ -208,7 +208,8 @@ impl<R: Region> StreamLog<R> {
     /// [`fence`](Self::fence), and only then may the caller submit the write.
     ///
     /// An entry that a [resumed](Self::resume) log has already is *adopted*: the old position is
-    /// returned, and nothing is written. So no entry is logged twice, and a full log can be replayed.
+    /// returned, and nothing is written. So no entry is logged twice, and a full log can be
+    /// replayed.
     ///
     /// # Errors
     ///
@@ -243,8 +244,8 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Records that the data of the entry is durable, and for a flush entry the data of the earlier
-    /// entries that it covers. The record is durable after the next [`fence`](Self::fence), and only
-    /// then may the caller send the completion (T7).
+    /// entries that it covers. The record is durable after the next [`fence`](Self::fence), and
+    /// only then may the caller send the completion (T7).
     ///
     /// # Panics
     ///
@@ -262,9 +263,9 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// The region failed, and the log is unusable from then on. The caller must not submit the writes
-    /// whose entries were appended since the last fence, and must not answer the requests whose persist
-    /// words were set since then.
+    /// The region failed, and the log is unusable from then on. The caller must not submit the
+    /// writes whose entries were appended since the last fence, and must not answer the requests
+    /// whose persist words were set since then.
     #[inline]
     pub fn fence(&mut self) -> Result<(), RegionError> {
         self.check_region()?;
@@ -313,8 +314,8 @@ impl<R: Region> StreamLog<R> {
     ///
     /// # Errors
     ///
-    /// See [`LogError`]. After a failed fence the result is always [`LogError::Region`], because the
-    /// next incarnation of the target may find other bytes.
+    /// See [`LogError`]. After a failed fence the result is always [`LogError::Region`], because
+    /// the next incarnation of the target may find other bytes.
     pub fn scan(&self) -> Result<Scan, LogError> {
         self.check_region()?;
         Ok(scan(&self.region, &self.mark(), self.crc)?.0)
@@ -426,7 +427,8 @@ impl<R: Region> StreamLog<R> {
     /// Stores the persist word of an entry, unless its slot has been used again.
     #[inline]
     fn write_persist_word(&mut self, position: Position, origin: Origin) {
-        // A mark may release an entry whose write is still in flight. A later entry may have its slot.
+        // A mark may release an entry whose write is still in flight. A later entry may have its
+        // slot.
         let appends_since = self.next - position.0;
         if appends_since <= u64::from(self.slots) {
             // The slot is counted back from the next one, because the division `position % slots`
@@ -447,8 +449,8 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Writes the mark in memory to the region, and fences. The fence makes all other stores durable,
-    /// too.
+    /// Writes the mark in memory to the region, and fences. The fence makes all other stores
+    /// durable, too.
     #[cold]
     fn make_mark_durable(&mut self) -> Result<(), RegionError> {
         self.write_mark_copy(self.mark())?;
@@ -459,9 +461,9 @@ impl<R: Region> StreamLog<R> {
         Ok(())
     }
 
-    /// Writes both copies of the mark, one after the other. The rare changes of a binding need this,
-    /// because they must survive the damage of one copy. The change is made as soon as the first copy
-    /// is durable.
+    /// Writes both copies of the mark, one after the other. The rare changes of a binding need
+    /// this, because they must survive the damage of one copy. The change is made as soon as the
+    /// first copy is durable.
     fn write_both_marks(&mut self, mark: Mark) -> Result<(), RegionError> {
         self.write_mark_copy(mark)?;
         self.released = mark.released;
@@ -534,8 +536,8 @@ impl<R: Region> StreamLog<R> {
         }
     }
 
-    /// Moves `next` behind an entry that was written, or found, at `next`. `end` is the last group of
-    /// the entry.
+    /// Moves `next` behind an entry that was written, or found, at `next`. `end` is the last group
+    /// of the entry.
     #[inline]
     fn count_append(&mut self, end: GroupTag) {
         self.ends[self.next_slot as usize] = end;

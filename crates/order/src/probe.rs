@@ -92,8 +92,8 @@ named! {
         T7UseUnfenced = "T7-use-unfenced",
         /// The write goes to the drive before its attribute is durable.
         T7WriteBeforeFence = "T7-write-before-fence",
-        /// A fence of a log on a block device does not wait for its writes: the next one writes their
-        /// blocks again while they are in flight.
+        /// A fence of a log on a block device does not wait for its writes: the next one writes
+        /// their blocks again while they are in flight.
         M4LogBlockInFlight = "M4-log-block-in-flight",
         /// A claim does not wait for the old owner's writes in flight.
         T8ClaimNoWait = "T8-claim-no-wait",
@@ -257,8 +257,8 @@ named! {
         P8WaiterNotChecked = "P8-waiter-not-checked",
         /// Threads that wait for a mark do not learn that their stream has failed.
         P8WaiterNotWoken = "P8-waiter-not-woken",
-        /// The background driver leaves a stream for which other threads wait to its owner, although
-        /// the owner is not calling.
+        /// The background driver leaves a stream for which other threads wait to its owner,
+        /// although the owner is not calling.
         P8AwaitedLeft = "P8-awaited-left",
         /// A durable group is not sent before the owner's next call.
         P8DurableUnsent = "P8-durable-unsent",

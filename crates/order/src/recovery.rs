@@ -1,106 +1,23 @@
 //! The decisions of recovery (Rio paper §4.4). Nothing here changes a log or a drive.
 //!
-//! 1. Each target reads the live entries of its partitions, and [`validate`]s them: which of them are
-//!    durable?
-//! 2. The initiator takes the lists of all targets, and [`decide`]s for each stream: which group is the
-//!    last of the prefix, and which blocks of the groups beyond it must be undone?
+//! 1. Each target reads the live entries of its partitions, and [`validate`]s them: which of them
+//!    are durable?
+//! 2. The initiator takes the lists of all targets, and [`decide`]s for each stream: which group is
+//!    the last of the prefix, and which blocks of the groups beyond it must be undone?
 
-use alloc::collections::BTreeMap;
-use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use crate::entry::Position;
 use crate::group::{GroupCount, count_group};
-use crate::ordering_log::LoggedEntry;
 use crate::probe::{self, Plant, Rare};
+pub use validation::validate;
 
-/// For each live entry of a partition, in the order given: whether it is durable.
-///
-/// An entry is durable if
-///
-/// - its persist word is set, or
-/// - a persisted flush entry on the same drive comes later in stream order. The gate issued that FLUSH
-///   after all earlier entries on the drive had completed without a failure (T4). Or
-/// - a durable entry on the same drive comes later in stream order and overlaps it. The gate submitted
-///   the later one only after this one had completed (T12).
-///
-/// The last rule applies whether or not the drive has a volatile cache now. While a drive has one, only
-/// flush entries get a persist word, and these cover all earlier entries anyway. So if another entry has
-/// a persist word, the drive had no volatile cache *at that time*, and kept completed writes. An owner
-/// that came back at that time has counted the overlapped entry as done, and does not send it again. So
-/// the entry stays durable when the drive comes back without its protection (T27).
-///
-/// An entry covers no entry of another drive or of another generation. (The live entries of a partition
-/// are of one generation.) But it covers entries of earlier incarnations: within a generation, the owner
-/// replays everything that is not durable, in order, before anything new. So a later flush covers the
-/// replayed writes, too.
-#[must_use]
-pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
-    let mut order: Vec<usize> = (0..entries.len()).collect();
-    order.sort_by_key(|&index| stream_order(&entries[index].attribute));
-    let mut durable = vec![false; entries.len()];
-    let mut flushed_members: Vec<Member> = Vec::new();
-    let mut overwritten = BlockRuns::default();
-    // From the newest entry to the oldest, so that all entries that may cover one are known before it.
-    for &index in order.iter().rev() {
-        let LoggedEntry { attribute, persisted, .. } = &entries[index];
-        let is_covered_by_flush = flushed_members.contains(&attribute.member)
-            || probe::planted(Plant::T4CoverOtherDrive) && !flushed_members.is_empty();
-        let is_covered_by_overlap =
-            overwritten.overlaps(attribute) && !probe::planted(Plant::T12NoOverlapCover);
-        durable[index] = *persisted || is_covered_by_flush || is_covered_by_overlap;
-        if !persisted && is_covered_by_flush {
-            probe::hit(Rare::CoveredByFlush);
-        } else if !persisted && is_covered_by_overlap {
-            probe::hit(Rare::CoveredByOverlap);
-        }
-        if *persisted && attribute.is_flush() && !flushed_members.contains(&attribute.member) {
-            flushed_members.push(attribute.member);
-        }
-        if durable[index] {
-            overwritten.add(attribute);
-        }
-    }
-    durable
-}
+mod validation;
 
 /// The sort key for the order of a stream's entries on one server.
 fn stream_order(attribute: &Attribute) -> (Seq, u16) {
     (attribute.seq, attribute.index)
-}
-
-/// A set of blocks of the drives of one server, as runs that do not touch each other.
-#[derive(Default)]
-struct BlockRuns {
-    /// The end of each run (the block after its last), by member and first block.
-    end_by_start: BTreeMap<(Member, u64), u64>,
-}
-
-impl BlockRuns {
-    /// Whether an entry touches a block of the set.
-    fn overlaps(&self, entry: &Attribute) -> bool {
-        let entry_end = entry.lba.saturating_add(u64::from(entry.blocks));
-        let mut before_end = self.end_by_start.range((entry.member, 0)..(entry.member, entry_end));
-        before_end.next_back().is_some_and(|(_, &run_end)| run_end > entry.lba)
-    }
-
-    /// Adds the blocks of an entry, and joins runs that touch.
-    fn add(&mut self, entry: &Attribute) {
-        let member = entry.member;
-        let (mut first, mut end) = (entry.lba, entry.lba.saturating_add(u64::from(entry.blocks)));
-        while let Some((&(_, run_first), &run_end)) =
-            self.end_by_start.range((member, 0)..=(member, end)).next_back()
-        {
-            if run_end < first {
-                break;
-            }
-            first = first.min(run_first);
-            end = end.max(run_end);
-            self.end_by_start.remove(&(member, run_first));
-        }
-        self.end_by_start.insert((member, first), end);
-    }
 }
 
 /// A live entry, as a target reports it.
@@ -183,8 +100,8 @@ pub struct StreamPlan {
     pub in_place: Vec<InPlace>,
     /// Whether a log was given up. Then no server undoes anything (T26).
     pub log_given_up: bool,
-    /// The fresh blocks and the extensions of dropped groups that are left as they are because a log
-    /// was given up, in order of seq. They may be of a group that was durable and confirmed.
+    /// The fresh blocks and the extensions of dropped groups that are left as they are because a
+    /// log was given up, in order of seq. They may be of a group that was durable and confirmed.
     pub in_doubt: Vec<InPlace>,
     /// The number of servers that an earlier, interrupted recovery has settled.
     pub settled: u16,
@@ -212,8 +129,8 @@ pub const ADVICE: &str = "put the right logs back, or open the volume with accep
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecideError {
-    /// Two entries of one group contradict each other: a group has one number of entries and one tag,
-    /// and a replay changes no entry.
+    /// Two entries of one group contradict each other: a group has one number of entries and one
+    /// tag, and a replay changes no entry.
     #[error(
         "the logs contradict each other about group {seq} of stream {stream}: they are damaged, or \
          not all of this volume; {ADVICE}"
@@ -271,14 +188,15 @@ impl DecideError {
 /// Merges the lists of all servers for one stream, and decides what the recovery must do.
 ///
 /// `server_of` returns the server of a drive, or `None` for a drive that the volume does not have.
-/// `lists` must have one element for **every** server of the volume. Without the list of one server, the
-/// prefix could end too late (T20).
+/// `lists` must have one element for **every** server of the volume. Without the list of one
+/// server, the prefix could end too late (T20).
 ///
-/// If a log was given up, a part of the order is unknown, and no undo is safe: a group behind a gap in
-/// the remaining lists may have been confirmed (T26). Then
+/// If a log was given up, a part of the order is unknown, and no undo is safe: a group behind a gap
+/// in the remaining lists may have been confirmed (T26). Then
 ///
 /// - nothing is undone,
-/// - the prefix goes from the largest released mark as far as the remaining lists show whole groups,
+/// - the prefix goes from the largest released mark as far as the remaining lists show whole
+///   groups,
 /// - all entries beyond the prefix are listed, whatever their place,
 /// - entries that contradict each other are no error, but they prove nothing.
 ///
@@ -317,8 +235,8 @@ pub fn decide(
         settled_at(stream, lists, released)?
     };
     let k = match settled {
-        // The earlier recovery has dealt with all groups beyond this seq. They are not counted again,
-        // because it may have undone some of their entries already (T9).
+        // The earlier recovery has dealt with all groups beyond this seq. They are not counted
+        // again, because it may have undone some of their entries already (T9).
         Some(k) => {
             probe::hit(Rare::SettledBefore);
             k
@@ -360,28 +278,28 @@ fn without_foreign_entries(
     StreamList { entries, ..list.clone() }
 }
 
-/// The largest released mark among the servers. A mark on one server proves that the groups up to it
-/// are durable on all of them (T1).
+/// The largest released mark among the servers. A mark on one server proves that the groups up to
+/// it are durable on all of them (T1).
 fn largest_released(lists: &[StreamList]) -> Seq {
     let marks = lists.iter().map(|list| list.released);
     let largest = if probe::planted(Plant::T1SmallestMark) { marks.min() } else { marks.max() };
     largest.unwrap_or_default()
 }
 
-/// The seq that an interrupted recovery has recorded, where a log was given up; `None` if there was no
-/// such recovery.
+/// The seq that an interrupted recovery has recorded, where a log was given up; `None` if there was
+/// no such recovery.
 ///
-/// A log that was given up may have been settled in its own time, long before the last groups. So its
-/// settled state alone proves nothing. If an attempt of this recovery settled it, another list is
-/// settled, too, and `released` is the recorded seq.
+/// A log that was given up may have been settled in its own time, long before the last groups. So
+/// its settled state alone proves nothing. If an attempt of this recovery settled it, another list
+/// is settled, too, and `released` is the recorded seq.
 fn settled_beside_given_up(lists: &[StreamList], released: Seq) -> Option<Seq> {
     let has_settled_list = lists.iter().any(|list| list.settled && !list.in_doubt);
     has_settled_list.then_some(released)
 }
 
 /// The prefix by the logs that were not given up. A log that was given up proves nothing but its
-/// released mark: it may be an older copy, with entries of groups whose numbers were given again since
-/// (T24, T26).
+/// released mark: it may be an older copy, with entries of groups whose numbers were given again
+/// since (T24, T26).
 fn prefix_of_valid_logs(
     lists: &[StreamList],
     groups: &Groups<'_>,
@@ -443,8 +361,8 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    /// The entries, group by group. A request that was merged over several whole groups counts as one
-    /// group.
+    /// The entries, group by group. A request that was merged over several whole groups counts as
+    /// one group.
     fn iter(&self) -> impl Iterator<Item = &'a [&'a ListedEntry]> + use<'a> {
         self.entries.chunk_by(|a, b| a.attribute.seq == b.attribute.seq)
     }
@@ -455,8 +373,8 @@ impl<'a> Groups<'a> {
         for group in self.iter() {
             let seq = group[0].attribute.seq;
             let count = count_group(group.iter().map(|entry| &entry.attribute));
-            // A group is in one merged request, or it has requests of its own. It cannot be in both,
-            // because a replay changes no request.
+            // A group is in one merged request, or it has requests of its own. It cannot be in
+            // both, because a replay changes no request.
             let is_in_earlier_request = seq <= last_checked;
             if count == GroupCount::Contradictory || is_in_earlier_request {
                 return Err(DecideError::Contradiction { stream, seq });
@@ -471,8 +389,8 @@ impl<'a> Groups<'a> {
         let mut k = self.released;
         for group in self.iter() {
             let first = &group[0].attribute;
-            // If a request was merged over groups on both sides of the mark, the mark proves that the
-            // whole request is durable.
+            // If a request was merged over groups on both sides of the mark, the mark proves that
+            // the whole request is durable.
             let is_durable = first.seq <= self.released || is_whole(group, |entry| entry.durable);
             let has_gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
             if has_gap || !is_durable {
@@ -509,14 +427,14 @@ struct BlocksBeyondPrefix {
 /// Finds the blocks beyond the prefix: fresh ones, to be zeroed, and in-place updates, to be listed
 /// (T11).
 ///
-/// Extensions are neither zeroed nor listed: the prefix needs neither the old nor the new content of
-/// their blocks. If an extension extends a fresh write beyond the prefix, the undo zeroes that write,
-/// and the extension with it. The log that has the extension also has the fresh write, because all
-/// writes of a stream to one block are in one log.
+/// Extensions are neither zeroed nor listed: the prefix needs neither the old nor the new content
+/// of their blocks. If an extension extends a fresh write beyond the prefix, the undo zeroes that
+/// write, and the extension with it. The log that has the extension also has the fresh write,
+/// because all writes of a stream to one block are in one log.
 ///
-/// If a log was given up, fresh writes and extensions are listed as in doubt, and nothing is zeroed: the
-/// prefix may end before the state that the caller knows, and the content of the blocks may have been
-/// confirmed (T26).
+/// If a log was given up, fresh writes and extensions are listed as in doubt, and nothing is
+/// zeroed: the prefix may end before the state that the caller knows, and the content of the blocks
+/// may have been confirmed (T26).
 fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksBeyondPrefix {
     let BlocksBeyondPrefix { mut undo, mut in_place, mut in_doubt } = BlocksBeyondPrefix::default();
     for list in lists {
@@ -579,8 +497,8 @@ pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
 
 /// The caller's tag of the newest group up to k that a log knows; 0 if no log knows one.
 ///
-/// A log that was given up may be an older copy. Beyond its released mark it may have groups of another
-/// history under the same numbers, so their tags do not count (T26).
+/// A log that was given up may be an older copy. Beyond its released mark it may have groups of
+/// another history under the same numbers, so their tags do not count (T26).
 fn tag_of(lists: &[StreamList], k: Seq) -> u64 {
     let mut newest = GroupTag::NONE;
     for list in lists {

@@ -1,8 +1,8 @@
 //! The medium of a log: bytes that become durable with a fence, in words of 8 bytes (M5).
 //!
 //! The ordering log reads and writes through the trait [`Region`]. The crate `media` implements the
-//! trait for a drive's PMR, a persistent-memory mapping and a file mapping. Tests use [`MemRegion`].
-//! A crash of a `MemRegion` loses any subset of the stores that were not fenced.
+//! trait for a drive's PMR, a persistent-memory mapping and a file mapping. Tests use
+//! [`MemRegion`]. A crash of a `MemRegion` loses any subset of the stores that were not fenced.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -19,8 +19,8 @@ pub type Crc32c = fn(u32, &[u8]) -> u32;
 /// Offsets and lengths are multiples of 8 bytes and inside [`len`](Self::len). The log computes
 /// them, so a violation is a bug, and implementations may panic.
 ///
-/// All content of a region is durable when the region is opened, because recovery decides by it. The
-/// last process may have died between a store and its fence. So the code that opens persistent
+/// All content of a region is durable when the region is opened, because recovery decides by it.
+/// The last process may have died between a store and its fence. So the code that opens persistent
 /// memory first writes back all of it.
 pub trait Region {
     /// Size in bytes.
@@ -34,8 +34,8 @@ pub trait Region {
     /// Copies the bytes at `offset` into `into`. They are as last written, fenced or not.
     fn read(&self, offset: usize, into: &mut [u8]);
 
-    /// Writes bytes at `offset`. They are durable after the next [`fence`](Self::fence). After a crash
-    /// before that fence, each aligned 8-byte word is old or new, in any combination.
+    /// Writes bytes at `offset`. They are durable after the next [`fence`](Self::fence). After a
+    /// crash before that fence, each aligned 8-byte word is old or new, in any combination.
     fn write(&mut self, offset: usize, bytes: &[u8]);
 
     /// Writes one aligned word of 8 bytes (little endian) with a single store, so that a read never
@@ -50,9 +50,9 @@ pub trait Region {
     /// further appends.
     fn fence(&mut self) -> Result<(), RegionError>;
 
-    /// Makes all bytes written so far survive a power cut. On most media a fence does this. A mapped
-    /// file, whose fence does not, is written back to its disk. That is slow, so it is done only when
-    /// service begins and ends (T24).
+    /// Makes all bytes written so far survive a power cut. On most media a fence does this. A
+    /// mapped file, whose fence does not, is written back to its disk. That is slow, so it is done
+    /// only when service begins and ends (T24).
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl RegionError {
 #[derive(Clone, Debug)]
 pub struct MemRegion {
     bytes: Vec<u8>,
-    /// For each word stored since the last fence, by offset: the durable value, and then every value
-    /// stored since. `None` if the region never loses a store.
+    /// For each word stored since the last fence, by offset: the durable value, and then every
+    /// value stored since. `None` if the region never loses a store.
     unfenced: Option<BTreeMap<usize, Vec<u64>>>,
     /// The number of fences that will still succeed; `None` if all will.
     fences_left: Option<u64>,

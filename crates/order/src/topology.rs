@@ -201,8 +201,8 @@ impl Topology {
         self.members.iter().any(|m| m.volatile)
     }
 
-    /// The extent of `blocks` blocks at volume block `lba`, if these blocks need no split; otherwise
-    /// `None`. [`for_each_extent`](Self::for_each_extent) splits them.
+    /// The extent of `blocks` blocks at volume block `lba`, if these blocks need no split;
+    /// otherwise `None`. [`for_each_extent`](Self::for_each_extent) splits them.
     #[inline]
     #[must_use]
     pub fn single_extent(&self, lba: u64, blocks: u32) -> Option<Extent> {
@@ -229,8 +229,8 @@ impl Topology {
         })
     }
 
-    /// Splits `blocks` blocks at volume block `lba` into extents, and calls `visit` for each of them
-    /// in order. The caller has checked that the blocks lie within the volume.
+    /// Splits `blocks` blocks at volume block `lba` into extents, and calls `visit` for each of
+    /// them in order. The caller has checked that the blocks lie within the volume.
     pub fn for_each_extent(&self, lba: u64, blocks: u32, mut visit: impl FnMut(Extent)) {
         debug_assert!(lba + u64::from(blocks) <= self.blocks());
         let mut offset = 0;
@@ -275,8 +275,8 @@ impl Topology {
     }
 
     /// The volume block that lies at block `lba` of a member's drive. `None` for a member that does
-    /// not exist, for a block of the label, and for a block that no stripe covers because the member
-    /// is larger than the smallest one.
+    /// not exist, for a block of the label, and for a block that no stripe covers because the
+    /// member is larger than the smallest one.
     #[must_use]
     pub fn volume_block(&self, member: Member, lba: u64) -> Option<u64> {
         let info = self.members.get(usize::from(member.0))?;

@@ -48,8 +48,9 @@ impl Tx {
             out.extend_from_slice(&sqe.0);
             return;
         }
-        // The command is passed by value. A reference that leaves this function would force the command
-        // into memory, and the wide loads above would wait for the small stores that built it.
+        // The command is passed by value. A reference that leaves this function would force the
+        // command into memory, and the wide loads above would wait for the small stores that built
+        // it.
         self.capsule_cmd_with_digests(*sqe, data_len, out);
     }
 
@@ -65,8 +66,8 @@ impl Tx {
     #[inline(always)]
     pub fn capsule_resp(&self, cqe: &Cqe, out: &mut Vec<u8>) {
         if !self.header_digest {
-            // The fast path of a controller builds the header in words, because a wide load after small
-            // stores to the same bytes stalls the processor.
+            // The fast path of a controller builds the header in words, because a wide load after
+            // small stores to the same bytes stalls the processor.
             let mut header = [0; CAPSULE_RESP_LEN];
             put(&mut header, 0, &[kind::CAPSULE_RESP, 0, CAPSULE_RESP_LEN as u8, 0, 24, 0, 0, 0]);
             put_u64(&mut header, 8, u64_at(&cqe.0, 0));
@@ -107,8 +108,8 @@ impl Tx {
         self.data_header(kind::C2H_DATA, hdr, out);
     }
 
-    /// Appends the digest of the data of one PDU. `pieces` are the parts of the data, in order. Appends
-    /// nothing if digests are off.
+    /// Appends the digest of the data of one PDU. `pieces` are the parts of the data, in order.
+    /// Appends nothing if digests are off.
     #[inline]
     pub fn data_digest<'a>(&self, pieces: impl IntoIterator<Item = &'a [u8]>, out: &mut Vec<u8>) {
         if self.data_digest {

@@ -7,8 +7,8 @@
 //! +--------+-------+------+-----+------+---------------+---------+-----+--------+---------------+
 //! ```
 //!
-//! [`Rx`] decodes PDUs, and [`Tx`] encodes them. Neither copies data: a decoded PDU has the range of
-//! its data in the buffer, and an encoder ends where the data begins.
+//! [`Rx`] decodes PDUs, and [`Tx`] encodes them. Neither copies data: a decoded PDU has the range
+//! of its data in the buffer, and an encoder ends where the data begins.
 
 mod encode;
 mod parse;

@@ -1,7 +1,7 @@
 //! Decodes PDUs.
 //!
-//! [`Rx::parse`] has a fast path for the capsules of the fast path, and checks all other PDUs in these
-//! steps: type, flags, lengths, header digest, the type's own fields, data digest.
+//! [`Rx::parse`] has a fast path for the most frequent capsules, and checks all other PDUs in
+//! these steps: type, flags, lengths, header digest, the type's own fields, data digest.
 
 use super::{
     ADMIN_IN_CAPSULE, ALIGN_MAX, CAPSULE_CMD_LEN, CAPSULE_RESP_LEN, COMMON_LEN, DATA_LEN, DataHdr,
@@ -18,8 +18,8 @@ use crate::digest::{Crc32c, DIGEST_LEN};
 pub struct Rx {
     /// The side that receives.
     pub role: Role,
-    /// Whether the exchange of ICReq and ICResp is done. Before it no other PDU is allowed. After it
-    /// these two are not allowed.
+    /// Whether the exchange of ICReq and ICResp is done. Before it no other PDU is allowed. After
+    /// it these two are not allowed.
     pub connected: bool,
     /// Header digests are on.
     pub header_digest: bool,
@@ -30,8 +30,8 @@ pub struct Rx {
     pub align: u32,
     /// Largest in-capsule data of a command, in bytes.
     pub capsule_max: u32,
-    /// Largest data of one received data PDU, in bytes: a controller's own MAXH2CDATA, or the space that
-    /// a host has for a read.
+    /// Largest data of one received data PDU, in bytes: a controller's own MAXH2CDATA, or the space
+    /// that a host has for a read.
     pub data_max: u32,
     /// CRC32C implementation for the digests.
     pub crc: Crc32c,
@@ -65,9 +65,9 @@ impl Rx {
         }
     }
 
-    /// Length in bytes of the PDU at the start of `buf`, or the number of bytes that are needed to know
-    /// that length. The answer has a meaning only if [`Rx::parse`] has returned `Ok(None)` for `buf`.
-    /// Then it is never more than the limits allow.
+    /// Length in bytes of the PDU at the start of `buf`, or the number of bytes that are needed to
+    /// know that length. The answer has a meaning only if [`Rx::parse`] has returned `Ok(None)` for
+    /// `buf`. Then it is never more than the limits allow.
     #[must_use]
     pub fn need(&self, buf: &[u8]) -> usize {
         match buf.first_chunk::<COMMON_LEN>() {
@@ -78,8 +78,8 @@ impl Rx {
 
     /// Decodes the PDU at the start of `buf`; `None` if it is not complete yet.
     ///
-    /// Each field is checked as soon as it is there. A PDU with a length beyond the limits is refused
-    /// after its first eight bytes, so that no buffer grows for it.
+    /// Each field is checked as soon as it is there. A PDU with a length beyond the limits is
+    /// refused after its first eight bytes, so that no buffer grows for it.
     ///
     /// # Errors
     /// [`PduError`], if the specification does not allow the PDU here.
@@ -88,7 +88,8 @@ impl Rx {
         let Some(common) = buf.first_chunk::<COMMON_LEN>() else {
             return Ok(None);
         };
-        // The two capsules of the fast path, in their simplest form. All others are checked in full.
+        // The two capsules of the fast path, in their simplest form. All others are checked in
+        // full.
         if let Some(cqe) = self.plain_response(buf) {
             let (pdu, len) = (Pdu::CapsuleResp { cqe }, CAPSULE_RESP_LEN);
             return Ok(Some(Parsed { pdu, data: len..len, len, data_digest_ok: true }));
@@ -137,8 +138,8 @@ impl Rx {
             return None;
         }
         let len = u32_at(header, 4);
-        // A capsule without data, or with too much, is checked in full. Both wrapping subtractions make
-        // one comparison enough: a length of 0 or below becomes a large number.
+        // A capsule without data, or with too much, is checked in full. Both wrapping subtractions
+        // make one comparison enough: a length of 0 or below becomes a large number.
         let data_len = len.wrapping_sub(CAPSULE_CMD_LEN as u32);
         if data_len.wrapping_sub(1) >= self.capsule_max || buf.len() < len as usize {
             return None;
@@ -367,8 +368,8 @@ fn decode_r2t(header: &[u8]) -> Result<R2t, PduError> {
     Ok(r2t)
 }
 
-/// Decodes the header of an H2CData, with `data_len` bytes of data. That of a C2HData differs in two
-/// fields.
+/// Decodes the header of an H2CData, with `data_len` bytes of data. That of a C2HData differs in
+/// two fields.
 fn decode_data_header(flags: u8, header: &[u8], data_len: usize) -> Result<DataHdr, PduError> {
     let hdr = DataHdr {
         cccid: u16_at(header, 8),

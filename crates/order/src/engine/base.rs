@@ -150,8 +150,9 @@ impl<P: Payload> Base<P> {
             .sum()
     }
 
-    /// Whether the replay memory has space for a group with `bytes` bytes of payload now. A complete
-    /// request still takes space until it is released, because it may have to be replayed (T14).
+    /// Whether the replay memory has space for a group with `bytes` bytes of payload now. A
+    /// complete request still takes space until it is released, because it may have to be replayed
+    /// (T14).
     #[inline]
     pub(super) fn has_space(&self, bytes: u64) -> bool {
         let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
@@ -283,8 +284,8 @@ impl<P: Payload> Base<P> {
         }
         let server = self.topology.member(extent.member).server;
         let (id, request) = self.requests.allocate();
-        // Each field is stored in its place. If the request were built elsewhere and moved here, the
-        // processor would wait for its own stores.
+        // Each field is stored in its place. If the request were built elsewhere and moved here,
+        // the processor would wait for its own stores.
         request.seq = seq;
         request.member = extent.member;
         request.server = server;
@@ -313,13 +314,13 @@ impl<P: Payload> Base<P> {
         self.shaped.push(id);
     }
 
-    /// Makes the shaped group flush every drive that has a write of the stream that no FLUSH covers.
-    /// Otherwise the group would be reported durable while an earlier write on another drive is not
-    /// (T3).
+    /// Makes the shaped group flush every drive that has a write of the stream that no FLUSH
+    /// covers. Otherwise the group would be reported durable while an earlier write on another
+    /// drive is not (T3).
     ///
-    /// The last write of the group to a drive carries the FLUSH of that drive. A drive that the group
-    /// does not write gets a flush entry. A group without any entry gets a flush entry, too, so that
-    /// the group is in a log.
+    /// The last write of the group to a drive carries the FLUSH of that drive. A drive that the
+    /// group does not write gets a flush entry. A group without any entry gets a flush entry, too,
+    /// so that the group is in a log.
     pub(super) fn add_joint_flush(&mut self, seq: Seq, tag: u64) {
         for index in 0..self.topology.members().len() {
             let member = Member(index as u8);
@@ -395,12 +396,13 @@ impl<P: Payload> Base<P> {
         }
     }
 
-    /// Merges the shaped group into the last request in the queue of its server, if that is allowed.
-    /// Returns whether it has merged them.
+    /// Merges the shaped group into the last request in the queue of its server, if that is
+    /// allowed. Returns whether it has merged them.
     ///
-    /// Both must be whole groups of one request each, one after the other in the stream. Their blocks
-    /// must be adjacent on one drive, and neither may be split. Only the last group of a merged
-    /// request may have a FLUSH. Otherwise one log entry could not stand for all of them (T16).
+    /// Both must be whole groups of one request each, one after the other in the stream. Their
+    /// blocks must be adjacent on one drive, and neither may be split. Only the last group of a
+    /// merged request may have a FLUSH. Otherwise one log entry could not stand for all of them
+    /// (T16).
     #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
@@ -437,9 +439,9 @@ impl<P: Payload> Base<P> {
         true
     }
 
-    /// Whether the blocks of `extent` can become the last blocks of request `id`: they begin where the
-    /// request ends, on the same drive and with the same kind and place, and both together keep the
-    /// transfer limit and lie within one stripe unit.
+    /// Whether the blocks of `extent` can become the last blocks of request `id`: they begin where
+    /// the request ends, on the same drive and with the same kind and place, and both together keep
+    /// the transfer limit and lie within one stripe unit.
     fn can_append_to(&self, id: RequestId, extent: Extent, kind: Kind, flags: Flags) -> bool {
         let request = self.request(id);
         let place_flags = |flags: Flags| flags.0 & Flags::PLACE.0;
@@ -501,8 +503,8 @@ impl<P: Payload> Base<P> {
         });
     }
 
-    /// Poisons the stream, and frees all requests that are not sent yet. The first failure stays the
-    /// one that is reported.
+    /// Poisons the stream, and frees all requests that are not sent yet. The first failure stays
+    /// the one that is reported.
     pub(super) fn poison(&mut self, failure: Failure) {
         self.window.fail_from(failure.seq);
         if self.failure.is_none() {

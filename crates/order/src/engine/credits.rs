@@ -1,8 +1,8 @@
 //! Credits: the count of the slots that the stream takes in each server's ordering log.
 //!
 //! A target cannot append to a full log, so the initiator must not send it an entry without a free
-//! slot. The initiator counts the slots itself: a request takes a slot from its admission until it is
-//! released (T13).
+//! slot. The initiator counts the slots itself: a request takes a slot from its admission until it
+//! is released (T13).
 //!
 //! The last slots of each log are a reserve for the engine's own flush. Without it, a log full of
 //! unflushed writes could not be freed any more.
@@ -83,7 +83,8 @@ impl Credits {
         Ok(())
     }
 
-    /// Whether the `used_slots(server)` entries, those of forced flushes included, fit into each log.
+    /// Whether the `used_slots(server)` entries, those of forced flushes included, fit into each
+    /// log.
     pub(super) fn are_respected(&self, used_slots: impl Fn(usize) -> usize) -> bool {
         let is_planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
         let fits = |(server, partition): (usize, &Partition)| {
@@ -92,8 +93,8 @@ impl Credits {
         is_planted || self.partitions.iter().enumerate().all(fits)
     }
 
-    /// Whether half of the usable slots of some log are taken. Then it is time to free slots, before
-    /// the log is full.
+    /// Whether half of the usable slots of some log are taken. Then it is time to free slots,
+    /// before the log is full.
     pub(super) fn is_any_log_half_full(&self, used_slots: impl Fn(usize) -> usize) -> bool {
         let is_half_full = |(server, partition): (usize, &Partition)| {
             partition.slots > 0 && used_slots(server) as u32 * 2 >= partition.usable_slots()

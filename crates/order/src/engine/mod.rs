@@ -41,8 +41,8 @@ pub trait Payload: Clone + fmt::Debug {
     #[must_use]
     fn part(&self, first_block: u32, blocks: u32) -> Self;
 
-    /// A handle on all `blocks` blocks of the payload. The caller does not use `self` afterwards, so
-    /// an implementation may move its reference out.
+    /// A handle on all `blocks` blocks of the payload. The caller does not use `self` afterwards,
+    /// so an implementation may move its reference out.
     #[must_use]
     fn take(&mut self, blocks: u32) -> Self {
         self.part(0, blocks)
@@ -54,19 +54,19 @@ pub trait Payload: Clone + fmt::Debug {
 /// because only the caller knows the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// No state to which the volume may still recover needs the old content: the blocks were free at
-    /// the *released* mark, not merely freed a moment ago. Undo may zero the blocks.
+    /// No state to which the volume may still recover needs the old content: the blocks were free
+    /// at the *released* mark, not merely freed a moment ago. Undo may zero the blocks.
     Fresh,
-    /// The write overwrites live data. Undo does not touch the blocks, and recovery lists them after
-    /// a crash.
+    /// The write overwrites live data. Undo does not touch the blocks, and recovery lists them
+    /// after a crash.
     InPlace,
     /// For every state to which the volume may still recover, the new content serves as well as the
-    /// old. An example is the last block of a log that is written again with more records behind the
-    /// old ones, where each record has a number and a checksum.
+    /// old. An example is the last block of a log that is written again with more records behind
+    /// the old ones, where each record has a number and a checksum.
     ///
     /// After a crash each block holds the content of the prefix or that of a later extension. Undo
-    /// does not touch the blocks, and recovery does not list them. If the write that was extended is
-    /// [fresh](Self::Fresh) and beyond the prefix, undo zeroes it, and the extension with it.
+    /// does not touch the blocks, and recovery does not list them. If the write that was extended
+    /// is [fresh](Self::Fresh) and beyond the prefix, undo zeroes it, and the extension with it.
     Extend,
 }
 
@@ -123,8 +123,8 @@ pub struct Marks {
     pub durable: Seq,
 }
 
-/// The identity of a request: its place in the request table. A place is used again once its request
-/// is complete and, if it could have been replayed, released.
+/// The identity of a request: its place in the request table. A place is used again once its
+/// request is complete and, if it could have been replayed, released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
@@ -199,7 +199,7 @@ impl<P> Request<P> {
 pub struct Dispatch {
     /// The request.
     pub id: RequestId,
-    /// What the request carries beside its attribute, if it is an ordered request.
+    /// The numbers that go with the attribute, if this is an ordered request.
     pub ordered: Option<OrderedDispatch>,
 }
 
@@ -274,8 +274,8 @@ pub enum Refusal {
 ///
 /// The owner calls [`admit`](Self::admit) for each group. Then it takes the requests that may go to
 /// each server ([`next_request`](Self::next_request)), reports the end of each
-/// ([`on_request_done`](Self::on_request_done)), and reads the marks ([`poll`](Self::poll)). No call
-/// waits, reads a clock, or allocates per request in steady state.
+/// ([`on_request_done`](Self::on_request_done)), and reads the marks ([`poll`](Self::poll)). No
+/// call waits, reads a clock, or allocates per request in steady state.
 pub trait Engine<P: Payload>: base::HasBase<P> {
     /// Admits a group, whole or not at all, and returns its seq. If `durable` is set, the group
     /// becomes durable without a later group. The payloads are [taken](Payload::take) out of
@@ -296,16 +296,16 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().request(id)
     }
 
-    /// Handles the end of a request that [`next_request`](Self::next_request) has returned since the
-    /// last [`suspend`](Self::suspend) of its server.
+    /// Handles the end of a request that [`next_request`](Self::next_request) has returned since
+    /// the last [`suspend`](Self::suspend) of its server.
     fn on_request_done(&mut self, id: RequestId, result: Result<(), Cause>);
 
     /// Notes that the connection to a server is lost. Returns whether the engine can replay the
     /// requests that the server may have lost.
     ///
-    /// - If it can, the engine gives out nothing for that server until [`resume`](Self::resume), and
-    ///   expects no [`on_request_done`](Self::on_request_done) for the requests in flight there. It
-    ///   admits groups as before, within the bounds.
+    /// - If it can, the engine gives out nothing for that server until [`resume`](Self::resume),
+    ///   and expects no [`on_request_done`](Self::on_request_done) for the requests in flight
+    ///   there. It admits groups as before, within the bounds.
     /// - If it cannot, or if the stream has failed, nothing changes. The caller
     ///   [`poison`](Self::poison)s the stream.
     ///
@@ -316,14 +316,14 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// Notes that the stream is bound to a suspended server again, by the same owner, and that the
-    /// caller has the list of the server's log. `is_durable` returns whether the list shows the entry
-    /// with this (first) seq and index *durable*. It is not enough that the entry is there.
+    /// caller has the list of the server's log. `is_durable` returns whether the list shows the
+    /// entry with this (first) seq and index *durable*. It is not enough that the entry is there.
     ///
     /// - Ordinals start at 1 again.
     /// - An entry that is durable there counts as complete.
-    /// - [`next_request`](Self::next_request) returns all other requests that were given out for this
-    ///   server and are not released. They come unchanged, in their first order, and before anything
-    ///   new. A later flush entry covers them only because of that order (P7, T4).
+    /// - [`next_request`](Self::next_request) returns all other requests that were given out for
+    ///   this server and are not released. They come unchanged, in their first order, and before
+    ///   anything new. A later flush entry covers them only because of that order (P7, T4).
     /// - The replayed entries keep their slots in the server's log, so they need no credits.
     ///
     /// On a stream that has failed meanwhile, nothing is sent again.
@@ -332,8 +332,8 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// Calls `visit` for each request that was given out for a server and is not released, in the
-    /// order in which it was given out, with ordinal 0. Beyond the released mark the server's log may
-    /// hold the entries of these requests and no others.
+    /// order in which it was given out, with ordinal 0. Beyond the released mark the server's log
+    /// may hold the entries of these requests and no others.
     fn visit_sent(&self, server: u16, visit: &mut dyn FnMut(&Attribute)) {
         let _ = (server, visit);
     }
@@ -345,13 +345,14 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         false
     }
 
-    /// The number of requests that were queued to be sent again since the stream began. For reports.
+    /// The number of requests that were queued to be sent again since the stream began. For
+    /// reports.
     fn replayed_count(&self) -> u64 {
         0
     }
 
-    /// The marks. With this call all groups up to them count as delivered to the caller, so they can
-    /// be released (T1).
+    /// The marks. With this call all groups up to them count as delivered to the caller, so they
+    /// can be released (T1).
     fn poll(&mut self) -> Marks;
 
     /// Asks the engine to make all groups up to `seq` durable without waiting for a later group.
@@ -431,9 +432,9 @@ impl Default for Limits {
     }
 }
 
-// An engine can move to another thread if its payloads can. The trait `Engine` does not demand that,
-// because the library's payloads move only together with the object that owns all of them. The code
-// of that object relies on this check.
+// An engine can move to another thread if its payloads can. The trait `Engine` does not demand
+// that, because the library's payloads move only together with the object that owns all of them.
+// The code of that object relies on this check.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<none::NoOrder<()>>();

@@ -49,8 +49,8 @@ impl FlushRound {
         self.wanted_durable = self.wanted_durable.max(seq);
     }
 
-    /// Starts a round if the caller wants one, none is in flight, and all writes that the round must
-    /// cover have completed. A FLUSH covers only writes that were complete before it (T2).
+    /// Starts a round if the caller wants one, none is in flight, and all writes that the round
+    /// must cover have completed. A FLUSH covers only writes that were complete before it (T2).
     #[inline]
     pub(super) fn start_if_due<P: Payload>(&mut self, base: &mut Base<P>) {
         let complete = base.window.complete();

@@ -66,8 +66,8 @@ pub struct Rio<P> {
     forced_flush: Option<Seq>,
     /// The last group that the caller wants durable.
     wanted_durable: Seq,
-    /// The caller's tag of the last group. A forced flush has the same tag, so that recovery reports
-    /// that tag also if the flush is the last group of the prefix.
+    /// The caller's tag of the last group. A forced flush has the same tag, so that recovery
+    /// reports that tag also if the flush is the last group of the prefix.
     last_tag: u64,
     /// The number of forced flushes. For reports.
     forced_flush_count: u64,
@@ -115,8 +115,8 @@ impl<P: Payload> Rio<P> {
         self.base.dirty.iter().any(Option::is_some)
     }
 
-    /// Admits the group in `base.shaped`: adds it to the window, and queues its requests. Returns its
-    /// seq.
+    /// Admits the group in `base.shaped`: adds it to the window, and queues its requests. Returns
+    /// its seq.
     fn commit(&mut self, flush: GroupFlush, bytes: u64) -> Seq {
         let base = &mut self.base;
         let mut request_count = base.shaped.len() as u32;
@@ -134,8 +134,8 @@ impl<P: Payload> Rio<P> {
             base.dirty.fill(None);
             self.last_flush = seq;
         }
-        // Without a dirty drive, a complete group is durable, and so are all groups before it: either
-        // no drive has a volatile cache, or this group flushes all of them.
+        // Without a dirty drive, a complete group is durable, and so are all groups before it:
+        // either no drive has a volatile cache, or this group flushes all of them.
         let covers = base.dirty.iter().all(Option::is_none);
         let added = match flush {
             // The caller does not wait for this flush, so it must not delay the complete mark.
@@ -159,8 +159,8 @@ impl<P: Payload> Rio<P> {
     /// flight. Writes continue meanwhile.
     ///
     /// On drives without power-loss protection, no group is released before it is flushed. A caller
-    /// that never flushes would fill the log and the replay memory. So the engine flushes before they
-    /// are full (T1, T14).
+    /// that never flushes would fill the log and the replay memory. So the engine flushes before
+    /// they are full (T1, T14).
     fn force_flush(&mut self) {
         if self.forced_flush.is_some() || self.base.failure.is_some() || !self.is_any_drive_dirty()
         {

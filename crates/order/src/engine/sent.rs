@@ -39,7 +39,8 @@ pub(super) struct GivenOut {
 }
 
 impl SentRequests {
-    /// The list for a server whose log has `slots` slots. The list never has more requests than that.
+    /// The list for a server whose log has `slots` slots. The list never has more requests than
+    /// that.
     pub(super) fn new(slots: u32) -> Self {
         Self {
             sent: VecDeque::with_capacity(slots.min(1 << 16) as usize),
@@ -82,8 +83,8 @@ impl SentRequests {
         self.is_suspended = true;
     }
 
-    /// The number of requests that were given out and are not released. Each of them takes a slot of
-    /// the server's log.
+    /// The number of requests that were given out and are not released. Each of them takes a slot
+    /// of the server's log.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.sent.len()
@@ -98,8 +99,8 @@ impl SentRequests {
         self.is_suspended
     }
 
-    /// Begins a new binding: queues all requests that are not durable to be sent again, unchanged and
-    /// before anything new. A later flush entry covers them only because of that order (T4).
+    /// Begins a new binding: queues all requests that are not durable to be sent again, unchanged
+    /// and before anything new. A later flush entry covers them only because of that order (T4).
     ///
     /// A request that is complete but not durable is sent again, too, because the server may have
     /// lost it with its cache. A request that is durable but not complete has lost only its
@@ -153,8 +154,8 @@ impl SentRequests {
         self.replays.front().copied()
     }
 
-    /// Ends the replay: no further request is sent again. A request that is in flight on a connection
-    /// still ends.
+    /// Ends the replay: no further request is sent again. A request that is in flight on a
+    /// connection still ends.
     pub(super) fn stop_replay<P: super::Payload>(&mut self, base: &mut Base<P>) {
         if self.is_suspended {
             self.replays_given_out = 0;
@@ -178,8 +179,8 @@ impl SentRequests {
         debug_assert!(self.incomplete_count <= self.sent.len(), "only listed requests are counted");
     }
 
-    /// Frees one request, released or not. Only for a plant: a request that is not released may have
-    /// to be replayed (T14).
+    /// Frees one request, released or not. Only for a plant: a request that is not released may
+    /// have to be replayed (T14).
     pub(super) fn free_unreleased<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
         self.sent.retain(|other| *other != id);
         base.free(id);

@@ -171,8 +171,8 @@ impl<P: Payload> Engine<P> for Sync<P> {
 
     fn poll(&mut self) -> Marks {
         let mut marks = self.base.window.deliver();
-        // This engine reports a group complete only when its FLUSHes are done, because the next group
-        // waits for them.
+        // This engine reports a group complete only when its FLUSHes are done, because the next
+        // group waits for them.
         marks.complete = marks.durable;
         self.base.window.forget(marks.durable);
         marks

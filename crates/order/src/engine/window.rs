@@ -9,10 +9,10 @@
 //!      |           |  released |  durable  |            |
 //! ```
 //!
-//! Completions come in any order. [`count_request`](Window::count_request) counts them by group, and
-//! moves the complete mark over the groups that have no request left. The durable mark follows to
-//! the last complete group that *covers* the groups before it. The released mark follows when the
-//! caller has read the marks.
+//! Completions come in any order. [`count_request`](Window::count_request) counts them by group,
+//! and moves the complete mark over the groups that have no request left. The durable mark follows
+//! to the last complete group that *covers* the groups before it. The released mark follows when
+//! the caller has read the marks.
 
 use alloc::collections::VecDeque;
 
@@ -28,8 +28,8 @@ struct GroupState {
     /// Whether the group covers all groups before it: once all groups up to it are complete, all of
     /// them are durable.
     covers: bool,
-    /// Whether the group is the engine's own flush. The caller does not wait for it, so the complete
-    /// mark passes it before it ends. The durable mark does not.
+    /// Whether the group is the engine's own flush. The caller does not wait for it, so the
+    /// complete mark passes it before it ends. The durable mark does not.
     is_internal: bool,
     /// The size of the payload in bytes.
     bytes: u64,
@@ -55,8 +55,8 @@ pub(super) struct Window {
     internal: Option<Seq>,
     /// The first failed group. No group from this one on is ever reported complete (P6).
     failed_from: Option<Seq>,
-    /// The oldest group with a request that is being replayed. Its data does not become durable, and
-    /// the group is not released, before the replay ends (T4).
+    /// The oldest group with a request that is being replayed. Its data does not become durable,
+    /// and the group is not released, before the replay ends (T4).
     oldest_replay: Option<Seq>,
     /// Only groups before this seq may become durable: the least of `failed_from`, `oldest_replay`
     /// and `internal`. The window keeps this value, because every completion needs it.
@@ -89,7 +89,8 @@ impl Window {
         }
     }
 
-    /// Computes the two bounds again, after `failed_from`, `oldest_replay` or `internal` has changed.
+    /// Computes the two bounds again, after `failed_from`, `oldest_replay` or `internal` has
+    /// changed.
     fn update_bounds(&mut self) {
         let failed_from = self.failed_from.unwrap_or(NO_BOUND);
         let oldest_replay = self.oldest_replay.unwrap_or(NO_BOUND);
@@ -128,8 +129,8 @@ impl Window {
         self.kept_bytes
     }
 
-    /// Adds a group, and returns its seq. `covers` says whether all groups up to this one are durable
-    /// once they are complete. `bytes` is the size of the payload.
+    /// Adds a group, and returns its seq. `covers` is whether all groups up to this one are
+    /// durable once they are complete. `bytes` is the size of the payload.
     #[inline]
     pub(super) fn add_group(&mut self, request_count: u32, covers: bool, bytes: u64) -> Seq {
         self.groups.push_back(GroupState {
@@ -184,8 +185,9 @@ impl Window {
         }
     }
 
-    /// Handles the end of the engine's own flush. If the complete mark has passed the flush already,
-    /// the flush now covers all groups before it. Otherwise `advance` counts it when the mark passes.
+    /// Handles the end of the engine's own flush. If the complete mark has passed the flush
+    /// already, the flush now covers all groups before it. Otherwise `advance` counts it when the
+    /// mark passes.
     #[cold]
     #[inline(never)]
     fn on_internal_flush_done(&mut self, seq: Seq) {
@@ -253,8 +255,8 @@ impl Window {
         }
     }
 
-    /// Fails the stream from `seq` on, or from the oldest replay if that is earlier: the replay will
-    /// not write its data again. No group from there on is ever reported.
+    /// Fails the stream from `seq` on, or from the oldest replay if that is earlier: the replay
+    /// will not write its data again. No group from there on is ever reported.
     pub(super) fn fail_from(&mut self, seq: Seq) {
         let seq = self.oldest_replay.map_or(seq, |oldest| oldest.min(seq));
         self.failed_from = Some(self.failed_from.map_or(seq, |first| first.min(seq)));

@@ -28,8 +28,8 @@ impl Gate {
     }
 
     /// Handles a failed FLUSH of the drive, of this stream or of another one. If this stream has
-    /// unflushed writes there, the stream is stopped, because they may be lost even if a later FLUSH
-    /// succeeds (T22). Returns whether the stream was stopped.
+    /// unflushed writes there, the stream is stopped, because they may be lost even if a later
+    /// FLUSH succeeds (T22). Returns whether the stream was stopped.
     pub fn on_flush_failed(
         &mut self,
         table: &mut impl Table,
@@ -72,9 +72,9 @@ impl Gate {
         self.take_back(table, at, cause, Some(ordinal), steps);
     }
 
-    /// Handles a failed fence of the log: replaces all of `steps` by refusals, and stops the stream.
-    /// Of these steps the caller may have carried out the `Append`s, and set the persist words of the
-    /// `Complete`s, but nothing else.
+    /// Handles a failed fence of the log: replaces all of `steps` by refusals, and stops the
+    /// stream. Of these steps the caller may have carried out the `Append`s, and set the persist
+    /// words of the `Complete`s, but nothing else.
     pub fn on_fence_failed(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         self.take_back(table, 0, Cause::LogFailed, None, steps);
     }
@@ -120,8 +120,8 @@ impl Gate {
         self.early_count = 0;
     }
 
-    /// Refuses the waiting writes that must fail, so that they are never submitted. An entry that has
-    /// a FLUSH, too, is refused with the pending flushes.
+    /// Refuses the waiting writes that must fail, so that they are never submitted. An entry that
+    /// has a FLUSH, too, is refused with the pending flushes.
     fn refuse_waiting(&mut self, table: &mut impl Table, steps: &mut Vec<Step>) {
         let mut waiting = core::mem::take(&mut self.waiting);
         waiting.retain(|&ticket| {
@@ -139,8 +139,8 @@ impl Gate {
         self.waiting = waiting;
     }
 
-    /// Removes the pending flush entries of a drive that must fail. The entries that a FLUSH in flight
-    /// covers stay until that FLUSH ends.
+    /// Removes the pending flush entries of a drive that must fail. The entries that a FLUSH in
+    /// flight covers stay until that FLUSH ends.
     fn refuse_pending_flushes(
         &mut self,
         table: &mut impl Table,
@@ -167,8 +167,8 @@ impl Gate {
         self.drives[drive].pending_flushes = pending;
     }
 
-    /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops the
-    /// stream there. `None` means all entries.
+    /// Takes back the steps from `at` on that belong to entries from ordinal `from` on, and stops
+    /// the stream there. `None` means all entries.
     fn take_back(
         &mut self,
         table: &mut impl Table,

@@ -2,8 +2,8 @@
 
 use crate::attribute::Member;
 
-/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may use
-/// a ticket again when its entry is completed or refused.
+/// The caller's name for an entry at the gate: an index below the gate's capacity. The caller may
+/// use a ticket again when its entry is completed or refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u32);
 
@@ -12,8 +12,9 @@ pub struct Ticket(pub u32);
 pub struct MemberCache {
     /// The drive's member number in the volume.
     pub member: Member,
-    /// Whether a power cut can destroy completed writes, because the drive has a volatile write cache
-    /// without power-loss protection. On such a drive only a FLUSH makes a write durable (M3).
+    /// Whether a power cut can destroy completed writes, because the drive has a volatile write
+    /// cache without power-loss protection. On such a drive only a FLUSH makes a write durable
+    /// (M3).
     pub volatile: bool,
 }
 
@@ -21,8 +22,8 @@ pub struct MemberCache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Append the entry's attribute to the ordering log. All `Append`s of a batch come in ordinal
-    /// order. Fence the log once, after the last `Append` and before the first `Write` or `Flush` is
-    /// submitted. Only [`Gate::on_arrival`](super::Gate::on_arrival) adds this step.
+    /// order. Fence the log once, after the last `Append` and before the first `Write` or `Flush`
+    /// is submitted. Only [`Gate::on_arrival`](super::Gate::on_arrival) adds this step.
     Append(Ticket),
     /// Submit the write or discard to the drive. When it has ended, call
     /// [`Gate::on_write_done`](super::Gate::on_write_done).
@@ -34,8 +35,8 @@ pub enum Step {
     Complete {
         /// The ticket of the entry.
         ticket: Ticket,
-        /// Whether to set the entry's persist word, and to fence the log, before the answer. Otherwise
-        /// the initiator could learn of a durable write that the log does not show (T7).
+        /// Whether to set the entry's persist word, and to fence the log, before the answer.
+        /// Otherwise the initiator could learn of a durable write that the log does not show (T7).
         persist: bool,
     },
     /// Answer with failure. The ticket is free.
@@ -76,8 +77,8 @@ pub enum Cause {
     Closed,
 }
 
-/// The reason why an arrival was not accepted: the peer broke the protocol. The stream accepts nothing
-/// more on this connection, because what the peer sends is not reliable (T18).
+/// The reason why an arrival was not accepted: the peer broke the protocol. The stream accepts
+/// nothing more on this connection, because what the peer sends is not reliable (T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// The ordinal has arrived before.

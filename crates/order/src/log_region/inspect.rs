@@ -33,8 +33,8 @@ pub enum Class {
 
 /// Reads a region's header and returns its class.
 ///
-/// `header` covers at least the first [`HEADER_BYTES`] of the region. `len` is the size of the whole
-/// region in bytes. `boot` is the boot of the running system.
+/// `header` covers at least the first [`HEADER_BYTES`] of the region. `len` is the size of the
+/// whole region in bytes. `boot` is the boot of the running system.
 #[must_use]
 pub fn inspect<R: Region>(header: &R, len: usize, boot: [u8; 16], crc: Crc32c) -> Class {
     if header.len() < HEADER_BYTES {

@@ -94,8 +94,8 @@ const fn describe_use(kind: LogKind) -> &'static str {
     }
 }
 
-/// Decides about the content of a place. `header` is the first [`HEADER_BYTES`] of the place, or all
-/// of a smaller place. With `accept_lost`, a region that is not valid is given up.
+/// Decides about the content of a place. `header` is the first [`HEADER_BYTES`] of the place, or
+/// all of a smaller place. With `accept_lost`, a region that is not valid is given up.
 ///
 /// # Errors
 /// [`Refused`]: the reason, with advice. A region that cannot be read is never opened as one with

@@ -1,7 +1,7 @@
 //! The *synced* stamp: it makes a region on a mapped file valid in a later boot (T24).
 //!
 //! A power cut takes each page of a mapped file back to the moment at which the kernel last wrote
-//! that page to the disk. So the header may say "closed" although the pages of the partitions are
+//! that page to the disk. So the header may be "closed" although the pages of the partitions are
 //! older. Nothing in these bytes shows the difference. Therefore the header carries a stamp:
 //!
 //! 1. The target clears the stamp, durably, before it serves anything.
@@ -16,8 +16,8 @@ use crate::region::{Region, RegionError};
 use super::{LogRegion, RegionHeader};
 
 impl RegionHeader {
-    /// Whether the region with this header is valid in this boot: no power cut has taken all or parts
-    /// of the region back to an earlier moment.
+    /// Whether the region with this header is valid in this boot: no power cut has taken all or
+    /// parts of the region back to an earlier moment.
     pub(super) fn is_valid(&self, boot: [u8; 16]) -> bool {
         self.boot == boot
             || self.kind.survives_power_cut()
@@ -30,9 +30,9 @@ impl RegionHeader {
 }
 
 impl<R: Region> LogRegion<R> {
-    /// Ends service by a clean stop: calls `write_back`, which makes header and partitions survive a
-    /// power cut, and then sets the stamp. Afterwards the caller must store nothing in the region,
-    /// and this module accepts no change.
+    /// Ends service by a clean stop: calls `write_back`, which makes header and partitions survive
+    /// a power cut, and then sets the stamp. Afterwards the caller must store nothing in the
+    /// region, and this module accepts no change.
     ///
     /// # Errors
     ///

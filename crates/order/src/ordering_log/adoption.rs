@@ -1,9 +1,9 @@
 //! The entries that a resumed log has already, from older bindings.
 //!
-//! The owner of a resumed stream sends entries again. The log *adopts* such an entry: it returns the
-//! old position, and appends nothing. So recovery never counts an entry twice, and a full log can be
-//! replayed. The persist word of an adopted entry must match the binding that appended the entry. So
-//! the origin of each entry is kept, too.
+//! The owner of a resumed stream sends entries again. The log *adopts* such an entry: it returns
+//! the old position, and appends nothing. So recovery never counts an entry twice, and a full log
+//! can be replayed. The persist word of an adopted entry must match the binding that appended the
+//! entry. So the origin of each entry is kept, too.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -51,8 +51,8 @@ impl Adoption {
         adoption
     }
 
-    /// The old position of a replayed entry; `None` if the log does not have this entry. An entry with
-    /// another shape than the one in the log is an error, because a replay changes no entry.
+    /// The old position of a replayed entry; `None` if the log does not have this entry. An entry
+    /// with another shape than the one in the log is an error, because a replay changes no entry.
     pub(super) fn find(&self, replayed: &Attribute) -> Option<Result<Position, AppendError>> {
         let Attribute { seq, index, .. } = *replayed;
         let known = self.entries.get(&(seq, index))?;

@@ -8,8 +8,8 @@
 //!         settle --> remove_entries --> settled and empty -- start
 //! ```
 //!
-//! All changes are rare, and durable before they return. A crash in the middle leaves the state before
-//! the change or the state after it.
+//! All changes are rare, and durable before they return. A crash in the middle leaves the state
+//! before the change or the state after it.
 
 use alloc::vec::Vec;
 
@@ -23,7 +23,7 @@ use crate::entry::{ENTRY_BYTES, Origin, Position};
 use crate::probe::{self, Plant, Rare};
 use crate::region::{Region, RegionError};
 
-/// What a repair does with the live entries.
+/// The use of the live entries after a repair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LiveEntries {
     /// The log goes on with them.
@@ -36,11 +36,11 @@ enum LiveEntries {
 const CHECKSUM_WORD_AT: usize = 8;
 
 impl<R: Region> StreamLog<R> {
-    /// Begins a binding with an empty log: drops all entries, sets the released mark to `released`, and
-    /// ends the settled state. The change is durable before this returns.
+    /// Begins a binding with an empty log: drops all entries, sets the released mark to `released`,
+    /// and ends the settled state. The change is durable before this returns.
     ///
-    /// The log must be without entries, or recovery must have undone and flushed everywhere and have
-    /// settled all logs. Otherwise a crash would leave groups that no log lists any more (T9).
+    /// The log must be without entries, or recovery must have undone and flushed everywhere and
+    /// have settled all logs. Otherwise a crash would leave groups that no log lists any more (T9).
     ///
     /// The numbers of groups continue across generations, so the caller passes `released`. The
     /// [newest tag](Self::newest_tag) up to `released` stays known.
@@ -62,19 +62,19 @@ impl<R: Region> StreamLog<R> {
         self.bind(mark, Adoption::default())
     }
 
-    /// Begins a binding with the entries that the log has, for the same owner, after a restart of the
-    /// target or the loss of a connection. The change is durable before this returns. The owner
+    /// Begins a binding with the entries that the log has, for the same owner, after a restart of
+    /// the target or the loss of a connection. The change is durable before this returns. The owner
     /// replays the entries that are not durable, in order, before anything new, and
     /// [`append`](Self::append) adopts the entries that are in the log already.
     ///
-    /// If a crash has torn an append, that entry and all later ones are dropped. No fence came after
-    /// them, so no write was submitted for any of them. The log has no holes afterwards. So the
-    /// replayed entries fit, and a hole that a later scan finds is new damage.
+    /// If a crash has torn an append, that entry and all later ones are dropped. No fence came
+    /// after them, so no write was submitted for any of them. The log has no holes afterwards. So
+    /// the replayed entries fit, and a hole that a later scan finds is new damage.
     ///
     /// # Errors
     ///
-    /// The generation is not the log's, the incarnation is older than the log's, the log is settled,
-    /// or the region failed.
+    /// The generation is not the log's, the incarnation is older than the log's, the log is
+    /// settled, or the region failed.
     pub fn resume(&mut self, origin: Origin) -> Result<(), BindError> {
         self.check_origin(origin)?;
         if origin.generation != self.durable_mark.origin.generation {
@@ -90,12 +90,12 @@ impl<R: Region> StreamLog<R> {
         self.bind(Mark { origin, ..self.mark() }, Adoption::new(&entries))
     }
 
-    /// Records the result of a recovery that has undone and flushed everywhere: the groups up to `k`
-    /// are released, and `tag` is the caller's tag of group `k`. The record is durable before this
-    /// returns. The log accepts no appends until it is [started](Self::start).
+    /// Records the result of a recovery that has undone and flushed everywhere: the groups up to
+    /// `k` are released, and `tag` is the caller's tag of group `k`. The record is durable before
+    /// this returns. The log accepts no appends until it is [started](Self::start).
     ///
-    /// The entries beyond `k` have been undone, or are of in-place writes. They stay listed until the
-    /// log is [emptied](Self::remove_entries) or started.
+    /// The entries beyond `k` have been undone, or are of in-place writes. They stay listed until
+    /// the log is [emptied](Self::remove_entries) or started.
     ///
     /// A settled log may be settled again at the same group, and keeps its tag.
     ///
@@ -164,8 +164,8 @@ impl<R: Region> StreamLog<R> {
 
     /// Repairs the slots after a crash, and returns the live entries.
     ///
-    /// Slots with torn entries become blank. If the live entries are kept, the log is also cut at its
-    /// first hole, and invalid persist words become 0.
+    /// Slots with torn entries become blank. If the live entries are kept, the log is also cut at
+    /// its first hole, and invalid persist words become 0.
     fn repair(&mut self, live_entries: LiveEntries) -> Result<Vec<LoggedEntry>, RegionError> {
         // The scan at the opening found no damage. If this scan finds damage, the region does not
         // store what is written to it.
@@ -185,8 +185,8 @@ impl<R: Region> StreamLog<R> {
         Ok(found.entries)
     }
 
-    /// Ends the log at its first hole, if it has one. Adds the slots of the whole entries behind the
-    /// hole to `slots_to_blank`.
+    /// Ends the log at its first hole, if it has one. Adds the slots of the whole entries behind
+    /// the hole to `slots_to_blank`.
     fn cut_at_first_hole(&mut self, slots: &Slots, slots_to_blank: &mut Vec<u32>) {
         let Some(index) = slots.ends.iter().position(|end| *end == HOLE) else { return };
         probe::hit(Rare::Cut);
@@ -205,8 +205,8 @@ impl<R: Region> StreamLog<R> {
         if slots.is_empty() {
             return Ok(());
         }
-        // The checksums become 0 first. Otherwise a crash could leave a slot in which words that are
-        // 0 already form a whole entry with the words of the torn one.
+        // The checksums become 0 first. Otherwise a crash could leave a slot in which words that
+        // are 0 already form a whole entry with the words of the torn one.
         for &slot in slots {
             self.region.write_word(slot_offset(slot) + CHECKSUM_WORD_AT, 0);
         }

@@ -5,8 +5,8 @@ use crate::attribute::{Seq, StreamId, VolumeId};
 use crate::entry::{PartitionId, Position};
 use crate::region::RegionError;
 
-/// Why a partition cannot be used. The caller must not go on as if there were nothing to undo, because
-/// then the undo of a crash would be missing (T19).
+/// Why a partition cannot be used. The caller must not go on as if there were nothing to undo,
+/// because then the undo of a crash would be missing (T19).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The byte range cannot hold a partition.
@@ -209,8 +209,8 @@ pub enum BindError {
         /// The last incarnation of the log.
         current: u32,
     },
-    /// Recovery has [settled](super::StreamLog::settle) the log, so it cannot be resumed: its entries
-    /// have been undone, and nothing may be replayed.
+    /// Recovery has [settled](super::StreamLog::settle) the log, so it cannot be resumed: its
+    /// entries have been undone, and nothing may be replayed.
     #[error(
         "recovery has settled the log at group {released}: nothing can be replayed; start the \
          stream anew"

@@ -1,8 +1,8 @@
 //! The mark: the 128 bytes that decide which entries of a partition are live (`docs/log-format.md`,
 //! "Mark").
 //!
-//! A partition has two copies of the mark. They are written alternately, so that a crash in the middle
-//! of one leaves the other whole.
+//! A partition has two copies of the mark. They are written alternately, so that a crash in the
+//! middle of one leaves the other whole.
 
 use crate::attribute::{GroupTag, Seq, StreamId, VolumeId};
 use crate::bytes::{bytes_at, put, u16_at, u32_at, u64_at};
@@ -116,8 +116,8 @@ impl Mark {
         let newest_tag =
             GroupTag::new(Seq(u64_at(bytes, mark_at::TAG_SEQ)), u64_at(bytes, mark_at::TAG));
         let flags = u64_at(bytes, mark_at::FLAGS);
-        // A checksum of 32 bits can match by accident. So a mark that no writer of this version writes
-        // is not accepted.
+        // A checksum of 32 bits can match by accident. So a mark that no writer of this version
+        // writes is not accepted.
         if newest_tag.seq > released || flags & !SETTLED != 0 {
             return MarkCopy::Torn;
         }

@@ -1,9 +1,9 @@
 //! Reads a partition after a crash: finds the live entries, and checks that none is missing.
 //!
-//! A crash can tear an append that was not fenced. Such an append leaves a *hole*, which is no loss,
-//! because the target submits no write before the fence. But a hole among entries that were durable
-//! is damage, and the log is refused. It must not be read as a shorter one, because then the undo of
-//! the lost entries would be missing (T19).
+//! A crash can tear an append that was not fenced. Such an append leaves a *hole*, which is no
+//! loss, because the target submits no write before the fence. But a hole among entries that were
+//! durable is damage, and the log is refused. It must not be read as a shorter one, because then
+//! the undo of the lost entries would be missing (T19).
 
 use alloc::vec::Vec;
 
@@ -29,8 +29,8 @@ pub struct LoggedEntry {
     pub attribute: Attribute,
     /// The owner and the incarnation of the target that appended the entry.
     pub origin: Origin,
-    /// Whether the persist word is set. Then the data of the entry is durable, and for a flush entry
-    /// the data of the earlier entries that it covers, too.
+    /// Whether the persist word is set. Then the data of the entry is durable, and for a flush
+    /// entry the data of the earlier entries that it covers, too.
     pub persisted: bool,
 }
 
@@ -40,13 +40,14 @@ pub struct Scan {
     /// The last group that is released. No entry of a group up to it is listed. For a settled
     /// partition this is the recovered seq.
     pub released: Seq,
-    /// Whether recovery has settled the partition. Then a listed entry was undone, or is an in-place
-    /// update that the caller has not acknowledged yet.
+    /// Whether recovery has settled the partition. Then a listed entry was undone, or is an
+    /// in-place update that the caller has not acknowledged yet.
     pub settled: bool,
     /// The newest released group that the partition knows, with the caller's tag. The partition of
     /// another server may know a newer one.
     pub newest_tag: GroupTag,
-    /// The generation and the incarnation of the last binding. Entries of older generations are dead.
+    /// The generation and the incarnation of the last binding. Entries of older generations are
+    /// dead.
     pub origin: Origin,
     /// The live entries, in order of position.
     pub entries: Vec<LoggedEntry>,
@@ -129,8 +130,8 @@ pub(crate) struct Slots {
     pub(crate) ends: Vec<GroupTag>,
     /// The slots with bytes that are not a whole entry.
     pub(crate) torn: Vec<u32>,
-    /// The positions of whole entries with an invalid persist word: a crash kept the word of an older
-    /// lap.
+    /// The positions of whole entries with an invalid persist word: a crash kept the word of an
+    /// older lap.
     pub(crate) invalid: Vec<Position>,
 }
 
