@@ -83,21 +83,21 @@ impl Admin {
     /// Carries out an admin command other than a Fabrics command. `data` is its in-capsule data.
     pub(super) fn command<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if !self.csts.ready() {
-            cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
+            context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox);
             return Ok(());
         }
         let discovery = self.discovery;
-        let answer: Result<u64, Status> = match sqe.opcode() {
-            opcode::IDENTIFY => return self.identify(cx, sqe, env, out),
-            opcode::GET_LOG_PAGE => return self.log_page(cx, sqe, env, out),
+        let outcome: Result<u64, Status> = match sqe.opcode() {
+            opcode::IDENTIFY => return self.identify(context, sqe, env, outbox),
+            opcode::GET_LOG_PAGE => return self.log_page(context, sqe, env, outbox),
             opcode::KEEP_ALIVE => Ok(0),
             opcode::ASYNC_EVENT => {
                 if self.events.contains(&cid) {
@@ -118,62 +118,62 @@ impl Admin {
                 match held {
                     Some(at) => {
                         self.events.swap_remove(at);
-                        cx.respond(aborted, Status::ABORT_REQUESTED, 0, out);
+                        context.send_completion(aborted, Status::ABORT_REQUESTED, 0, outbox);
                         Ok(0)
                     }
                     None => Ok(1),
                 }
             }
-            opcode::SET_FEATURES => self.set_features(cx, sqe, env),
+            opcode::SET_FEATURES => self.set_features(context, sqe, env),
             opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !discovery => {
-                return Self::host_identifier(cx, sqe, env, out);
+                return Self::host_identifier(context, sqe, env, outbox);
             }
-            opcode::GET_FEATURES => self.get_features(cx, sqe, env),
+            opcode::GET_FEATURES => self.get_features(context, sqe, env),
             wire::ADMIN_CLAIM if !discovery => {
-                return self.with_data(cx, sqe, wire::CLAIM_LEN as u32, data, env, out);
+                return self.with_data(context, sqe, wire::CLAIM_LEN as u32, data, env, outbox);
             }
             wire::ADMIN_SETTLE if !discovery => {
-                return self.with_data(cx, sqe, SETTLE_LEN as u32, data, env, out);
+                return self.with_data(context, sqe, SETTLE_LEN as u32, data, env, outbox);
             }
             wire::ADMIN_LIST if !discovery => {
-                Self::list(cx, sqe, env, out);
+                Self::list(context, sqe, env, outbox);
                 return Ok(());
             }
             wire::ADMIN_STATUS if !discovery => {
-                let status = Self::volume_status(cx, sqe, env);
+                let status = Self::volume_status(context, sqe, env);
                 let wanted = sqe.dword(10).min(wire::STATUS_LEN as u32);
                 let wanted = &status[..wanted as usize];
-                cx.send_page(sqe, wanted, out);
+                context.send_page(sqe, wanted, outbox);
                 return Ok(());
             }
-            wire::ADMIN_RELEASE if !discovery => return self.release(cx, sqe, env, out),
+            wire::ADMIN_RELEASE if !discovery => return self.release(context, sqe, env, outbox),
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };
-        match answer {
-            Ok(result) => cx.respond(cid, Status::SUCCESS, result, out),
-            Err(status) => cx.respond(cid, status, 0, out),
+        match outcome {
+            Ok(result) => context.send_completion(cid, Status::SUCCESS, result, outbox),
+            Err(status) => context.send_completion(cid, status, 0, outbox),
         }
         Ok(())
     }
 
-    /// Carries out a command that has `want` bytes of data: at once if they are in its capsule,
+    /// Carries out a command that has `data_len` bytes of data: at once if they are in its capsule,
     /// else after they have come in by R2T.
     fn with_data<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
-        want: u32,
+        data_len: u32,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match is_in_capsule(sqe, want, data) {
-            Err(status) => cx.respond(sqe.cid(), status, 0, out),
+        match is_in_capsule(sqe, data_len, data) {
+            Err(status) => context.send_completion(sqe.cid(), status, 0, outbox),
             Ok(true) => {
-                let index = cx.take(sqe, Stage::Fence, 0)?;
-                self.data_complete(cx, index, data, env, out);
+                let index = context.insert_command(sqe, Stage::Fence, 0)?;
+                self.data_complete(context, index, data, env, outbox);
             }
-            Ok(false) => cx.ask_for_data(sqe, 0, want, env, out)?,
+            Ok(false) => context.insert_and_request_data(sqe, 0, data_len, env, outbox)?,
         }
         Ok(())
     }
@@ -181,39 +181,39 @@ impl Admin {
     /// Carries out a command whose data has come in completely, by R2T.
     pub(super) fn data_ready<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &mut cx.commands[index];
+        let command = &mut context.commands[index];
         command.stage = Stage::Fence;
         match command.buf.take() {
-            Some(buf) => self.data_complete(cx, index, buf.as_ref(), env, out),
-            None => cx.answer(index, Status::INTERNAL, 0, out),
+            Some(buf) => self.data_complete(context, index, buf.as_ref(), env, outbox),
+            None => context.complete_command(index, Status::INTERNAL, 0, outbox),
         }
     }
 
     /// Carries out a claim or a settlement, whose data is complete. No other command has data.
     fn data_complete<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        if cx.commands[index].sqe.opcode() == wire::ADMIN_SETTLE {
-            Self::settle_streams(cx, index, data, env, out);
+        if context.commands[index].sqe.opcode() == wire::ADMIN_SETTLE {
+            Self::settle_streams(context, index, data, env, outbox);
         } else {
-            self.claim(cx, index, data, env, out);
+            self.claim(context, index, data, env, outbox);
         }
     }
 
     /// Set Features. Returns dword 0 of the completion.
     fn set_features<E: TargetEnv>(
         &mut self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<u64, Status> {
@@ -221,7 +221,7 @@ impl Admin {
         if sqe.feature_save() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr());
         }
-        let volatile = cx.namespaces.any_volatile();
+        let volatile = context.namespaces.any_volatile();
         match sqe.fid() {
             feature::KEEP_ALIVE_TIMER => {
                 self.kato_ms = rounded_kato(value);
@@ -261,14 +261,14 @@ impl Admin {
     /// Get Features. Returns dword 0 of the completion: the value.
     fn get_features<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<u64, Status> {
         if sqe.feature_select() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let volatile = cx.namespaces.any_volatile();
+        let volatile = context.namespaces.any_volatile();
         let most = queues_max(env);
         match sqe.fid() {
             feature::KEEP_ALIVE_TIMER => Ok(self.kato_ms.into()),
@@ -288,18 +288,19 @@ impl Admin {
 
     /// Get Features for the host identifier, which the answer has as data.
     fn host_identifier<E: TargetEnv>(
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let cntlid = cx.queue.as_ref().map_or(0, |q| q.cntlid);
-        let hostid = env.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
+        let cntlid = context.queue.as_ref().map_or(0, |q| q.cntlid);
+        let hostid =
+            env.with_shared(|shared| shared.controller(cntlid).map_or([0; 16], |c| c.hostid));
         // EXHID (dword 11 bit 0): over Fabrics the identifier has 128 bits.
         if sqe.dword(11) & 1 == 0 {
-            cx.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
+            context.send_completion(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, outbox);
         } else {
-            cx.send_page(sqe, &hostid, out);
+            context.send_page(sqe, &hostid, outbox);
         }
         Ok(())
     }
@@ -307,7 +308,7 @@ impl Admin {
 
 /// The most I/O queues that a controller grants.
 fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
-    env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
+    env.with_shared(|shared| shared.identity().io_queues).clamp(1, IO_QUEUES_MAX)
 }
 
 /// The timeout that a host requests, in whole steps (KAS).

@@ -41,31 +41,31 @@ pub(super) struct Command<B> {
     pub(super) sqe: Sqe,
     pub(super) stage: Stage,
     /// Index of the namespace.
-    pub(super) ns: u16,
+    pub(super) ns_index: u16,
     /// The command's data: an R2T transfer, or a copy of the data that the gate holds.
     pub(super) buf: Option<B>,
     /// Bytes of `buf` that count against the connection's budget.
-    pub(super) charged: usize,
+    pub(super) charged_bytes: usize,
     /// How many bytes of data have been received by R2T.
-    pub(super) got: u32,
+    pub(super) received_bytes: u32,
     /// How many bytes of data the command has: those to receive by R2T, or to read.
-    pub(super) want: u32,
+    pub(super) data_len: u32,
     /// The status of the answer, if it is decided before the command ends.
-    pub(super) verdict: Option<Status>,
+    pub(super) early_status: Option<Status>,
     /// An ordered request that the gate refused before its data arrived. It is answered when the
     /// data has come.
-    pub(super) refused: bool,
+    pub(super) is_refused: bool,
     /// A fence waits for its device operation to come back.
     pub(super) awaited_by_fence: bool,
     /// Dataset Management: how many ranges have been begun.
-    pub(super) ranges_begun: u16,
+    pub(super) begun_range_count: u16,
     /// Carries an ordering attribute.
-    pub(super) ordered: bool,
+    pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
     /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost (T22).
-    pub(super) failures_before: Option<u64>,
+    pub(super) failure_count_before: Option<u64>,
     /// The ticket of its FLUSH, from submission until it has come back.
-    pub(super) flush: Option<Ticket>,
+    pub(super) flush_ticket: Option<Ticket>,
     /// For a FLUSH in doubt: the doubt, with the rounds after which it is resolved. Otherwise without
     /// meaning.
     pub(super) doubt: Option<Doubt>,
@@ -84,14 +84,14 @@ pub(super) struct Entry {
     node: Node,
     /// Its position in the log, once it is appended.
     pub(super) position: Position,
-    pub(super) data: Data,
+    pub(super) data_state: DataState,
     /// The gate has allowed its write, but its data has not arrived yet.
-    pub(super) may_write: bool,
+    pub(super) write_waits_for_data: bool,
 }
 
 /// Where the data of an ordered request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Data {
+pub(super) enum DataState {
     /// Asked for by R2T.
     Awaited,
     /// In the command or the receive buffer, or none needed.
@@ -117,8 +117,8 @@ impl Entry {
         },
         node: Node::FREE,
         position: Position(0),
-        data: Data::Ready,
-        may_write: false,
+        data_state: DataState::Ready,
+        write_waits_for_data: false,
     };
 }
 
@@ -150,18 +150,18 @@ impl<B> Commands<B> {
 
     /// The index that [`Commands::take`] would give.
     #[inline]
-    pub(super) fn next(&self) -> Option<u16> {
+    pub(super) fn next_index(&self) -> Option<u16> {
         self.free.last().copied()
     }
 
     /// Puts a command into the table; `None` if the host overran its queue.
     #[inline]
-    pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Option<u16> {
+    pub(super) fn insert(&mut self, sqe: &Sqe, stage: Stage, ns_index: usize) -> Option<u16> {
         let index = self.free.pop()?;
         let command = &mut self.list[usize::from(index)];
         command.sqe = *sqe;
         command.stage = stage;
-        command.ns = ns as u16;
+        command.ns_index = ns_index as u16;
         let cid = sqe.cid();
         self.cids[usize::from(cid >> 6)] |= 1 << (cid & 63);
         Some(index)
@@ -169,26 +169,26 @@ impl<B> Commands<B> {
 
     /// Forgets a command. Returns its buffer, and the bytes to free in the budget.
     #[inline]
-    pub(super) fn release(&mut self, index: u16) -> (Option<B>, usize) {
+    pub(super) fn remove(&mut self, index: u16) -> (Option<B>, usize) {
         let command = &mut self.list[usize::from(index)];
         let cid = command.sqe.cid();
         self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
         command.stage = Stage::Free;
-        command.got = 0;
-        command.want = 0;
-        command.verdict = None;
-        command.refused = false;
+        command.received_bytes = 0;
+        command.data_len = 0;
+        command.early_status = None;
+        command.is_refused = false;
         command.awaited_by_fence = false;
-        command.ranges_begun = 0;
-        command.ordered = false;
-        command.failures_before = None;
+        command.begun_range_count = 0;
+        command.is_ordered = false;
+        command.failure_count_before = None;
         command.inline = (0, 0);
         self.free.push(index);
-        (command.buf.take(), core::mem::take(&mut command.charged))
+        (command.buf.take(), core::mem::take(&mut command.charged_bytes))
     }
 
     /// The command with this index, if there is one.
-    pub(super) fn used(&mut self, index: u16) -> Option<&mut Command<B>> {
+    pub(super) fn get_used(&mut self, index: u16) -> Option<&mut Command<B>> {
         self.list.get_mut(usize::from(index)).filter(|command| command.stage != Stage::Free)
     }
 
@@ -207,7 +207,7 @@ impl<B> Commands<B> {
     }
 
     /// The indices of the commands for which the test holds.
-    pub(super) fn indices(&self, test: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
+    pub(super) fn indices_where(&self, test: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
         let used = self.list.iter().enumerate().filter(|(_, command)| command.stage != Stage::Free);
         used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
     }
@@ -220,7 +220,7 @@ impl<B> Commands<B> {
     }
 
     /// The number of commands in flight.
-    pub(super) fn in_use(&self) -> usize {
+    pub(super) fn in_use_count(&self) -> usize {
         self.list.len() - self.free.len()
     }
 }
@@ -257,18 +257,18 @@ impl<B> Command<B> {
         Self {
             sqe: Sqe::default(),
             stage: Stage::Free,
-            ns: 0,
+            ns_index: 0,
             buf: None,
-            charged: 0,
-            got: 0,
-            want: 0,
-            verdict: None,
-            refused: false,
+            charged_bytes: 0,
+            received_bytes: 0,
+            data_len: 0,
+            early_status: None,
+            is_refused: false,
             awaited_by_fence: false,
-            ranges_begun: 0,
-            ordered: false,
-            failures_before: None,
-            flush: None,
+            begun_range_count: 0,
+            is_ordered: false,
+            failure_count_before: None,
+            flush_ticket: None,
             doubt: None,
             inline: (0, 0),
             entry: Entry::BLANK,
@@ -276,7 +276,7 @@ impl<B> Command<B> {
     }
 
     /// Whether a device operation is in flight.
-    pub(super) fn on_device(&self) -> bool {
+    pub(super) fn is_on_device(&self) -> bool {
         matches!(self.stage, Stage::Device | Stage::DeviceFlush)
     }
 }

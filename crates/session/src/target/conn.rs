@@ -22,7 +22,7 @@ use super::budget::Reservation;
 use super::capsule::Capsule;
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, shared};
+use super::context::{Context, update_shared};
 use super::env::{Event, TargetEnv};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
@@ -47,7 +47,7 @@ use crate::outbox::Outbox;
 /// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
     /// The state that its parts share.
-    cx: Context<E>,
+    context: Context<E>,
     /// The part that carries out plain I/O commands.
     plain: PlainIo,
     /// The part that carries a stream, from Bind until the stream is released.
@@ -80,7 +80,7 @@ impl<E: TargetEnv> TargetConn<E> {
     #[must_use]
     pub fn new(id: ConnId, key: u64, crc: Crc32c, now: u64) -> Self {
         Self {
-            cx: Context::new(id, key, Tx::new(crc)),
+            context: Context::new(id, key, Tx::new(crc)),
             plain: PlainIo::default(),
             ordered: None,
             admin: None,
@@ -107,7 +107,7 @@ impl<E: TargetEnv> TargetConn<E> {
     /// The id given to [`TargetConn::new`].
     #[must_use]
     pub const fn id(&self) -> ConnId {
-        self.cx.id
+        self.context.id
     }
 
     /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. The rest is the
@@ -115,17 +115,17 @@ impl<E: TargetEnv> TargetConn<E> {
     /// ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
-    /// The connection must be closed, once the bytes in `out` have been sent.
+    /// The connection must be closed, once the bytes in `outbox` have been sent.
     pub fn receive(
         &mut self,
         buf: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
         let mut at = 0;
         let mut full = false;
         let end = loop {
-            if out.len_bytes() > CONNECTION_BYTES && self.must_wait(out) {
+            if outbox.len_bytes() > CONNECTION_BYTES && self.must_wait(outbox) {
                 full = true;
                 break Ok(());
             }
@@ -133,7 +133,7 @@ impl<E: TargetEnv> TargetConn<E> {
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
                 let capsule = Capsule::new(&sqe, buf, data, true);
-                if let Err(closed) = self.capsule(capsule, env, out) {
+                if let Err(closed) = self.capsule(capsule, env, outbox) {
                     break Err(closed);
                 }
                 at += len;
@@ -141,7 +141,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
-                    if let Err(closed) = self.pdu(&parsed, buf, at, env, out) {
+                    if let Err(closed) = self.pdu(&parsed, buf, at, env, outbox) {
                         break Err(closed);
                     }
                     at += parsed.len;
@@ -151,7 +151,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
         };
         if let Some(ordered) = &mut self.ordered {
-            ordered.finish_batch(&mut self.cx, buf, env, out);
+            ordered.finish_batch(&mut self.context, buf, env, outbox);
         }
         let partial = !full && at < buf.len();
         let begins = partial && !self.partial;
@@ -163,16 +163,16 @@ impl<E: TargetEnv> TargetConn<E> {
         if at > 0 {
             let now = env.now();
             self.progress = now;
-            if let Some(queue) = &self.cx.queue {
+            if let Some(queue) = &self.context.queue {
                 last_received(&queue.last_received, now);
             }
-            self.start_waiting(env, out);
+            self.start_waiting_commands(env, outbox);
         }
         match end {
             Ok(()) => Ok(at),
             Err(closed) => {
                 if let Closed::Protocol(error) = &closed {
-                    out.push_bytes(|v| error.term_req().encode(Role::Host, &buf[at..], v));
+                    outbox.push_bytes(|v| error.term_req().encode(Role::Host, &buf[at..], v));
                 }
                 Err(closed)
             }
@@ -188,13 +188,13 @@ impl<E: TargetEnv> TargetConn<E> {
     /// The queue id that Connect gave to the connection: 0 for the admin queue.
     #[must_use]
     pub fn qid(&self) -> Option<u16> {
-        self.cx.queue.as_ref().map(|q| q.qid)
+        self.context.queue.as_ref().map(|q| q.qid)
     }
 
     /// Whether no command is in flight, except held event requests.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.cx.commands.in_use() == 0
+        self.context.commands.in_use_count() == 0
     }
 
     /// Changes the key by which the environment knows the connection.
@@ -203,37 +203,37 @@ impl<E: TargetEnv> TargetConn<E> {
     /// If a device operation is in flight with the old one.
     pub fn set_key(&mut self, key: u64) {
         assert!(self.is_quiet(), "device operations carry the old key");
-        self.cx.key = key;
+        self.context.key = key;
     }
 
     /// Whether more may be received: not while too much waits to be sent (T18).
     #[must_use]
-    pub fn wants_input(&self, out: &Outbox<E::Buf>) -> bool {
-        !self.cx.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
+    pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
+        !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
     }
 
     /// Whether no further command may be taken, because too much waits to be sent. Sets `is_starved`.
     #[cold]
-    fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
-        let unsent = out.len_bytes();
-        self.is_starved =
-            unsent > CONNECTION_BYTES && !self.cx.reservation.grow(self.cx.held + unsent);
+    fn must_wait(&mut self, outbox: &Outbox<E::Buf>) -> bool {
+        let unsent = outbox.len_bytes();
+        self.is_starved = unsent > CONNECTION_BYTES
+            && !self.context.reservation.grow(self.context.held_bytes + unsent);
         self.is_starved || unsent > UNSENT_BYTES_MAX
     }
 
-    /// Notes that some of `out` has been sent. Commands that waited for space may go on.
-    pub fn sent(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// Notes that some of `outbox` has been sent. Commands that waited for space may go on.
+    pub fn sent(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         self.unsent_since = None;
         if self.is_starved {
-            self.must_wait(out);
+            self.must_wait(outbox);
         }
         if let Some(ordered) = &mut self.ordered
             && ordered.tracer.is_answered()
-            && out.is_empty()
+            && outbox.is_empty()
         {
             env.traced(&ordered.tracer.sent(env.instant()));
         }
-        self.start_waiting(env, out);
+        self.start_waiting_commands(env, outbox);
     }
 
     /// Notes that the peer takes no more bytes at time `now`. From now on the connection waits for
@@ -251,10 +251,11 @@ impl<E: TargetEnv> TargetConn<E> {
         op: OpId,
         result: Result<Option<E::Buf>, IoError>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let index = op.slot();
-        let Some(command) = self.cx.commands.used(index).filter(|command| command.on_device())
+        let Some(command) =
+            self.context.commands.get_used(index).filter(|command| command.is_on_device())
         else {
             debug_assert!(false, "a completion of an operation that was not in flight");
             return;
@@ -264,18 +265,18 @@ impl<E: TargetEnv> TargetConn<E> {
             // nothing new, and the guard checks a range before it begins.
             self.fences.operation_done();
         }
-        self.device_result(index, result, env, out);
+        self.device_result(index, result, env, outbox);
     }
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
     /// it: persist words of the batch share one fence, and responses follow it (T7).
-    pub fn batch_ended(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    pub fn batch_ended(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
-            ordered.finish_batch(&mut self.cx, &[], env, out);
+            ordered.finish_batch(&mut self.context, &[], env, outbox);
         }
-        self.start_waiting(env, out);
-        self.acknowledge_fences(env, out);
-        if self.cx.closing {
+        self.start_waiting_commands(env, outbox);
+        self.acknowledge_fences(env, outbox);
+        if self.context.is_closing {
             self.finish_if_idle(env);
         }
     }
@@ -284,36 +285,36 @@ impl<E: TargetEnv> TargetConn<E> {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn noticed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
-        let id = self.cx.id;
+    pub fn noticed(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        let id = self.context.id;
         let mut end = Ok(());
-        for notice in env.with_shared(|s| s.take_notices(id)) {
+        for notice in env.with_shared(|shared| shared.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
                 Notice::Fence { id, volume, claimed } => {
-                    self.fence(id, volume, claimed, env, out);
+                    self.fence(id, volume, claimed, env, outbox);
                 }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
-                        admin.fence_over(&mut self.cx, id, env, out);
+                        admin.on_fence_ended(&mut self.context, id, env, outbox);
                     }
                 }
-                Notice::FlushRoundEnded => self.resolve_doubts(env, out),
+                Notice::FlushRoundEnded => self.resolve_doubts(env, outbox),
             }
         }
-        if self.cx.closing { Ok(()) } else { end }
+        if self.context.is_closing { Ok(()) } else { end }
     }
 
     /// Checks the time limits.
     ///
     /// # Errors
     /// A time limit has passed, and the connection must be closed.
-    pub fn tick(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
-        if self.cx.closing {
+    pub fn tick(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        if self.context.is_closing {
             return Ok(());
         }
         let now = env.now();
-        if out.is_empty() {
+        if outbox.is_empty() {
             self.unsent_since = None;
         } else if self.unsent_since.is_none() {
             self.unsent_since = Some(now);
@@ -327,7 +328,7 @@ impl<E: TargetEnv> TargetConn<E> {
     /// When [`tick`](Self::tick) is due next, on the environment's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.cx.closing { None } else { self.deadline().map(|d| d.0) }
+        if self.context.is_closing { None } else { self.deadline().map(|d| d.0) }
     }
 
     /// The first time limit, and the reason to close the connection when it has passed.
@@ -338,20 +339,20 @@ impl<E: TargetEnv> TargetConn<E> {
                 first = Some((at, why));
             }
         };
-        if self.cx.queue.is_none() {
+        if self.context.queue.is_none() {
             // Refused commands do not extend the time limit: a peer without rights would otherwise
             // keep its connection open (T28).
             let limit = (self.progress + STALL_NS).min(self.accepted + CONNECT_NS);
             add(limit, "no Fabrics Connect came in time");
         } else if self.partial {
             add(self.progress + STALL_NS, "the rest of a PDU did not come in time");
-        } else if self.cx.commands.in_use() > 0 && self.is_receiving() {
+        } else if self.context.commands.in_use_count() > 0 && self.is_receiving() {
             add(self.progress + DATA_STALL_NS, "data that was asked for did not come in time");
         }
         if let Some(since) = self.unsent_since {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");
         }
-        if let (Some(queue), Some(admin)) = (&self.cx.queue, &self.admin)
+        if let (Some(queue), Some(admin)) = (&self.context.queue, &self.admin)
             && admin.kato_ms > 0
         {
             let last_received = queue.last_received.load(Ordering::Relaxed);
@@ -364,43 +365,43 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     fn is_receiving(&self) -> bool {
-        self.cx.commands.any(|command| command.stage == Stage::Receiving)
+        self.context.commands.any(|command| command.stage == Stage::Receiving)
     }
 
     /// Ends the connection, which is lost or must be closed. No new operation is begun. Device
     /// operations in flight still end with [`device_done`](Self::device_done).
     pub fn close(&mut self, why: &str, env: &mut E) {
-        if self.cx.closing {
+        if self.context.is_closing {
             return;
         }
-        self.cx.closing = true;
-        let queue = self.cx.queue.as_ref();
+        self.context.is_closing = true;
+        let queue = self.context.queue.as_ref();
         env.log(Event::Closed {
             hostnqn: queue.map_or("", |q| &q.hostnqn),
             cntlid: queue.map(|q| q.cntlid),
             qid: queue.map_or(0, |q| q.qid),
             why,
         });
-        self.cx.waiting.clear();
+        self.context.waiting_for_budget.clear();
         if let Some(ordered) = &mut self.ordered {
-            ordered.end_stream(&mut self.cx);
+            ordered.end_stream(&mut self.context);
             // There is no peer to answer.
-            ordered.finish_batch(&mut self.cx, &[], env, &mut Outbox::new());
+            ordered.finish_batch(&mut self.context, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
                 self.return_stream(env, &mut Outbox::new());
             }
         }
-        for index in self.cx.commands.indices(|command| !command.on_device()) {
-            self.cx.forget(index);
+        for index in self.context.commands.indices_where(|command| !command.is_on_device()) {
+            self.context.remove_command(index);
         }
-        if self.cx.queue.is_some() {
-            let (id, assoc, now) = (self.cx.id, self.cx.assoc(), env.now());
+        if self.context.queue.is_some() {
+            let (id, association, now) = (self.context.id, self.context.association(), env.now());
             let admin = self.admin.as_ref();
-            shared(env, |s| {
+            update_shared(env, |shared| {
                 for volume in admin.iter().flat_map(|admin| admin.releasing()) {
-                    s.volumes.cancel_lease(volume, assoc);
+                    shared.volumes.cancel_lease(volume, association);
                 }
-                s.detach_begin(id, now);
+                shared.begin_detach(id, now);
             });
         }
         self.finish_if_idle(env);
@@ -415,15 +416,15 @@ impl<E: TargetEnv> TargetConn<E> {
     /// If no command is left, returns the stream's log and gives up everything else that the
     /// connection has. After this it may be dropped.
     fn finish_if_idle(&mut self, env: &mut E) {
-        if self.drained || self.cx.commands.in_use() > 0 {
+        if self.drained || self.context.commands.in_use_count() > 0 {
             return;
         }
         self.return_stream(env, &mut Outbox::new());
-        if self.cx.queue.is_some() {
-            let id = self.cx.id;
-            shared(env, |s| s.detach(id));
+        if self.context.queue.is_some() {
+            let id = self.context.id;
+            update_shared(env, |shared| shared.detach(id));
         }
-        self.cx.reservation = Reservation::default();
+        self.context.reservation = Reservation::default();
         self.drained = true;
     }
 
@@ -432,18 +433,18 @@ impl<E: TargetEnv> TargetConn<E> {
         &mut self,
         request: &IcReq,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if request.pfv != 0 {
             return Err(PduError::unsupported(8, "an unknown PDU format version").into());
         }
-        let identity = env.with_shared(|s| Arc::clone(s.identity()));
+        let identity = env.with_shared(|shared| Arc::clone(shared.identity()));
         if identity.require_header_digest && !request.header_digest
             || identity.require_data_digest && !request.data_digest
         {
             return Err(PduError::unsupported(11, "digests that this target insists on").into());
         }
-        out.push_bytes(|v| {
+        outbox.push_bytes(|v| {
             IcResp {
                 pfv: 0,
                 cpda: 0,
@@ -458,9 +459,9 @@ impl<E: TargetEnv> TargetConn<E> {
         self.rx.data_digest = request.data_digest;
         self.rx.capsule_max = ADMIN_CAPSULE_BYTES;
         self.rx.data_max = H2C_DATA_BYTES_MAX;
-        self.cx.tx.header_digest = request.header_digest;
-        self.cx.tx.data_digest = request.data_digest;
-        self.cx.tx.align = (u32::from(request.hpda) + 1) * 4;
+        self.context.tx.header_digest = request.header_digest;
+        self.context.tx.data_digest = request.data_digest;
+        self.context.tx.align = (u32::from(request.hpda) + 1) * 4;
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
 /// connections share, messages for the operator. The same code runs over real drives and clocks,
 /// and in a simulator.
 ///
-/// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
+/// `ns_index` counts the namespaces as [`Shared::namespaces`] lists them.
 pub trait TargetEnv {
     /// A device buffer. A read returns one, and an R2T transfer is gathered in one.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
@@ -49,7 +49,7 @@ pub trait TargetEnv {
     /// The drive of a namespace. Operations are named by [`OpId`](super::OpId), as numbers. The
     /// result of one that ends later is handed to
     /// [`TargetConn::device_done`](super::TargetConn::device_done).
-    fn device(&mut self, ns: usize) -> &mut Self::Device;
+    fn device(&mut self, ns_index: usize) -> &mut Self::Device;
     /// The shared state of all connections, locked: never on the hot path.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
     /// Causes a call of [`TargetConn::noticed`](super::TargetConn::noticed) for `conn`, on the core

@@ -5,37 +5,39 @@ use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::commands::Stage;
-use super::context::{Context, shared};
+use super::context::{Context, update_shared};
 use super::env::TargetEnv;
 use super::ids::OpId;
 
 impl<E: TargetEnv> Context<E> {
     /// Submits the FLUSH of a command.
     pub(super) fn submit_flush_of(&mut self, index: u16, env: &mut E) -> Submitted<E::Buf> {
-        let ns = usize::from(self.commands[index].ns);
-        let namespace = self.namespaces.at(ns);
+        let ns_index = usize::from(self.commands[index].ns_index);
+        let namespace = self.namespaces.at(ns_index);
         // A drive without a volatile cache loses no data when a FLUSH fails, so its FLUSHes are not
         // counted.
         let ticket = namespace.config.volatile.then(|| namespace.state.flushes.begin());
-        self.commands[index].flush = ticket;
-        env.device(ns).flush(OpId::new(self.key, index).0)
+        self.commands[index].flush_ticket = ticket;
+        env.device(ns_index).flush(OpId::new(self.key, index).0)
     }
 
     /// Takes in the result of a command's FLUSH. Returns whether its success is in doubt. If it is,
     /// the command waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
     pub(super) fn flush_ended(&mut self, index: u16, ok: bool, env: &mut E) -> bool {
         let command = &mut self.commands[index];
-        let ns = usize::from(command.ns);
-        let state = &self.namespaces.at(ns).state;
+        let ns_index = usize::from(command.ns_index);
+        let state = &self.namespaces.at(ns_index).state;
         if !ok {
             state.flushes.count_failure();
         }
-        let Some(ticket) = command.flush.take() else { return false };
-        let doubt = state.flushes.end(ticket, || shared(env, |s| s.flush_round_ended(ns)));
+        let Some(ticket) = command.flush_ticket.take() else { return false };
+        let doubt = state
+            .flushes
+            .end(ticket, || update_shared(env, |shared| shared.flush_round_ended(ns_index)));
         command.doubt = doubt;
         // A failure is certain. At the end of a connection there is no peer to answer, and the gate
         // ignores the result.
-        let needs_no_check = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
+        let needs_no_check = !ok || self.is_closing || probe::planted(Plant::T29AcceptAtOnce);
         if needs_no_check || !self.is_in_doubt(index, env) {
             return false;
         }
@@ -47,10 +49,10 @@ impl<E: TargetEnv> Context<E> {
     /// Whether the success of a FLUSH is still in doubt. If so, the connection is woken later.
     fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let command = &self.commands[index];
-        let (ns, conn) = (usize::from(command.ns), self.id);
-        let flushes = &self.namespaces.at(ns).state.flushes;
+        let (ns_index, conn) = (usize::from(command.ns_index), self.id);
+        let flushes = &self.namespaces.at(ns_index).state.flushes;
         command.doubt.is_some_and(|doubt| {
-            let register = || shared(env, |s| s.await_flush_round(ns, conn));
+            let register = || update_shared(env, |shared| shared.await_flush_round(ns_index, conn));
             flushes.is_still_in_doubt(doubt, register)
         })
     }
@@ -58,7 +60,7 @@ impl<E: TargetEnv> Context<E> {
     /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns those whose
     /// success is certain now.
     pub(super) fn resolve_doubts(&mut self, env: &mut E) -> alloc::vec::Vec<u16> {
-        let mut resolved = self.commands.indices(|command| command.stage == Stage::InDoubt);
+        let mut resolved = self.commands.indices_where(|command| command.stage == Stage::InDoubt);
         resolved.retain(|index| !self.is_in_doubt(*index, env));
         for index in &resolved {
             self.commands[*index].stage = Stage::Gate;

@@ -57,18 +57,18 @@ impl Default for NamespaceState {
 const GUARDED_WITHOUT_OWNER: u64 = u64::MAX;
 
 impl NamespaceState {
-    /// Whether association `assoc` may write here outside of ordered streams (T21).
+    /// Whether association `association` may write here outside of ordered streams (T21).
     #[inline]
     #[must_use]
-    pub fn may_write(&self, assoc: u64) -> bool {
+    pub fn may_write(&self, association: u64) -> bool {
         let guard = self.guard.load(Ordering::Acquire);
-        guard == 0 || guard == assoc
+        guard == 0 || guard == association
     }
 
-    /// Whether it is guarded for the association `assoc` of its owner.
+    /// Whether it is guarded for the association `association` of its owner.
     #[inline]
-    pub(super) fn is_of(&self, assoc: u64) -> bool {
-        self.guard.load(Ordering::Acquire) == assoc
+    pub(super) fn is_of(&self, association: u64) -> bool {
+        self.guard.load(Ordering::Acquire) == association
     }
 
     /// Whether the namespace is guarded for a lease that has run out. Then a connection that wants
@@ -170,7 +170,7 @@ impl Namespaces {
     /// Whether any drive has a volatile write cache.
     #[must_use]
     pub fn any_volatile(&self) -> bool {
-        self.list.iter().any(|ns| ns.config.volatile)
+        self.list.iter().any(|namespace| namespace.config.volatile)
     }
 }
 

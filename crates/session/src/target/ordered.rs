@@ -30,7 +30,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     /// The volume's drives on this target. The gate knows a drive by its index in this list.
     drives: Vec<DriveOfStream>,
     /// Index into `drives` by namespace index, or [`NO_DRIVE`].
-    pub(super) drive_of: Vec<u8>,
+    pub(super) drive_index_of: Vec<u8>,
     /// The highest seq that has arrived. A command has only the lower 32 bits of a seq. The rest
     /// follows from this seq, because the two are near each other (T5).
     pub(super) highest_seq: Seq,
@@ -48,7 +48,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) listing: Option<Listing>,
     pub(super) tracer: Tracer,
     /// The environment has been informed of the failure of the stream.
-    pub(super) reported_stop: bool,
+    pub(super) has_reported_stop: bool,
 }
 
 /// The index of a namespace without a drive of the stream.
@@ -56,7 +56,7 @@ const NO_DRIVE: u8 = u8::MAX;
 
 #[derive(Debug)]
 struct DriveOfStream {
-    ns: usize,
+    ns_index: usize,
     /// The drive's member number in the volume.
     member: Member,
     /// Failed FLUSHes of the drive at the last check (T22).
@@ -74,18 +74,18 @@ impl<E: TargetEnv> OrderedQueue<E> {
         released: Seq,
         entries: u16,
     ) -> Self {
-        let mut drive_of = Vec::new();
+        let mut drive_index_of = Vec::new();
         let mut drives = Vec::new();
         let mut caches = Vec::new();
-        for &(ns, member) in members.iter().take(usize::from(NO_DRIVE)) {
-            if drive_of.len() <= ns {
-                drive_of.resize(ns + 1, NO_DRIVE);
+        for &(ns_index, member) in members.iter().take(usize::from(NO_DRIVE)) {
+            if drive_index_of.len() <= ns_index {
+                drive_index_of.resize(ns_index + 1, NO_DRIVE);
             }
             let local = drives.len() as u8;
-            drive_of[ns] = local;
-            let namespace = namespaces.at(ns);
+            drive_index_of[ns_index] = local;
+            let namespace = namespaces.at(ns_index);
             let flush_failures = namespace.state.flush_failures();
-            drives.push(DriveOfStream { ns, member, flush_failures });
+            drives.push(DriveOfStream { ns_index, member, flush_failures });
             caches.push(MemberCache { member: Member(local), volatile: namespace.config.volatile });
         }
         let capacity = usize::from(entries);
@@ -95,7 +95,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             log,
             gate: Gate::new(&caches, u32::from(entries.max(1))),
             drives,
-            drive_of,
+            drive_index_of,
             highest_seq: released,
             steps: Vec::with_capacity(4 * capacity),
             in_progress: Vec::with_capacity(4 * capacity),
@@ -105,14 +105,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
             listing: None,
             // The seed differs, so that streams of equal speed do not all trace at the same time.
             tracer: Tracer::new(seed),
-            reported_stop: false,
+            has_reported_stop: false,
         }
     }
 
     /// The gate's index of the drive that a request goes to; `None` if the namespace is not the one
     /// of this member number.
-    pub(super) fn drive(&mut self, ns: usize, member: Member) -> Option<Member> {
-        let local = *self.drive_of.get(ns)?;
+    pub(super) fn drive(&mut self, ns_index: usize, member: Member) -> Option<Member> {
+        let local = *self.drive_index_of.get(ns_index)?;
         let drive = self.drives.get(usize::from(local))?;
         (drive.member == member).then_some(Member(local))
     }
@@ -187,13 +187,13 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// Carries out a Mark command: takes in the released mark of the owner (T1).
     pub(super) fn release_mark(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let mark = wire::mark_of(sqe);
         let must_be_durable = sqe.dword(10) & 1 != 0;
-        let status = if cx.is_fenced {
+        let status = if context.is_fenced {
             fenced_owner()
         } else if mark.0 > SEQ_MAX {
             wire::status::BAD_ATTRIBUTE.with_dnr()
@@ -206,33 +206,38 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 Status::SUCCESS
             } else {
                 probe::hit(Rare::LogFailed);
-                self.gate.poison(&mut cx.commands, Cause::LogFailed, &mut self.steps);
+                self.gate.poison(&mut context.commands, Cause::LogFailed, &mut self.steps);
                 wire::status::LOG_FAILED
             }
         };
-        cx.respond(sqe.cid(), status, 0, out);
+        context.send_completion(sqe.cid(), status, 0, outbox);
     }
 
     /// List: a page of the stream that this queue carries.
-    pub(super) fn list(&mut self, cx: &mut Context<E>, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+    pub(super) fn list(
+        &mut self,
+        context: &mut Context<E>,
+        sqe: &Sqe,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
         let (_, from, len) = wire::list_of(sqe);
         let page = match check_len(len) {
-            _ if cx.is_fenced => Err(fenced_owner()),
+            _ if context.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
             Ok(()) => read_page(&mut self.listing, &self.log, from, len)
                 .map_err(|error| status_of_unreadable(&error)),
         };
         match page {
-            Ok(page) => cx.send_page(sqe, &page.encode(len), out),
-            Err(status) => cx.respond(sqe.cid(), status, 0, out),
+            Ok(page) => context.send_page(sqe, &page.encode(len), outbox),
+            Err(status) => context.send_completion(sqe.cid(), status, 0, outbox),
         }
     }
 
     /// Reports to the gate the FLUSHes of its drives that failed on any other connection (T22).
-    pub(super) fn report_flush_failures(&mut self, cx: &mut Context<E>) {
-        let Context { namespaces, commands, .. } = cx;
+    pub(super) fn report_flush_failures(&mut self, context: &mut Context<E>) {
+        let Context { namespaces, commands, .. } = context;
         for (local, drive) in self.drives.iter_mut().enumerate() {
-            let failures = namespaces.at(drive.ns).state.flush_failures();
+            let failures = namespaces.at(drive.ns_index).state.flush_failures();
             if failures != drive.flush_failures {
                 drive.flush_failures = failures;
                 if !probe::planted(Plant::T22OtherStreams)
@@ -245,8 +250,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Counts a failed FLUSH of this stream. The gate receives that failure with its entry.
-    pub(super) fn count_own_flush_failure(&mut self, ns: usize) {
-        let local = self.drive_of.get(ns).map_or(usize::MAX, |local| usize::from(*local));
+    pub(super) fn count_own_flush_failure(&mut self, ns_index: usize) {
+        let local =
+            self.drive_index_of.get(ns_index).map_or(usize::MAX, |local| usize::from(*local));
         if let Some(drive) = self.drives.get_mut(local) {
             drive.flush_failures = drive.flush_failures.wrapping_add(1);
         }
@@ -254,24 +260,24 @@ impl<E: TargetEnv> OrderedQueue<E> {
 
     /// Ends the stream, because its owner is fenced or the connection ends (T8). Every request that
     /// is not at the drives yet is refused.
-    pub(super) fn end_stream(&mut self, cx: &mut Context<E>) {
-        cx.is_fenced = true;
-        self.gate.poison(&mut cx.commands, Cause::Closed, &mut self.steps);
+    pub(super) fn end_stream(&mut self, context: &mut Context<E>) {
+        context.is_fenced = true;
+        self.gate.poison(&mut context.commands, Cause::Closed, &mut self.steps);
     }
 
     /// Stops the stream because of a request that the gate does not get. Later requests cannot be
     /// carried out without their predecessor (P6).
-    pub(super) fn stop_stream(&mut self, cx: &mut Context<E>, member: Member, ordinal: u32) {
+    pub(super) fn stop_stream(&mut self, context: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
-        self.gate.poison(&mut cx.commands, cause, &mut self.steps);
+        self.gate.poison(&mut context.commands, cause, &mut self.steps);
     }
 
     /// The answer to a request that the gate refuses.
-    pub(super) fn refusal(cx: &Context<E>, why: Cause) -> Status {
+    pub(super) fn refusal(context: &Context<E>, why: Cause) -> Status {
         let status = match why {
             Cause::LogFull => wire::status::LOG_FULL,
             Cause::LogFailed => wire::status::LOG_FAILED,
-            Cause::Closed if cx.is_fenced => return fenced_owner(),
+            Cause::Closed if context.is_fenced => return fenced_owner(),
             Cause::WriteFailed { .. } | Cause::FlushFailed { .. } | Cause::Closed => {
                 wire::status::POISONED
             }

@@ -26,57 +26,57 @@ impl PlainIo {
     /// its data is in the capsule.
     #[inline]
     fn check_write<E: TargetEnv>(
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
     ) -> Result<(usize, u32, bool), Status> {
-        let ns = cx.extent(sqe)?;
-        cx.guard(ns, env)?;
+        let ns_index = context.extent(sqe)?;
+        context.guard(ns_index, env)?;
         // No directives but Rio's own are supported.
         if sqe.dword(12) >> 20 & 0xf != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let want = sqe.nlb() * BLOCK_SIZE;
-        if want > TRANSFER_BYTES_MAX {
+        let data_len = sqe.nlb() * BLOCK_SIZE;
+        if data_len > TRANSFER_BYTES_MAX {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        Ok((ns, want, is_in_capsule(sqe, want, data)?))
+        Ok((ns_index, data_len, is_in_capsule(sqe, data_len, data)?))
     }
 
     /// Carries out a Write: at once if its data is in the capsule, else after the data has come in.
     #[inline]
     pub(super) fn write<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let (ns, want, inline) = match Self::check_write(cx, sqe, data, env) {
+        let (ns_index, data_len, inline) = match Self::check_write(context, sqe, data, env) {
             Ok(checked) => checked,
             Err(status) => {
-                cx.respond(sqe.cid(), status, 0, out);
+                context.send_completion(sqe.cid(), status, 0, outbox);
                 return Ok(());
             }
         };
         if !inline {
-            return cx.ask_for_data(sqe, ns, want, env, out);
+            return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
         }
-        let index = cx.next_index()?;
-        self.note_write(cx, ns);
-        let op = OpId::new(cx.key, index);
-        match env.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
-            Submitted::Done(Ok(_)) if !must_flush(cx, sqe, ns) => {
-                cx.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
+        let index = context.next_index()?;
+        self.note_plain_write(context, ns_index);
+        let op = OpId::new(context.key, index);
+        match env.device(ns_index).write(op.0, sqe.slba(), Data::Borrowed(data)) {
+            Submitted::Done(Ok(_)) if !must_flush(context, sqe, ns_index) => {
+                context.send_completion_inlined(sqe.cid(), Status::SUCCESS, 0, outbox);
             }
             Submitted::Done(result) => {
-                cx.commands.take(sqe, Stage::Device, ns);
-                self.device_result(cx, index, result, env, out);
+                context.commands.insert(sqe, Stage::Device, ns_index);
+                self.device_result(context, index, result, env, outbox);
             }
             Submitted::Pending => {
-                cx.commands.take(sqe, Stage::Device, ns);
+                context.commands.insert(sqe, Stage::Device, ns_index);
             }
         }
         Ok(())
@@ -85,41 +85,41 @@ impl PlainIo {
     /// Carries out a command whose requested data has come in completely.
     pub(super) fn data_ready<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        match cx.commands[index].sqe.opcode() {
-            opcode::WRITE => self.submit_received_write(cx, index, env, out),
-            _ => self.begin_dataset(cx, index, env, out),
+        match context.commands[index].sqe.opcode() {
+            opcode::WRITE => self.submit_received_write(context, index, env, outbox),
+            _ => self.begin_dataset(context, index, env, outbox),
         }
     }
 
     /// Submits a write whose requested data has come in.
     fn submit_received_write<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        let (ns, lba) = (usize::from(command.ns), command.sqe.slba());
+        let command = &context.commands[index];
+        let (ns_index, lba) = (usize::from(command.ns_index), command.sqe.slba());
         // Another host may have claimed the volume while the data was in transit (T21).
-        if let Err(status) = cx.guard(ns, env) {
-            return cx.answer(index, status, 0, out);
+        if let Err(status) = context.guard(ns_index, env) {
+            return context.complete_command(index, status, 0, outbox);
         }
-        let command = &mut cx.commands[index];
+        let command = &mut context.commands[index];
         let Some(buf) = command.buf.take() else {
             debug_assert!(false, "gathered data without a buffer");
-            return cx.answer(index, Status::INTERNAL, 0, out);
+            return context.complete_command(index, Status::INTERNAL, 0, outbox);
         };
         command.stage = Stage::Device;
-        self.note_write(cx, ns);
-        let op = OpId::new(cx.key, index);
-        if let Submitted::Done(result) = env.device(ns).write(op.0, lba, Data::Owned(buf)) {
-            self.device_result(cx, index, result, env, out);
+        self.note_plain_write(context, ns_index);
+        let op = OpId::new(context.key, index);
+        if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
+            self.device_result(context, index, result, env, outbox);
         }
     }
 
@@ -127,23 +127,23 @@ impl PlainIo {
     #[inline]
     pub(super) fn read<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let want = sqe.nlb() * BLOCK_SIZE;
-        let checked = cx.extent(sqe).and_then(|ns| match sqe.sgl() {
-            _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
-            Ok(Sgl::Transport { len }) if len == want => Ok(ns),
+        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let checked = context.extent(sqe).and_then(|ns_index| match sqe.sgl() {
+            _ if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
+            Ok(Sgl::Transport { len }) if len == data_len => Ok(ns_index),
             Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
-        if let Some((index, _)) = cx.take_checked(sqe, Stage::Budget, checked, out)?
-            && cx.may_hold(index, want, out)
+        if let Some((index, _)) = context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
+            && context.charge_or_enqueue(index, data_len, outbox)
         {
-            self.start(cx, index, env, out);
+            self.start(context, index, env, outbox);
         }
         Ok(())
     }
@@ -151,63 +151,67 @@ impl PlainIo {
     /// Starts a command that may hold its buffer now: begins a read, or asks for the data of a write.
     pub(super) fn start<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let ns = usize::from(cx.commands[index].ns);
-        let refusal = if cx.is_fenced { Some(fenced_owner()) } else { cx.refuses_read(ns) };
-        let command = &mut cx.commands[index];
+        let ns_index = usize::from(context.commands[index].ns_index);
+        let refusal =
+            if context.is_fenced { Some(fenced_owner()) } else { context.refuses_read(ns_index) };
+        let command = &mut context.commands[index];
         if command.sqe.opcode() != opcode::READ {
-            return cx.ask_or_fail(index, env, out);
+            return context.request_data_or_fail(index, env, outbox);
         }
         // The read could find zeroes where recovery has undone writes that the host's stream has
         // completed. The host may not know yet that it is fenced (T8, P9).
         if let Some(refusal) = refusal
             && !probe::planted(Plant::T8FencedReads)
         {
-            return cx.answer(index, refusal, 0, out);
+            return context.complete_command(index, refusal, 0, outbox);
         }
         command.stage = Stage::Device;
         let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
-        let op = OpId::new(cx.key, index);
-        if let Submitted::Done(result) = env.device(ns).read(op.0, lba, blocks.into()) {
-            self.device_result(cx, index, result, env, out);
+        let op = OpId::new(context.key, index);
+        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
+            self.device_result(context, index, result, env, outbox);
         }
     }
 
     /// Submits a Flush.
     pub(super) fn flush<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = cx.namespace(sqe).map(|(ns, _)| ns);
-        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
+        let checked = context.namespace(sqe).map(|(ns_index, _)| ns_index);
+        let Some((index, ns_index)) =
+            context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
+        else {
             return Ok(());
         };
-        cx.commands[index].failures_before = self.failures_before_covered_writes(cx, ns);
-        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
-            self.device_result(cx, index, result, env, out);
+        context.commands[index].failure_count_before =
+            self.failures_before_covered_writes(context, ns_index);
+        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+            self.device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
 
     /// Notes that a plain write goes to the drive. A later FLUSH of this connection covers it.
     #[inline(always)]
-    pub(super) fn note_write<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) {
-        let namespace = cx.namespaces.at(ns);
+    pub(super) fn note_plain_write<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) {
+        let namespace = context.namespaces.at(ns_index);
         if !namespace.config.volatile {
             return;
         }
         let failures = namespace.state.flush_failures();
-        if self.failures_at_first_write.len() <= ns {
-            self.failures_at_first_write.resize(ns + 1, None);
+        if self.failures_at_first_write.len() <= ns_index {
+            self.failures_at_first_write.resize(ns_index + 1, None);
         }
-        self.failures_at_first_write[ns].get_or_insert(failures);
+        self.failures_at_first_write[ns_index].get_or_insert(failures);
     }
 
     /// How many FLUSHes of the drive had failed when the first write that a FLUSH submitted now would
@@ -218,25 +222,25 @@ impl PlainIo {
     /// begins at the same write.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
-        cx: &Context<E>,
-        ns: usize,
+        context: &Context<E>,
+        ns_index: usize,
     ) -> Option<u64> {
-        let namespace = cx.namespaces.at(ns);
+        let namespace = context.namespaces.at(ns_index);
         if !namespace.config.volatile {
             return None;
         }
         let now = namespace.state.flush_failures();
-        let Some(Some(before)) = self.failures_at_first_write.get(ns).copied() else {
+        let Some(Some(before)) = self.failures_at_first_write.get(ns_index).copied() else {
             return Some(now);
         };
-        let has_writes_in_flight = cx.commands.any(|command| {
-            usize::from(command.ns) == ns
+        let has_writes_in_flight = context.commands.any(|command| {
+            usize::from(command.ns_index) == ns_index
                 && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
-                && !command.ordered
+                && !command.is_ordered
                 && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
         });
         if !has_writes_in_flight {
-            self.failures_at_first_write[ns] = None;
+            self.failures_at_first_write[ns_index] = None;
         }
         Some(before)
     }
@@ -244,15 +248,16 @@ impl PlainIo {
     /// Whether writes that the successful FLUSH of this command should cover may be lost, because a
     /// FLUSH of some connection has failed since the first of them. Returns true once for each
     /// failure, as Linux reports it to `fsync`: the host writes and flushes again (T22).
-    fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
-        let command = &cx.commands[index];
-        let Some(before) = command.failures_before else {
+    fn has_lost<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
+        let command = &context.commands[index];
+        let Some(before) = command.failure_count_before else {
             return false;
         };
-        let ns = usize::from(command.ns);
-        let failures = cx.namespaces.at(ns).state.flush_failures();
+        let ns_index = usize::from(command.ns_index);
+        let failures = context.namespaces.at(ns_index).state.flush_failures();
         let has_lost = failures != before && !probe::planted(Plant::T22PlainFlush);
-        if has_lost && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns)
+        if has_lost
+            && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns_index)
         {
             // Later writes are counted anew.
             *failures_at_first_write = Some(failures);
@@ -263,20 +268,24 @@ impl PlainIo {
     /// Submits a Write Zeroes.
     pub(super) fn write_zeroes<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = cx.extent(sqe).and_then(|ns| cx.guard(ns, env).map(|()| ns));
-        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
+        let checked = context
+            .extent(sqe)
+            .and_then(|ns_index| context.guard(ns_index, env).map(|()| ns_index));
+        let Some((index, ns_index)) =
+            context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
+        else {
             return Ok(());
         };
-        let op = OpId::new(cx.key, index);
+        let op = OpId::new(context.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
-        self.note_write(cx, ns);
-        if let Submitted::Done(result) = zero(env.device(ns), op, lba, blocks, sqe.deac()) {
-            self.device_result(cx, index, result, env, out);
+        self.note_plain_write(context, ns_index);
+        if let Submitted::Done(result) = zero(env.device(ns_index), op, lba, blocks, sqe.deac()) {
+            self.device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
@@ -284,71 +293,72 @@ impl PlainIo {
     /// Takes in the result of a plain command's device operation.
     pub(super) fn device_result<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         result: Result<Option<E::Buf>, IoError>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        let (ns, stage, code) = (usize::from(command.ns), command.stage, command.sqe.opcode());
+        let command = &context.commands[index];
+        let (ns_index, stage, code) =
+            (usize::from(command.ns_index), command.stage, command.sqe.opcode());
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
-            if cx.flush_ended(index, result.is_ok(), env) {
+            if context.flush_ended(index, result.is_ok(), env) {
                 return;
             }
             if result.is_ok() {
-                return self.flush_accepted(cx, index, out);
+                return self.flush_accepted(context, index, outbox);
             }
         }
         let status = match result {
             Err(error) => status_of(&error, code == opcode::READ),
             Ok(buf) => match (code, buf) {
-                _ if cx.closing => Status::SUCCESS,
+                _ if context.is_closing => Status::SUCCESS,
                 // Its owner may have been fenced while the read was in flight, and no fence waited
                 // for the read. It may have found blocks that the next owner has undone or written
                 // (T8, P9).
-                (opcode::READ, buf) => match (cx.refuses_read(ns), buf) {
+                (opcode::READ, buf) => match (context.refuses_read(ns_index), buf) {
                     (Some(refusal), _)
                         if !probe::planted(Plant::T8LateReads)
                             && !probe::planted(Plant::T8FencedReads) =>
                     {
                         refusal
                     }
-                    (_, Some(buf)) => return send_read(cx, index, buf, out),
+                    (_, Some(buf)) => return send_read(context, index, buf, outbox),
                     (_, None) => {
                         debug_assert!(false, "a read without a buffer");
                         Status::INTERNAL
                     }
                 },
                 (opcode::DATASET_MANAGEMENT, _) => {
-                    return self.deallocate_next(cx, index, env, out);
+                    return self.deallocate_next(context, index, env, outbox);
                 }
-                _ if must_flush(cx, &cx.commands[index].sqe, ns) => {
-                    return self.start_flush(cx, index, ns, env, out);
+                _ if must_flush(context, &context.commands[index].sqe, ns_index) => {
+                    return self.start_flush(context, index, ns_index, env, outbox);
                 }
                 _ => Status::SUCCESS,
             },
         };
-        cx.answer(index, status, 0, out);
+        context.complete_command(index, status, 0, outbox);
     }
 
     /// Submits the FLUSH that follows a write with FUA.
     fn start_flush<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
-        ns: usize,
+        ns_index: usize,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        cx.commands[index].stage = Stage::DeviceFlush;
+        context.commands[index].stage = Stage::DeviceFlush;
         // This FLUSH covers the command's own write, too. `failures_at_first_write` stays, because
         // the host may still flush its other writes.
-        cx.commands[index].failures_before =
-            self.failures_at_first_write.get(ns).copied().flatten();
-        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
-            self.device_result(cx, index, result, env, out);
+        context.commands[index].failure_count_before =
+            self.failures_at_first_write.get(ns_index).copied().flatten();
+        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+            self.device_result(context, index, result, env, outbox);
         }
     }
 
@@ -356,42 +366,48 @@ impl PlainIo {
     /// fails all the same if an earlier FLUSH has failed and lost writes that this one covers.
     pub(super) fn flush_accepted<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let status = if self.has_lost(cx, index) { Status::WRITE_FAULT } else { Status::SUCCESS };
-        cx.answer(index, status, 0, out);
+        let status =
+            if self.has_lost(context, index) { Status::WRITE_FAULT } else { Status::SUCCESS };
+        context.complete_command(index, status, 0, outbox);
     }
 }
 
 /// Whether the command has FUA and the drive a volatile cache. Then a FLUSH follows the write.
 #[inline]
-fn must_flush<E: TargetEnv>(cx: &Context<E>, sqe: &Sqe, ns: usize) -> bool {
-    sqe.fua() && cx.namespaces.at(ns).config.volatile
+fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
+    sqe.fua() && context.namespaces.at(ns_index).config.volatile
 }
 
 /// Answers a read with its data, which goes into the outbox without being copied.
-fn send_read<E: TargetEnv>(cx: &mut Context<E>, index: u16, buf: E::Buf, out: &mut Outbox<E::Buf>) {
-    let command = &cx.commands[index];
-    let (cid, want) = (command.sqe.cid(), command.want);
-    debug_assert_eq!(buf.as_ref().len(), want as usize, "a read of another length");
-    cx.forget(index);
+fn send_read<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    buf: E::Buf,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    let command = &context.commands[index];
+    let (cid, data_len) = (command.sqe.cid(), command.data_len);
+    debug_assert_eq!(buf.as_ref().len(), data_len as usize, "a read of another length");
+    context.remove_command(index);
     // SUCCESS stands for a response capsule, but carries no SQHD (TCP §3.3.2.2).
-    let success = cx.queue.as_ref().is_some_and(|q| q.no_sq_flow);
-    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: want, last: true, success };
-    let tx = &cx.tx;
-    out.push_bytes(|v| tx.c2h_data(&header, v));
+    let success = context.queue.as_ref().is_some_and(|q| q.no_sq_flow);
+    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: data_len, last: true, success };
+    let tx = &context.tx;
+    outbox.push_bytes(|v| tx.c2h_data(&header, v));
     if tx.data_digest {
         let mut digest = alloc::vec::Vec::with_capacity(4);
         tx.data_digest([buf.as_ref()], &mut digest);
-        out.push_payload(buf);
-        out.push_bytes(|v| v.extend_from_slice(&digest));
+        outbox.push_payload(buf);
+        outbox.push_bytes(|v| v.extend_from_slice(&digest));
     } else {
-        out.push_payload(buf);
+        outbox.push_payload(buf);
     }
     if !success {
-        cx.respond(cid, Status::SUCCESS, 0, out);
+        context.send_completion(cid, Status::SUCCESS, 0, outbox);
     }
 }
 

@@ -178,35 +178,35 @@ impl<R: Region> Shared<R> {
     /// Gives a volume to `host`; see [`Volumes`]. Returns the number of this claim among
     /// the volume's claims.
     pub(super) fn claim(&mut self, claim: &Claim, host: Owner, now: u64) -> Result<u64, Refusal> {
-        let claimant = host.assoc;
+        let claimant = host.association;
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
         // A former owner that is fenced loses its rights. The claimant may have lost its own
         // before, and gets them back (T8).
         for controller in self.controllers.values() {
-            if claimed.fenced == Some(controller.assoc) {
+            if claimed.fenced == Some(controller.association) {
                 controller.rights.fence();
-            } else if claimant == controller.assoc {
+            } else if claimant == controller.association {
                 controller.rights.restore();
             }
         }
-        if let Some(assoc) = claimed.replaced {
-            let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
+        if let Some(association) = claimed.replaced {
+            let old = self.controllers.iter().find(|(_, c)| c.association == association);
             if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {
                 self.end_queues(cntlid);
                 let why = match claim.resume {
                     true => "its host has come back with another association",
                     false => "another owner has taken its volume over",
                 };
-                self.leave(admin, Notice::Close(why));
+                self.leave_notice(admin, Notice::Close(why));
             }
         }
         Ok(claimed.claim)
     }
 
-    /// Notes that `conn` is about to read the guard of namespace `ns` for the first time (T8).
-    pub(super) fn note_writer(&mut self, ns: usize, conn: ConnId) {
+    /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time (T8).
+    pub(super) fn note_writer(&mut self, ns_index: usize, conn: ConnId) {
         if self.conns.contains_key(&conn) {
-            self.writers.note(ns, conn);
+            self.writers.note(ns_index, conn);
         }
     }
 
@@ -215,15 +215,15 @@ impl<R: Region> Shared<R> {
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
-        assoc: u64,
+        association: u64,
         id: PartitionId,
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
-        let bound = self.volumes.bind(conn, assoc, id, binding);
+        let bound = self.volumes.bind(conn, association, id, binding);
         if let Ok(bound) = &bound {
             for member in &bound.members {
-                if let Some((ns, _)) = self.namespaces.find(member.nsid) {
-                    self.writers.note(ns, conn);
+                if let Some((ns_index, _)) = self.namespaces.find(member.nsid) {
+                    self.writers.note(ns_index, conn);
                 }
             }
         }
@@ -234,17 +234,17 @@ impl<R: Region> Shared<R> {
     pub(super) fn list(
         &mut self,
         id: PartitionId,
-        assoc: u64,
+        association: u64,
         from: Position,
         len: usize,
     ) -> Result<Page, Refusal> {
-        let page = self.volumes.list(id, assoc, from, len);
+        let page = self.volumes.list(id, association, from, len);
         self.end_old_carriers(page, [id])
     }
 
     /// Settles streams of a volume; see [`Volumes::settle`].
-    pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
-        let settled = self.volumes.settle(settle, assoc);
+    pub(super) fn settle(&mut self, settle: &Settle, association: u64) -> Result<(), Refusal> {
+        let settled = self.volumes.settle(settle, association);
         self.end_old_carriers(settled, settle.partitions())
     }
 
@@ -260,27 +260,28 @@ impl<R: Region> Shared<R> {
         if matches!(result, Err(Refusal { status: wire::status::STREAM_BUSY, .. })) {
             for id in streams {
                 if let Some(conn) = self.volumes.carrier(id) {
-                    self.leave(conn, Notice::Close("its owner needs the stream elsewhere"));
+                    self.leave_notice(conn, Notice::Close("its owner needs the stream elsewhere"));
                 }
             }
         }
         result
     }
 
-    /// Releases a volume, if `assoc` may still do that.
+    /// Releases a volume, if `association` may still do that.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
-        assoc: u64,
+        association: u64,
         forget: bool,
     ) -> Result<(), Refusal> {
-        self.volumes.may_release(volume, assoc, forget)?;
-        let was_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
+        self.volumes.may_release(volume, association, forget)?;
+        let was_owner =
+            self.volumes.owner(volume).is_some_and(|owner| owner.association == association);
         let released = self.volumes.release(volume, forget, &self.namespaces);
         if was_owner && released == Ok(false) {
             // A plain command of the owner may still arrive, such as the zeroing of a recovery that
             // the owner has given up. It must not land over what is written from now on (T8).
-            let owners = self.controllers.values().filter(|c| c.assoc == assoc);
+            let owners = self.controllers.values().filter(|c| c.association == association);
             owners.for_each(|controller| controller.rights.fence());
         }
         let released = released.map(drop);

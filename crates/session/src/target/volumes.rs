@@ -186,8 +186,8 @@ impl<R: Region> Volumes<R> {
         self.update_guards(namespaces);
     }
 
-    /// The answer of the status command to association `assoc`.
-    pub(super) fn status(&self, volume: VolumeId, assoc: u64, now: u64) -> VolumeStatus {
+    /// The answer of the status command to association `association`.
+    pub(super) fn status(&self, volume: VolumeId, association: u64, now: u64) -> VolumeStatus {
         let Some(v) = self.find(volume) else {
             return VolumeStatus { volume, ..VolumeStatus::default() };
         };
@@ -197,7 +197,7 @@ impl<R: Region> Volumes<R> {
             generation: v.generation,
             known: true,
             owned: kept_for.is_some(),
-            own: v.is_owned_by(assoc),
+            own: v.is_owned_by(association),
             lease_left_ms: kept_for.map_or(0, |(_, left)| left),
             unrecovered: v.unsettled_entries() > 0,
             kept: v.in_place_entries() > 0,

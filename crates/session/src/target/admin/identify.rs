@@ -32,43 +32,43 @@ impl Admin {
     /// Identify.
     pub(super) fn identify<E: TargetEnv>(
         &self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match self.identify_page(cx, sqe, env) {
-            Ok(page) => cx.send_page(sqe, &page, out),
-            Err(status) => cx.respond(sqe.cid(), status.with_dnr(), 0, out),
+        match self.identify_page(context, sqe, env) {
+            Ok(page) => context.send_page(sqe, &page, outbox),
+            Err(status) => context.send_completion(sqe.cid(), status.with_dnr(), 0, outbox),
         }
         Ok(())
     }
 
     fn identify_page<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<[u8; identify::LEN], Status> {
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return Err(Status::INTERNAL);
         };
         let nsid = sqe.nsid();
         if self.discovery {
             return match sqe.cns() {
                 cns::CONTROLLER => {
-                    let identity = env.with_shared(|s| s.identity().clone());
+                    let identity = env.with_shared(|shared| shared.identity().clone());
                     Ok(discovery_controller(&identity, queue.cntlid).encode())
                 }
                 _ => Err(Status::INVALID_FIELD),
             };
         }
         let namespace = || -> Result<&NamespaceConfig, Status> {
-            let (_, namespace) = cx.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+            let (_, namespace) = context.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
             Ok(&namespace.config)
         };
         // An id that could be a namespace, but is none. The structure is all zeroes.
-        let inactive = (1..=NSID_MAX).contains(&nsid) && cx.namespaces.find(nsid).is_none();
+        let inactive = (1..=NSID_MAX).contains(&nsid) && context.namespaces.find(nsid).is_none();
         let after = || match nsid {
             0xffff_fffe.. => Err(Status::INVALID_NAMESPACE),
             nsid => Ok(nsid),
@@ -79,10 +79,11 @@ impl Admin {
                 Ok(namespace_page(namespace()?).encode())
             }
             (cns::CONTROLLER, _) => {
-                let volatile = cx.namespaces.any_volatile();
-                let highest = cx.namespaces.highest_id();
-                let (identity, extension) =
-                    env.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
+                let volatile = context.namespaces.any_volatile();
+                let highest = context.namespaces.highest_id();
+                let (identity, extension) = env.with_shared(|shared| {
+                    (shared.identity().clone(), shared.volumes().extension())
+                });
                 let page = io_controller(&identity, queue.cntlid, highest, volatile);
                 let mut page = page.encode();
                 extension.put(&mut page);
@@ -90,7 +91,7 @@ impl Admin {
             }
             (cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES, _)
             | (cns::COMMAND_SET_ACTIVE_NAMESPACES, identify::CSI_NVM) => {
-                Ok(identify::namespace_list(cx.namespaces.ids(), after()?))
+                Ok(identify::namespace_list(context.namespaces.ids(), after()?))
             }
             (cns::NAMESPACE_DESCRIPTORS, _) => {
                 let config = namespace()?;
@@ -118,8 +119,8 @@ impl Admin {
                 if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
                     namespace()?;
                 }
-                let ids: Vec<u16> = env.with_shared(|s| {
-                    s.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
+                let ids: Vec<u16> = env.with_shared(|shared| {
+                    shared.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
                 });
                 Ok(identify::controller_list(ids, sqe.identify_cntid()))
             }
@@ -131,24 +132,24 @@ impl Admin {
     /// Get Log Page.
     pub(super) fn log_page<E: TargetEnv>(
         &self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let len = sqe.log_len();
         if len > u64::from(TRANSFER_BYTES_MAX) || !sqe.log_offset().is_multiple_of(4) {
-            cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(cx, sqe.lid(), env) else {
-            cx.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
+        let Some(page) = self.whole_log_page(context, sqe.lid(), env) else {
+            context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
-            Ok(part) => cx.send_page(sqe, &part, out),
-            Err(_) => cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out),
+            Ok(part) => context.send_page(sqe, &part, outbox),
+            Err(_) => context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox),
         }
         Ok(())
     }
@@ -156,7 +157,7 @@ impl Admin {
     /// The whole content of a log page; `None` if the controller does not have that page.
     fn whole_log_page<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         lid: u8,
         env: &mut E,
     ) -> Option<Vec<u8>> {
@@ -166,9 +167,13 @@ impl Admin {
                 log_page::supported(&[log_page::SUPPORTED, log_page::DISCOVERY]).to_vec()
             }
             log_page::DISCOVERY if discovery => {
-                let hostnqn = cx.queue.as_ref().map_or("", |q| &q.hostnqn);
-                let (identity, generation, allowed) = env.with_shared(|s| {
-                    (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
+                let hostnqn = context.queue.as_ref().map_or("", |q| &q.hostnqn);
+                let (identity, generation, allowed) = env.with_shared(|shared| {
+                    (
+                        shared.identity().clone(),
+                        shared.discovery_generation(),
+                        shared.allows(hostnqn),
+                    )
                 });
                 discovery_page(&identity, generation, allowed, self.local.as_ref())
             }
@@ -193,7 +198,7 @@ impl Admin {
             .encode()
             .to_vec(),
             log_page::FIRMWARE => {
-                let identity = env.with_shared(|s| s.identity().clone());
+                let identity = env.with_shared(|shared| shared.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
             log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),

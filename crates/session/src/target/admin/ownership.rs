@@ -8,7 +8,7 @@ use super::Admin;
 use crate::outbox::Outbox;
 use crate::target::closed::Closed;
 use crate::target::commands::Stage;
-use crate::target::context::{Context, shared};
+use crate::target::context::{Context, update_shared};
 use crate::target::env::{Event, TargetEnv};
 use crate::target::volumes::{Owner, Refusal};
 use crate::wire::{self, Claim};
@@ -46,41 +46,41 @@ impl Admin {
     /// Claim, with its data at hand.
     pub(super) fn claim<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let Some(claim) = Claim::decode(data) else {
-            return cx.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return context.complete_command(index, Status::INVALID_FIELD.with_dnr(), 0, outbox);
         };
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return;
         };
-        let (conn, now) = (cx.id, env.now());
+        let (conn, now) = (context.id, env.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
-        let granted = shared(env, |s| {
-            let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
-            let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
-            let host = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
-            let number = s.claim(&claim, host, now)?;
+        let granted = update_shared(env, |shared| {
+            let hostid = shared.controller(cntlid).map_or([0; 16], |c| c.hostid);
+            let association = shared.controller(cntlid).map_or(0, |c| c.association);
+            let host = Owner { association, cntlid, hostnqn: hostnqn.clone(), hostid };
+            let number = shared.claim(&claim, host, now)?;
             // From here on, writes of plain hosts and streams of former owners are refused. Their
             // operations that are in flight must come back before the new owner reads a log or
             // writes. Otherwise a late write could land over newer data (T8, T21).
-            Ok((s.raise_fence(conn, claim.volume, None), number))
+            Ok((shared.raise_fence(conn, claim.volume, None), number))
         });
         match granted {
             Err(Refusal { status, result }) => {
-                cx.trouble_with("claim refused", status, env);
-                cx.answer(index, status, result, out);
+                context.report_refusal("claim refused", status, env);
+                context.complete_command(index, status, result, outbox);
             }
             Ok((fence, number)) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
                 if claim.give_up {
-                    cx.trouble(
+                    context.report_problem(
                         "the new owner has accepted the loss of the volume's ordering log \
                          (accept_lost_log): what could not be read of it begins anew, and no \
                          write is undone",
@@ -88,44 +88,53 @@ impl Admin {
                     );
                 }
                 let next_step = NextStep::Claimed { volume: claim.volume, claim: number };
-                self.wait_for(cx, fence, index, next_step, env, out);
+                self.wait_for(context, fence, index, next_step, env, outbox);
             }
         }
     }
 
     /// Status: the target's state of a volume.
     pub(super) fn volume_status<E: TargetEnv>(
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> alloc::vec::Vec<u8> {
         let (volume, now) = (wire::volume_of(sqe), env.now());
-        env.with_shared(|s| s.volumes.status(volume, cx.assoc(), now)).encode()
+        env.with_shared(|shared| shared.volumes.status(volume, context.association(), now)).encode()
     }
 
     /// Release: ends the ownership of a volume.
     pub(super) fn release<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let volume = wire::volume_of(sqe);
         let forget = sqe.dword(10) & 1 != 0;
-        let (conn, assoc) = (cx.id, cx.assoc());
-        let index = cx.take(sqe, Stage::Fence, 0)?;
-        let fence = shared(env, |s| {
-            s.volumes.may_release(volume, assoc, forget)?;
+        let (conn, association) = (context.id, context.association());
+        let index = context.insert_command(sqe, Stage::Fence, 0)?;
+        let fence = update_shared(env, |shared| {
+            shared.volumes.may_release(volume, association, forget)?;
             // To release the volume, the owner's own connections must have drained and returned its
             // streams. To forget it, all connections must have drained: after that the target does
             // not know the volume, and so could not find their late writes.
-            Ok::<_, Refusal>(s.raise_fence(conn, volume, (!forget).then_some(assoc)))
+            Ok::<_, Refusal>(shared.raise_fence(conn, volume, (!forget).then_some(association)))
         });
         match fence {
-            Err(Refusal { status, result }) => cx.answer(index, status, result, out),
+            Err(Refusal { status, result }) => {
+                context.complete_command(index, status, result, outbox)
+            }
             Ok(fence) => {
-                self.wait_for(cx, fence, index, NextStep::Release { volume, forget }, env, out);
+                self.wait_for(
+                    context,
+                    fence,
+                    index,
+                    NextStep::Release { volume, forget },
+                    env,
+                    outbox,
+                );
             }
         }
         Ok(())
@@ -134,34 +143,34 @@ impl Admin {
     /// Continues with `next_step` when the fence has ended, or at once if there is none.
     fn wait_for<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         fence: Option<u64>,
         index: u16,
         next_step: NextStep,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         match fence {
             Some(fence) => {
-                cx.commands[index].stage = Stage::Fence;
+                context.commands[index].stage = Stage::Fence;
                 self.waiting.push(Waiting { fence, index, next_step });
             }
-            None => finish(cx, index, next_step, env, out),
+            None => finish(context, index, next_step, env, outbox),
         }
     }
 
     /// Notes that every operation for which one of this connection's fences waited has come back.
-    pub(in crate::target) fn fence_over<E: TargetEnv>(
+    pub(in crate::target) fn on_fence_ended<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         fence: u64,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         if let Some(at) = self.waiting.iter().position(|w| w.fence == fence) {
             let Waiting { index, next_step, .. } = self.waiting.swap_remove(at);
-            if !cx.closing {
-                finish(cx, index, next_step, env, out);
+            if !context.is_closing {
+                finish(context, index, next_step, env, outbox);
             }
         }
     }
@@ -176,24 +185,24 @@ impl Admin {
 }
 
 fn finish<E: TargetEnv>(
-    cx: &mut Context<E>,
+    context: &mut Context<E>,
     index: u16,
     next_step: NextStep,
     env: &mut E,
-    out: &mut Outbox<E::Buf>,
+    outbox: &mut Outbox<E::Buf>,
 ) {
     let outcome = match next_step {
         NextStep::Claimed { volume, claim } => {
-            env.with_shared(|s| s.volumes.claim_drained(volume, claim));
+            env.with_shared(|shared| shared.volumes.claim_drained(volume, claim));
             Ok(())
         }
         NextStep::Release { volume, forget } => {
-            let assoc = cx.assoc();
-            shared(env, |s| s.release(volume, assoc, forget))
+            let association = context.association();
+            update_shared(env, |shared| shared.release(volume, association, forget))
         }
     };
     match outcome {
-        Ok(()) => cx.answer(index, Status::SUCCESS, 0, out),
-        Err(Refusal { status, result }) => cx.answer(index, status, result, out),
+        Ok(()) => context.complete_command(index, Status::SUCCESS, 0, outbox),
+        Err(Refusal { status, result }) => context.complete_command(index, status, result, outbox),
     }
 }

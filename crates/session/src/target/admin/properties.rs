@@ -4,7 +4,7 @@ use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::fabrics::{Cap, Cc, Csts, VERSION_2_0, property};
 
 use super::Admin;
-use crate::target::context::{Context, shared};
+use crate::target::context::{Context, update_shared};
 use crate::target::env::TargetEnv;
 use crate::target::limits::QUEUE_ENTRIES_MAX;
 use crate::target::shared::Notice;
@@ -26,11 +26,11 @@ impl Admin {
     /// Property Set.
     pub(in crate::target) fn property_set<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Status {
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return Status::INVALID_FIELD.with_dnr();
         };
         if (sqe.property_offset(), sqe.property_size()) != (property::CC, Some(4)) {
@@ -44,12 +44,15 @@ impl Admin {
             // Command set: NVM (000b) or all that are supported (110b).
             if new.mps() != 0 || !matches!(new.css(), 0 | 6) || !io {
                 self.csts.0 |= Csts::FATAL;
-                cx.trouble("the host enabled the controller with settings it does not have", env);
+                context.report_problem(
+                    "the host enabled the controller with settings it does not have",
+                    env,
+                );
                 return Status::SUCCESS;
             }
             self.csts = Csts(Csts::READY);
-            shared(env, |s| {
-                if let Some(c) = s.controller_mut(cntlid) {
+            update_shared(env, |shared| {
+                if let Some(c) = shared.controller_mut(cntlid) {
                     c.enabled = true;
                 }
             });
@@ -70,14 +73,14 @@ impl Admin {
 
 /// Ends a controller's I/O queues.
 fn disable<E: TargetEnv>(cntlid: u16, env: &mut E) {
-    shared(env, |s| {
-        let Some(controller) = s.controller_mut(cntlid) else {
+    update_shared(env, |shared| {
+        let Some(controller) = shared.controller_mut(cntlid) else {
             return;
         };
         controller.enabled = false;
         let queues: alloc::vec::Vec<_> = controller.queues.values().copied().collect();
         for queue in queues {
-            s.leave(queue, Notice::Close("its controller was disabled"));
+            shared.leave_notice(queue, Notice::Close("its controller was disabled"));
         }
     });
 }

@@ -15,7 +15,7 @@ use crate::target::admin::Admin;
 use crate::target::capsule::Capsule;
 use crate::target::closed::Closed;
 use crate::target::commands::Commands;
-use crate::target::context::{Context, Queue, shared};
+use crate::target::context::{Context, Queue, update_shared};
 use crate::target::env::{Event, TargetEnv};
 use crate::target::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::target::shared::{AttachError, Attached};
@@ -64,16 +64,16 @@ impl<E: TargetEnv> TargetConn<E> {
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let Capsule { sqe, data, digest_ok, .. } = capsule;
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
-            self.cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
+            self.context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox);
             return Ok(());
         }
         if !digest_ok {
-            self.cx.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+            self.context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         let data = match sqe.sgl() {
@@ -81,11 +81,11 @@ impl<E: TargetEnv> TargetConn<E> {
             Ok(Sgl::InCapsule { .. }) => &[],
             // The data of Connect comes in the capsule (Base §6.3).
             Ok(Sgl::Transport { .. }) => {
-                self.cx.respond(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, out);
+                self.context.send_completion(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, outbox);
                 return Ok(());
             }
             Err(error) => {
-                self.cx.respond(cid, error.status(), 0, out);
+                self.context.send_completion(cid, error.status(), 0, outbox);
                 return Ok(());
             }
         };
@@ -100,16 +100,16 @@ impl<E: TargetEnv> TargetConn<E> {
         match outcome {
             Ok(cntlid) => {
                 env.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
-                if self.cx.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
+                if self.context.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
                     // SQHD FFFFh accepts that flow control is off (Base §3.3.1.2).
-                    self.cx.sqhd = 0xffff;
+                    self.context.sqhd = 0xffff;
                 }
-                self.cx.respond(cid, Status::SUCCESS, u64::from(cntlid), out);
-                self.cx.sqhd = 0;
+                self.context.send_completion(cid, Status::SUCCESS, u64::from(cntlid), outbox);
+                self.context.sqhd = 0;
             }
             Err(ConnectRefusal { status, result, why }) => {
                 env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
-                self.cx.respond(cid, status, result, out);
+                self.context.send_completion(cid, status, result, outbox);
             }
         }
         Ok(())
@@ -131,7 +131,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 why: "an unknown record format".into(),
             });
         }
-        let (io, id) = (fields.qid != 0, self.cx.id);
+        let (io, id) = (fields.qid != 0, self.context.id);
         let entries_max = if io { QUEUE_ENTRIES_MAX } else { ADMIN_ENTRIES_MAX };
         if fields.sqsize == 0 || fields.sqsize >= entries_max {
             return Err(invalid(44, false, "a submission queue of a size that is not supported"));
@@ -139,9 +139,9 @@ impl<E: TargetEnv> TargetConn<E> {
         let entries = fields.sqsize + 1;
         let now = env.now();
         let discovery = data.subnqn == DISCOVERY_NQN;
-        let (known, allowed) = env.with_shared(|s| {
-            let known = discovery || data.subnqn == s.identity().subnqn;
-            (known, discovery || s.allows(&data.hostnqn))
+        let (known, allowed) = env.with_shared(|shared| {
+            let known = discovery || data.subnqn == shared.identity().subnqn;
+            (known, discovery || shared.allows(&data.hostnqn))
         });
         if !known {
             return Err(invalid(256, true, "no such subsystem here"));
@@ -153,29 +153,30 @@ impl<E: TargetEnv> TargetConn<E> {
                 why: "the host is not on the list of allowed hosts".into(),
             });
         }
-        let Attached { cntlid, assoc, last_received, rights } = if io {
-            shared(env, |s| {
-                s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
+        let Attached { cntlid, association, last_received, rights } = if io {
+            update_shared(env, |shared| {
+                shared.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
             })?
         } else {
             if data.cntlid != CNTLID_ANY {
                 return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
             }
-            let attached = env
-                .with_shared(|s| s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now))?;
+            let attached = env.with_shared(|shared| {
+                shared.attach_admin(id, &data.hostnqn, data.hostid, discovery, now)
+            })?;
             self.admin = Some(Box::new(Admin::new(discovery, fields.kato_ms, self.local.take())));
             attached
         };
         if io {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }
-        let cx = &mut self.cx;
-        cx.namespaces = env.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
-        cx.reservation = env.with_shared(|s| s.reservation());
-        cx.commands = Commands::new(entries);
-        cx.queue = Some(Queue {
+        let context = &mut self.context;
+        context.namespaces = env.with_shared(|shared| alloc::sync::Arc::clone(shared.namespaces()));
+        context.reservation = env.with_shared(|shared| shared.reservation());
+        context.commands = Commands::new(entries);
+        context.queue = Some(Queue {
             cntlid,
-            assoc,
+            association,
             qid: fields.qid,
             hostnqn: data.hostnqn.clone(),
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
@@ -191,41 +192,43 @@ impl<E: TargetEnv> TargetConn<E> {
         &mut self,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Self { cx, admin, .. } = self;
+        let Self { context, admin, .. } = self;
         let cid = sqe.cid();
         match (sqe.fctype(), admin) {
             // A second Connect on one connection.
-            (fctype::CONNECT, _) => cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out),
+            (fctype::CONNECT, _) => {
+                context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox)
+            }
             (fctype::PROPERTY_GET, Some(admin)) => {
                 let (status, value) = admin.property_get(sqe);
-                cx.respond(cid, status, value, out);
+                context.send_completion(cid, status, value, outbox);
             }
             (fctype::PROPERTY_SET, Some(admin)) => {
-                let status = admin.property_set(cx, sqe, env);
-                cx.respond(cid, status, 0, out);
+                let status = admin.property_set(context, sqe, env);
+                context.send_completion(cid, status, 0, outbox);
             }
             (fctype::DISCONNECT, Some(_)) => {
-                cx.respond(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, out);
+                context.send_completion(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, outbox);
             }
-            (fctype::DISCONNECT, None) => return disconnect(cx, sqe, out),
-            _ => cx.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out),
+            (fctype::DISCONNECT, None) => return disconnect(context, sqe, outbox),
+            _ => context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox),
         }
         Ok(())
     }
 }
 
 fn disconnect<E: TargetEnv>(
-    cx: &mut Context<E>,
+    context: &mut Context<E>,
     sqe: &Sqe,
-    out: &mut Outbox<E::Buf>,
+    outbox: &mut Outbox<E::Buf>,
 ) -> Result<(), Closed> {
     let cid = sqe.cid();
     if sqe.0[40] != 0 || sqe.0[41] != 0 {
-        cx.respond(cid, Status::CONNECT_FORMAT.with_dnr(), 0, out);
+        context.send_completion(cid, Status::CONNECT_FORMAT.with_dnr(), 0, outbox);
         return Ok(());
     }
-    cx.respond(cid, Status::SUCCESS, 0, out);
+    context.send_completion(cid, Status::SUCCESS, 0, outbox);
     Err(Closed::Ended("the host disconnected the queue"))
 }

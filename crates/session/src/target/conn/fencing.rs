@@ -16,7 +16,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::TargetConn;
 use crate::outbox::Outbox;
-use crate::target::context::shared;
+use crate::target::context::update_shared;
 use crate::target::env::TargetEnv;
 use crate::target::limits::SEQ_MAX;
 use crate::target::ordered::OrderedQueue;
@@ -52,50 +52,57 @@ impl Fences {
 
 impl<E: TargetEnv> TargetConn<E> {
     /// Carries out a Bind command: if it succeeds, this queue carries a stream from now on.
-    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
-        let Self { cx, ordered, .. } = self;
+    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        let Self { context, ordered, .. } = self;
         let cid = sqe.cid();
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return;
         };
         if ordered.is_some() {
-            return cx.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
+            return context.send_completion(cid, wire::status::STREAM_BUSY.with_dnr(), 0, outbox);
         }
         let (resume, stream) = (wire::bind_resumes(sqe), wire::bind_stream(sqe));
         if sqe.dword(10) & BIND_RESERVED != 0 {
-            return cx.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
+            return context.send_completion(
+                cid,
+                wire::status::NO_SUCH_STREAM.with_dnr(),
+                0,
+                outbox,
+            );
         }
         let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
         if released.0 > SEQ_MAX {
-            return cx.respond(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
+            return context.send_completion(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, outbox);
         }
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
-        let (conn, assoc, entries) = (cx.id, queue.assoc, queue.entries);
+        let (conn, association, entries) = (context.id, queue.association, queue.entries);
         let binding = Binding { resume, generation, released };
-        match shared(env, |s| s.bind(conn, assoc, id, binding)) {
+        match update_shared(env, |shared| shared.bind(conn, association, id, binding)) {
             Err(Refusal { status, result }) => {
-                cx.trouble_with("bind refused", status, env);
-                cx.respond(cid, status, result, out);
+                context.report_refusal("bind refused", status, env);
+                context.send_completion(cid, status, result, outbox);
             }
             Ok(bound) => {
                 let slots = bound.log.slots();
                 let members: Vec<(usize, Member)> = bound
                     .members
                     .iter()
-                    .filter_map(|m| cx.namespaces.find(m.nsid).map(|(ns, _)| (ns, m.member)))
+                    .filter_map(|m| {
+                        context.namespaces.find(m.nsid).map(|(ns_index, _)| (ns_index, m.member))
+                    })
                     .collect();
-                cx.is_fenced = false;
-                cx.commands.reset_gate_nodes();
+                context.is_fenced = false;
+                context.commands.reset_gate_nodes();
                 *ordered = Some(Box::new(OrderedQueue::new(
                     id.volume,
                     bound.log,
                     &members,
-                    &cx.namespaces,
+                    &context.namespaces,
                     released,
                     entries,
                 )));
                 let result = u64::from(slots) | u64::from(bound.incarnation) << 32;
-                cx.respond(cid, Status::SUCCESS, result, out);
+                context.send_completion(cid, Status::SUCCESS, result, outbox);
             }
         }
     }
@@ -108,31 +115,31 @@ impl<E: TargetEnv> TargetConn<E> {
         volume: VolumeId,
         claimed: bool,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let Self { cx, ordered, fences, .. } = self;
+        let Self { context, ordered, fences, .. } = self;
         if let Some(ordered) = ordered
             && ordered.volume == volume
-            && !cx.is_fenced
+            && !context.is_fenced
         {
-            ordered.end_stream(cx);
-            ordered.finish_batch(cx, &[], env, out);
-            cx.trouble("a new owner has taken the volume, or it was released", env);
+            ordered.end_stream(context);
+            ordered.finish_batch(context, &[], env, outbox);
+            context.report_problem("a new owner has taken the volume, or it was released", env);
         }
         fences.next.push(id);
-        if claimed && cx.commands.iter_mut().any(|(_, command)| command.on_device()) {
+        if claimed && context.commands.iter_mut().any(|(_, command)| command.is_on_device()) {
             probe::hit(Rare::FenceWaited);
         }
         let skips_wait = claimed && probe::planted(Plant::T8ClaimNoWait);
         if skips_wait && self.carries_fenced() {
-            self.return_stream(env, out);
+            self.return_stream(env, outbox);
         }
-        self.acknowledge_fences(env, out);
+        self.acknowledge_fences(env, outbox);
     }
 
     /// If no operation of the round is left in flight, acknowledges its fences and begins the next
     /// round.
-    pub(super) fn acknowledge_fences(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    pub(super) fn acknowledge_fences(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         while self.fences.in_flight == 0 {
             if self.fences.current.is_empty() {
                 if self.fences.next.is_empty() {
@@ -142,12 +149,12 @@ impl<E: TargetEnv> TargetConn<E> {
                 continue;
             }
             if self.fences.returns_stream && self.carries_fenced() {
-                self.return_stream(env, out);
+                self.return_stream(env, outbox);
             }
-            let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.current));
-            shared(env, |s| {
+            let (conn, fences) = (self.context.id, core::mem::take(&mut self.fences.current));
+            update_shared(env, |shared| {
                 for id in fences {
-                    s.acknowledge(id, conn);
+                    shared.acknowledge(id, conn);
                 }
             });
         }
@@ -156,10 +163,12 @@ impl<E: TargetEnv> TargetConn<E> {
     /// Begins a round: marks the device operations that it waits for.
     fn begin_round(&mut self) {
         let returns_stream = self.carries_fenced();
-        let Self { cx, fences, .. } = self;
+        let Self { context, fences, .. } = self;
         fences.current = core::mem::take(&mut fences.next);
         fences.returns_stream = returns_stream;
-        for (_, command) in cx.commands.iter_mut().filter(|(_, command)| command.on_device()) {
+        for (_, command) in
+            context.commands.iter_mut().filter(|(_, command)| command.is_on_device())
+        {
             command.awaited_by_fence = true;
             fences.in_flight += 1;
         }
@@ -167,15 +176,15 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Whether this connection still carries a stream whose owner was fenced.
     fn carries_fenced(&self) -> bool {
-        self.ordered.is_some() && self.cx.is_fenced
+        self.ordered.is_some() && self.context.is_fenced
     }
 
     /// Returns the stream's log to its volume. None of its operations is at the drives any more.
-    pub(super) fn return_stream(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    pub(super) fn return_stream(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Some(ordered) = self.ordered.take() else {
             return;
         };
-        self.cx.refuse_unfinished(out);
+        self.context.refuse_unfinished(outbox);
         let mut log = ordered.log;
         // Fences the persist words of operations that came back last. If this fails, they are not
         // durable, and recovery takes the entries as not done. That is safe.
@@ -183,7 +192,9 @@ impl<E: TargetEnv> TargetConn<E> {
         // This reads the log. It is done outside of the lock, so that other streams can be bound
         // meanwhile.
         let entries = live_entries(&log);
-        let conn = self.cx.id;
-        shared(env, |s| s.volumes.return_log(conn, log, entries, &s.namespaces));
+        let conn = self.context.id;
+        update_shared(env, |shared| {
+            shared.volumes.return_log(conn, log, entries, &shared.namespaces)
+        });
     }
 }

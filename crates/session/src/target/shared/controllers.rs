@@ -18,7 +18,7 @@ use crate::target::rights::Rights;
 #[derive(Debug)]
 pub struct Controller {
     /// Unique in an incarnation of the target. Controller ids are used again.
-    pub assoc: u64,
+    pub association: u64,
     /// The host's name.
     pub hostnqn: String,
     /// The host's id.
@@ -43,7 +43,7 @@ pub struct Controller {
 #[derive(Debug)]
 pub(in crate::target) struct Attached {
     pub(in crate::target) cntlid: u16,
-    pub(in crate::target) assoc: u64,
+    pub(in crate::target) association: u64,
     pub(in crate::target) last_received: Arc<AtomicU64>,
     pub(in crate::target) rights: Arc<Rights>,
 }
@@ -118,14 +118,14 @@ impl<R: Region> Shared<R> {
         }
         let cntlid = self.next_cntlid;
         self.next_cntlid = next_id(cntlid);
-        let assoc = self.next_assoc;
+        let association = self.next_assoc;
         self.next_assoc += 1;
         let last_received = Arc::new(AtomicU64::new(now));
         let rights = Arc::<Rights>::default();
         self.controllers.insert(
             cntlid,
             Controller {
-                assoc,
+                association,
                 hostnqn: hostnqn.into(),
                 hostid,
                 discovery,
@@ -138,7 +138,7 @@ impl<R: Region> Shared<R> {
             },
         );
         self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, last_received, rights })
+        Ok(Attached { cntlid, association, last_received, rights })
     }
 
     /// Adds an I/O queue to a controller; returns the association.
@@ -174,7 +174,7 @@ impl<R: Region> Shared<R> {
         if let Some(&old) = controller.queues.get(&qid) {
             // The host has given up that connection, or it would not connect again. Once its
             // operations have come back, the place is free (P7, T8).
-            self.leave(old, Notice::Close("its host has connected the queue anew"));
+            self.leave_notice(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
         let capsules = usize::from(entries) * IN_CAPSULE_BYTES as usize;
@@ -186,7 +186,7 @@ impl<R: Region> Shared<R> {
         controller.queues.insert(qid, conn);
         let result = Attached {
             cntlid,
-            assoc: controller.assoc,
+            association: controller.association,
             last_received: Arc::clone(&controller.last_received),
             rights: Arc::clone(&controller.rights),
         };
@@ -196,7 +196,7 @@ impl<R: Region> Shared<R> {
 
     /// Notes that a connection does nothing more. If it was an admin queue, its association ends
     /// with it, and the leases of its volumes begin to run.
-    pub(in crate::target) fn detach_begin(&mut self, conn: ConnId, now: u64) {
+    pub(in crate::target) fn begin_detach(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
@@ -205,8 +205,8 @@ impl<R: Region> Shared<R> {
         }
         let cntlid = entry.cntlid;
         self.end_queues(cntlid);
-        if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
-            self.volumes.association_lost(assoc, &self.namespaces, now);
+        if let Some(association) = self.controllers.get(&cntlid).map(|c| c.association) {
+            self.volumes.association_lost(association, &self.namespaces, now);
         }
     }
 
@@ -220,7 +220,7 @@ impl<R: Region> Shared<R> {
             controller.rights.end();
             let queues: Vec<ConnId> = controller.queues.values().copied().collect();
             for queue in queues {
-                self.leave(queue, Notice::Close("its association has ended"));
+                self.leave_notice(queue, Notice::Close("its association has ended"));
             }
         }
     }
@@ -245,9 +245,9 @@ impl<R: Region> Shared<R> {
         }
         let admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
         if admin_gone && controller.queues.is_empty() {
-            let assoc = controller.assoc;
+            let association = controller.association;
             self.controllers.remove(&cntlid);
-            self.volumes.association_drained(assoc, &self.namespaces);
+            self.volumes.association_drained(association, &self.namespaces);
         }
     }
 }

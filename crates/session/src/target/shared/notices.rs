@@ -48,7 +48,7 @@ pub(super) struct Fence {
 
 impl<R: Region> Shared<R> {
     /// Leaves a notice for a connection.
-    pub(in crate::target) fn leave(&mut self, conn: ConnId, notice: Notice) {
+    pub(in crate::target) fn leave_notice(&mut self, conn: ConnId, notice: Notice) {
         if let Some(entry) = self.conns.get_mut(&conn) {
             entry.notices.push(notice);
             self.wake.push(conn);
@@ -72,13 +72,15 @@ impl<R: Region> Shared<R> {
     ) -> Option<u64> {
         let Self { conns, controllers, namespaces, volumes, writers, .. } = self;
         let members = volumes.find(volume).into_iter().flat_map(|v| &v.members);
-        let members = members.filter_map(|m| namespaces.find(m.nsid)).map(|(ns, _)| ns);
+        let members = members.filter_map(|m| namespaces.find(m.nsid)).map(|(ns_index, _)| ns_index);
         let mut waiting_for = writers.of(members);
         waiting_for.retain(|conn| {
             *conn != claimant
                 && conns.get(conn).is_some_and(|entry| match only_of {
                     None => true,
-                    Some(assoc) => controllers.get(&entry.cntlid).is_some_and(|c| c.assoc == assoc),
+                    Some(association) => {
+                        controllers.get(&entry.cntlid).is_some_and(|c| c.association == association)
+                    }
                 })
         });
         if waiting_for.is_empty() {
@@ -87,7 +89,7 @@ impl<R: Region> Shared<R> {
         let id = self.next_fence;
         self.next_fence += 1;
         for conn in &waiting_for {
-            self.leave(*conn, Notice::Fence { id, volume, claimed: only_of.is_none() });
+            self.leave_notice(*conn, Notice::Fence { id, volume, claimed: only_of.is_none() });
         }
         if only_of.is_none() && probe::planted(Plant::T8ClaimNoWait) {
             return None;
@@ -109,7 +111,7 @@ impl<R: Region> Shared<R> {
             let claimant = fence.claimant;
             self.fences.remove(&id);
             self.volumes.fence_ended(id, &self.namespaces);
-            self.leave(claimant, Notice::Fenced { id });
+            self.leave_notice(claimant, Notice::Fenced { id });
         }
     }
 
@@ -123,8 +125,8 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that `conn` is to check again at the next end of a round of FLUSHes of a drive (T29).
-    pub(in crate::target) fn await_flush_round(&mut self, ns: usize, conn: ConnId) {
-        let conns = self.in_doubt.entry(ns).or_default();
+    pub(in crate::target) fn await_flush_round(&mut self, ns_index: usize, conn: ConnId) {
+        let conns = self.in_doubt.entry(ns_index).or_default();
         if !conns.contains(&conn) {
             conns.push(conn);
         }
@@ -132,14 +134,14 @@ impl<R: Region> Shared<R> {
 
     /// Notes that a round of FLUSHes of a drive has ended: the connections that wait for it check
     /// again.
-    pub(in crate::target) fn flush_round_ended(&mut self, ns: usize) {
-        for conn in self.in_doubt.remove(&ns).unwrap_or_default() {
-            self.leave(conn, Notice::FlushRoundEnded);
+    pub(in crate::target) fn flush_round_ended(&mut self, ns_index: usize) {
+        for conn in self.in_doubt.remove(&ns_index).unwrap_or_default() {
+            self.leave_notice(conn, Notice::FlushRoundEnded);
         }
     }
 
     /// The connections to wake because of the last changes.
-    pub(in crate::target) fn take_wake(&mut self) -> Vec<ConnId> {
+    pub(in crate::target) fn take_conns_to_wake(&mut self) -> Vec<ConnId> {
         core::mem::take(&mut self.wake)
     }
 
@@ -147,8 +149,8 @@ impl<R: Region> Shared<R> {
     pub fn close_all(&mut self, why: &'static str) -> Vec<ConnId> {
         let all: Vec<ConnId> = self.conns.keys().copied().collect();
         for conn in all {
-            self.leave(conn, Notice::Close(why));
+            self.leave_notice(conn, Notice::Close(why));
         }
-        self.take_wake()
+        self.take_conns_to_wake()
     }
 }

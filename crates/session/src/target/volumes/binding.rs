@@ -49,7 +49,7 @@ impl<R: Region> Volumes<R> {
     pub(in crate::target) fn bind(
         &mut self,
         conn: ConnId,
-        assoc: u64,
+        association: u64,
         id: PartitionId,
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
@@ -68,7 +68,7 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
         }
-        if !volume.is_owned_by(assoc) {
+        if !volume.is_owned_by(association) {
             return refuse(wire::status::NOT_OWNER);
         }
         if generation != volume.generation {

@@ -158,7 +158,7 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::LogRefused);
             return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
-        if v.lease.is_kept(now) && !v.is_owned_by(host.assoc) && !claim.take_over {
+        if v.lease.is_kept(now) && !v.is_owned_by(host.association) && !claim.take_over {
             return Err(Refusal::retry_later(wire::status::OWNED).with_result(v.generation.into()));
         }
         if claim.generation <= v.generation {

@@ -19,7 +19,7 @@ const MS: u64 = 1_000_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The association.
-    pub assoc: u64,
+    pub association: u64,
     /// Its controller.
     pub cntlid: u16,
     /// The host's name.
@@ -66,24 +66,24 @@ impl Lease {
         }
     }
 
-    /// Notes that the target has lost association `assoc`. Returns whether that was the owner's.
-    pub(super) fn association_lost(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
+    /// Notes that the target has lost association `association`. Returns whether that was the owner's.
+    pub(super) fn association_lost(&mut self, association: u64, lease_ms: u32, now: u64) -> bool {
         match self {
-            Self::Held(owner) if owner.assoc == assoc => {
+            Self::Held(owner) if owner.association == association => {
                 let name = core::mem::take(&mut owner.hostnqn);
                 let until = end_of_lease(now, lease_ms);
-                *self = Self::Lost(Lost { name, draining: Some(assoc), until });
+                *self = Self::Lost(Lost { name, draining: Some(association), until });
                 true
             }
             _ => false,
         }
     }
 
-    /// Notes that every operation of association `assoc` has come back. Returns whether that was a
+    /// Notes that every operation of association `association` has come back. Returns whether that was a
     /// lost owner's.
-    pub(super) fn association_drained(&mut self, assoc: u64) -> bool {
+    pub(super) fn association_drained(&mut self, association: u64) -> bool {
         match self {
-            Self::Lost(lost) if lost.draining == Some(assoc) => {
+            Self::Lost(lost) if lost.draining == Some(association) => {
                 lost.draining = None;
                 true
             }
@@ -110,9 +110,9 @@ impl Lease {
         }
     }
 
-    /// Whether the owner is present, with association `assoc`.
-    pub(super) fn is_held_by(&self, assoc: u64) -> bool {
-        self.owner().is_some_and(|owner| owner.assoc == assoc)
+    /// Whether the owner is present, with association `association`.
+    pub(super) fn is_held_by(&self, association: u64) -> bool {
+        self.owner().is_some_and(|owner| owner.association == association)
     }
 
     /// Whether there is no owner, not even one whose lease is over.
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     fn held() -> Lease {
-        Lease::Held(Owner { assoc: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+        Lease::Held(Owner { association: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl<R: Region> Volumes<R> {
     pub(in crate::target) fn list(
         &mut self,
         id: PartitionId,
-        assoc: u64,
+        association: u64,
         from: Position,
         len: usize,
     ) -> Result<Page, Refusal> {
@@ -114,7 +114,7 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
         let owner = volume.lease.owner();
-        if owner.is_some() && !volume.is_owned_by(assoc) {
+        if owner.is_some() && !volume.is_owned_by(association) {
             return refuse(wire::status::NOT_OWNER);
         }
         if volume.lost {

@@ -17,17 +17,17 @@ use crate::target::namespace::Namespaces;
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
-    /// Checks whether `assoc` may release the volume: only its owner may. A volume whose log is lost
+    /// Checks whether `association` may release the volume: only its owner may. A volume whose log is lost
     /// cannot be claimed, so it has no owner. Any host may let the target forget it (T19).
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
-        assoc: u64,
+        association: u64,
         forget: bool,
     ) -> Result<(), Refusal> {
         let v = self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
         let allows_any_host = forget && probe::planted(Plant::T18AnyoneForgets);
-        if !(v.is_owned_by(assoc)
+        if !(v.is_owned_by(association)
             || forget && v.lost && v.lease.owner().is_none()
             || allows_any_host)
         {
@@ -119,8 +119,9 @@ impl<R: Region> Volumes<R> {
 
     /// Ends the lease of an owner that was lost while its command to release the volume was in
     /// flight: the owner does not come back, so the volume need not be kept for it.
-    pub(in crate::target) fn cancel_lease(&mut self, volume: VolumeId, assoc: u64) {
-        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
+    pub(in crate::target) fn cancel_lease(&mut self, volume: VolumeId, association: u64) {
+        if let Some(volume) =
+            self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(association))
         {
             volume.lease_ms = 0;
         }
@@ -129,13 +130,13 @@ impl<R: Region> Volumes<R> {
     /// Notes that an association is lost: the leases of its volumes begin to run (T25).
     pub(in crate::target) fn association_lost(
         &mut self,
-        assoc: u64,
+        association: u64,
         namespaces: &Namespaces,
         now: u64,
     ) {
         let mut has_changed = false;
         for volume in &mut self.list {
-            has_changed |= volume.lease.association_lost(assoc, volume.lease_ms, now);
+            has_changed |= volume.lease.association_lost(association, volume.lease_ms, now);
         }
         if has_changed {
             self.update_guards(namespaces);
@@ -143,10 +144,14 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation of a lost association has come back.
-    pub(in crate::target) fn association_drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn association_drained(
+        &mut self,
+        association: u64,
+        namespaces: &Namespaces,
+    ) {
         let mut has_changed = false;
         for volume in &mut self.list {
-            has_changed |= volume.lease.association_drained(assoc);
+            has_changed |= volume.lease.association_drained(association);
         }
         if has_changed {
             self.update_guards(namespaces);
@@ -239,7 +244,7 @@ impl<R: Region> Volumes<R> {
                 }
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
-                    let owner = volume.lease.owner().map(|owner| owner.assoc);
+                    let owner = volume.lease.owner().map(|owner| owner.association);
                     namespace.state.guard_for(owner, volume.freeable_from());
                 }
             }

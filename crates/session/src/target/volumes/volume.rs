@@ -203,19 +203,19 @@ impl<R: Region> Volume<R> {
         self.lease.freeable_from().filter(|_| is_clean)
     }
 
-    pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
-        self.lease.is_held_by(assoc)
+    pub(super) fn is_owned_by(&self, association: u64) -> bool {
+        self.lease.is_held_by(association)
     }
 
     /// Makes `host` the owner, because its claim has been granted.
     pub(super) fn set_owner(&mut self, claim: &Claim, host: Owner) -> Claimed {
-        let previous = self.lease.owner().map(|owner| owner.assoc);
+        let previous = self.lease.owner().map(|owner| owner.association);
         // With a log, a stream is bound with a generation, which fences its writes and its reads.
         // Without a log, the requests of a stream are plain commands, which no generation fences.
         // So the association of the old owner ends. The old owner then knows that it is fenced, and
         // reads no data of the new one (T8, P9).
         let must_end = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
-        let previous = previous.filter(|assoc| *assoc != host.assoc);
+        let previous = previous.filter(|association| *association != host.association);
         let replaced = previous.filter(|_| claim.resume || must_end);
         let fenced = previous.filter(|_| !claim.resume);
         self.generation = claim.generation;
