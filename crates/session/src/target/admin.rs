@@ -81,7 +81,7 @@ const STORED_FEATURES: [(u8, u32); 4] = [
 
 impl Admin {
     /// Carries out an admin command other than a Fabrics command. `data` is its in-capsule data.
-    pub(super) fn command<E: TargetEnv>(
+    pub(super) fn execute<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         sqe: &Sqe,
@@ -130,10 +130,17 @@ impl Admin {
             }
             opcode::GET_FEATURES => self.get_features(context, sqe, env),
             wire::ADMIN_CLAIM if !discovery => {
-                return self.with_data(context, sqe, wire::CLAIM_LEN as u32, data, env, outbox);
+                return self.execute_with_data(
+                    context,
+                    sqe,
+                    wire::CLAIM_LEN as u32,
+                    data,
+                    env,
+                    outbox,
+                );
             }
             wire::ADMIN_SETTLE if !discovery => {
-                return self.with_data(context, sqe, SETTLE_LEN as u32, data, env, outbox);
+                return self.execute_with_data(context, sqe, SETTLE_LEN as u32, data, env, outbox);
             }
             wire::ADMIN_LIST if !discovery => {
                 Self::list(context, sqe, env, outbox);
@@ -158,7 +165,7 @@ impl Admin {
 
     /// Carries out a command that has `data_len` bytes of data: at once if they are in its capsule,
     /// else after they have come in by R2T.
-    fn with_data<E: TargetEnv>(
+    fn execute_with_data<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         sqe: &Sqe,
@@ -171,7 +178,7 @@ impl Admin {
             Err(status) => context.send_completion(sqe.cid(), status, 0, outbox),
             Ok(true) => {
                 let index = context.insert_command(sqe, Stage::Fence, 0)?;
-                self.data_complete(context, index, data, env, outbox);
+                self.execute_data_command(context, index, data, env, outbox);
             }
             Ok(false) => context.insert_and_request_data(sqe, 0, data_len, env, outbox)?,
         }
@@ -179,7 +186,7 @@ impl Admin {
     }
 
     /// Carries out a command whose data has come in completely, by R2T.
-    pub(super) fn data_ready<E: TargetEnv>(
+    pub(super) fn on_data_ready<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -189,13 +196,13 @@ impl Admin {
         let command = &mut context.commands[index];
         command.stage = Stage::Fence;
         match command.buf.take() {
-            Some(buf) => self.data_complete(context, index, buf.as_ref(), env, outbox),
+            Some(buf) => self.execute_data_command(context, index, buf.as_ref(), env, outbox),
             None => context.complete_command(index, Status::INTERNAL, 0, outbox),
         }
     }
 
     /// Carries out a claim or a settlement, whose data is complete. No other command has data.
-    fn data_complete<E: TargetEnv>(
+    fn execute_data_command<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,

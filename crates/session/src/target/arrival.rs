@@ -1,5 +1,11 @@
-//! The arrival of ordered requests: each is checked, passes the gate, and is in the log before it
-//! has any effect.
+//! The arrival of ordered requests: a request is checked, passed to the gate, and recorded in the log
+//! before it has any effect.
+//!
+//! ```text
+//! capsule → check → gate → append to the log → data is there, or request it by R2T
+//! ```
+//!
+//! The end of the batch ([`batch`](super::batch)) then carries out the steps that the gate returned.
 
 use core::mem;
 
@@ -18,11 +24,20 @@ use super::ordered::OrderedQueue;
 use crate::outbox::Outbox;
 use crate::wire;
 
+/// An ordered request that has passed all checks.
+struct CheckedRequest {
+    attribute: Attribute,
+    /// The index of the request's namespace.
+    ns_index: usize,
+    /// The request needs no data beyond its capsule, so no R2T is needed.
+    has_all_data: bool,
+}
+
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// Takes in a Write, Write Zeroes or Flush with an ordering attribute: checks it, passes it to
-    /// the gate, and appends to the log all entries that the gate admits because of it.
+    /// Takes in a Write, Write Zeroes or Flush with an ordering attribute: checks the request, passes
+    /// it to the gate, and appends to the log every entry that the gate admits because of it.
     #[inline]
-    pub(super) fn arrived(
+    pub(super) fn on_request(
         &mut self,
         context: &mut Context<E>,
         capsule: Capsule<'_>,
@@ -32,10 +47,12 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let Capsule { sqe, data, data_at, .. } = capsule;
         let cid = sqe.cid();
         if let Some(cause) = self.gate.poisoned() {
-            context.send_completion(cid, Self::refusal(context, cause), 0, outbox);
+            context.send_completion(cid, Self::refusal_status(context, cause), 0, outbox);
             return Ok(());
         }
-        let (attribute, ns_index, inline) = match self.check(context, capsule) {
+        let CheckedRequest { attribute, ns_index, has_all_data } = match self
+            .check(context, capsule)
+        {
             Ok(checked) => checked,
             Err(status) => {
                 self.stop_stream(context, Member(0), sqe.dword(3));
@@ -45,22 +62,27 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 return Ok(());
             }
         };
-        let stage = if inline { Stage::Gate } else { Stage::Budget };
+        let stage = if has_all_data { Stage::Gate } else { Stage::Budget };
         let index = context.insert_command(sqe, stage, ns_index)?;
         let command = &mut context.commands[index];
         command.is_ordered = true;
         let entry = &mut command.entry;
-        entry.data_state = if inline { DataState::Ready } else { DataState::Awaited };
+        entry.data_state = if has_all_data { DataState::Ready } else { DataState::Awaited };
         entry.write_waits_for_data = false;
         entry.attribute = attribute;
-        // The gate knows a drive by its index in `drives`, the log by its member number in the
-        // volume.
+        // The gate knows a drive by its index in `drives`. The log knows the same drive by its member
+        // number in the volume.
         let member = Member(self.drive_index_of[ns_index]);
-        let at_gate = Attribute { member, ..attribute };
-        let first_step = self.steps.len();
+        let attribute_for_gate = Attribute { member, ..attribute };
+        let first_new_step = self.gate_steps.len();
         let ticket = Ticket(u32::from(index));
-        let arrived = self.gate.arrive(&mut context.commands, ticket, &at_gate, &mut self.steps);
-        if arrived.is_err() {
+        let admitted = self.gate.arrive(
+            &mut context.commands,
+            ticket,
+            &attribute_for_gate,
+            &mut self.gate_steps,
+        );
+        if admitted.is_err() {
             self.stop_stream(context, member, attribute.ordinal);
             context.report_problem(
                 "an ordered request came twice or too far ahead; its stream is stopped",
@@ -69,30 +91,35 @@ impl<E: TargetEnv> OrderedQueue<E> {
             context.complete_command(index, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if self.tracer.is_due() {
+        if self.tracer.count_arrival() {
             let is_write = attribute.kind == Kind::Write;
-            self.tracer.arrived(index, is_write, &self.steps[first_step..], env.instant());
+            self.tracer.on_arrived(
+                index,
+                is_write,
+                &self.gate_steps[first_new_step..],
+                env.instant(),
+            );
         }
-        self.carry_out_appends(&mut context.commands, first_step);
-        if !inline {
+        self.carry_out_appends(&mut context.commands, first_new_step);
+        if !has_all_data {
             if context.charge_or_enqueue(index, attribute.blocks * BLOCK_SIZE, outbox) {
-                self.start(context, index, env, outbox);
+                self.start_transfer(context, index, env, outbox);
             }
         } else if !data.is_empty() {
-            context.commands[index].inline = (data_at as u32, (data_at + data.len()) as u32);
-            self.inline.push(index);
+            context.commands[index].capsule_range = data_at as u32..(data_at + data.len()) as u32;
+            self.with_capsule_data.push(index);
         }
         Ok(())
     }
 
-    /// Checks a request. Returns its attribute, the index of its namespace, and whether all its data
-    /// is in the capsule. The command also has the owner's released mark, which goes to the log.
+    /// Checks a request. Takes over from a valid one its seq, as the highest so far, and the released
+    /// mark that the owner has put into it.
     #[inline]
     fn check(
         &mut self,
         context: &Context<E>,
         capsule: Capsule<'_>,
-    ) -> Result<(Attribute, usize, bool), Status> {
+    ) -> Result<CheckedRequest, Status> {
         let Capsule { sqe, data, digest_ok, .. } = capsule;
         if !digest_ok {
             return Err(Status::TRANSIENT_TRANSPORT);
@@ -108,8 +135,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
             Kind::Flush => context.namespace(sqe)?.0,
             Kind::Write | Kind::Discard => context.extent(sqe)?,
         };
-        self.drive(ns_index, attribute.member).ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
-        let inline = match attribute.kind {
+        self.gate_index_of(ns_index, attribute.member)
+            .ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
+        let has_all_data = match attribute.kind {
             Kind::Write => {
                 let data_len = attribute.blocks * BLOCK_SIZE;
                 if data_len > TRANSFER_BYTES_MAX {
@@ -127,11 +155,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
             self.highest_seq = attribute.seq_end();
         }
         self.log.release(released);
-        Ok((attribute, ns_index, inline))
+        Ok(CheckedRequest { attribute, ns_index, has_all_data })
     }
 
-    /// Starts a request that may hold its data: asks for the data.
-    pub(super) fn start(
+    /// Requests the data of a request that may hold the buffer for it.
+    pub(super) fn start_transfer(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -139,32 +167,35 @@ impl<E: TargetEnv> OrderedQueue<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         if !context.request_data(index, env, outbox) {
-            // No R2T has been sent. The gate sees the failure when it is the request's turn.
+            // There is no memory, so no R2T was sent. The gate receives the failure when it releases
+            // the write.
             let command = &mut context.commands[index];
             command.early_status = Some(Status::INTERNAL);
             command.stage = Stage::Gate;
-            self.data_ready(command, index);
+            self.on_data_ready(command, index);
         }
     }
 
     /// Notes that the data of a request has arrived completely, or will never arrive.
-    pub(super) fn data_ready(&mut self, command: &mut Command<E::Buf>, index: u16) {
+    pub(super) fn on_data_ready(&mut self, command: &mut Command<E::Buf>, index: u16) {
         let has_failed = command.early_status.is_some();
         command.entry.data_state = if has_failed { DataState::Bad } else { DataState::Ready };
         if mem::take(&mut command.entry.write_waits_for_data) {
-            self.steps.push(Step::Write(Ticket(u32::from(index))));
+            self.gate_steps.push(Step::Write(Ticket(u32::from(index))));
         }
     }
 }
 
 impl<E: TargetEnv> Context<E> {
-    /// Refuses the requests that are not finished when the connection gives up its stream, and with
-    /// it the gate.
+    /// Refuses the ordered requests that are not finished when the connection gives up its stream
+    /// and the gate of that stream.
     ///
-    /// A request whose data is still missing is answered when the data has come. By then the
-    /// connection may carry another stream, whose gate does not know the request (T8). A request in
-    /// doubt is answered when its doubt is resolved. A request that waits at the gate is answered
-    /// now, because no gate will answer it any more (P8).
+    /// - A request whose data is still missing gets its completion when the data has arrived. It is
+    ///   marked as refused now, because the connection may carry another stream by then, and the
+    ///   gate of that stream does not know the request (T8).
+    /// - A request whose FLUSH is in doubt gets its completion when the doubt is resolved.
+    /// - A request that waits at the gate gets its completion now, because the gate is gone, and
+    ///   every request must get one (P8).
     pub(super) fn refuse_unfinished(&mut self, outbox: &mut Outbox<E::Buf>) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.is_ordered) {
             match command.stage {
@@ -176,13 +207,16 @@ impl<E: TargetEnv> Context<E> {
                 _ => {}
             }
         }
-        for index in self.commands.indices_where(|c| c.is_ordered && c.stage == Stage::Gate) {
+        for index in self
+            .commands
+            .indices_where(|command| command.is_ordered && command.stage == Stage::Gate)
+        {
             self.complete_command(index, fenced_owner(), 0, outbox);
         }
     }
 
-    /// Answers a request that was refused before its data arrived.
-    pub(super) fn answer_refused(&mut self, index: u16, outbox: &mut Outbox<E::Buf>) {
+    /// Completes a request that was refused before its data arrived.
+    pub(super) fn complete_refused(&mut self, index: u16, outbox: &mut Outbox<E::Buf>) {
         let status = self.commands[index].early_status.unwrap_or_else(fenced_owner);
         self.complete_command(index, status, 0, outbox);
     }

@@ -125,7 +125,7 @@ impl<E: TargetEnv> TargetConn<E> {
         let mut at = 0;
         let mut full = false;
         let end = loop {
-            if outbox.len_bytes() > CONNECTION_BYTES && self.must_wait(outbox) {
+            if outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox) {
                 full = true;
                 break Ok(());
             }
@@ -133,7 +133,7 @@ impl<E: TargetEnv> TargetConn<E> {
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
                 let capsule = Capsule::new(&sqe, buf, data, true);
-                if let Err(closed) = self.capsule(capsule, env, outbox) {
+                if let Err(closed) = self.on_capsule(capsule, env, outbox) {
                     break Err(closed);
                 }
                 at += len;
@@ -141,7 +141,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
-                    if let Err(closed) = self.pdu(&parsed, buf, at, env, outbox) {
+                    if let Err(closed) = self.on_pdu(&parsed, buf, at, env, outbox) {
                         break Err(closed);
                     }
                     at += parsed.len;
@@ -214,7 +214,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Whether no further command may be taken, because too much waits to be sent. Sets `is_starved`.
     #[cold]
-    fn must_wait(&mut self, outbox: &Outbox<E::Buf>) -> bool {
+    fn is_over_send_limit(&mut self, outbox: &Outbox<E::Buf>) -> bool {
         let unsent = outbox.len_bytes();
         self.is_starved = unsent > CONNECTION_BYTES
             && !self.context.reservation.grow(self.context.held_bytes + unsent);
@@ -225,13 +225,13 @@ impl<E: TargetEnv> TargetConn<E> {
     pub fn sent(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         self.unsent_since = None;
         if self.is_starved {
-            self.must_wait(outbox);
+            self.is_over_send_limit(outbox);
         }
         if let Some(ordered) = &mut self.ordered
-            && ordered.tracer.is_answered()
+            && ordered.tracer.awaits_socket()
             && outbox.is_empty()
         {
-            env.traced(&ordered.tracer.sent(env.instant()));
+            env.traced(&ordered.tracer.on_sent(env.instant()));
         }
         self.start_waiting_commands(env, outbox);
     }
@@ -265,7 +265,7 @@ impl<E: TargetEnv> TargetConn<E> {
             // nothing new, and the guard checks a range before it begins.
             self.fences.operation_done();
         }
-        self.device_result(index, result, env, outbox);
+        self.on_device_result(index, result, env, outbox);
     }
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
@@ -292,7 +292,7 @@ impl<E: TargetEnv> TargetConn<E> {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
                 Notice::Fence { id, volume, claimed } => {
-                    self.fence(id, volume, claimed, env, outbox);
+                    self.on_fence_raised(id, volume, claimed, env, outbox);
                 }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
@@ -429,7 +429,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Carries out an ICReq: sets the digests and the other parameters of the connection, and answers.
-    fn initialize(
+    fn on_ic_req(
         &mut self,
         request: &IcReq,
         env: &mut E,

@@ -1,5 +1,10 @@
-//! The state that the parts of a connection share: the queue that Connect made of the connection,
-//! the table of its commands, and their answers.
+//! The state that all parts of a connection share: the queue that Connect made of the connection,
+//! the table of commands in flight, and the sending of their completions.
+//!
+//! Each part (`admin`, `plain`, `ordered`) gets `&mut Context` and the [`Outbox`] with each command.
+//! The part either sends the completion at once ([`Context::send_completion`]), or puts the command
+//! into the table ([`Context::insert_command`]) and completes it later
+//! ([`Context::complete_command`]).
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -29,7 +34,8 @@ pub(super) struct Queue {
     pub(super) association: u64,
     pub(super) qid: u16,
     pub(super) hostnqn: String,
-    /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
+    /// The host has switched submission queue flow control off. A completion then carries no valid
+    /// SQHD, and the SUCCESS flag of read data may stand for a completion.
     pub(super) no_sq_flow: bool,
     /// The number of entries of the submission queue.
     pub(super) entries: u16,
@@ -38,18 +44,26 @@ pub(super) struct Queue {
     pub(super) rights: Arc<Rights>,
 }
 
-/// The context in which each part of a connection works.
+/// A command that has just been put into the table.
+pub(super) struct InsertedCommand {
+    /// The index of the command in the table.
+    pub(super) index: u16,
+    /// The index of the command's namespace.
+    pub(super) ns_index: usize,
+}
+
+/// The state that all parts of a connection share.
 pub(super) struct Context<E: TargetEnv> {
     pub(super) id: ConnId,
-    /// The number that every [`OpId`](super::ids::OpId) of the connection has, by which the
-    /// environment finds the connection.
+    /// The upper bits of every [`OpId`](super::ids::OpId) of the connection .
+    /// The environment finds the connection by them.
     pub(super) key: u64,
     pub(super) tx: Tx,
     /// `None` before Connect.
     pub(super) queue: Option<Queue>,
     /// The head of the submission queue, for completions.
     pub(super) sqhd: u16,
-    /// The commands that have not been answered.
+    /// The commands that have no completion yet.
     pub(super) commands: Commands<E::Buf>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Commands that wait until the connection may hold their buffers, in order.
@@ -61,9 +75,10 @@ pub(super) struct Context<E: TargetEnv> {
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
     /// the connection to drain (T8).
     pub(super) noted_namespaces: Noted,
-    /// The stream that it carries, or carried last, has been ended for a fenced owner (T8).
+    /// The owner of the stream that this connection carries, or carried last, has been fenced. The
+    /// stream has ended (T8).
     pub(super) is_fenced: bool,
-    /// Nothing new is begun, and there is no peer to answer.
+    /// The connection has ended: no operation begins, and no completion is sent.
     pub(super) is_closing: bool,
 }
 
@@ -86,13 +101,13 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// The host's association with the subsystem; 0 before Connect.
+    /// The number of the host's association with the subsystem; 0 before Connect.
     #[inline]
     pub(super) fn association(&self) -> u64 {
         self.queue.as_ref().map_or(0, |queue| queue.association)
     }
 
-    /// Sends a response capsule.
+    /// Sends the completion of a command that is not in the table. `result` is dwords 0 and 1.
     #[inline(never)]
     pub(super) fn send_completion(
         &mut self,
@@ -113,12 +128,12 @@ impl<E: TargetEnv> Context<E> {
         result: u64,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let qid = self.queue.as_ref().map_or(0, |q| q.qid);
+        let qid = self.queue.as_ref().map_or(0, |queue| queue.qid);
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
         outbox.push_response(&self.tx, &cqe);
     }
 
-    /// Answers a command and takes it off the table.
+    /// Takes a command out of the table and sends its completion.
     #[inline(never)]
     pub(super) fn complete_command(
         &mut self,
@@ -146,14 +161,14 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Takes a command off the table.
+    /// Takes a command out of the table without a completion.
     #[inline(always)]
     pub(super) fn remove_command(&mut self, index: u16) {
-        let (_, held_by_it) = self.commands.remove(index);
-        self.held_bytes -= held_by_it;
+        self.held_bytes -= self.commands.remove(index);
     }
 
-    /// Sends a page of data and completes the command. The host's buffer must have space for it.
+    /// Sends `page` as the data of a command, and the completion. The command fails if the host's
+    /// buffer is too short for the page.
     pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], outbox: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
         let status = match sqe.sgl() {
@@ -172,16 +187,19 @@ impl<E: TargetEnv> Context<E> {
                 success: false,
             };
             let tx = &self.tx;
-            outbox.push_bytes(|v| {
-                tx.c2h_data(&header, v);
-                v.extend_from_slice(page);
-                tx.data_digest([page], v);
+            outbox.push_bytes(|bytes| {
+                tx.c2h_data(&header, bytes);
+                bytes.extend_from_slice(page);
+                tx.data_digest([page], bytes);
             });
         }
         self.send_completion(cid, status, 0, outbox);
     }
 
     /// The index that the next command gets.
+    ///
+    /// # Errors
+    /// The host has sent more commands than its submission queue has entries.
     #[inline]
     pub(super) fn next_index(&self) -> Result<u16, Closed> {
         self.commands.next_index().ok_or_else(|| {
@@ -190,7 +208,10 @@ impl<E: TargetEnv> Context<E> {
         })
     }
 
-    /// Puts a command into the table. Returns its index.
+    /// Puts a command of the namespace `ns_index` into the table. Returns its index.
+    ///
+    /// # Errors
+    /// The host has sent more commands than its submission queue has entries.
     #[inline]
     pub(super) fn insert_command(
         &mut self,
@@ -203,9 +224,8 @@ impl<E: TargetEnv> Context<E> {
         Ok(index)
     }
 
-    /// Puts a checked command into the table. `checked` is its namespace, or the status with which
-    /// the command is refused and answered: then returns `None`. Otherwise returns the index of the
-    /// command and that of its namespace.
+    /// Puts a command into the table if `checked` is the index of its namespace. If `checked` is
+    /// a status, the command is refused: sends the completion with that status and returns `None`.
     #[inline]
     pub(super) fn insert_or_refuse(
         &mut self,
@@ -213,9 +233,12 @@ impl<E: TargetEnv> Context<E> {
         stage: Stage,
         checked: Result<usize, Status>,
         outbox: &mut Outbox<E::Buf>,
-    ) -> Result<Option<(u16, usize)>, Closed> {
+    ) -> Result<Option<InsertedCommand>, Closed> {
         match checked {
-            Ok(ns_index) => Ok(Some((self.insert_command(sqe, stage, ns_index)?, ns_index))),
+            Ok(ns_index) => {
+                let index = self.insert_command(sqe, stage, ns_index)?;
+                Ok(Some(InsertedCommand { index, ns_index }))
+            }
             Err(status) => {
                 self.send_completion(sqe.cid(), status, 0, outbox);
                 Ok(None)
@@ -223,7 +246,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Finds the namespace of a command, and its index.
+    /// The namespace of a command, and the index of that namespace.
     #[inline]
     pub(super) fn namespace(&self, sqe: &Sqe) -> Result<(usize, &Namespace), Status> {
         self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())
@@ -240,7 +263,7 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Has the target report a problem of this connection.
+    /// Reports a problem of this connection to the operator of the target.
     pub(super) fn report_problem(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
             env.log(Event::Trouble {
@@ -252,7 +275,8 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Has the target report the problem of a refused request.
+    /// Reports to the operator that a request was refused. `what` names the request and says that it
+    /// was refused.
     pub(super) fn report_refusal(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),
@@ -262,8 +286,11 @@ impl<E: TargetEnv> Context<E> {
     }
 }
 
-/// Whether a command's `data_len` bytes of data are in its capsule. Otherwise they are to be requested by
-/// R2T. Fails if the command's SGL fits neither.
+/// Whether the data of a command, `data_len` bytes, is in its capsule. If not, the target must
+/// request the data by R2T. `data` is what the capsule has beside the command.
+///
+/// # Errors
+/// The command's SGL describes neither case.
 #[inline]
 pub(super) fn is_in_capsule(sqe: &Sqe, data_len: u32, data: &[u8]) -> Result<bool, Status> {
     match sqe.sgl() {
@@ -282,23 +309,24 @@ pub(super) fn is_in_capsule(sqe: &Sqe, data_len: u32, data: &[u8]) -> Result<boo
     }
 }
 
-/// The answer to a fenced owner (T8).
+/// The status for a command of an owner that another owner has replaced (T8).
 #[cold]
 pub(super) fn fenced_owner() -> Status {
     probe::hit(Rare::FencedOwner);
     wire::status::STALE_GENERATION.with_dnr()
 }
 
-/// Runs `f` on the shared state of all connections, and wakes those for which it left notices.
+/// Calls `change` with the shared state of all connections. Then wakes each connection for which
+/// `change` has left a notice.
 pub(super) fn update_shared<E: TargetEnv, T>(
     env: &mut E,
-    f: impl FnOnce(&mut Shared<E::Region>) -> T,
+    change: impl FnOnce(&mut Shared<E::Region>) -> T,
 ) -> T {
-    let (result, wake) = env.with_shared(|shared| {
-        let result = f(shared);
+    let (result, conns_to_wake) = env.with_shared(|shared| {
+        let result = change(shared);
         (result, shared.take_conns_to_wake())
     });
-    for conn in wake {
+    for conn in conns_to_wake {
         env.notify(conn);
     }
     result

@@ -35,7 +35,7 @@ impl PlainIo {
             _ => ranges,
         };
         let checked = context.namespace(sqe).and_then(|(ns_index, _)| {
-            is_in_capsule(sqe, data_len, data).map(|inline| (ns_index, inline))
+            is_in_capsule(sqe, data_len, data).map(|in_capsule| (ns_index, in_capsule))
         });
         match checked {
             Err(status) => {

@@ -18,7 +18,7 @@ use super::env::TargetEnv;
 use super::limits::SEQ_MAX;
 use super::namespace::Namespaces;
 use super::tracer::Tracer;
-use super::volumes::{Listing, check_len, read_page, status_of_unreadable};
+use super::volumes::{Listing, check_page_len, read_page, status_of_unreadable};
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -35,13 +35,13 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     /// follows from this seq, because the two are near each other (T5).
     pub(super) highest_seq: Seq,
     /// The steps of the gate that are to be carried out, in its order.
-    pub(super) steps: Vec<Step>,
+    pub(super) gate_steps: Vec<Step>,
     /// The steps that are being carried out. The gate may add to `steps` meanwhile.
-    pub(super) in_progress: Vec<Step>,
+    pub(super) steps_in_progress: Vec<Step>,
     /// Completions and refusals. They are answered after the last fence of the batch.
     pub(super) to_answer: Vec<Step>,
     /// Commands whose data is still in the receive buffer.
-    pub(super) inline: Vec<u16>,
+    pub(super) with_capsule_data: Vec<u16>,
     /// Attributes have been appended since the last fence.
     pub(super) has_unfenced_appends: bool,
     /// The list of the stream's entries that the owner reads now, page by page.
@@ -97,10 +97,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
             drives,
             drive_index_of,
             highest_seq: released,
-            steps: Vec::with_capacity(4 * capacity),
-            in_progress: Vec::with_capacity(4 * capacity),
+            gate_steps: Vec::with_capacity(4 * capacity),
+            steps_in_progress: Vec::with_capacity(4 * capacity),
             to_answer: Vec::with_capacity(capacity),
-            inline: Vec::with_capacity(capacity),
+            with_capsule_data: Vec::with_capacity(capacity),
             has_unfenced_appends: false,
             listing: None,
             // The seed differs, so that streams of equal speed do not all trace at the same time.
@@ -111,7 +111,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
 
     /// The gate's index of the drive that a request goes to; `None` if the namespace is not the one
     /// of this member number.
-    pub(super) fn drive(&mut self, ns_index: usize, member: Member) -> Option<Member> {
+    pub(super) fn gate_index_of(&mut self, ns_index: usize, member: Member) -> Option<Member> {
         let local = *self.drive_index_of.get(ns_index)?;
         let drive = self.drives.get(usize::from(local))?;
         (drive.member == member).then_some(Member(local))
@@ -122,30 +122,30 @@ impl<E: TargetEnv> OrderedQueue<E> {
     #[inline]
     pub(super) fn carry_out_appends(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
         // The fast path: one entry has arrived in order, and its write need not wait.
-        if let [Step::Append(ticket), next] = self.steps[from..]
+        if let [Step::Append(ticket), next] = self.gate_steps[from..]
             && !matches!(next, Step::Append(_))
         {
             if let Err(cause) = self.append_one(commands, ticket) {
-                return self.gate.append_failed(commands, from, cause, &mut self.steps);
+                return self.gate.append_failed(commands, from, cause, &mut self.gate_steps);
             }
-            self.steps.truncate(from);
-            return self.steps.push(next);
+            self.gate_steps.truncate(from);
+            return self.gate_steps.push(next);
         }
         // The other steps move up to take the places of the `Append`s.
         let mut kept = from;
-        for at in from..self.steps.len() {
-            let step = self.steps[at];
+        for at in from..self.gate_steps.len() {
+            let step = self.gate_steps[at];
             if let Step::Append(ticket) = step {
                 if let Err(cause) = self.append_one(commands, ticket) {
-                    self.steps.drain(kept..at);
-                    return self.gate.append_failed(commands, kept, cause, &mut self.steps);
+                    self.gate_steps.drain(kept..at);
+                    return self.gate.append_failed(commands, kept, cause, &mut self.gate_steps);
                 }
             } else {
-                self.steps[kept] = step;
+                self.gate_steps[kept] = step;
                 kept += 1;
             }
         }
-        self.steps.truncate(kept);
+        self.gate_steps.truncate(kept);
     }
 
     /// Appends an entry to the log. If that fails, the gate must refuse the entry and stop the stream
@@ -177,7 +177,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// Notes that an entry is complete or refused. It is answered after the last fence of the batch.
     /// Sets its persist word if the step demands that. Returns whether it was set.
     #[inline(always)]
-    pub(super) fn complete(&mut self, commands: &Commands<E::Buf>, step: Step) -> bool {
+    pub(super) fn set_persist_word(&mut self, commands: &Commands<E::Buf>, step: Step) -> bool {
         self.to_answer.push(step);
         let Step::Complete { ticket, persist: true } = step else { return false };
         self.log.persist(commands[ticket.0 as u16].entry.position);
@@ -206,7 +206,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 Status::SUCCESS
             } else {
                 probe::hit(Rare::LogFailed);
-                self.gate.poison(&mut context.commands, Cause::LogFailed, &mut self.steps);
+                self.gate.poison(&mut context.commands, Cause::LogFailed, &mut self.gate_steps);
                 wire::status::LOG_FAILED
             }
         };
@@ -221,7 +221,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let (_, from, len) = wire::list_of(sqe);
-        let page = match check_len(len) {
+        let page = match check_page_len(len) {
             _ if context.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
             Ok(()) => read_page(&mut self.listing, &self.log, from, len)
@@ -241,7 +241,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
             if failures != drive.flush_failures {
                 drive.flush_failures = failures;
                 if !probe::planted(Plant::T22OtherStreams)
-                    && self.gate.flush_failed_on(commands, Member(local as u8), &mut self.steps)
+                    && self.gate.flush_failed_on(
+                        commands,
+                        Member(local as u8),
+                        &mut self.gate_steps,
+                    )
                 {
                     probe::hit(Rare::FlushFailedElsewhere);
                 }
@@ -262,18 +266,18 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// is not at the drives yet is refused.
     pub(super) fn end_stream(&mut self, context: &mut Context<E>) {
         context.is_fenced = true;
-        self.gate.poison(&mut context.commands, Cause::Closed, &mut self.steps);
+        self.gate.poison(&mut context.commands, Cause::Closed, &mut self.gate_steps);
     }
 
     /// Stops the stream because of a request that the gate does not get. Later requests cannot be
     /// carried out without their predecessor (P6).
     pub(super) fn stop_stream(&mut self, context: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
-        self.gate.poison(&mut context.commands, cause, &mut self.steps);
+        self.gate.poison(&mut context.commands, cause, &mut self.gate_steps);
     }
 
     /// The answer to a request that the gate refuses.
-    pub(super) fn refusal(context: &Context<E>, why: Cause) -> Status {
+    pub(super) fn refusal_status(context: &Context<E>, why: Cause) -> Status {
         let status = match why {
             Cause::LogFull => wire::status::LOG_FULL,
             Cause::LogFailed => wire::status::LOG_FAILED,

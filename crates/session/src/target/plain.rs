@@ -1,4 +1,9 @@
-//! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
+//! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
+//! (`dataset.rs` has Dataset Management.)
+//!
+//! A command is checked, its buffer is charged to the budget if it needs one, and its operation goes
+//! to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A write
+//! with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a FLUSH.
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
 use riopipe_nvme::pdu::DataHdr;
@@ -7,44 +12,57 @@ use riopipe_order::probe::{self, Plant};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, fenced_owner, is_in_capsule};
+use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use crate::outbox::Outbox;
+use crate::wire;
 
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
-    /// By namespace: how many FLUSHes of the drive had failed when this connection submitted its
-    /// first plain write that no FLUSH of it has covered yet. `None` if there is no such write (T22).
+    /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
+    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is no
+    /// such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (T22).
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
+/// A Write that has passed all checks.
+struct CheckedWrite {
+    /// The index of the namespace.
+    ns_index: usize,
+    /// How many bytes of data the command has.
+    data_len: u32,
+    /// Whether all data is in the capsule. Otherwise it must be requested by R2T.
+    is_in_capsule: bool,
+}
+
 impl PlainIo {
-    /// Checks a Write. Returns the index of its namespace, the bytes of its data, and whether all
-    /// its data is in the capsule.
+    /// Checks a Write: its blocks, the guard of its namespace, and its data.
     #[inline]
     fn check_write<E: TargetEnv>(
         context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-    ) -> Result<(usize, u32, bool), Status> {
+    ) -> Result<CheckedWrite, Status> {
         let ns_index = context.extent(sqe)?;
         context.guard(ns_index, env)?;
-        // No directives but Rio's own are supported.
-        if sqe.dword(12) >> 20 & 0xf != 0 {
+        // Rio's own directive marks ordered requests. No other directive is supported.
+        if wire::directive_type(sqe) != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         let data_len = sqe.nlb() * BLOCK_SIZE;
         if data_len > TRANSFER_BYTES_MAX {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        Ok((ns_index, data_len, is_in_capsule(sqe, data_len, data)?))
+        let is_in_capsule = is_in_capsule(sqe, data_len, data)?;
+        Ok(CheckedWrite { ns_index, data_len, is_in_capsule })
     }
 
-    /// Carries out a Write: at once if its data is in the capsule, else after the data has come in.
+    /// Carries out a Write: at once if its data is in the capsule, otherwise after the data has
+    /// arrived by R2T.
     #[inline]
     pub(super) fn write<E: TargetEnv>(
         &mut self,
@@ -54,14 +72,15 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let (ns_index, data_len, inline) = match Self::check_write(context, sqe, data, env) {
+        let checked = match Self::check_write(context, sqe, data, env) {
             Ok(checked) => checked,
             Err(status) => {
                 context.send_completion(sqe.cid(), status, 0, outbox);
                 return Ok(());
             }
         };
-        if !inline {
+        let CheckedWrite { ns_index, data_len, is_in_capsule } = checked;
+        if !is_in_capsule {
             return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
         }
         let index = context.next_index()?;
@@ -73,7 +92,7 @@ impl PlainIo {
             }
             Submitted::Done(result) => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
-                self.device_result(context, index, result, env, outbox);
+                self.on_device_result(context, index, result, env, outbox);
             }
             Submitted::Pending => {
                 context.commands.insert(sqe, Stage::Device, ns_index);
@@ -83,7 +102,7 @@ impl PlainIo {
     }
 
     /// Carries out a command whose requested data has come in completely.
-    pub(super) fn data_ready<E: TargetEnv>(
+    pub(super) fn on_data_ready<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -119,11 +138,11 @@ impl PlainIo {
         self.note_plain_write(context, ns_index);
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
-            self.device_result(context, index, result, env, outbox);
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
-    /// Begins a Read, once the connection may hold the buffer for it (T28).
+    /// Begins a Read when the connection may hold the buffer for its data (T28).
     #[inline]
     pub(super) fn read<E: TargetEnv>(
         &mut self,
@@ -140,16 +159,18 @@ impl PlainIo {
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
-        if let Some((index, _)) = context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
+        if let Some(InsertedCommand { index, .. }) =
+            context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
             && context.charge_or_enqueue(index, data_len, outbox)
         {
-            self.start(context, index, env, outbox);
+            self.start_with_buffer(context, index, env, outbox);
         }
         Ok(())
     }
 
-    /// Starts a command that may hold its buffer now: begins a read, or asks for the data of a write.
-    pub(super) fn start<E: TargetEnv>(
+    /// Continues a command that may hold its buffer now: submits a read, or requests the data of
+    /// another command by R2T.
+    pub(super) fn start_with_buffer<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -163,8 +184,8 @@ impl PlainIo {
         if command.sqe.opcode() != opcode::READ {
             return context.request_data_or_fail(index, env, outbox);
         }
-        // The read could find zeroes where recovery has undone writes that the host's stream has
-        // completed. The host may not know yet that it is fenced (T8, P9).
+        // A fenced host may not know yet that it is fenced. Its read could find zeroes where the
+        // recovery of the new owner has undone completed writes of the host's stream (T8, P9).
         if let Some(refusal) = refusal
             && !probe::planted(Plant::T8FencedReads)
         {
@@ -174,7 +195,7 @@ impl PlainIo {
         let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
-            self.device_result(context, index, result, env, outbox);
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
@@ -187,7 +208,7 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let checked = context.namespace(sqe).map(|(ns_index, _)| ns_index);
-        let Some((index, ns_index)) =
+        let Some(InsertedCommand { index, ns_index }) =
             context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
         else {
             return Ok(());
@@ -195,12 +216,13 @@ impl PlainIo {
         context.commands[index].failure_count_before =
             self.failures_before_covered_writes(context, ns_index);
         if let Submitted::Done(result) = context.submit_flush_of(index, env) {
-            self.device_result(context, index, result, env, outbox);
+            self.on_device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
 
-    /// Notes that a plain write goes to the drive. A later FLUSH of this connection covers it.
+    /// Notes that a plain write goes to the drive, so that a later FLUSH of this connection covers
+    /// the write.
     #[inline(always)]
     pub(super) fn note_plain_write<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) {
         let namespace = context.namespaces.at(ns_index);
@@ -214,12 +236,12 @@ impl PlainIo {
         self.failures_at_first_write[ns_index].get_or_insert(failures);
     }
 
-    /// How many FLUSHes of the drive had failed when the first write that a FLUSH submitted now would
-    /// cover was submitted. Without such a write: how many have failed until now. If one fails in
-    /// between, the FLUSH must not succeed.
+    /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new FLUSH
+    /// covers. If no write waits for a FLUSH, this is the present number of failed FLUSHes. `None` if
+    /// the drive has no volatile cache.
     ///
-    /// The FLUSH does not cover writes that are in flight (M2). So if there are some, the next FLUSH
-    /// begins at the same write.
+    /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write counts
+    /// for the next FLUSH, too.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
         context: &Context<E>,
@@ -229,40 +251,42 @@ impl PlainIo {
         if !namespace.config.volatile {
             return None;
         }
-        let now = namespace.state.flush_failures();
-        let Some(Some(before)) = self.failures_at_first_write.get(ns_index).copied() else {
-            return Some(now);
+        let Some(Some(failures)) = self.failures_at_first_write.get(ns_index).copied() else {
+            return Some(namespace.state.flush_failures());
         };
         let has_writes_in_flight = context.commands.any(|command| {
+            let is_write = !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH);
             usize::from(command.ns_index) == ns_index
-                && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
+                && command.is_on_device()
                 && !command.is_ordered
-                && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
+                && is_write
         });
         if !has_writes_in_flight {
             self.failures_at_first_write[ns_index] = None;
         }
-        Some(before)
+        Some(failures)
     }
 
-    /// Whether writes that the successful FLUSH of this command should cover may be lost, because a
-    /// FLUSH of some connection has failed since the first of them. Returns true once for each
-    /// failure, as Linux reports it to `fsync`: the host writes and flushes again (T22).
-    fn has_lost<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
+    /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH of
+    /// some connection has failed since the oldest of these writes was submitted.
+    ///
+    /// Returns true once for each failure, in the same way in which Linux reports a failure once to
+    /// `fsync`. The host then writes and flushes again (T22).
+    fn may_have_lost_writes<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
         let command = &context.commands[index];
-        let Some(before) = command.failure_count_before else {
+        let Some(failures_before) = command.failure_count_before else {
             return false;
         };
         let ns_index = usize::from(command.ns_index);
         let failures = context.namespaces.at(ns_index).state.flush_failures();
-        let has_lost = failures != before && !probe::planted(Plant::T22PlainFlush);
-        if has_lost
+        let may_be_lost = failures != failures_before && !probe::planted(Plant::T22PlainFlush);
+        if may_be_lost
             && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns_index)
         {
             // Later writes are counted anew.
             *failures_at_first_write = Some(failures);
         }
-        has_lost
+        may_be_lost
     }
 
     /// Submits a Write Zeroes.
@@ -276,7 +300,7 @@ impl PlainIo {
         let checked = context
             .extent(sqe)
             .and_then(|ns_index| context.guard(ns_index, env).map(|()| ns_index));
-        let Some((index, ns_index)) =
+        let Some(InsertedCommand { index, ns_index }) =
             context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
         else {
             return Ok(());
@@ -284,14 +308,16 @@ impl PlainIo {
         let op = OpId::new(context.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
         self.note_plain_write(context, ns_index);
-        if let Submitted::Done(result) = zero(env.device(ns_index), op, lba, blocks, sqe.deac()) {
-            self.device_result(context, index, result, env, outbox);
+        if let Submitted::Done(result) =
+            submit_zeroing(env.device(ns_index), op, lba, blocks, sqe.deac())
+        {
+            self.on_device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
 
     /// Takes in the result of a plain command's device operation.
-    pub(super) fn device_result<E: TargetEnv>(
+    pub(super) fn on_device_result<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
@@ -308,30 +334,16 @@ impl PlainIo {
                 return;
             }
             if result.is_ok() {
-                return self.flush_accepted(context, index, outbox);
+                return self.on_certain_flush_success(context, index, outbox);
             }
         }
         let status = match result {
             Err(error) => status_of(&error, code == opcode::READ),
-            Ok(buf) => match (code, buf) {
-                _ if context.is_closing => Status::SUCCESS,
-                // Its owner may have been fenced while the read was in flight, and no fence waited
-                // for the read. It may have found blocks that the next owner has undone or written
-                // (T8, P9).
-                (opcode::READ, buf) => match (context.refuses_read(ns_index), buf) {
-                    (Some(refusal), _)
-                        if !probe::planted(Plant::T8LateReads)
-                            && !probe::planted(Plant::T8FencedReads) =>
-                    {
-                        refusal
-                    }
-                    (_, Some(buf)) => return send_read(context, index, buf, outbox),
-                    (_, None) => {
-                        debug_assert!(false, "a read without a buffer");
-                        Status::INTERNAL
-                    }
-                },
-                (opcode::DATASET_MANAGEMENT, _) => {
+            // There is no peer, so the status does not matter.
+            Ok(_) if context.is_closing => Status::SUCCESS,
+            Ok(buf) => match code {
+                opcode::READ => return finish_read(context, index, ns_index, buf, outbox),
+                opcode::DATASET_MANAGEMENT => {
                     return self.deallocate_next(context, index, env, outbox);
                 }
                 _ if must_flush(context, &context.commands[index].sqe, ns_index) => {
@@ -358,31 +370,59 @@ impl PlainIo {
         context.commands[index].failure_count_before =
             self.failures_at_first_write.get(ns_index).copied().flatten();
         if let Submitted::Done(result) = context.submit_flush_of(index, env) {
-            self.device_result(context, index, result, env, outbox);
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
-    /// Answers a FLUSH, or a write with FUA, whose FLUSH has succeeded without doubt. The command
-    /// fails all the same if an earlier FLUSH has failed and lost writes that this one covers.
-    pub(super) fn flush_accepted<E: TargetEnv>(
+    /// Completes a command whose FLUSH has succeeded without doubt: a Flush, or a write with FUA. The
+    /// command still fails if another FLUSH has failed and may have lost writes that this FLUSH was
+    /// to make durable.
+    pub(super) fn on_certain_flush_success<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let status =
-            if self.has_lost(context, index) { Status::WRITE_FAULT } else { Status::SUCCESS };
+        let status = if self.may_have_lost_writes(context, index) {
+            Status::WRITE_FAULT
+        } else {
+            Status::SUCCESS
+        };
         context.complete_command(index, status, 0, outbox);
     }
 }
 
-/// Whether the command has FUA and the drive a volatile cache. Then a FLUSH follows the write.
+/// Whether a FLUSH must follow the write, because the command has FUA (Force Unit Access) and the
+/// drive has a volatile cache.
 #[inline]
 fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
     sqe.fua() && context.namespaces.at(ns_index).config.volatile
 }
 
-/// Answers a read with its data, which goes into the outbox without being copied.
+/// Completes a read that has come back from the drive with the data in `buf`.
+fn finish_read<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    ns_index: usize,
+    buf: Option<E::Buf>,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    // The host may have been fenced while the read was in flight. No fence waits for reads, so the
+    // data may be of blocks that the new owner has undone or written (T8, P9).
+    if let Some(refusal) = context.refuses_read(ns_index)
+        && !probe::planted(Plant::T8LateReads)
+        && !probe::planted(Plant::T8FencedReads)
+    {
+        return context.complete_command(index, refusal, 0, outbox);
+    }
+    let Some(buf) = buf else {
+        debug_assert!(false, "a read without a buffer");
+        return context.complete_command(index, Status::INTERNAL, 0, outbox);
+    };
+    send_read(context, index, buf, outbox);
+}
+
+/// Sends the data of a read and completes the read. The data goes into the outbox without a copy.
 fn send_read<E: TargetEnv>(
     context: &mut Context<E>,
     index: u16,
@@ -393,16 +433,17 @@ fn send_read<E: TargetEnv>(
     let (cid, data_len) = (command.sqe.cid(), command.data_len);
     debug_assert_eq!(buf.as_ref().len(), data_len as usize, "a read of another length");
     context.remove_command(index);
-    // SUCCESS stands for a response capsule, but carries no SQHD (TCP §3.3.2.2).
-    let success = context.queue.as_ref().is_some_and(|q| q.no_sq_flow);
+    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it may
+    // be used only without flow control of the submission queue (TCP §3.3.2.2).
+    let success = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
     let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: data_len, last: true, success };
     let tx = &context.tx;
-    outbox.push_bytes(|v| tx.c2h_data(&header, v));
+    outbox.push_bytes(|bytes| tx.c2h_data(&header, bytes));
     if tx.data_digest {
         let mut digest = alloc::vec::Vec::with_capacity(4);
         tx.data_digest([buf.as_ref()], &mut digest);
         outbox.push_payload(buf);
-        outbox.push_bytes(|v| v.extend_from_slice(&digest));
+        outbox.push_bytes(|bytes| bytes.extend_from_slice(&digest));
     } else {
         outbox.push_payload(buf);
     }
@@ -411,9 +452,10 @@ fn send_read<E: TargetEnv>(
     }
 }
 
-/// Makes blocks read as zeroes; with `deallocate` their space may be given up.
+/// Submits an operation after which the blocks read as zeroes. With `deallocate`, the drive may also
+/// free their space.
 #[inline]
-pub(super) fn zero<D: BlockDevice>(
+pub(super) fn submit_zeroing<D: BlockDevice>(
     device: &mut D,
     op: OpId,
     lba: u64,

@@ -35,7 +35,7 @@ use riopipe_order::region::{Crc32c, Region};
 pub(super) use self::binding::{Binding, Bound, live_entries};
 use self::lease::Lease;
 pub use self::lease::Owner;
-pub(super) use self::listing::{Listing, check_len, read_page, status_of_unreadable};
+pub(super) use self::listing::{Listing, check_page_len, read_page, status_of_unreadable};
 pub use self::log_opening::{Found, Opened};
 pub(super) use self::refusal::Refusal;
 use self::unlogged::UsedNamespaces;

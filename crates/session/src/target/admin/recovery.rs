@@ -7,7 +7,7 @@ use super::Admin;
 use crate::outbox::Outbox;
 use crate::target::context::{Context, update_shared};
 use crate::target::env::TargetEnv;
-use crate::target::volumes::{Refusal, check_len};
+use crate::target::volumes::{Refusal, check_page_len};
 use crate::wire;
 use crate::wire::list::Settle;
 
@@ -22,7 +22,7 @@ impl Admin {
         let (stream, from, len) = wire::list_of(sqe);
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let association = context.association();
-        let page = match check_len(len) {
+        let page = match check_page_len(len) {
             Err(status) => Err(Refusal { status, result: 0 }),
             Ok(()) if sqe.dword(11) > u32::from(u16::MAX) => {
                 Err(Refusal::do_not_retry(wire::status::NO_SUCH_STREAM))

@@ -17,7 +17,7 @@ use crate::wire;
 impl<E: TargetEnv> TargetConn<E> {
     /// Handles a PDU, which begins at `at` in `buf`.
     #[inline(never)]
-    pub(super) fn pdu(
+    pub(super) fn on_pdu(
         &mut self,
         parsed: &Parsed,
         buf: &[u8],
@@ -28,12 +28,12 @@ impl<E: TargetEnv> TargetConn<E> {
         let data = at + parsed.data.start..at + parsed.data.end;
         match &parsed.pdu {
             Pdu::CapsuleCmd { sqe } => {
-                self.capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, outbox)
+                self.on_capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, outbox)
             }
             Pdu::H2cData(header) => {
-                self.h2c_data(header, &buf[data], parsed.data_digest_ok, env, outbox)
+                self.on_h2c_data(header, &buf[data], parsed.data_digest_ok, env, outbox)
             }
-            Pdu::IcReq(request) => self.initialize(request, env, outbox),
+            Pdu::IcReq(request) => self.on_ic_req(request, env, outbox),
             Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
             // `Rx` passes no other PDU to a controller.
             _ => Err(PduError::sequence("a PDU that only a host may get").into()),
@@ -42,7 +42,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Handles a command, with its in-capsule data.
     #[inline]
-    pub(super) fn capsule(
+    pub(super) fn on_capsule(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -50,7 +50,7 @@ impl<E: TargetEnv> TargetConn<E> {
     ) -> Result<(), Closed> {
         let context = &mut self.context;
         let Some(queue) = &context.queue else {
-            return self.before_connect(capsule, env, outbox);
+            return self.execute_before_connect(capsule, env, outbox);
         };
         let cid = capsule.sqe.cid();
         context.sqhd += 1;
@@ -62,14 +62,14 @@ impl<E: TargetEnv> TargetConn<E> {
             return Ok(());
         }
         if queue.qid == 0 {
-            self.admin_command(capsule, env, outbox)
+            self.execute_admin(capsule, env, outbox)
         } else {
-            self.io_command(capsule, env, outbox)
+            self.execute_io(capsule, env, outbox)
         }
     }
 
     /// Handles a command on the admin queue.
-    fn admin_command(
+    fn execute_admin(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -81,10 +81,10 @@ impl<E: TargetEnv> TargetConn<E> {
             return Ok(());
         }
         if sqe.opcode() == admin::FABRICS {
-            return self.fabrics(sqe, env, outbox);
+            return self.execute_fabrics(sqe, env, outbox);
         }
         match &mut self.admin {
-            Some(admin) => admin.command(&mut self.context, sqe, data, env, outbox),
+            Some(admin) => admin.execute(&mut self.context, sqe, data, env, outbox),
             None => {
                 self.context.send_completion(sqe.cid(), Status::INTERNAL, 0, outbox);
                 Ok(())
@@ -94,7 +94,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Handles a command on an I/O queue: as an ordered request, or as a plain command.
     #[inline]
-    fn io_command(
+    fn execute_io(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -107,8 +107,8 @@ impl<E: TargetEnv> TargetConn<E> {
             && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
         {
             return match &mut self.ordered {
-                Some(queue) => queue.arrived(&mut self.context, capsule, env, outbox),
-                None => self.ordered_without_stream(capsule, env, outbox),
+                Some(ordered) => ordered.on_request(&mut self.context, capsule, env, outbox),
+                None => self.refuse_ordered_without_stream(capsule, env, outbox),
             };
         }
         let Self { context, plain, .. } = self;
@@ -132,10 +132,10 @@ impl<E: TargetEnv> TargetConn<E> {
                 Ok(())
             }
             wire::IO_MARK | wire::IO_LIST => {
-                self.stream_command(sqe, outbox);
+                self.execute_stream_command(sqe, outbox);
                 Ok(())
             }
-            admin::FABRICS => self.fabrics(sqe, env, outbox),
+            admin::FABRICS => self.execute_fabrics(sqe, env, outbox),
             _ => {
                 context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox);
                 Ok(())
@@ -144,12 +144,12 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Carries out a command that needs a stream: Mark or List.
-    fn stream_command(&mut self, sqe: &Sqe, outbox: &mut Outbox<E::Buf>) {
+    fn execute_stream_command(&mut self, sqe: &Sqe, outbox: &mut Outbox<E::Buf>) {
         match &mut self.ordered {
-            Some(queue) if sqe.opcode() == wire::IO_MARK => {
-                queue.release_mark(&mut self.context, sqe, outbox)
+            Some(ordered) if sqe.opcode() == wire::IO_MARK => {
+                ordered.release_mark(&mut self.context, sqe, outbox)
             }
-            Some(queue) => queue.list(&mut self.context, sqe, outbox),
+            Some(ordered) => ordered.list(&mut self.context, sqe, outbox),
             None => {
                 self.context.send_completion(sqe.cid(), self.status_without_stream(), 0, outbox)
             }
@@ -159,7 +159,7 @@ impl<E: TargetEnv> TargetConn<E> {
     /// An ordered request on a queue without a stream (T17). Its fields have no meaning there, and
     /// a host that sets them must not rely on them.
     #[cold]
-    fn ordered_without_stream(
+    fn refuse_ordered_without_stream(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -167,7 +167,7 @@ impl<E: TargetEnv> TargetConn<E> {
     ) -> Result<(), Closed> {
         if self.context.is_fenced && probe::planted(Plant::T8StaleOwner) {
             let plain = wire::without_attribute(capsule.sqe);
-            return self.io_command(Capsule { sqe: &plain, ..capsule }, env, outbox);
+            return self.execute_io(Capsule { sqe: &plain, ..capsule }, env, outbox);
         }
         self.context.send_completion(capsule.sqe.cid(), self.status_without_stream(), 0, outbox);
         Ok(())
@@ -179,7 +179,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Handles a piece of the data that an R2T requested.
-    fn h2c_data(
+    fn on_h2c_data(
         &mut self,
         header: &DataHdr,
         data: &[u8],
@@ -188,26 +188,26 @@ impl<E: TargetEnv> TargetConn<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if let Some(index) = self.context.receive_data(header, data, digest_ok)? {
-            self.data_ready(index, env, outbox);
+            self.on_data_ready(index, env, outbox);
         }
         Ok(())
     }
 
     /// Carries out a command whose data has come in completely, by R2T.
-    fn data_ready(&mut self, index: u16, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+    fn on_data_ready(&mut self, index: u16, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, admin, .. } = self;
         let command = &mut context.commands[index];
         if !command.is_ordered {
             return match (command.early_status, admin) {
                 (Some(status), _) => context.complete_command(index, status, 0, outbox),
-                (None, Some(admin)) => admin.data_ready(context, index, env, outbox),
-                (None, None) => plain.data_ready(context, index, env, outbox),
+                (None, Some(admin)) => admin.on_data_ready(context, index, env, outbox),
+                (None, None) => plain.on_data_ready(context, index, env, outbox),
             };
         }
         command.stage = Stage::Gate;
         match ordered {
-            _ if command.is_refused => context.answer_refused(index, outbox),
-            Some(queue) => queue.data_ready(command, index),
+            _ if command.is_refused => context.complete_refused(index, outbox),
+            Some(ordered) => ordered.on_data_ready(command, index),
             None => {
                 debug_assert!(false, "a stream was released and its request not refused");
                 context.complete_command(index, fenced_owner(), 0, outbox);
@@ -223,23 +223,23 @@ impl<E: TargetEnv> TargetConn<E> {
             let command = &context.commands[index];
             match ordered {
                 // The connection has given up its stream while the request waited. No R2T was sent.
-                _ if command.is_refused => context.answer_refused(index, outbox),
-                Some(queue) if command.is_ordered => {
-                    queue.start(context, index, env, outbox);
+                _ if command.is_refused => context.complete_refused(index, outbox),
+                Some(ordered) if command.is_ordered => {
+                    ordered.start_transfer(context, index, env, outbox);
                     // A request that gets no memory has failed at the gate. It is answered now,
                     // because no other event may follow that would finish a batch (P8).
                     if context.commands[index].stage == Stage::Gate {
-                        queue.finish_batch(context, &[], env, outbox);
+                        ordered.finish_batch(context, &[], env, outbox);
                     }
                 }
                 _ if admin.is_some() => context.request_data_or_fail(index, env, outbox),
-                _ => plain.start(context, index, env, outbox),
+                _ => plain.start_with_buffer(context, index, env, outbox),
             }
         }
     }
 
     /// Takes in the result of a command's device operation.
-    pub(super) fn device_result(
+    pub(super) fn on_device_result(
         &mut self,
         index: u16,
         result: Result<Option<E::Buf>, IoError>,
@@ -248,10 +248,10 @@ impl<E: TargetEnv> TargetConn<E> {
     ) {
         let Self { context, plain, ordered, .. } = self;
         if !context.commands[index].is_ordered {
-            return plain.device_result(context, index, result, env, outbox);
+            return plain.on_device_result(context, index, result, env, outbox);
         }
         match ordered {
-            Some(queue) => queue.device_result(context, index, result, env),
+            Some(ordered) => ordered.on_device_result(context, index, result, env),
             None => {
                 debug_assert!(
                     probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8ReplayNoWait),
@@ -269,8 +269,8 @@ impl<E: TargetEnv> TargetConn<E> {
         for index in context.resolve_doubts(env) {
             let command = &context.commands[index];
             match ordered {
-                _ if !command.is_ordered => plain.flush_accepted(context, index, outbox),
-                Some(queue) if !command.is_refused => queue.report_flush(context, index, true),
+                _ if !command.is_ordered => plain.on_certain_flush_success(context, index, outbox),
+                Some(ordered) if !command.is_refused => ordered.report_flush(context, index, true),
                 _ => context.complete_command(index, fenced_owner(), 0, outbox),
             }
         }

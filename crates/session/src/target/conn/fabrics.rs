@@ -60,7 +60,7 @@ impl From<AttachError> for ConnectRefusal {
 
 impl<E: TargetEnv> TargetConn<E> {
     /// A command on a connection that is no queue yet: only Connect may come.
-    pub(super) fn before_connect(
+    pub(super) fn execute_before_connect(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
@@ -188,7 +188,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Fabrics commands on a connected queue.
-    pub(super) fn fabrics(
+    pub(super) fn execute_fabrics(
         &mut self,
         sqe: &Sqe,
         env: &mut E,

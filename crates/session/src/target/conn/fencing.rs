@@ -109,7 +109,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Takes in a fence that another connection has raised: ends the stream if it belongs to `volume`,
     /// and acknowledges fence `id` once every device operation that is in flight now has come back.
-    pub(super) fn fence(
+    pub(super) fn on_fence_raised(
         &mut self,
         id: u64,
         volume: VolumeId,

@@ -153,7 +153,7 @@ pub(in crate::target) fn status_of_unreadable(error: &LogError) -> Status {
 }
 
 /// Checks the length of a page that a host asks for: it has a bound, and is whole records (T18).
-pub(in crate::target) const fn check_len(len: usize) -> Result<(), Status> {
+pub(in crate::target) const fn check_page_len(len: usize) -> Result<(), Status> {
     if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
         Err(Status::INVALID_FIELD.with_dnr())
     } else {
