@@ -339,7 +339,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         has_succeeded: bool,
         env: &mut E,
     ) {
-        if context.flush_ended(index, has_succeeded, env) {
+        if context.on_flush_ended(index, has_succeeded, env) {
             return;
         }
         if !has_succeeded {

@@ -1,7 +1,14 @@
 //! One connection of a target: bytes in, device operations and bytes out.
 //!
-//! `dispatch.rs` passes commands to the part that carries them out, `fabrics.rs` connects the
-//! queue, and `fencing.rs` begins and ends its stream.
+//! ```text
+//! socket → receive → dispatch.rs ─┬─ fabrics.rs  Connect, Disconnect
+//!                                 ├─ admin       commands of the admin queue
+//!                                 ├─ plain       commands outside of streams
+//!                                 └─ ordered     the requests of a stream
+//! drives → device_done → dispatch.rs → the part that has submitted the operation
+//! ```
+//!
+//! `fencing.rs` begins and ends the stream of the connection.
 
 mod dispatch;
 mod fabrics;
@@ -32,8 +39,11 @@ use super::limits::{
 };
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
-use super::shared::{Notice, last_received};
+use super::shared::{Notice, note_received};
 use crate::outbox::Outbox;
+
+/// Nanoseconds per millisecond.
+const NS_PER_MS: u64 = 1_000_000;
 
 /// One connection, from its ICReq to its last device operation.
 ///
@@ -46,32 +56,50 @@ use crate::outbox::Outbox;
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained). Only
 /// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
-    /// The state that its parts share.
+    /// The state that all parts of the connection share.
     context: Context<E>,
     /// The part that carries out plain I/O commands.
     plain: PlainIo,
-    /// The part that carries a stream, from Bind until the stream is released.
+    /// The part that carries a stream, from Bind until the log of the stream is returned.
     ordered: Option<Box<OrderedQueue<E>>>,
-    /// The part that is an admin queue, if Connect has made the connection an admin queue.
+    /// The part that carries out admin commands, if Connect has made the connection an admin queue.
     admin: Option<Box<Admin>>,
     rx: Rx,
-    /// Nothing is received, because there is no memory for the answers.
+    /// There is no memory for more completions and read data, so the connection takes no input.
     is_starved: bool,
-    /// The fences that it has to acknowledge.
+    /// The fences that the connection has to acknowledge.
     fences: Fences,
-    /// It is closed, and all of its operations have come back.
-    drained: bool,
+    /// The connection is closed, and all of its device operations have come back.
+    is_drained: bool,
     /// The time at which the connection was accepted, ns.
-    accepted: u64,
-    /// The time from which the limit for the next PDU counts, ns: the connection was accepted, the
-    /// last whole PDU was consumed, or the present one began.
-    progress: u64,
-    /// A PDU has begun and has not arrived completely.
-    partial: bool,
-    /// The time since which the peer takes no bytes although some wait for it, ns.
-    unsent_since: Option<u64>,
+    accepted_at_ns: u64,
+    /// The time of the last progress of the input, ns: the connection was accepted, a whole PDU was
+    /// consumed, or a new PDU began. The time limit for the next PDU begins at this time.
+    input_progress_ns: u64,
+    /// The input ends with a PDU that has not arrived completely.
+    has_partial_pdu: bool,
+    /// The time since which bytes wait to be sent and the peer takes none, ns.
+    unsent_since_ns: Option<u64>,
     /// The address through which the host connected, until Connect.
     local: Option<LocalAddress>,
+}
+
+/// A time limit of a connection.
+struct Deadline {
+    /// The time at which the limit has passed, ns.
+    at_ns: u64,
+    /// The reason to close the connection when the limit has passed.
+    reason: &'static str,
+}
+
+/// How far [`TargetConn::receive`] has come with its input.
+struct ReceivedPdus {
+    /// How many bytes of the input were whole PDUs that have been handled.
+    consumed_bytes: usize,
+    /// Too much waits to be sent, so the rest of the input must wait.
+    is_over_send_limit: bool,
+    /// The error after which the connection must be closed.
+    outcome: Result<(), Closed>,
 }
 
 impl<E: TargetEnv> TargetConn<E> {
@@ -87,11 +115,11 @@ impl<E: TargetEnv> TargetConn<E> {
             rx: Rx::new(Role::Controller, crc),
             is_starved: false,
             fences: Fences::default(),
-            drained: false,
-            accepted: now,
-            progress: now,
-            partial: false,
-            unsent_since: None,
+            is_drained: false,
+            accepted_at_ns: now,
+            input_progress_ns: now,
+            has_partial_pdu: false,
+            unsent_since_ns: None,
             local: None,
         }
     }
@@ -110,9 +138,9 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.id
     }
 
-    /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. The rest is the
-    /// beginning of a PDU, or PDUs that must wait until the peer has taken its answers
-    /// ([`wants_input`](Self::wants_input)).
+    /// Handles the whole PDUs at the start of `buf`. Returns how many bytes they have. The rest of
+    /// `buf` is the beginning of a PDU, or PDUs that must wait until the peer has taken the bytes in
+    /// `outbox` ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
     /// The connection must be closed, once the bytes in `outbox` have been sent.
@@ -122,14 +150,51 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
+        let ReceivedPdus { consumed_bytes, is_over_send_limit, outcome } =
+            self.receive_pdus(buf, env, outbox);
+        if let Some(ordered) = &mut self.ordered {
+            ordered.finish_batch(&mut self.context, buf, env, outbox);
+        }
+        let has_partial_pdu = !is_over_send_limit && consumed_bytes < buf.len();
+        let begins_pdu = has_partial_pdu && !self.has_partial_pdu;
+        self.has_partial_pdu = has_partial_pdu;
+        if begins_pdu {
+            // The connection may have been idle for a long time before this PDU.
+            self.input_progress_ns = env.now();
+        }
+        if consumed_bytes > 0 {
+            let now = env.now();
+            self.input_progress_ns = now;
+            if let Some(queue) = &self.context.queue {
+                note_received(&queue.last_received, now);
+            }
+            self.start_waiting_commands(env, outbox);
+        }
+        if let Err(Closed::Protocol(error)) = &outcome {
+            let refused = &buf[consumed_bytes..];
+            outbox.push_bytes(|bytes| error.term_req().encode(Role::Host, refused, bytes));
+        }
+        outcome.map(|()| consumed_bytes)
+    }
+
+    /// Handles the whole PDUs at the start of `buf`, until too much waits to be sent or an error
+    /// ends the connection.
+    #[inline(always)]
+    fn receive_pdus(
+        &mut self,
+        buf: &[u8],
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> ReceivedPdus {
         let mut at = 0;
-        let mut full = false;
-        let end = loop {
+        let mut is_over_send_limit = false;
+        let outcome = loop {
             if outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox) {
-                full = true;
+                is_over_send_limit = true;
                 break Ok(());
             }
             let pdu = &buf[at..];
+            // The fast path: a command capsule that needs no check of digests.
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
                 let capsule = Capsule::new(&sqe, buf, data, true);
@@ -150,33 +215,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 Err(error) => break Err(error.into()),
             }
         };
-        if let Some(ordered) = &mut self.ordered {
-            ordered.finish_batch(&mut self.context, buf, env, outbox);
-        }
-        let partial = !full && at < buf.len();
-        let begins = partial && !self.partial;
-        self.partial = partial;
-        if begins {
-            // The connection may have been idle for long before this PDU.
-            self.progress = env.now();
-        }
-        if at > 0 {
-            let now = env.now();
-            self.progress = now;
-            if let Some(queue) = &self.context.queue {
-                last_received(&queue.last_received, now);
-            }
-            self.start_waiting_commands(env, outbox);
-        }
-        match end {
-            Ok(()) => Ok(at),
-            Err(closed) => {
-                if let Closed::Protocol(error) = &closed {
-                    outbox.push_bytes(|v| error.term_req().encode(Role::Host, &buf[at..], v));
-                }
-                Err(closed)
-            }
-        }
+        ReceivedPdus { consumed_bytes: at, is_over_send_limit, outcome }
     }
 
     /// Bytes that the PDU at the start of `buf` needs in all, if its length is known already.
@@ -188,10 +227,10 @@ impl<E: TargetEnv> TargetConn<E> {
     /// The queue id that Connect gave to the connection: 0 for the admin queue.
     #[must_use]
     pub fn qid(&self) -> Option<u16> {
-        self.context.queue.as_ref().map(|q| q.qid)
+        self.context.queue.as_ref().map(|queue| queue.qid)
     }
 
-    /// Whether no command is in flight, except held event requests.
+    /// Whether no command is in flight. Event requests that wait for an event do not count.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.context.commands.in_use_count() == 0
@@ -200,30 +239,32 @@ impl<E: TargetEnv> TargetConn<E> {
     /// Changes the key by which the environment knows the connection.
     ///
     /// # Panics
-    /// If a device operation is in flight with the old one.
+    /// If a command is in flight, because its device operation would carry the old key.
     pub fn set_key(&mut self, key: u64) {
         assert!(self.is_quiet(), "device operations carry the old key");
         self.context.key = key;
     }
 
-    /// Whether more may be received: not while too much waits to be sent (T18).
+    /// Whether the connection takes more input. It takes none while too much waits to be sent (T18).
     #[must_use]
     pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
         !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
     }
 
-    /// Whether no further command may be taken, because too much waits to be sent. Sets `is_starved`.
+    /// Whether so much waits to be sent that no further command may be taken. Also reserves the memory
+    /// for these bytes, and sets `is_starved` if there is none.
     #[cold]
     fn is_over_send_limit(&mut self, outbox: &Outbox<E::Buf>) -> bool {
-        let unsent = outbox.len_bytes();
-        self.is_starved = unsent > CONNECTION_BYTES
-            && !self.context.reservation.grow(self.context.held_bytes + unsent);
-        self.is_starved || unsent > UNSENT_BYTES_MAX
+        let unsent_bytes = outbox.len_bytes();
+        self.is_starved = unsent_bytes > CONNECTION_BYTES
+            && !self.context.reservation.grow(self.context.held_bytes + unsent_bytes);
+        self.is_starved || unsent_bytes > UNSENT_BYTES_MAX
     }
 
-    /// Notes that some of `outbox` has been sent. Commands that waited for space may go on.
+    /// Notes that some bytes of `outbox` have been sent. Commands that waited for the memory of these
+    /// bytes may continue.
     pub fn sent(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
-        self.unsent_since = None;
+        self.unsent_since_ns = None;
         if self.is_starved {
             self.is_over_send_limit(outbox);
         }
@@ -236,11 +277,11 @@ impl<E: TargetEnv> TargetConn<E> {
         self.start_waiting_commands(env, outbox);
     }
 
-    /// Notes that the peer takes no more bytes at time `now`. From now on the connection waits for
-    /// it, with a time limit (T28).
+    /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer from
+    /// now on, with a time limit (T28).
     pub const fn unsent(&mut self, now: u64) {
-        if self.unsent_since.is_none() {
-            self.unsent_since = Some(now);
+        if self.unsent_since_ns.is_none() {
+            self.unsent_since_ns = Some(now);
         }
     }
 
@@ -261,15 +302,17 @@ impl<E: TargetEnv> TargetConn<E> {
             return;
         };
         if core::mem::take(&mut command.awaited_by_fence) {
-            // The command may begin a second operation (a FLUSH, another range). A FLUSH writes
-            // nothing new, and the guard checks a range before it begins.
-            self.fences.operation_done();
+            // The command may begin a second operation: a FLUSH, or another range of blocks. The fence
+            // need not wait for the second operation, because a FLUSH writes nothing new, and the
+            // guard checks each range before it begins.
+            self.fences.on_awaited_operation_done();
         }
         self.on_device_result(index, result, env, outbox);
     }
 
-    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
-    /// it: persist words of the batch share one fence, and responses follow it (T7).
+    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after them.
+    /// The persist words of the batch share one fence of the log. The completions follow the fence
+    /// (T7).
     pub fn batch_ended(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
             ordered.finish_batch(&mut self.context, &[], env, outbox);
@@ -291,8 +334,8 @@ impl<E: TargetEnv> TargetConn<E> {
         for notice in env.with_shared(|shared| shared.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
-                Notice::Fence { id, volume, claimed } => {
-                    self.on_fence_raised(id, volume, claimed, env, outbox);
+                Notice::Fence { id, volume, scope } => {
+                    self.on_fence_raised(id, volume, scope, env, outbox);
                 }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
@@ -315,12 +358,12 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         let now = env.now();
         if outbox.is_empty() {
-            self.unsent_since = None;
-        } else if self.unsent_since.is_none() {
-            self.unsent_since = Some(now);
+            self.unsent_since_ns = None;
+        } else if self.unsent_since_ns.is_none() {
+            self.unsent_since_ns = Some(now);
         }
-        match self.deadline() {
-            Some((deadline, why)) if deadline <= now => Err(Closed::Stalled(why)),
+        match self.first_deadline() {
+            Some(Deadline { at_ns, reason }) if at_ns <= now => Err(Closed::Stalled(reason)),
             _ => Ok(()),
         }
     }
@@ -328,48 +371,53 @@ impl<E: TargetEnv> TargetConn<E> {
     /// When [`tick`](Self::tick) is due next, on the environment's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.context.is_closing { None } else { self.deadline().map(|d| d.0) }
+        if self.context.is_closing {
+            return None;
+        }
+        self.first_deadline().map(|deadline| deadline.at_ns)
     }
 
-    /// The first time limit, and the reason to close the connection when it has passed.
-    fn deadline(&self) -> Option<(u64, &'static str)> {
-        let mut first = None;
-        let mut add = |at: u64, why: &'static str| {
-            if first.is_none_or(|(other, _)| at < other) {
-                first = Some((at, why));
+    /// The time limit that passes first; `None` if the connection waits for nothing.
+    fn first_deadline(&self) -> Option<Deadline> {
+        let mut first: Option<Deadline> = None;
+        let mut add = |at_ns: u64, reason: &'static str| {
+            if first.as_ref().is_none_or(|other| at_ns < other.at_ns) {
+                first = Some(Deadline { at_ns, reason });
             }
         };
         if self.context.queue.is_none() {
-            // Refused commands do not extend the time limit: a peer without rights would otherwise
-            // keep its connection open (T28).
-            let limit = (self.progress + STALL_NS).min(self.accepted + CONNECT_NS);
+            // Refused commands do not extend the limit from the accept to Connect. Otherwise a peer
+            // that may not connect could keep its connection open without end (T28).
+            let limit = (self.input_progress_ns + STALL_NS).min(self.accepted_at_ns + CONNECT_NS);
             add(limit, "no Fabrics Connect came in time");
-        } else if self.partial {
-            add(self.progress + STALL_NS, "the rest of a PDU did not come in time");
-        } else if self.context.commands.in_use_count() > 0 && self.is_receiving() {
-            add(self.progress + DATA_STALL_NS, "data that was asked for did not come in time");
+        } else if self.has_partial_pdu {
+            add(self.input_progress_ns + STALL_NS, "the rest of a PDU did not come in time");
+        } else if self.context.commands.in_use_count() > 0 && self.awaits_data() {
+            add(
+                self.input_progress_ns + DATA_STALL_NS,
+                "data that was asked for did not come in time",
+            );
         }
-        if let Some(since) = self.unsent_since {
+        if let Some(since) = self.unsent_since_ns {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");
         }
         if let (Some(queue), Some(admin)) = (&self.context.queue, &self.admin)
             && admin.kato_ms > 0
         {
             let last_received = queue.last_received.load(Ordering::Relaxed);
-            add(
-                last_received + u64::from(admin.kato_ms) * 1_000_000,
-                "the keep alive timer expired",
-            );
+            let keep_alive_ns = u64::from(admin.kato_ms) * NS_PER_MS;
+            add(last_received + keep_alive_ns, "the keep alive timer expired");
         }
         first
     }
 
-    fn is_receiving(&self) -> bool {
+    /// Whether the data of any command is still to arrive by R2T.
+    fn awaits_data(&self) -> bool {
         self.context.commands.any(|command| command.stage == Stage::Receiving)
     }
 
-    /// Ends the connection, which is lost or must be closed. No new operation is begun. Device
-    /// operations in flight still end with [`device_done`](Self::device_done).
+    /// Ends the connection, because it is lost or must be closed. No operation begins from now on. The
+    /// device operations in flight still end with [`device_done`](Self::device_done).
     pub fn close(&mut self, why: &str, env: &mut E) {
         if self.context.is_closing {
             return;
@@ -377,15 +425,15 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.is_closing = true;
         let queue = self.context.queue.as_ref();
         env.log(Event::Closed {
-            hostnqn: queue.map_or("", |q| &q.hostnqn),
-            cntlid: queue.map(|q| q.cntlid),
-            qid: queue.map_or(0, |q| q.qid),
+            hostnqn: queue.map_or("", |queue| &queue.hostnqn),
+            cntlid: queue.map(|queue| queue.cntlid),
+            qid: queue.map_or(0, |queue| queue.qid),
             why,
         });
         self.context.waiting_for_budget.clear();
         if let Some(ordered) = &mut self.ordered {
             ordered.end_stream(&mut self.context);
-            // There is no peer to answer.
+            // There is no peer, so the completions go into an outbox that is dropped.
             ordered.finish_batch(&mut self.context, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
                 self.return_stream(env, &mut Outbox::new());
@@ -407,16 +455,16 @@ impl<E: TargetEnv> TargetConn<E> {
         self.finish_if_idle(env);
     }
 
-    /// Whether the connection is closed and has no command left, so that it may be dropped.
+    /// Whether the connection is closed and all of its commands have ended. Then it may be dropped.
     #[must_use]
     pub const fn is_drained(&self) -> bool {
-        self.drained
+        self.is_drained
     }
 
-    /// If no command is left, returns the stream's log and gives up everything else that the
-    /// connection has. After this it may be dropped.
+    /// If no command is in flight, returns the log of the stream and frees everything else that the
+    /// closed connection has.
     fn finish_if_idle(&mut self, env: &mut E) {
-        if self.drained || self.context.commands.in_use_count() > 0 {
+        if self.is_drained || self.context.commands.in_use_count() > 0 {
             return;
         }
         self.return_stream(env, &mut Outbox::new());
@@ -425,10 +473,11 @@ impl<E: TargetEnv> TargetConn<E> {
             update_shared(env, |shared| shared.detach(id));
         }
         self.context.reservation = Reservation::default();
-        self.drained = true;
+        self.is_drained = true;
     }
 
-    /// Carries out an ICReq: sets the digests and the other parameters of the connection, and answers.
+    /// Handles an ICReq (Initialize Connection Request): sets the digests and the other parameters of
+    /// the connection, and sends the ICResp.
     fn on_ic_req(
         &mut self,
         request: &IcReq,
@@ -439,21 +488,19 @@ impl<E: TargetEnv> TargetConn<E> {
             return Err(PduError::unsupported(8, "an unknown PDU format version").into());
         }
         let identity = env.with_shared(|shared| Arc::clone(shared.identity()));
-        if identity.require_header_digest && !request.header_digest
-            || identity.require_data_digest && !request.data_digest
-        {
+        let lacks_header_digest = identity.require_header_digest && !request.header_digest;
+        let lacks_data_digest = identity.require_data_digest && !request.data_digest;
+        if lacks_header_digest || lacks_data_digest {
             return Err(PduError::unsupported(11, "digests that this target insists on").into());
         }
-        outbox.push_bytes(|v| {
-            IcResp {
-                pfv: 0,
-                cpda: 0,
-                header_digest: request.header_digest,
-                data_digest: request.data_digest,
-                maxh2cdata: H2C_DATA_BYTES_MAX,
-            }
-            .encode(v);
-        });
+        let response = IcResp {
+            pfv: 0,
+            cpda: 0,
+            header_digest: request.header_digest,
+            data_digest: request.data_digest,
+            maxh2cdata: H2C_DATA_BYTES_MAX,
+        };
+        outbox.push_bytes(|bytes| response.encode(bytes));
         self.rx.connected = true;
         self.rx.header_digest = request.header_digest;
         self.rx.data_digest = request.data_digest;
@@ -461,6 +508,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.rx.data_max = H2C_DATA_BYTES_MAX;
         self.context.tx.header_digest = request.header_digest;
         self.context.tx.data_digest = request.data_digest;
+        // HPDA counts dwords, and 0 stands for one dword.
         self.context.tx.align = (u32::from(request.hpda) + 1) * 4;
         Ok(())
     }

@@ -1,4 +1,7 @@
-//! Dataset Management: ranges of blocks to deallocate, one after the other.
+//! Dataset Management: deallocates ranges of blocks, one after the other.
+//!
+//! The data of the command is a list of ranges. All ranges are checked before the first operation.
+//! When the operation of a range has come back, [`PlainIo::deallocate_next`] submits the next one.
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status};
 use riopipe_order::block_device::{BlockDevice, Submitted};
@@ -11,11 +14,12 @@ use super::ids::OpId;
 use super::plain::PlainIo;
 use crate::outbox::Outbox;
 
-/// A page of ranges of Dataset Management at its longest, bytes.
-const DSM_PAGE: u32 = 256 * DsmRange::LEN as u32;
+/// The most bytes of a list of ranges: NVMe allows 256 ranges.
+const RANGE_LIST_BYTES_MAX: u32 = 256 * DsmRange::LEN as u32;
 
 impl PlainIo {
-    /// Dataset Management, with its in-capsule data.
+    /// Carries out a Dataset Management command: at once if its data is in the capsule, otherwise after
+    /// the data has arrived by R2T.
     pub(super) fn dataset<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -24,15 +28,15 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        // The page may be longer than the ranges in it: Linux always sends all of its 4 KiB.
-        let ranges = sqe.dsm_ranges() * DsmRange::LEN as u32;
+        // The list may be longer than its ranges. Linux always sends the 4 KiB of the longest list.
+        let min_len = sqe.dsm_ranges() * DsmRange::LEN as u32;
         let data_len = match sqe.sgl() {
             Ok(Sgl::InCapsule { len, .. } | Sgl::Transport { len })
-                if (ranges..=DSM_PAGE).contains(&len) =>
+                if (min_len..=RANGE_LIST_BYTES_MAX).contains(&len) =>
             {
                 len
             }
-            _ => ranges,
+            _ => min_len,
         };
         let checked = context.namespace(sqe).and_then(|(ns_index, _)| {
             is_in_capsule(sqe, data_len, data).map(|in_capsule| (ns_index, in_capsule))
@@ -59,7 +63,8 @@ impl PlainIo {
         }
     }
 
-    /// Begins a command whose ranges are at hand. Checks all ranges before it deallocates the first.
+    /// Begins a command whose list of ranges has arrived. Checks all ranges before the first one is
+    /// deallocated.
     pub(super) fn begin_dataset<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -68,17 +73,18 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let command = &context.commands[index];
-        // Other attributes are hints about use.
+        // The other attributes of the command are hints about use, which the target ignores.
         if !command.sqe.dsm_deallocates() {
             return context.complete_command(index, Status::SUCCESS, 0, outbox);
         }
         let ns_index = usize::from(command.ns_index);
         let blocks = context.namespaces.at(ns_index).config.blocks;
-        let inside = (0..command.sqe.dsm_ranges()).all(|i| {
-            range(command.buf.as_ref(), i as usize)
-                .is_some_and(|r| r.lba.checked_add(r.blocks.into()).is_some_and(|e| e <= blocks))
-        });
-        if !inside {
+        let is_inside = |range: DsmRange| {
+            range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= blocks)
+        };
+        let all_inside = (0..command.sqe.dsm_ranges())
+            .all(|number| nth_range(command.buf.as_ref(), number as usize).is_some_and(is_inside));
+        if !all_inside {
             return context.complete_command(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, outbox);
         }
         if let Err(status) = context.guard(ns_index, env) {
@@ -88,7 +94,8 @@ impl PlainIo {
         self.deallocate_next(context, index, env, outbox);
     }
 
-    /// Deallocates the next range. After the last one, answers the command.
+    /// Submits the deallocation of the next range. Completes the command if no range is left, or the
+    /// next range must not be written.
     pub(super) fn deallocate_next<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -98,20 +105,20 @@ impl PlainIo {
     ) {
         loop {
             let command = &mut context.commands[index];
-            let next = command.begun_range_count;
-            if u32::from(next) >= command.sqe.dsm_ranges() {
+            let number = command.begun_range_count;
+            if u32::from(number) >= command.sqe.dsm_ranges() {
                 return context.complete_command(index, Status::SUCCESS, 0, outbox);
             }
             command.begun_range_count += 1;
             command.stage = Stage::Device;
             let (ns_index, op) = (usize::from(command.ns_index), OpId::new(context.key, index));
-            let Some(range) = range(command.buf.as_ref(), usize::from(next)) else {
+            let Some(range) = nth_range(command.buf.as_ref(), usize::from(number)) else {
                 return context.complete_command(index, Status::INTERNAL, 0, outbox);
             };
             if range.blocks == 0 {
                 continue;
             }
-            // Another host may have claimed the volume since the last range (T21).
+            // Another host may have claimed the volume since the previous range (T21).
             if let Err(status) = context.guard(ns_index, env) {
                 return context.complete_command(index, status, 0, outbox);
             }
@@ -127,7 +134,8 @@ impl PlainIo {
     }
 }
 
-fn range<B: AsRef<[u8]>>(buf: Option<&B>, i: usize) -> Option<DsmRange> {
-    let bytes = buf?.as_ref().get(i * DsmRange::LEN..(i + 1) * DsmRange::LEN)?;
+/// The range with this number in the list `buf`, counted from 0.
+fn nth_range<B: AsRef<[u8]>>(buf: Option<&B>, number: usize) -> Option<DsmRange> {
+    let bytes = buf?.as_ref().get(number * DsmRange::LEN..(number + 1) * DsmRange::LEN)?;
     bytes.first_chunk().map(DsmRange::decode)
 }

@@ -1,5 +1,6 @@
-//! Sends the FLUSHes of a connection, and takes in their results. A success may be in doubt because
-//! of FLUSHes of other connections, on any core (T22, T29): see [`flushes`](super::flushes).
+//! The submission of a connection's FLUSHes, and their results. The success of a FLUSH may be in
+//! doubt because of FLUSHes of other connections, on any core: [`flushes`](super::flushes) says why
+//! (T22, T29).
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -21,13 +22,13 @@ impl<E: TargetEnv> Context<E> {
         env.device(ns_index).flush(OpId::new(self.key, index).0)
     }
 
-    /// Takes in the result of a command's FLUSH. Returns whether its success is in doubt. If it is,
-    /// the command waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
-    pub(super) fn flush_ended(&mut self, index: u16, ok: bool, env: &mut E) -> bool {
+    /// Takes in the result of a command's FLUSH. Returns whether the success of the FLUSH is in doubt.
+    /// A command in doubt waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
+    pub(super) fn on_flush_ended(&mut self, index: u16, has_succeeded: bool, env: &mut E) -> bool {
         let command = &mut self.commands[index];
         let ns_index = usize::from(command.ns_index);
         let state = &self.namespaces.at(ns_index).state;
-        if !ok {
+        if !has_succeeded {
             state.flushes.count_failure();
         }
         let Some(ticket) = command.flush_ticket.take() else { return false };
@@ -35,10 +36,11 @@ impl<E: TargetEnv> Context<E> {
             .flushes
             .end(ticket, || update_shared(env, |shared| shared.flush_round_ended(ns_index)));
         command.doubt = doubt;
-        // A failure is certain. At the end of a connection there is no peer to answer, and the gate
-        // ignores the result.
-        let needs_no_check = !ok || self.is_closing || probe::planted(Plant::T29AcceptAtOnce);
-        if needs_no_check || !self.is_in_doubt(index, env) {
+        // Only a success may be in doubt. On a connection that ends, no completion is sent, and the
+        // gate ignores the result.
+        let is_certain =
+            !has_succeeded || self.is_closing || probe::planted(Plant::T29AcceptAtOnce);
+        if is_certain || !self.is_in_doubt(index, env) {
             return false;
         }
         probe::hit(Rare::FlushInDoubt);
@@ -46,19 +48,18 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// Whether the success of a FLUSH is still in doubt. If so, the connection is woken later.
+    /// Whether the success of a command's FLUSH is still in doubt. If it is, registers the connection
+    /// to be woken when the current round of FLUSHes ends.
     fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let command = &self.commands[index];
+        let Some(doubt) = command.doubt else { return false };
         let (ns_index, conn) = (usize::from(command.ns_index), self.id);
-        let flushes = &self.namespaces.at(ns_index).state.flushes;
-        command.doubt.is_some_and(|doubt| {
-            let register = || update_shared(env, |shared| shared.await_flush_round(ns_index, conn));
-            flushes.is_still_in_doubt(doubt, register)
-        })
+        let register = || update_shared(env, |shared| shared.await_flush_round(ns_index, conn));
+        self.namespaces.at(ns_index).state.flushes.is_still_in_doubt(doubt, register)
     }
 
-    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns those whose
-    /// success is certain now.
+    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns the indices of
+    /// the commands whose success is certain now.
     pub(super) fn resolve_doubts(&mut self, env: &mut E) -> alloc::vec::Vec<u16> {
         let mut resolved = self.commands.indices_where(|command| command.stage == Stage::InDoubt);
         resolved.retain(|index| !self.is_in_doubt(*index, env));

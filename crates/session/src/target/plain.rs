@@ -330,7 +330,7 @@ impl PlainIo {
             (usize::from(command.ns_index), command.stage, command.sqe.opcode());
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
-            if context.flush_ended(index, result.is_ok(), env) {
+            if context.on_flush_ended(index, result.is_ok(), env) {
                 return;
             }
             if result.is_ok() {

@@ -21,7 +21,7 @@ use riopipe_order::region::{Region, RegionError};
 pub(super) use self::controllers::Attached;
 pub use self::controllers::{AttachError, Controller};
 use self::notices::Fence;
-pub use self::notices::Notice;
+pub use self::notices::{FenceScope, Notice};
 use super::budget::{Budget, Reservation};
 use super::identity::{DiscoveryPort, Identity};
 use super::ids::ConnId;
@@ -297,7 +297,7 @@ impl<R: Region> Shared<R> {
     }
 }
 
-/// Notes that a host has sent something.
-pub(super) fn last_received(at: &AtomicU64, now: u64) {
-    at.store(now, Ordering::Relaxed);
+/// Notes in `last_received` that a host has sent something at time `now`, ns.
+pub(super) fn note_received(last_received: &AtomicU64, now: u64) {
+    last_received.store(now, Ordering::Relaxed);
 }

@@ -1,4 +1,5 @@
-//! The dispatch of incoming PDUs and commands to the part of the connection that carries them out.
+//! The dispatch of incoming PDUs, commands and results of device operations to the part of the
+//! connection that is responsible for them: `admin`, `plain` or `ordered`.
 
 use riopipe_nvme::command::{Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, Parsed, Pdu, PduError};
@@ -15,7 +16,7 @@ use crate::target::env::TargetEnv;
 use crate::wire;
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// Handles a PDU, which begins at `at` in `buf`.
+    /// Handles a PDU that begins at offset `at` of the receive buffer `buf`.
     #[inline(never)]
     pub(super) fn on_pdu(
         &mut self,
@@ -101,11 +102,8 @@ impl<E: TargetEnv> TargetConn<E> {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let Capsule { sqe, data, digest_ok, .. } = capsule;
-        let code = sqe.opcode();
-        // Other opcodes do not have the dword that marks an ordered request.
-        if wire::is_ordered(sqe)
-            && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
-        {
+
+        if wire::is_ordered(sqe) {
             return match &mut self.ordered {
                 Some(ordered) => ordered.on_request(&mut self.context, capsule, env, outbox),
                 None => self.refuse_ordered_without_stream(capsule, env, outbox),
@@ -121,7 +119,7 @@ impl<E: TargetEnv> TargetConn<E> {
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        match code {
+        match sqe.opcode() {
             opcode::WRITE => plain.write(context, sqe, data, env, outbox),
             opcode::READ => plain.read(context, sqe, env, outbox),
             opcode::FLUSH => plain.flush(context, sqe, env, outbox),
@@ -156,8 +154,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// An ordered request on a queue without a stream (T17). Its fields have no meaning there, and
-    /// a host that sets them must not rely on them.
+    /// Refuses an ordered request on a queue that carries no stream. The host relies on the order of
+    /// its requests, and nothing would keep that order here (T17).
     #[cold]
     fn refuse_ordered_without_stream(
         &mut self,
@@ -193,7 +191,7 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(())
     }
 
-    /// Carries out a command whose data has come in completely, by R2T.
+    /// Continues a command whose data has arrived completely by R2T.
     fn on_data_ready(&mut self, index: u16, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, admin, .. } = self;
         let command = &mut context.commands[index];
@@ -215,19 +213,19 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Starts the commands that have waited for memory, in order, as far as the budget allows.
+    /// Continues the commands that have waited for the budget, in order, as far as the budget allows.
     pub(super) fn start_waiting_commands(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, admin, .. } = self;
         context.reservation.shrink(context.held_bytes + outbox.len_bytes());
         while let Some(index) = context.next_within_budget(outbox) {
             let command = &context.commands[index];
             match ordered {
-                // The connection has given up its stream while the request waited. No R2T was sent.
+                // The connection has given up its stream while the request waited.
                 _ if command.is_refused => context.complete_refused(index, outbox),
                 Some(ordered) if command.is_ordered => {
                     ordered.start_transfer(context, index, env, outbox);
-                    // A request that gets no memory has failed at the gate. It is answered now,
-                    // because no other event may follow that would finish a batch (P8).
+                    // A request that gets no memory fails at the gate. The batch is finished here,
+                    // so that the request gets its completion even if no other event follows (P8).
                     if context.commands[index].stage == Stage::Gate {
                         ordered.finish_batch(context, &[], env, outbox);
                     }
@@ -238,7 +236,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Takes in the result of a command's device operation.
+    /// Passes the result of a command's device operation to the part that has submitted the operation.
     pub(super) fn on_device_result(
         &mut self,
         index: u16,
@@ -262,8 +260,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Notes that a round of FLUSHes has ended. Uses the success of those FLUSHes of this connection
-    /// that are not in doubt any more (T29).
+    /// Notes that a round of FLUSHes has ended. Continues the commands of this connection whose FLUSH
+    /// is not in doubt any more (T29).
     pub(super) fn resolve_doubts(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, .. } = self;
         for index in context.resolve_doubts(env) {
