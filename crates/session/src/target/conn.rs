@@ -446,7 +446,7 @@ impl<E: TargetEnv> TargetConn<E> {
             let (id, association, now) = (self.context.id, self.context.association(), env.now());
             let admin = self.admin.as_ref();
             update_shared(env, |shared| {
-                for volume in admin.iter().flat_map(|admin| admin.releasing()) {
+                for volume in admin.iter().flat_map(|admin| admin.volumes_in_release()) {
                     shared.volumes.cancel_lease(volume, association);
                 }
                 shared.begin_detach(id, now);

@@ -183,13 +183,13 @@ impl<R: Region> Shared<R> {
         // A former owner that is fenced loses its rights. The claimant may have lost its own
         // before, and gets them back (T8).
         for controller in self.controllers.values() {
-            if claimed.fenced == Some(controller.association) {
+            if claimed.fenced_association == Some(controller.association) {
                 controller.rights.fence();
             } else if claimant == controller.association {
                 controller.rights.restore();
             }
         }
-        if let Some(association) = claimed.replaced {
+        if let Some(association) = claimed.association_to_end {
             let old = self.controllers.iter().find(|(_, c)| c.association == association);
             if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {
                 self.end_queues(cntlid);
@@ -200,7 +200,7 @@ impl<R: Region> Shared<R> {
                 self.leave_notice(admin, Notice::Close(why));
             }
         }
-        Ok(claimed.claim)
+        Ok(claimed.claim_number)
     }
 
     /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time (T8).

@@ -1,5 +1,13 @@
-//! The commands by which a host gets and releases a volume: claim, status and release, on the admin
-//! queue (T8).
+//! The commands by which a host becomes and ceases to be the owner of a volume: claim, status and
+//! release, on the admin queue (T8).
+//!
+//! A claim and a release change the ownership in three steps, because operations of the former owner
+//! and of other hosts may be in flight:
+//!
+//! 1. Check the command. A claim is granted at once, so that new operations of others are refused.
+//! 2. Raise a fence and wait until the operations in flight have come back.
+//! 3. Carry out the [`NextStep`]: the streams of the claimed volume may start, or the volume is
+//!    released.
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::VolumeId;
@@ -13,37 +21,46 @@ use crate::target::env::{Event, TargetEnv};
 use crate::target::volumes::{Owner, Refusal};
 use crate::wire::{self, Claim};
 
-/// A command that waits until other connections have drained.
+/// A command that waits for a fence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    /// The fence.
+pub(super) struct WaitingCommand {
+    /// The id of the fence.
     fence: u64,
-    /// The command.
+    /// The index of the command in the table.
     index: u16,
-    /// The step that follows once they have drained.
+    /// The step to carry out when the fence has ended.
     next_step: NextStep,
 }
 
+/// The step of a command after its fence.
 #[derive(Clone, Copy, Debug)]
 enum NextStep {
-    /// The volume has a new owner.
-    Claimed {
+    /// End a claim: the owner may use the volume.
+    EndClaim {
         /// The volume.
         volume: VolumeId,
-        /// The number of this claim among its claims.
-        claim: u64,
+        /// The number of this claim among the claims of the volume.
+        claim_number: u64,
     },
-    /// Release the volume; forget it if the host asks for that.
+    /// Release the volume.
     Release {
         /// The volume.
         volume: VolumeId,
-        /// Whether its log is dropped, too.
+        /// Whether the target also forgets the volume and drops its log.
         forget: bool,
     },
 }
 
+/// A claim that was granted.
+struct GrantedClaim {
+    /// The number of this claim among the claims of the volume.
+    claim_number: u64,
+    /// The id of the fence for which the claim waits; `None` if nothing is in flight.
+    fence: Option<u64>,
+}
+
 impl Admin {
-    /// Claim, with its data at hand.
+    /// Carries out a claim command with this data.
     pub(super) fn claim<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -61,21 +78,23 @@ impl Admin {
         let (conn, now) = (context.id, env.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
         let granted = update_shared(env, |shared| {
-            let hostid = shared.controller(cntlid).map_or([0; 16], |c| c.hostid);
-            let association = shared.controller(cntlid).map_or(0, |c| c.association);
+            let controller = shared.controller(cntlid);
+            let hostid = controller.map_or([0; 16], |controller| controller.hostid);
+            let association = controller.map_or(0, |controller| controller.association);
             let host = Owner { association, cntlid, hostnqn: hostnqn.clone(), hostid };
-            let number = shared.claim(&claim, host, now)?;
-            // From here on, writes of plain hosts and streams of former owners are refused. Their
-            // operations that are in flight must come back before the new owner reads a log or
-            // writes. Otherwise a late write could land over newer data (T8, T21).
-            Ok((shared.raise_fence(conn, claim.volume, None), number))
+            let claim_number = shared.claim(&claim, host, now)?;
+            // From here on, the target refuses writes of plain hosts and streams of former owners.
+            // Their operations in flight must come back before the new owner reads a log or writes.
+            // Otherwise a late write could land over newer data (T8, T21).
+            let fence = shared.raise_fence(conn, claim.volume, None);
+            Ok(GrantedClaim { claim_number, fence })
         });
         match granted {
             Err(Refusal { status, result }) => {
                 context.report_refusal("claim refused", status, env);
                 context.complete_command(index, status, result, outbox);
             }
-            Ok((fence, number)) => {
+            Ok(GrantedClaim { claim_number, fence }) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
@@ -87,13 +106,13 @@ impl Admin {
                         env,
                     );
                 }
-                let next_step = NextStep::Claimed { volume: claim.volume, claim: number };
-                self.wait_for(context, fence, index, next_step, env, outbox);
+                let next_step = NextStep::EndClaim { volume: claim.volume, claim_number };
+                self.carry_out_after_fence(context, fence, index, next_step, env, outbox);
             }
         }
     }
 
-    /// Status: the target's state of a volume.
+    /// The data of a status command: the target's state of a volume.
     pub(super) fn volume_status<E: TargetEnv>(
         context: &Context<E>,
         sqe: &Sqe,
@@ -103,7 +122,7 @@ impl Admin {
         env.with_shared(|shared| shared.volumes.status(volume, context.association(), now)).encode()
     }
 
-    /// Release: ends the ownership of a volume.
+    /// Carries out a release command, which ends the ownership of a volume.
     pub(super) fn release<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -117,9 +136,9 @@ impl Admin {
         let index = context.insert_command(sqe, Stage::Fence, 0)?;
         let fence = update_shared(env, |shared| {
             shared.volumes.may_release(volume, association, forget)?;
-            // To release the volume, the owner's own connections must have drained and returned its
-            // streams. To forget it, all connections must have drained: after that the target does
-            // not know the volume, and so could not find their late writes.
+            // Before a release, the owner's own connections must drain and return their streams.
+            // Before the target forgets a volume, all connections must drain, because the target
+            // could not assign their late writes to the volume afterwards.
             Ok::<_, Refusal>(shared.raise_fence(conn, volume, (!forget).then_some(association)))
         });
         match fence {
@@ -127,7 +146,7 @@ impl Admin {
                 context.complete_command(index, status, result, outbox)
             }
             Ok(fence) => {
-                self.wait_for(
+                self.carry_out_after_fence(
                     context,
                     fence,
                     index,
@@ -140,8 +159,8 @@ impl Admin {
         Ok(())
     }
 
-    /// Continues with `next_step` when the fence has ended, or at once if there is none.
-    fn wait_for<E: TargetEnv>(
+    /// Carries out `next_step` when the fence has ended, or at once if there is no fence.
+    fn carry_out_after_fence<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         fence: Option<u64>,
@@ -153,13 +172,13 @@ impl Admin {
         match fence {
             Some(fence) => {
                 context.commands[index].stage = Stage::Fence;
-                self.waiting.push(Waiting { fence, index, next_step });
+                self.waiting_for_fence.push(WaitingCommand { fence, index, next_step });
             }
-            None => finish(context, index, next_step, env, outbox),
+            None => carry_out(context, index, next_step, env, outbox),
         }
     }
 
-    /// Notes that every operation for which one of this connection's fences waited has come back.
+    /// Notes that a fence of this connection has ended: all connections have acknowledged it.
     pub(in crate::target) fn on_fence_ended<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -167,24 +186,25 @@ impl Admin {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        if let Some(at) = self.waiting.iter().position(|w| w.fence == fence) {
-            let Waiting { index, next_step, .. } = self.waiting.swap_remove(at);
-            if !context.is_closing {
-                finish(context, index, next_step, env, outbox);
-            }
+        let waiting = self.waiting_for_fence.iter().position(|waiting| waiting.fence == fence);
+        let Some(at) = waiting else { return };
+        let WaitingCommand { index, next_step, .. } = self.waiting_for_fence.swap_remove(at);
+        if !context.is_closing {
+            carry_out(context, index, next_step, env, outbox);
         }
     }
 
-    /// The volumes that the host was releasing.
-    pub(in crate::target) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
-        self.waiting.iter().filter_map(|waiting| match waiting.next_step {
+    /// The volumes whose release waits for a fence.
+    pub(in crate::target) fn volumes_in_release(&self) -> impl Iterator<Item = VolumeId> {
+        self.waiting_for_fence.iter().filter_map(|waiting| match waiting.next_step {
             NextStep::Release { volume, .. } => Some(volume),
-            NextStep::Claimed { .. } => None,
+            NextStep::EndClaim { .. } => None,
         })
     }
 }
 
-fn finish<E: TargetEnv>(
+/// Carries out the step that follows a fence, and completes the command.
+fn carry_out<E: TargetEnv>(
     context: &mut Context<E>,
     index: u16,
     next_step: NextStep,
@@ -192,8 +212,8 @@ fn finish<E: TargetEnv>(
     outbox: &mut Outbox<E::Buf>,
 ) {
     let outcome = match next_step {
-        NextStep::Claimed { volume, claim } => {
-            env.with_shared(|shared| shared.volumes.claim_drained(volume, claim));
+        NextStep::EndClaim { volume, claim_number } => {
+            env.with_shared(|shared| shared.volumes.on_claim_drained(volume, claim_number));
             Ok(())
         }
         NextStep::Release { volume, forget } => {

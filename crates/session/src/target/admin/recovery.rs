@@ -1,4 +1,5 @@
-//! The commands of a recovery, on the admin queue: list and settle (T4, T9).
+//! The commands of a recovery, on the admin queue: list reads the entries of a stream's log, settle
+//! records the recovered seqs (T4, T9).
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::entry::PartitionId;
@@ -12,7 +13,7 @@ use crate::wire;
 use crate::wire::list::Settle;
 
 impl Admin {
-    /// List: a page of a partition.
+    /// Carries out a list command: sends a page of the entries in a partition.
     pub(super) fn list<E: TargetEnv>(
         context: &mut Context<E>,
         sqe: &Sqe,
@@ -37,7 +38,7 @@ impl Admin {
         }
     }
 
-    /// Settle, with its data at hand.
+    /// Carries out a settle command with this data.
     pub(super) fn settle_streams<E: TargetEnv>(
         context: &mut Context<E>,
         index: u16,

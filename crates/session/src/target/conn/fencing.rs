@@ -25,7 +25,7 @@ use crate::target::env::TargetEnv;
 use crate::target::limits::SEQ_MAX;
 use crate::target::ordered::OrderedQueue;
 use crate::target::shared::FenceScope;
-use crate::target::volumes::{Binding, Refusal, live_entries};
+use crate::target::volumes::{Binding, Refusal, count_live_entries};
 use crate::wire;
 
 /// The reserved bits of a Bind command's dword 10: the stream has bits 15:0, the resume flag bit 31.
@@ -210,9 +210,9 @@ impl<E: TargetEnv> TargetConn<E> {
         // This fence makes the persist words of the last operations durable. If the fence fails,
         // recovery takes these entries as not done, which is safe.
         let _ = log.fence();
-        // `live_entries` reads the log. The lock is not held meanwhile, so that other streams can be
+        // `count_live_entries` reads the log. The lock is not held meanwhile, so that other streams can be
         // bound.
-        let entries = live_entries(&log);
+        let entries = count_live_entries(&log);
         let conn = self.context.id;
         update_shared(env, |shared| {
             shared.volumes.return_log(conn, log, entries, &shared.namespaces)

@@ -206,7 +206,7 @@ impl<R: Region> Shared<R> {
         let cntlid = entry.cntlid;
         self.end_queues(cntlid);
         if let Some(association) = self.controllers.get(&cntlid).map(|c| c.association) {
-            self.volumes.association_lost(association, &self.namespaces, now);
+            self.volumes.on_association_lost(association, &self.namespaces, now);
         }
     }
 
@@ -247,7 +247,7 @@ impl<R: Region> Shared<R> {
         if admin_gone && controller.queues.is_empty() {
             let association = controller.association;
             self.controllers.remove(&cntlid);
-            self.volumes.association_drained(association, &self.namespaces);
+            self.volumes.on_association_drained(association, &self.namespaces);
         }
     }
 }

@@ -116,7 +116,7 @@ impl<R: Region> Shared<R> {
         }
         self.fences.insert(id, Fence { waiting_for, claimant });
         if scope == FenceScope::AllAssociations {
-            self.volumes.fence_raised(volume, id, &self.namespaces);
+            self.volumes.on_fence_raised(volume, id, &self.namespaces);
         }
         Some(id)
     }
@@ -131,7 +131,7 @@ impl<R: Region> Shared<R> {
         if fence.waiting_for.is_empty() {
             let claimant = fence.claimant;
             self.fences.remove(&id);
-            self.volumes.fence_ended(id, &self.namespaces);
+            self.volumes.on_fence_ended(id, &self.namespaces);
             self.leave_notice(claimant, Notice::Fenced { id });
         }
     }
