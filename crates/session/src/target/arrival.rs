@@ -93,7 +93,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         if self.tracer.count_arrival() {
             let is_write = attribute.kind == Kind::Write;
-            self.tracer.on_arrived(
+            self.tracer.on_arrival(
                 index,
                 is_write,
                 &self.gate_steps[first_new_step..],

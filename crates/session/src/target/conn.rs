@@ -80,8 +80,8 @@ pub struct TargetConn<E: TargetEnv> {
     has_partial_pdu: bool,
     /// The time since which bytes wait to be sent and the peer takes none, ns.
     unsent_since_ns: Option<u64>,
-    /// The address through which the host connected, until Connect.
-    local: Option<LocalAddress>,
+    /// The address of this target through which the host connected. Connect takes it.
+    local_address: Option<LocalAddress>,
 }
 
 /// A time limit of a connection.
@@ -120,15 +120,15 @@ impl<E: TargetEnv> TargetConn<E> {
             input_progress_ns: now,
             has_partial_pdu: false,
             unsent_since_ns: None,
-            local: None,
+            local_address: None,
         }
     }
 
     /// Sets the address through which the host connected. Discovery reports it for ports that
     /// listen on all addresses.
     #[must_use]
-    pub fn with_local_address(mut self, local: Option<LocalAddress>) -> Self {
-        self.local = local;
+    pub fn with_local_address(mut self, local_address: Option<LocalAddress>) -> Self {
+        self.local_address = local_address;
         self
     }
 

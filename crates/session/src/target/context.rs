@@ -23,7 +23,7 @@ use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::rights::Rights;
 use super::shared::Shared;
-use super::writers::Noted;
+use super::writers::NotedNamespaces;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -74,7 +74,7 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) reservation: Reservation,
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
     /// the connection to drain (T8).
-    pub(super) noted_namespaces: Noted,
+    pub(super) noted_namespaces: NotedNamespaces,
     /// The owner of the stream that this connection carries, or carried last, has been fenced. The
     /// stream has ended (T8).
     pub(super) is_fenced: bool,
@@ -95,7 +95,7 @@ impl<E: TargetEnv> Context<E> {
             waiting_for_budget: VecDeque::new(),
             held_bytes: 0,
             reservation: Reservation::default(),
-            noted_namespaces: Noted::default(),
+            noted_namespaces: NotedNamespaces::default(),
             is_fenced: false,
             is_closing: false,
         }

@@ -63,7 +63,7 @@ impl<R: Region> Shared<R> {
     pub(in crate::target) fn leave_notice(&mut self, conn: ConnId, notice: Notice) {
         if let Some(entry) = self.conns.get_mut(&conn) {
             entry.notices.push(notice);
-            self.wake.push(conn);
+            self.conns_to_wake.push(conn);
         }
     }
 
@@ -106,8 +106,8 @@ impl<R: Region> Shared<R> {
         if waiting_for.is_empty() {
             return None;
         }
-        let id = self.next_fence;
-        self.next_fence += 1;
+        let id = self.next_fence_id;
+        self.next_fence_id += 1;
         for conn in &waiting_for {
             self.leave_notice(*conn, Notice::Fence { id, volume, scope });
         }
@@ -148,7 +148,7 @@ impl<R: Region> Shared<R> {
     /// Notes that `conn` has a FLUSH in doubt, so that it receives a notice when the current round of
     /// FLUSHes of the drive ends (T29).
     pub(in crate::target) fn await_flush_round(&mut self, ns_index: usize, conn: ConnId) {
-        let conns = self.in_doubt.entry(ns_index).or_default();
+        let conns = self.conns_in_doubt.entry(ns_index).or_default();
         if !conns.contains(&conn) {
             conns.push(conn);
         }
@@ -157,14 +157,14 @@ impl<R: Region> Shared<R> {
     /// Notes that a round of FLUSHes of a drive has ended. Informs the connections that wait for the
     /// end of the round.
     pub(in crate::target) fn flush_round_ended(&mut self, ns_index: usize) {
-        for conn in self.in_doubt.remove(&ns_index).unwrap_or_default() {
+        for conn in self.conns_in_doubt.remove(&ns_index).unwrap_or_default() {
             self.leave_notice(conn, Notice::FlushRoundEnded);
         }
     }
 
     /// Takes the list of the connections for which a notice was left, and which must be woken.
     pub(in crate::target) fn take_conns_to_wake(&mut self) -> Vec<ConnId> {
-        core::mem::take(&mut self.wake)
+        core::mem::take(&mut self.conns_to_wake)
     }
 
     /// Leaves a notice for every connection that it must be closed, for the reason `why`. Returns the
