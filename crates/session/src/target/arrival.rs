@@ -44,7 +44,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, data_at, .. } = capsule;
+        let Capsule { sqe, data, data_offset, .. } = capsule;
         let cid = sqe.cid();
         if let Some(cause) = self.gate.poisoned() {
             context.send_completion(cid, Self::refusal_status(context, cause), 0, outbox);
@@ -106,7 +106,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
                 self.start_transfer(context, index, env, outbox);
             }
         } else if !data.is_empty() {
-            context.commands[index].capsule_range = data_at as u32..(data_at + data.len()) as u32;
+            context.commands[index].capsule_range =
+                data_offset as u32..(data_offset + data.len()) as u32;
             self.with_capsule_data.push(index);
         }
         Ok(())
@@ -120,8 +121,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         context: &Context<E>,
         capsule: Capsule<'_>,
     ) -> Result<CheckedRequest, Status> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
-        if !digest_ok {
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
+        if !is_digest_valid {
             return Err(Status::TRANSIENT_TRANSPORT);
         }
         let (attribute, released) = wire::attribute(sqe, self.highest_seq)

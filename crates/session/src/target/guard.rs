@@ -39,7 +39,8 @@ impl<E: TargetEnv> Context<E> {
         } else if rights.has_ended() {
             (!probe::planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
         } else {
-            (!self.namespaces.at(ns_index).state.is_of(self.association())).then(fenced_owner)
+            (!self.namespaces.at(ns_index).state.is_guarded_for(self.association()))
+                .then(fenced_owner)
         }
     }
 
@@ -53,7 +54,7 @@ impl<E: TargetEnv> Context<E> {
         // even after the other owner has released them and any plain host may write them (T8).
         let is_fenced_owner = || {
             queue.as_ref().is_some_and(|queue: &Queue| !queue.rights.is_good())
-                && !state.is_of(association)
+                && !state.is_guarded_for(association)
                 && !probe::planted(Plant::T8FencedPlain)
         };
         let guard_allows = || {
@@ -81,7 +82,7 @@ impl<E: TargetEnv> Context<E> {
             return Err(Status::QUEUE_DELETED);
         }
         let (namespace, now) = (self.namespaces.at(ns_index), env.now());
-        if namespace.state.lease_is_over(now) {
+        if namespace.state.is_lease_over(now) {
             let nsid = namespace.config.nsid;
             env.with_shared(|shared| shared.free_namespace(nsid, now));
             if self.may_write(ns_index, association, env) {

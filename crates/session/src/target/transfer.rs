@@ -122,7 +122,7 @@ impl<E: TargetEnv> Context<E> {
         &mut self,
         header: &DataHdr,
         data: &[u8],
-        digest_ok: bool,
+        is_digest_valid: bool,
     ) -> Result<Option<u16>, PduError> {
         let command = self
             .commands
@@ -145,7 +145,7 @@ impl<E: TargetEnv> Context<E> {
         if header.last != is_complete {
             return Err(PduError::header(1, "LAST_PDU is not on the last piece"));
         }
-        if !digest_ok {
+        if !is_digest_valid {
             command.early_status.get_or_insert(Status::TRANSIENT_TRANSPORT);
         }
         if let Some(buf) = &mut command.buf {

@@ -76,8 +76,8 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
-        if !digest_ok {
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
+        if !is_digest_valid {
             self.context.send_completion(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
 
         if wire::is_ordered(sqe) {
             return match &mut self.ordered {
@@ -111,7 +111,7 @@ impl<E: TargetEnv> TargetConn<E> {
         }
         let Self { context, plain, .. } = self;
         let cid = sqe.cid();
-        if !digest_ok {
+        if !is_digest_valid {
             context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
@@ -181,11 +181,11 @@ impl<E: TargetEnv> TargetConn<E> {
         &mut self,
         header: &DataHdr,
         data: &[u8],
-        digest_ok: bool,
+        is_digest_valid: bool,
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        if let Some(index) = self.context.receive_data(header, data, digest_ok)? {
+        if let Some(index) = self.context.receive_data(header, data, is_digest_valid)? {
             self.on_data_ready(index, env, outbox);
         }
         Ok(())

@@ -95,13 +95,13 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
             self.context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if !digest_ok {
+        if !is_digest_valid {
             self.context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
