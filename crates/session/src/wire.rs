@@ -35,8 +35,8 @@ pub use commands::{
     volume_of,
 };
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
-pub(crate) use ordered_request::without_attribute;
 pub use ordered_request::{BadAttribute, DTYPE_ORDERED, attribute, is_ordered, put_attribute};
+pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};
 
 /// The highest seq that is accepted from a peer. Counting from 1 never comes near it, and

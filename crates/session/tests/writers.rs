@@ -17,7 +17,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use writers::{Noted, Writers};
+use writers::{NotedNamespaces, Writers};
 
 const WRITER: ConnId = ConnId(1);
 
@@ -62,7 +62,7 @@ fn t28_a_first_write_is_waited_for_or_refused() {
         let writer = {
             let target = Arc::clone(&target);
             thread::spawn(move || {
-                let mut noted = Noted::default();
+                let mut noted = NotedNamespaces::default();
                 for _ in 0..2 {
                     let guard_allows = || target.guard.load(Ordering::Acquire) == 0;
                     let note = || target.shared.lock().unwrap().writers.note(0, WRITER);

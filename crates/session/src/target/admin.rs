@@ -1,7 +1,8 @@
-//! The admin queue: the controller's properties, keep alive, events, and Rio's own commands.
+//! The part of a connection that is an admin queue: NVMe's admin commands, and Rio's own.
 //!
-//! `properties.rs` has the properties, `identify.rs` the pages that describe the target,
-//! `ownership.rs` the commands of ownership, and `recovery.rs` those of a recovery.
+//! This file has the dispatch, the features, Keep Alive, and the event requests. `properties.rs` has
+//! the controller's properties, `identify.rs` the pages that describe the target, `ownership.rs` the
+//! commands claim, status and release, and `recovery.rs` the commands list and settle.
 
 mod identify;
 mod ownership;
@@ -14,7 +15,7 @@ use riopipe_nvme::command::{AbortTarget, Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{Cc, Csts};
 use riopipe_nvme::feature::{self, QueueCounts};
 
-use self::ownership::Waiting;
+use self::ownership::WaitingCommand;
 use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, is_in_capsule};
@@ -28,192 +29,226 @@ use crate::wire::list::SETTLE_LEN;
 /// The part of a connection that is an admin queue.
 #[derive(Debug)]
 pub(super) struct Admin {
-    /// Whether this is a discovery controller.
-    discovery: bool,
-    /// The address through which the host connected.
-    local: Option<LocalAddress>,
+    /// Whether the controller is a discovery controller. It then has no volumes and no namespaces.
+    is_discovery: bool,
+    /// The address of this target through which the host connected.
+    local_address: Option<LocalAddress>,
+    /// The property Controller Configuration.
     cc: Cc,
+    /// The property Controller Status.
     csts: Csts,
     /// Keep Alive Timeout, milliseconds; 0 for none.
     pub(super) kato_ms: u32,
     /// The command ids of the Asynchronous Event Requests that wait for an event.
-    events: Vec<u16>,
+    event_request_cids: Vec<u16>,
     /// The events that the host has enabled (Asynchronous Event Configuration).
     event_config: u32,
-    /// Features whose value is stored for Get Features and has no other effect: arbitration,
-    /// temperature threshold, error recovery, write atomicity.
-    stored_features: [(u8, u32); 4],
-    /// Claims and releases that wait for other connections.
-    waiting: Vec<Waiting>,
+    /// The features whose value the target stores for Get Features. The value has no other effect.
+    stored_features: [StoredFeature; 4],
+    /// Claims and releases that wait until other connections have acknowledged a fence.
+    waiting_for_fence: Vec<WaitingCommand>,
+}
+
+/// A feature whose value is only stored.
+#[derive(Clone, Copy, Debug)]
+struct StoredFeature {
+    /// The feature identifier.
+    fid: u8,
+    value: u32,
 }
 
 impl Admin {
-    pub(super) fn new(discovery: bool, kato_ms: u32, local: Option<LocalAddress>) -> Self {
+    pub(super) fn new(
+        is_discovery: bool,
+        kato_ms: u32,
+        local_address: Option<LocalAddress>,
+    ) -> Self {
         Self {
-            discovery,
-            local,
+            is_discovery,
+            local_address,
             cc: Cc::default(),
             csts: Csts::default(),
             kato_ms,
-            events: Vec::new(),
+            event_request_cids: Vec::new(),
             event_config: 0,
             stored_features: STORED_FEATURES,
-            waiting: Vec::new(),
+            waiting_for_fence: Vec::new(),
         }
     }
 
-    /// A controller reset (CC.EN cleared): drops the held event requests and the features.
+    /// Carries out a controller reset (the host has cleared CC.EN): drops the event requests, and sets
+    /// the features to their first values.
     fn reset(&mut self) {
-        self.events.clear();
+        self.event_request_cids.clear();
         self.event_config = 0;
         self.stored_features = STORED_FEATURES;
     }
 }
 
 /// The stored features and their values after a controller reset.
-const STORED_FEATURES: [(u8, u32); 4] = [
-    (feature::ARBITRATION, 0),
-    // Over-temperature: no threshold.
-    (feature::TEMPERATURE_THRESHOLD, 0xffff),
-    (feature::ERROR_RECOVERY, 0),
-    (feature::WRITE_ATOMICITY, 0),
+const STORED_FEATURES: [StoredFeature; 4] = [
+    StoredFeature { fid: feature::ARBITRATION, value: 0 },
+    StoredFeature { fid: feature::TEMPERATURE_THRESHOLD, value: NO_TEMPERATURE_THRESHOLD },
+    StoredFeature { fid: feature::ERROR_RECOVERY, value: 0 },
+    StoredFeature { fid: feature::WRITE_ATOMICITY, value: 0 },
 ];
 
+/// The temperature threshold that is never exceeded, in kelvins.
+const NO_TEMPERATURE_THRESHOLD: u32 = 0xffff;
+
 impl Admin {
-    /// Carries out an admin command other than a Fabrics command. `data` is its in-capsule data.
-    pub(super) fn command<E: TargetEnv>(
+    /// Carries out an admin command that is no Fabrics command. `data` is its in-capsule data.
+    pub(super) fn execute<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         if !self.csts.ready() {
-            cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
+            context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let discovery = self.discovery;
-        let answer: Result<u64, Status> = match sqe.opcode() {
-            opcode::IDENTIFY => return self.identify(cx, sqe, env, out),
-            opcode::GET_LOG_PAGE => return self.log_page(cx, sqe, env, out),
+        let is_discovery = self.is_discovery;
+        // The result of the completion, or the status with which the command fails.
+        let outcome: Result<u64, Status> = match sqe.opcode() {
+            opcode::IDENTIFY => return self.identify(context, sqe, env, outbox),
+            opcode::GET_LOG_PAGE => return self.log_page(context, sqe, env, outbox),
             opcode::KEEP_ALIVE => Ok(0),
-            opcode::ASYNC_EVENT => {
-                if self.events.contains(&cid) {
-                    Err(Status::COMMAND_ID_CONFLICT.with_dnr())
-                } else if self.events.len() < ASYNC_EVENTS_MAX {
-                    // Held until there is an event.
-                    self.events.push(cid);
-                    return Ok(());
-                } else {
-                    Err(Status::ASYNC_EVENT_LIMIT.with_dnr())
-                }
+            opcode::ASYNC_EVENT => match self.keep_event_request(cid) {
+                Ok(()) => return Ok(()),
+                Err(status) => Err(status),
+            },
+            opcode::ABORT => Ok(self.abort(context, sqe, outbox)),
+            opcode::SET_FEATURES => self.set_features(context, sqe, env),
+            opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !is_discovery => {
+                return Self::host_identifier(context, sqe, env, outbox);
             }
-            opcode::ABORT => {
-                // Only event requests are held. Every other command ends by itself, and none is
-                // aborted.
-                let AbortTarget { sqid, cid: aborted } = sqe.abort_target();
-                let held = self.events.iter().position(|e| *e == aborted && sqid == 0);
-                match held {
-                    Some(at) => {
-                        self.events.swap_remove(at);
-                        cx.respond(aborted, Status::ABORT_REQUESTED, 0, out);
-                        Ok(0)
-                    }
-                    None => Ok(1),
-                }
+            opcode::GET_FEATURES => self.get_features(context, sqe, env),
+            wire::ADMIN_CLAIM if !is_discovery => {
+                return self.execute_with_data(
+                    context,
+                    sqe,
+                    wire::CLAIM_LEN as u32,
+                    data,
+                    env,
+                    outbox,
+                );
             }
-            opcode::SET_FEATURES => self.set_features(cx, sqe, env),
-            opcode::GET_FEATURES if sqe.fid() == feature::HOST_IDENTIFIER && !discovery => {
-                return Self::host_identifier(cx, sqe, env, out);
+            wire::ADMIN_SETTLE if !is_discovery => {
+                return self.execute_with_data(context, sqe, SETTLE_LEN as u32, data, env, outbox);
             }
-            opcode::GET_FEATURES => self.get_features(cx, sqe, env),
-            wire::ADMIN_CLAIM if !discovery => {
-                return self.with_data(cx, sqe, wire::CLAIM_LEN as u32, data, env, out);
-            }
-            wire::ADMIN_SETTLE if !discovery => {
-                return self.with_data(cx, sqe, SETTLE_LEN as u32, data, env, out);
-            }
-            wire::ADMIN_LIST if !discovery => {
-                Self::list(cx, sqe, env, out);
+            wire::ADMIN_LIST if !is_discovery => {
+                Self::list(context, sqe, env, outbox);
                 return Ok(());
             }
-            wire::ADMIN_STATUS if !discovery => {
-                let status = Self::volume_status(cx, sqe, env);
-                let wanted = sqe.dword(10).min(wire::STATUS_LEN as u32);
-                let wanted = &status[..wanted as usize];
-                cx.send_page(sqe, wanted, out);
+            wire::ADMIN_STATUS if !is_discovery => {
+                let status = Self::volume_status(context, sqe, env);
+                let requested_len = sqe.dword(10).min(wire::STATUS_LEN as u32);
+                context.send_page(sqe, &status[..requested_len as usize], outbox);
                 return Ok(());
             }
-            wire::ADMIN_RELEASE if !discovery => return self.release(cx, sqe, env, out),
+            wire::ADMIN_RELEASE if !is_discovery => return self.release(context, sqe, env, outbox),
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };
-        match answer {
-            Ok(result) => cx.respond(cid, Status::SUCCESS, result, out),
-            Err(status) => cx.respond(cid, status, 0, out),
+        match outcome {
+            Ok(result) => context.send_completion(cid, Status::SUCCESS, result, outbox),
+            Err(status) => context.send_completion(cid, status, 0, outbox),
         }
         Ok(())
     }
 
-    /// Carries out a command that has `want` bytes of data: at once if they are in its capsule,
-    /// else after they have come in by R2T.
-    fn with_data<E: TargetEnv>(
+    /// Keeps an Asynchronous Event Request until there is an event.
+    fn keep_event_request(&mut self, cid: u16) -> Result<(), Status> {
+        if self.event_request_cids.contains(&cid) {
+            return Err(Status::COMMAND_ID_CONFLICT.with_dnr());
+        }
+        if self.event_request_cids.len() >= ASYNC_EVENTS_MAX {
+            return Err(Status::ASYNC_EVENT_LIMIT.with_dnr());
+        }
+        self.event_request_cids.push(cid);
+        Ok(())
+    }
+
+    /// Carries out an Abort command. Returns dword 0 of its completion: bit 0 is set if no command
+    /// was aborted.
+    ///
+    /// Only event requests can be aborted, because every other command ends by itself.
+    fn abort<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
-        want: u32,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> u64 {
+        let AbortTarget { sqid, cid: aborted_cid } = sqe.abort_target();
+        let kept = self.event_request_cids.iter().position(|cid| *cid == aborted_cid);
+        let Some(at) = kept.filter(|_| sqid == 0) else { return 1 };
+        self.event_request_cids.swap_remove(at);
+        context.send_completion(aborted_cid, Status::ABORT_REQUESTED, 0, outbox);
+        0
+    }
+
+    /// Carries out a command that has `data_len` bytes of data: at once if the data is in the
+    /// capsule, otherwise after the data has arrived by R2T.
+    fn execute_with_data<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        sqe: &Sqe,
+        data_len: u32,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match is_in_capsule(sqe, want, data) {
-            Err(status) => cx.respond(sqe.cid(), status, 0, out),
+        match is_in_capsule(sqe, data_len, data) {
+            Err(status) => context.send_completion(sqe.cid(), status, 0, outbox),
             Ok(true) => {
-                let index = cx.take(sqe, Stage::Fence, 0)?;
-                self.data_complete(cx, index, data, env, out);
+                let index = context.insert_command(sqe, Stage::Fence, 0)?;
+                self.execute_data_command(context, index, data, env, outbox);
             }
-            Ok(false) => cx.ask_for_data(sqe, 0, want, env, out)?,
+            Ok(false) => context.insert_and_request_data(sqe, 0, data_len, env, outbox)?,
         }
         Ok(())
     }
 
-    /// Carries out a command whose data has come in completely, by R2T.
-    pub(super) fn data_ready<E: TargetEnv>(
+    /// Carries out a command whose data has arrived completely by R2T.
+    pub(super) fn on_data_ready<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &mut cx.commands[index];
+        let command = &mut context.commands[index];
         command.stage = Stage::Fence;
         match command.buf.take() {
-            Some(buf) => self.data_complete(cx, index, buf.as_ref(), env, out),
-            None => cx.answer(index, Status::INTERNAL, 0, out),
+            Some(buf) => self.execute_data_command(context, index, buf.as_ref(), env, outbox),
+            None => context.complete_command(index, Status::INTERNAL, 0, outbox),
         }
     }
 
-    /// Carries out a claim or a settlement, whose data is complete. No other command has data.
-    fn data_complete<E: TargetEnv>(
+    /// Carries out a claim or a settle command, whose data is complete. No other admin command has
+    /// data from the host.
+    fn execute_data_command<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        if cx.commands[index].sqe.opcode() == wire::ADMIN_SETTLE {
-            Self::settle_streams(cx, index, data, env, out);
+        if context.commands[index].sqe.opcode() == wire::ADMIN_SETTLE {
+            Self::settle_streams(context, index, data, env, outbox);
         } else {
-            self.claim(cx, index, data, env, out);
+            self.claim(context, index, data, env, outbox);
         }
     }
 
-    /// Set Features. Returns dword 0 of the completion.
+    /// Carries out Set Features. Returns dword 0 of the completion.
     fn set_features<E: TargetEnv>(
         &mut self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<u64, Status> {
@@ -221,7 +256,7 @@ impl Admin {
         if sqe.feature_save() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr());
         }
-        let volatile = cx.namespaces.any_volatile();
+        let has_volatile_cache = context.namespaces.any_volatile();
         match sqe.fid() {
             feature::KEEP_ALIVE_TIMER => {
                 self.kato_ms = rounded_kato(value);
@@ -231,26 +266,28 @@ impl Admin {
                 self.event_config = value;
                 Ok(0)
             }
-            _ if self.discovery => Err(Status::INVALID_FIELD.with_dnr()),
+            _ if self.is_discovery => Err(Status::INVALID_FIELD.with_dnr()),
             feature::NUMBER_OF_QUEUES => {
                 let QueueCounts { submission, completion } = feature::queues_of(value);
                 if submission > 0xffff || completion > 0xffff {
                     return Err(Status::INVALID_FIELD.with_dnr());
                 }
-                let most = u32::from(queues_max(env));
-                let granted = (submission.min(most) as u16, completion.min(most) as u16);
-                Ok(feature::queues(granted.0, granted.1).into())
+                let max = u32::from(io_queues_max(env));
+                let granted_submission = submission.min(max) as u16;
+                let granted_completion = completion.min(max) as u16;
+                Ok(feature::queues(granted_submission, granted_completion).into())
             }
-            feature::VOLATILE_WRITE_CACHE if volatile && value & 1 == 1 => Ok(0),
-            feature::VOLATILE_WRITE_CACHE if volatile => {
+            // The cache is always enabled. A host may enable it again, but not disable it.
+            feature::VOLATILE_WRITE_CACHE if has_volatile_cache && value & 1 == 1 => Ok(0),
+            feature::VOLATILE_WRITE_CACHE if has_volatile_cache => {
                 Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr())
             }
-            // There is one power state.
+            // There is only power state 0, in bits 4:0.
             feature::POWER_MANAGEMENT if value & 0x1f == 0 => Ok(0),
             feature::HOST_IDENTIFIER => Err(Status::SEQUENCE_ERROR.with_dnr()),
-            fid => match self.stored_features.iter_mut().find(|(id, _)| *id == fid) {
-                Some(kept) => {
-                    kept.1 = value;
+            fid => match self.stored_features.iter_mut().find(|stored| stored.fid == fid) {
+                Some(stored) => {
+                    stored.value = value;
                     Ok(0)
                 }
                 None => Err(Status::INVALID_FIELD.with_dnr()),
@@ -258,59 +295,61 @@ impl Admin {
         }
     }
 
-    /// Get Features. Returns dword 0 of the completion: the value.
+    /// Carries out Get Features. Returns dword 0 of the completion: the value of the feature.
     fn get_features<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<u64, Status> {
         if sqe.feature_select() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let volatile = cx.namespaces.any_volatile();
-        let most = queues_max(env);
+        let has_volatile_cache = context.namespaces.any_volatile();
+        let max = io_queues_max(env);
         match sqe.fid() {
             feature::KEEP_ALIVE_TIMER => Ok(self.kato_ms.into()),
             feature::ASYNC_EVENT_CONFIG => Ok(self.event_config.into()),
-            _ if self.discovery => Err(Status::INVALID_FIELD.with_dnr()),
-            feature::NUMBER_OF_QUEUES => Ok(feature::queues(most, most).into()),
-            feature::VOLATILE_WRITE_CACHE if volatile => Ok(1),
+            _ if self.is_discovery => Err(Status::INVALID_FIELD.with_dnr()),
+            feature::NUMBER_OF_QUEUES => Ok(feature::queues(max, max).into()),
+            feature::VOLATILE_WRITE_CACHE if has_volatile_cache => Ok(1),
             feature::POWER_MANAGEMENT => Ok(0),
             fid => self
                 .stored_features
                 .iter()
-                .find(|(id, _)| *id == fid)
-                .map(|(_, value)| (*value).into())
+                .find(|stored| stored.fid == fid)
+                .map(|stored| stored.value.into())
                 .ok_or(Status::INVALID_FIELD.with_dnr()),
         }
     }
 
-    /// Get Features for the host identifier, which the answer has as data.
+    /// Carries out Get Features for the host identifier. The identifier is data, not a result.
     fn host_identifier<E: TargetEnv>(
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let cntlid = cx.queue.as_ref().map_or(0, |q| q.cntlid);
-        let hostid = env.with_shared(|s| s.controller(cntlid).map_or([0; 16], |c| c.hostid));
+        let cntlid = context.queue.as_ref().map_or(0, |queue| queue.cntlid);
+        let hostid = env.with_shared(|shared| {
+            shared.controller(cntlid).map_or([0; 16], |controller| controller.hostid)
+        });
         // EXHID (dword 11 bit 0): over Fabrics the identifier has 128 bits.
         if sqe.dword(11) & 1 == 0 {
-            cx.respond(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, out);
+            context.send_completion(sqe.cid(), Status::INVALID_FIELD.with_dnr(), 0, outbox);
         } else {
-            cx.send_page(sqe, &hostid, out);
+            context.send_page(sqe, &hostid, outbox);
         }
         Ok(())
     }
 }
 
 /// The most I/O queues that a controller grants.
-fn queues_max<E: TargetEnv>(env: &mut E) -> u16 {
-    env.with_shared(|s| s.identity().io_queues).clamp(1, IO_QUEUES_MAX)
+fn io_queues_max<E: TargetEnv>(env: &mut E) -> u16 {
+    env.with_shared(|shared| shared.identity().io_queues).clamp(1, IO_QUEUES_MAX)
 }
 
-/// The timeout that a host requests, in whole steps (KAS).
+/// A keep-alive timeout that a host requests, rounded up to whole steps of the target (KAS).
 const fn rounded_kato(ms: u32) -> u32 {
     match ms.checked_next_multiple_of(KEEP_ALIVE_STEP_MS) {
         Some(rounded) => rounded,

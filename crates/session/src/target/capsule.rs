@@ -7,18 +7,25 @@ use riopipe_nvme::command::Sqe;
 /// One command capsule in the receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capsule<'a> {
+    /// The command.
     pub(super) sqe: &'a Sqe,
-    /// Its in-capsule data.
+    /// The in-capsule data of the command.
     pub(super) data: &'a [u8],
-    /// Where that data begins in the receive buffer, in bytes.
-    pub(super) data_at: usize,
-    pub(super) digest_ok: bool,
+    /// The offset of `data` in the receive buffer, bytes.
+    pub(super) data_offset: usize,
+    /// Whether the digest of the data is right, or there is none.
+    pub(super) is_digest_valid: bool,
 }
 
 impl<'a> Capsule<'a> {
-    /// The capsule of `sqe`, with its data at `data` in the receive buffer `buf`.
+    /// The capsule of `sqe`. `data` is the range of the in-capsule data in the receive buffer `buf`.
     #[inline]
-    pub(super) fn new(sqe: &'a Sqe, buf: &'a [u8], data: Range<usize>, digest_ok: bool) -> Self {
-        Self { sqe, data_at: data.start, data: &buf[data], digest_ok }
+    pub(super) fn new(
+        sqe: &'a Sqe,
+        buf: &'a [u8],
+        data: Range<usize>,
+        is_digest_valid: bool,
+    ) -> Self {
+        Self { sqe, data_offset: data.start, data: &buf[data], is_digest_valid }
     }
 }

@@ -2,7 +2,7 @@
 
 use riopipe_nvme::pdu::{PduError, TermReq};
 
-/// Why a connection ends. If the host gets an answer, it is in the outbox already.
+/// Why a connection ends. The last bytes for the host, if there are any, are in the outbox already.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
     /// The host broke the protocol. A termination request informs it (T18).

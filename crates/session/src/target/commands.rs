@@ -1,10 +1,11 @@
-//! The commands of one queue that are in flight: one table of fixed size, found by index.
+//! The commands of one queue that are in flight, in a table of fixed size.
 //!
-//! The index is the operation's at the drives ([`OpId`](super::ids::OpId)), the tag of an R2T, and
-//! the gate's ticket.
+//! A command has the same index everywhere: in this table, in the id of its device operation
+//! ([`OpId`](super::ids::OpId)), as the transfer tag of its R2T, and as its ticket at the gate.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
@@ -13,25 +14,26 @@ use riopipe_order::gate::{self, Node};
 
 use super::flushes::{Doubt, Ticket};
 
-/// The progress of a command.
+/// How far a command has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// No command.
+    /// The slot has no command.
     Free,
-    /// Waiting for a share of the connection's memory, for its buffer.
+    /// The command waits until the connection may hold its buffer.
     Budget,
-    /// Its R2T is sent; data arrives.
+    /// The R2T of the command is sent, and its data arrives.
     Receiving,
-    /// An ordered entry that has its data, waiting for the gate.
+    /// The command is an ordered request. It has its data and waits for the gate.
     Gate,
     /// A device operation is in flight.
     Device,
     /// A FLUSH that belongs to the command (FUA, ordered flush) is in flight.
     DeviceFlush,
-    /// Its FLUSH has succeeded, but others that were in flight meanwhile may have failed (T29).
+    /// The FLUSH of the command has succeeded. Another FLUSH of the drive was in flight meanwhile and
+    /// may have failed, so the success is in doubt (T29).
     InDoubt,
-    /// An admin command that is being carried out, such as a claim or a release that waits for
-    /// other connections.
+    /// The command is an admin command that is being carried out. A claim or a release waits in this
+    /// stage for other connections.
     Fence,
 }
 
@@ -41,38 +43,38 @@ pub(super) struct Command<B> {
     pub(super) sqe: Sqe,
     pub(super) stage: Stage,
     /// Index of the namespace.
-    pub(super) ns: u16,
-    /// The command's data: an R2T transfer, or a copy of the data that the gate holds.
+    pub(super) ns_index: u16,
+    /// The data of the command: an R2T transfer, or a copy of the in-capsule data of a write that
+    /// waits for the gate.
     pub(super) buf: Option<B>,
     /// Bytes of `buf` that count against the connection's budget.
-    pub(super) charged: usize,
+    pub(super) charged_bytes: usize,
     /// How many bytes of data have been received by R2T.
-    pub(super) got: u32,
-    /// How many bytes of data the command has: those to receive by R2T, or to read.
-    pub(super) want: u32,
-    /// The status of the answer, if it is decided before the command ends.
-    pub(super) verdict: Option<Status>,
-    /// An ordered request that the gate refused before its data arrived. It is answered when the
-    /// data has come.
-    pub(super) refused: bool,
+    pub(super) received_bytes: u32,
+    /// How many bytes of data the command transfers: by R2T, or as the data of a read.
+    pub(super) data_len: u32,
+    /// The status of the completion, if it is decided before the command ends.
+    pub(super) early_status: Option<Status>,
+    /// The command is an ordered request that the gate refused before its data arrived. The
+    /// completion is sent when the data has arrived.
+    pub(super) is_refused: bool,
     /// A fence waits for its device operation to come back.
     pub(super) awaited_by_fence: bool,
     /// Dataset Management: how many ranges have been begun.
-    pub(super) ranges_begun: u16,
-    /// Carries an ordering attribute.
-    pub(super) ordered: bool,
+    pub(super) begun_range_count: u16,
+    /// The command has an ordering attribute.
+    pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
     /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost (T22).
-    pub(super) failures_before: Option<u64>,
-    /// The ticket of its FLUSH, from submission until it has come back.
-    pub(super) flush: Option<Ticket>,
-    /// For a FLUSH in doubt: the doubt, with the rounds after which it is resolved. Otherwise without
-    /// meaning.
+    pub(super) failure_count_before: Option<u64>,
+    /// The ticket of the command's FLUSH while that FLUSH is at the drive.
+    pub(super) flush_ticket: Option<Ticket>,
+    /// The doubt of a command in [`Stage::InDoubt`]. In other stages the field has no meaning.
     pub(super) doubt: Option<Doubt>,
-    /// The in-capsule data of an ordered write: the first byte in the receive buffer, and the one
-    /// after the last; (0, 0) for none. Valid only within one `receive`.
-    pub(super) inline: (u32, u32),
-    /// For an ordered request: its entry. Otherwise without meaning.
+    /// Where the in-capsule data of an ordered write is in the receive buffer, in bytes. The range is
+    /// empty if there is none. It is valid only while one receive buffer is processed.
+    pub(super) capsule_range: Range<u32>,
+    /// The entry of an ordered request. For other commands the field has no meaning.
     pub(super) entry: Entry,
 }
 
@@ -82,21 +84,21 @@ pub(super) struct Entry {
     pub(super) attribute: Attribute,
     /// The gate's state of the entry.
     node: Node,
-    /// Its position in the log, once it is appended.
+    /// The entry's position in the log, once it is appended.
     pub(super) position: Position,
-    pub(super) data: Data,
-    /// The gate has allowed its write, but its data has not arrived yet.
-    pub(super) may_write: bool,
+    pub(super) data_state: DataState,
+    /// The gate has released the write, but the data of the write has not arrived yet.
+    pub(super) write_waits_for_data: bool,
 }
 
 /// Where the data of an ordered request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Data {
-    /// Asked for by R2T.
+pub(super) enum DataState {
+    /// The data has been requested by R2T and has not arrived completely.
     Awaited,
-    /// In the command or the receive buffer, or none needed.
+    /// The data is in the command or in the receive buffer, or the request needs no data.
     Ready,
-    /// Damaged in transit.
+    /// The data was damaged in transit, or there was no memory for it.
     Bad,
 }
 
@@ -117,123 +119,132 @@ impl Entry {
         },
         node: Node::FREE,
         position: Position(0),
-        data: Data::Ready,
-        may_write: false,
+        data_state: DataState::Ready,
+        write_waits_for_data: false,
     };
 }
+
+/// How many 64-bit words have one bit for each of the 2¹⁶ command identifiers.
+const CID_WORDS: usize = (1 << 16) / 64;
 
 /// The table of commands.
 #[derive(Debug)]
 pub(super) struct Commands<B> {
-    list: Vec<Command<B>>,
-    free: Vec<u16>,
+    /// The slots. A command's index is the place of its slot.
+    slots: Vec<Command<B>>,
+    /// The indices of the slots without a command. The last one is used next.
+    free_indices: Vec<u16>,
     /// One bit for each command identifier in use.
-    cids: Box<[u64; 1024]>,
+    used_cids: Box<[u64; CID_WORDS]>,
 }
 
 impl<B> Commands<B> {
     /// A table for `entries` commands.
     pub(super) fn new(entries: u16) -> Self {
-        let cids = alloc::vec![0u64; 1024].into_boxed_slice().try_into();
+        let used_cids = alloc::vec![0u64; CID_WORDS].into_boxed_slice().try_into();
         Self {
-            list: (0..entries).map(|_| Command::empty()).collect(),
-            free: (0..entries).rev().collect(),
-            cids: cids.unwrap_or_else(|_| unreachable!("the slice has 1024 words")),
+            slots: (0..entries).map(|_| Command::empty()).collect(),
+            free_indices: (0..entries).rev().collect(),
+            used_cids: used_cids.unwrap_or_else(|_| unreachable!("the slice has CID_WORDS words")),
         }
     }
 
     /// Whether a command with this identifier is in flight.
     #[inline]
     pub(super) fn has_cid(&self, cid: u16) -> bool {
-        self.cids[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
+        self.used_cids[usize::from(cid >> 6)] & 1 << (cid & 63) != 0
     }
 
-    /// The index that [`Commands::take`] would give.
+    /// The index that [`insert`](Self::insert) would give to the next command.
     #[inline]
-    pub(super) fn next(&self) -> Option<u16> {
-        self.free.last().copied()
+    pub(super) fn next_index(&self) -> Option<u16> {
+        self.free_indices.last().copied()
     }
 
-    /// Puts a command into the table; `None` if the host overran its queue.
+    /// Puts a command into the table and returns its index. Returns `None` if the table is full,
+    /// because the host has sent more commands than its queue has entries.
     #[inline]
-    pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Option<u16> {
-        let index = self.free.pop()?;
-        let command = &mut self.list[usize::from(index)];
+    pub(super) fn insert(&mut self, sqe: &Sqe, stage: Stage, ns_index: usize) -> Option<u16> {
+        let index = self.free_indices.pop()?;
+        let command = &mut self.slots[usize::from(index)];
         command.sqe = *sqe;
         command.stage = stage;
-        command.ns = ns as u16;
+        command.ns_index = ns_index as u16;
         let cid = sqe.cid();
-        self.cids[usize::from(cid >> 6)] |= 1 << (cid & 63);
+        self.used_cids[usize::from(cid >> 6)] |= 1 << (cid & 63);
         Some(index)
     }
 
-    /// Forgets a command. Returns its buffer, and the bytes to free in the budget.
+    /// Takes a command out of the table and drops its buffer. Returns how many bytes of the
+    /// connection's budget become free.
     #[inline]
-    pub(super) fn release(&mut self, index: u16) -> (Option<B>, usize) {
-        let command = &mut self.list[usize::from(index)];
+    pub(super) fn remove(&mut self, index: u16) -> usize {
+        let command = &mut self.slots[usize::from(index)];
         let cid = command.sqe.cid();
-        self.cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
+        self.used_cids[usize::from(cid >> 6)] &= !(1 << (cid & 63));
         command.stage = Stage::Free;
-        command.got = 0;
-        command.want = 0;
-        command.verdict = None;
-        command.refused = false;
+        command.received_bytes = 0;
+        command.data_len = 0;
+        command.early_status = None;
+        command.is_refused = false;
         command.awaited_by_fence = false;
-        command.ranges_begun = 0;
-        command.ordered = false;
-        command.failures_before = None;
-        command.inline = (0, 0);
-        self.free.push(index);
-        (command.buf.take(), core::mem::take(&mut command.charged))
+        command.begun_range_count = 0;
+        command.is_ordered = false;
+        command.failure_count_before = None;
+        command.capsule_range = 0..0;
+        self.free_indices.push(index);
+        command.buf = None;
+        core::mem::take(&mut command.charged_bytes)
     }
 
-    /// The command with this index, if there is one.
-    pub(super) fn used(&mut self, index: u16) -> Option<&mut Command<B>> {
-        self.list.get_mut(usize::from(index)).filter(|command| command.stage != Stage::Free)
+    /// The command with this index; `None` if the slot is free or does not exist.
+    pub(super) fn get_used(&mut self, index: u16) -> Option<&mut Command<B>> {
+        self.slots.get_mut(usize::from(index)).filter(|command| command.stage != Stage::Free)
     }
 
-    /// All commands.
+    /// All commands in flight, each with its index.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Command<B>)> {
-        self.list
+        self.slots
             .iter_mut()
             .enumerate()
             .filter(|(_, command)| command.stage != Stage::Free)
             .map(|(index, command)| (index as u16, command))
     }
 
-    /// Whether the test holds for any command.
-    pub(super) fn any(&self, test: impl Fn(&Command<B>) -> bool) -> bool {
-        self.list.iter().any(|command| command.stage != Stage::Free && test(command))
+    /// Whether the condition holds for any command in flight.
+    pub(super) fn any(&self, condition: impl Fn(&Command<B>) -> bool) -> bool {
+        self.slots.iter().any(|command| command.stage != Stage::Free && condition(command))
     }
 
-    /// The indices of the commands for which the test holds.
-    pub(super) fn indices(&self, test: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
-        let used = self.list.iter().enumerate().filter(|(_, command)| command.stage != Stage::Free);
-        used.filter(|(_, command)| test(command)).map(|(index, _)| index as u16).collect()
+    /// The indices of the commands in flight for which the condition holds.
+    pub(super) fn indices_where(&self, condition: impl Fn(&Command<B>) -> bool) -> Vec<u16> {
+        let used =
+            self.slots.iter().enumerate().filter(|(_, command)| command.stage != Stage::Free);
+        used.filter(|(_, command)| condition(command)).map(|(index, _)| index as u16).collect()
     }
 
     /// Resets the gate's state of every entry, because another gate is about to begin.
     pub(super) fn reset_gate_nodes(&mut self) {
-        for command in &mut self.list {
+        for command in &mut self.slots {
             command.entry.node = Node::FREE;
         }
     }
 
     /// The number of commands in flight.
-    pub(super) fn in_use(&self) -> usize {
-        self.list.len() - self.free.len()
+    pub(super) fn in_use_count(&self) -> usize {
+        self.slots.len() - self.free_indices.len()
     }
 }
 
 impl<B> gate::Table for Commands<B> {
     #[inline(always)]
     fn node(&self, ticket: gate::Ticket) -> &Node {
-        &self.list[ticket.0 as usize].entry.node
+        &self.slots[ticket.0 as usize].entry.node
     }
 
     #[inline(always)]
     fn node_mut(&mut self, ticket: gate::Ticket) -> &mut Node {
-        &mut self.list[ticket.0 as usize].entry.node
+        &mut self.slots[ticket.0 as usize].entry.node
     }
 }
 
@@ -241,14 +252,14 @@ impl<B> core::ops::Index<u16> for Commands<B> {
     type Output = Command<B>;
     #[inline]
     fn index(&self, index: u16) -> &Command<B> {
-        &self.list[usize::from(index)]
+        &self.slots[usize::from(index)]
     }
 }
 
 impl<B> core::ops::IndexMut<u16> for Commands<B> {
     #[inline]
     fn index_mut(&mut self, index: u16) -> &mut Command<B> {
-        &mut self.list[usize::from(index)]
+        &mut self.slots[usize::from(index)]
     }
 }
 
@@ -257,26 +268,26 @@ impl<B> Command<B> {
         Self {
             sqe: Sqe::default(),
             stage: Stage::Free,
-            ns: 0,
+            ns_index: 0,
             buf: None,
-            charged: 0,
-            got: 0,
-            want: 0,
-            verdict: None,
-            refused: false,
+            charged_bytes: 0,
+            received_bytes: 0,
+            data_len: 0,
+            early_status: None,
+            is_refused: false,
             awaited_by_fence: false,
-            ranges_begun: 0,
-            ordered: false,
-            failures_before: None,
-            flush: None,
+            begun_range_count: 0,
+            is_ordered: false,
+            failure_count_before: None,
+            flush_ticket: None,
             doubt: None,
-            inline: (0, 0),
+            capsule_range: 0..0,
             entry: Entry::BLANK,
         }
     }
 
     /// Whether a device operation is in flight.
-    pub(super) fn on_device(&self) -> bool {
+    pub(super) fn is_on_device(&self) -> bool {
         matches!(self.stage, Stage::Device | Stage::DeviceFlush)
     }
 }

@@ -1,7 +1,14 @@
 //! One connection of a target: bytes in, device operations and bytes out.
 //!
-//! `dispatch.rs` passes commands to the part that carries them out, `fabrics.rs` connects the
-//! queue, and `fencing.rs` begins and ends its stream.
+//! ```text
+//! socket → receive → dispatch.rs ─┬─ fabrics.rs  Connect, Disconnect
+//!                                 ├─ admin       commands of the admin queue
+//!                                 ├─ plain       commands outside of streams
+//!                                 └─ ordered     the requests of a stream
+//! drives → device_done → dispatch.rs → the part that has submitted the operation
+//! ```
+//!
+//! `fencing.rs` begins and ends the stream of the connection.
 
 mod dispatch;
 mod fabrics;
@@ -22,7 +29,7 @@ use super::budget::Reservation;
 use super::capsule::Capsule;
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, shared};
+use super::context::{Context, update_shared};
 use super::env::{Event, TargetEnv};
 use super::identity::LocalAddress;
 use super::ids::{ConnId, OpId};
@@ -32,8 +39,11 @@ use super::limits::{
 };
 use super::ordered::OrderedQueue;
 use super::plain::PlainIo;
-use super::shared::{Notice, last_received};
+use super::shared::{Notice, note_received};
 use crate::outbox::Outbox;
+
+/// Nanoseconds per millisecond.
+const NS_PER_MS: u64 = 1_000_000;
 
 /// One connection, from its ICReq to its last device operation.
 ///
@@ -46,32 +56,50 @@ use crate::outbox::Outbox;
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained). Only
 /// then is its stream free for another owner (T8).
 pub struct TargetConn<E: TargetEnv> {
-    /// The state that its parts share.
-    cx: Context<E>,
+    /// The state that all parts of the connection share.
+    context: Context<E>,
     /// The part that carries out plain I/O commands.
     plain: PlainIo,
-    /// The part that carries a stream, from Bind until the stream is released.
+    /// The part that carries a stream, from Bind until the log of the stream is returned.
     ordered: Option<Box<OrderedQueue<E>>>,
-    /// The part that is an admin queue, if Connect has made the connection an admin queue.
+    /// The part that carries out admin commands, if Connect has made the connection an admin queue.
     admin: Option<Box<Admin>>,
     rx: Rx,
-    /// Nothing is received, because there is no memory for the answers.
+    /// There is no memory for more completions and read data, so the connection takes no input.
     is_starved: bool,
-    /// The fences that it has to acknowledge.
+    /// The fences that the connection has to acknowledge.
     fences: Fences,
-    /// It is closed, and all of its operations have come back.
-    drained: bool,
+    /// The connection is closed, and all of its device operations have come back.
+    is_drained: bool,
     /// The time at which the connection was accepted, ns.
-    accepted: u64,
-    /// The time from which the limit for the next PDU counts, ns: the connection was accepted, the
-    /// last whole PDU was consumed, or the present one began.
-    progress: u64,
-    /// A PDU has begun and has not arrived completely.
-    partial: bool,
-    /// The time since which the peer takes no bytes although some wait for it, ns.
-    unsent_since: Option<u64>,
-    /// The address through which the host connected, until Connect.
-    local: Option<LocalAddress>,
+    accepted_at_ns: u64,
+    /// The time of the last progress of the input, ns: the connection was accepted, a whole PDU was
+    /// consumed, or a new PDU began. The time limit for the next PDU begins at this time.
+    input_progress_ns: u64,
+    /// The input ends with a PDU that has not arrived completely.
+    has_partial_pdu: bool,
+    /// The time since which bytes wait to be sent and the peer takes none, ns.
+    unsent_since_ns: Option<u64>,
+    /// The address of this target through which the host connected. Connect takes it.
+    local_address: Option<LocalAddress>,
+}
+
+/// A time limit of a connection.
+struct Deadline {
+    /// The time at which the limit has passed, ns.
+    at_ns: u64,
+    /// The reason to close the connection when the limit has passed.
+    reason: &'static str,
+}
+
+/// How far [`TargetConn::receive`] has come with its input.
+struct ReceivedPdus {
+    /// How many bytes of the input were whole PDUs that have been handled.
+    consumed_bytes: usize,
+    /// Too much waits to be sent, so the rest of the input must wait.
+    is_over_send_limit: bool,
+    /// The error after which the connection must be closed.
+    outcome: Result<(), Closed>,
 }
 
 impl<E: TargetEnv> TargetConn<E> {
@@ -80,60 +108,97 @@ impl<E: TargetEnv> TargetConn<E> {
     #[must_use]
     pub fn new(id: ConnId, key: u64, crc: Crc32c, now: u64) -> Self {
         Self {
-            cx: Context::new(id, key, Tx::new(crc)),
+            context: Context::new(id, key, Tx::new(crc)),
             plain: PlainIo::default(),
             ordered: None,
             admin: None,
             rx: Rx::new(Role::Controller, crc),
             is_starved: false,
             fences: Fences::default(),
-            drained: false,
-            accepted: now,
-            progress: now,
-            partial: false,
-            unsent_since: None,
-            local: None,
+            is_drained: false,
+            accepted_at_ns: now,
+            input_progress_ns: now,
+            has_partial_pdu: false,
+            unsent_since_ns: None,
+            local_address: None,
         }
     }
 
     /// Sets the address through which the host connected. Discovery reports it for ports that
     /// listen on all addresses.
     #[must_use]
-    pub fn with_local_address(mut self, local: Option<LocalAddress>) -> Self {
-        self.local = local;
+    pub fn with_local_address(mut self, local_address: Option<LocalAddress>) -> Self {
+        self.local_address = local_address;
         self
     }
 
     /// The id given to [`TargetConn::new`].
     #[must_use]
     pub const fn id(&self) -> ConnId {
-        self.cx.id
+        self.context.id
     }
 
-    /// Takes whole PDUs from the start of `buf`; returns how many bytes they were. The rest is the
-    /// beginning of a PDU, or PDUs that must wait until the peer has taken its answers
-    /// ([`wants_input`](Self::wants_input)).
+    /// Handles the whole PDUs at the start of `buf`. Returns how many bytes they have. The rest of
+    /// `buf` is the beginning of a PDU, or PDUs that must wait until the peer has taken the bytes in
+    /// `outbox` ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
-    /// The connection must be closed, once the bytes in `out` have been sent.
+    /// The connection must be closed, once the bytes in `outbox` have been sent.
     pub fn receive(
         &mut self,
         buf: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<usize, Closed> {
+        let ReceivedPdus { consumed_bytes, is_over_send_limit, outcome } =
+            self.receive_pdus(buf, env, outbox);
+        if let Some(ordered) = &mut self.ordered {
+            ordered.finish_batch(&mut self.context, buf, env, outbox);
+        }
+        let has_partial_pdu = !is_over_send_limit && consumed_bytes < buf.len();
+        let begins_pdu = has_partial_pdu && !self.has_partial_pdu;
+        self.has_partial_pdu = has_partial_pdu;
+        if begins_pdu {
+            // The connection may have been idle for a long time before this PDU.
+            self.input_progress_ns = env.now();
+        }
+        if consumed_bytes > 0 {
+            let now = env.now();
+            self.input_progress_ns = now;
+            if let Some(queue) = &self.context.queue {
+                note_received(&queue.last_received, now);
+            }
+            self.start_waiting_commands(env, outbox);
+        }
+        if let Err(Closed::Protocol(error)) = &outcome {
+            let refused = &buf[consumed_bytes..];
+            outbox.push_bytes(|bytes| error.term_req().encode(Role::Host, refused, bytes));
+        }
+        outcome.map(|()| consumed_bytes)
+    }
+
+    /// Handles the whole PDUs at the start of `buf`, until too much waits to be sent or an error
+    /// ends the connection.
+    #[inline(always)]
+    fn receive_pdus(
+        &mut self,
+        buf: &[u8],
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> ReceivedPdus {
         let mut at = 0;
-        let mut full = false;
-        let end = loop {
-            if out.len_bytes() > CONNECTION_BYTES && self.must_wait(out) {
-                full = true;
+        let mut is_over_send_limit = false;
+        let outcome = loop {
+            if outbox.len_bytes() > CONNECTION_BYTES && self.is_over_send_limit(outbox) {
+                is_over_send_limit = true;
                 break Ok(());
             }
             let pdu = &buf[at..];
+            // The fast path: a command capsule that needs no check of digests.
             if let Some((sqe, len)) = self.rx.plain_command(pdu) {
                 let data = at + CAPSULE_CMD_LEN..at + len;
                 let capsule = Capsule::new(&sqe, buf, data, true);
-                if let Err(closed) = self.capsule(capsule, env, out) {
+                if let Err(closed) = self.on_capsule(capsule, env, outbox) {
                     break Err(closed);
                 }
                 at += len;
@@ -141,7 +206,7 @@ impl<E: TargetEnv> TargetConn<E> {
             }
             match self.rx.parse(pdu) {
                 Ok(Some(parsed)) => {
-                    if let Err(closed) = self.pdu(&parsed, buf, at, env, out) {
+                    if let Err(closed) = self.on_pdu(&parsed, buf, at, env, outbox) {
                         break Err(closed);
                     }
                     at += parsed.len;
@@ -150,33 +215,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 Err(error) => break Err(error.into()),
             }
         };
-        if let Some(ordered) = &mut self.ordered {
-            ordered.finish_batch(&mut self.cx, buf, env, out);
-        }
-        let partial = !full && at < buf.len();
-        let begins = partial && !self.partial;
-        self.partial = partial;
-        if begins {
-            // The connection may have been idle for long before this PDU.
-            self.progress = env.now();
-        }
-        if at > 0 {
-            let now = env.now();
-            self.progress = now;
-            if let Some(queue) = &self.cx.queue {
-                last_received(&queue.last_received, now);
-            }
-            self.start_waiting(env, out);
-        }
-        match end {
-            Ok(()) => Ok(at),
-            Err(closed) => {
-                if let Closed::Protocol(error) = &closed {
-                    out.push_bytes(|v| error.term_req().encode(Role::Host, &buf[at..], v));
-                }
-                Err(closed)
-            }
-        }
+        ReceivedPdus { consumed_bytes: at, is_over_send_limit, outcome }
     }
 
     /// Bytes that the PDU at the start of `buf` needs in all, if its length is known already.
@@ -188,59 +227,61 @@ impl<E: TargetEnv> TargetConn<E> {
     /// The queue id that Connect gave to the connection: 0 for the admin queue.
     #[must_use]
     pub fn qid(&self) -> Option<u16> {
-        self.cx.queue.as_ref().map(|q| q.qid)
+        self.context.queue.as_ref().map(|queue| queue.qid)
     }
 
-    /// Whether no command is in flight, except held event requests.
+    /// Whether no command is in flight. Event requests that wait for an event do not count.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.cx.commands.in_use() == 0
+        self.context.commands.in_use_count() == 0
     }
 
     /// Changes the key by which the environment knows the connection.
     ///
     /// # Panics
-    /// If a device operation is in flight with the old one.
+    /// If a command is in flight, because its device operation would carry the old key.
     pub fn set_key(&mut self, key: u64) {
         assert!(self.is_quiet(), "device operations carry the old key");
-        self.cx.key = key;
+        self.context.key = key;
     }
 
-    /// Whether more may be received: not while too much waits to be sent (T18).
+    /// Whether the connection takes more input. It takes none while too much waits to be sent (T18).
     #[must_use]
-    pub fn wants_input(&self, out: &Outbox<E::Buf>) -> bool {
-        !self.cx.closing && !self.is_starved && out.len_bytes() <= UNSENT_BYTES_MAX
+    pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
+        !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
     }
 
-    /// Whether no further command may be taken, because too much waits to be sent. Sets `is_starved`.
+    /// Whether so much waits to be sent that no further command may be taken. Also reserves the memory
+    /// for these bytes, and sets `is_starved` if there is none.
     #[cold]
-    fn must_wait(&mut self, out: &Outbox<E::Buf>) -> bool {
-        let unsent = out.len_bytes();
-        self.is_starved =
-            unsent > CONNECTION_BYTES && !self.cx.reservation.grow(self.cx.held + unsent);
-        self.is_starved || unsent > UNSENT_BYTES_MAX
+    fn is_over_send_limit(&mut self, outbox: &Outbox<E::Buf>) -> bool {
+        let unsent_bytes = outbox.len_bytes();
+        self.is_starved = unsent_bytes > CONNECTION_BYTES
+            && !self.context.reservation.grow(self.context.held_bytes + unsent_bytes);
+        self.is_starved || unsent_bytes > UNSENT_BYTES_MAX
     }
 
-    /// Notes that some of `out` has been sent. Commands that waited for space may go on.
-    pub fn sent(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
-        self.unsent_since = None;
+    /// Notes that some bytes of `outbox` have been sent. Commands that waited for the memory of these
+    /// bytes may continue.
+    pub fn sent(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        self.unsent_since_ns = None;
         if self.is_starved {
-            self.must_wait(out);
+            self.is_over_send_limit(outbox);
         }
         if let Some(ordered) = &mut self.ordered
-            && ordered.tracer.is_answered()
-            && out.is_empty()
+            && ordered.tracer.awaits_socket()
+            && outbox.is_empty()
         {
-            env.traced(&ordered.tracer.sent(env.instant()));
+            env.traced(&ordered.tracer.on_sent(env.instant()));
         }
-        self.start_waiting(env, out);
+        self.start_waiting_commands(env, outbox);
     }
 
-    /// Notes that the peer takes no more bytes at time `now`. From now on the connection waits for
-    /// it, with a time limit (T28).
+    /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer from
+    /// now on, with a time limit (T28).
     pub const fn unsent(&mut self, now: u64) {
-        if self.unsent_since.is_none() {
-            self.unsent_since = Some(now);
+        if self.unsent_since_ns.is_none() {
+            self.unsent_since_ns = Some(now);
         }
     }
 
@@ -251,31 +292,34 @@ impl<E: TargetEnv> TargetConn<E> {
         op: OpId,
         result: Result<Option<E::Buf>, IoError>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let index = op.slot();
-        let Some(command) = self.cx.commands.used(index).filter(|command| command.on_device())
+        let Some(command) =
+            self.context.commands.get_used(index).filter(|command| command.is_on_device())
         else {
             debug_assert!(false, "a completion of an operation that was not in flight");
             return;
         };
         if core::mem::take(&mut command.awaited_by_fence) {
-            // The command may begin a second operation (a FLUSH, another range). A FLUSH writes
-            // nothing new, and the guard checks a range before it begins.
-            self.fences.operation_done();
+            // The command may begin a second operation: a FLUSH, or another range of blocks. The fence
+            // need not wait for the second operation, because a FLUSH writes nothing new, and the
+            // guard checks each range before it begins.
+            self.fences.on_awaited_operation_done();
         }
-        self.device_result(index, result, env, out);
+        self.on_device_result(index, result, env, outbox);
     }
 
-    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
-    /// it: persist words of the batch share one fence, and responses follow it (T7).
-    pub fn batch_ended(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after them.
+    /// The persist words of the batch share one fence of the log. The completions follow the fence
+    /// (T7).
+    pub fn batch_ended(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
-            ordered.finish_batch(&mut self.cx, &[], env, out);
+            ordered.finish_batch(&mut self.context, &[], env, outbox);
         }
-        self.start_waiting(env, out);
-        self.acknowledge_fences(env, out);
-        if self.cx.closing {
+        self.start_waiting_commands(env, outbox);
+        self.acknowledge_fences(env, outbox);
+        if self.context.is_closing {
             self.finish_if_idle(env);
         }
     }
@@ -284,42 +328,42 @@ impl<E: TargetEnv> TargetConn<E> {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn noticed(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
-        let id = self.cx.id;
+    pub fn noticed(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        let id = self.context.id;
         let mut end = Ok(());
-        for notice in env.with_shared(|s| s.take_notices(id)) {
+        for notice in env.with_shared(|shared| shared.take_notices(id)) {
             match notice {
                 Notice::Close(why) => end = Err(Closed::Ended(why)),
-                Notice::Fence { id, volume, claimed } => {
-                    self.fence(id, volume, claimed, env, out);
+                Notice::Fence { id, volume, scope } => {
+                    self.on_fence_raised(id, volume, scope, env, outbox);
                 }
                 Notice::Fenced { id } => {
                     if let Some(admin) = &mut self.admin {
-                        admin.fence_over(&mut self.cx, id, env, out);
+                        admin.on_fence_ended(&mut self.context, id, env, outbox);
                     }
                 }
-                Notice::FlushRoundEnded => self.resolve_doubts(env, out),
+                Notice::FlushRoundEnded => self.resolve_doubts(env, outbox),
             }
         }
-        if self.cx.closing { Ok(()) } else { end }
+        if self.context.is_closing { Ok(()) } else { end }
     }
 
     /// Checks the time limits.
     ///
     /// # Errors
     /// A time limit has passed, and the connection must be closed.
-    pub fn tick(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) -> Result<(), Closed> {
-        if self.cx.closing {
+    pub fn tick(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) -> Result<(), Closed> {
+        if self.context.is_closing {
             return Ok(());
         }
         let now = env.now();
-        if out.is_empty() {
-            self.unsent_since = None;
-        } else if self.unsent_since.is_none() {
-            self.unsent_since = Some(now);
+        if outbox.is_empty() {
+            self.unsent_since_ns = None;
+        } else if self.unsent_since_ns.is_none() {
+            self.unsent_since_ns = Some(now);
         }
-        match self.deadline() {
-            Some((deadline, why)) if deadline <= now => Err(Closed::Stalled(why)),
+        match self.first_deadline() {
+            Some(Deadline { at_ns, reason }) if at_ns <= now => Err(Closed::Stalled(reason)),
             _ => Ok(()),
         }
     }
@@ -327,140 +371,145 @@ impl<E: TargetEnv> TargetConn<E> {
     /// When [`tick`](Self::tick) is due next, on the environment's clock.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
-        if self.cx.closing { None } else { self.deadline().map(|d| d.0) }
+        if self.context.is_closing {
+            return None;
+        }
+        self.first_deadline().map(|deadline| deadline.at_ns)
     }
 
-    /// The first time limit, and the reason to close the connection when it has passed.
-    fn deadline(&self) -> Option<(u64, &'static str)> {
-        let mut first = None;
-        let mut add = |at: u64, why: &'static str| {
-            if first.is_none_or(|(other, _)| at < other) {
-                first = Some((at, why));
+    /// The time limit that passes first; `None` if the connection waits for nothing.
+    fn first_deadline(&self) -> Option<Deadline> {
+        let mut first: Option<Deadline> = None;
+        let mut add = |at_ns: u64, reason: &'static str| {
+            if first.as_ref().is_none_or(|other| at_ns < other.at_ns) {
+                first = Some(Deadline { at_ns, reason });
             }
         };
-        if self.cx.queue.is_none() {
-            // Refused commands do not extend the time limit: a peer without rights would otherwise
-            // keep its connection open (T28).
-            let limit = (self.progress + STALL_NS).min(self.accepted + CONNECT_NS);
+        if self.context.queue.is_none() {
+            // Refused commands do not extend the limit from the accept to Connect. Otherwise a peer
+            // that may not connect could keep its connection open without end (T28).
+            let limit = (self.input_progress_ns + STALL_NS).min(self.accepted_at_ns + CONNECT_NS);
             add(limit, "no Fabrics Connect came in time");
-        } else if self.partial {
-            add(self.progress + STALL_NS, "the rest of a PDU did not come in time");
-        } else if self.cx.commands.in_use() > 0 && self.is_receiving() {
-            add(self.progress + DATA_STALL_NS, "data that was asked for did not come in time");
+        } else if self.has_partial_pdu {
+            add(self.input_progress_ns + STALL_NS, "the rest of a PDU did not come in time");
+        } else if self.context.commands.in_use_count() > 0 && self.awaits_data() {
+            add(
+                self.input_progress_ns + DATA_STALL_NS,
+                "data that was asked for did not come in time",
+            );
         }
-        if let Some(since) = self.unsent_since {
+        if let Some(since) = self.unsent_since_ns {
             add(since + DATA_STALL_NS, "the host does not take what it is sent");
         }
-        if let (Some(queue), Some(admin)) = (&self.cx.queue, &self.admin)
+        if let (Some(queue), Some(admin)) = (&self.context.queue, &self.admin)
             && admin.kato_ms > 0
         {
             let last_received = queue.last_received.load(Ordering::Relaxed);
-            add(
-                last_received + u64::from(admin.kato_ms) * 1_000_000,
-                "the keep alive timer expired",
-            );
+            let keep_alive_ns = u64::from(admin.kato_ms) * NS_PER_MS;
+            add(last_received + keep_alive_ns, "the keep alive timer expired");
         }
         first
     }
 
-    fn is_receiving(&self) -> bool {
-        self.cx.commands.any(|command| command.stage == Stage::Receiving)
+    /// Whether the data of any command is still to arrive by R2T.
+    fn awaits_data(&self) -> bool {
+        self.context.commands.any(|command| command.stage == Stage::Receiving)
     }
 
-    /// Ends the connection, which is lost or must be closed. No new operation is begun. Device
-    /// operations in flight still end with [`device_done`](Self::device_done).
+    /// Ends the connection, because it is lost or must be closed. No operation begins from now on. The
+    /// device operations in flight still end with [`device_done`](Self::device_done).
     pub fn close(&mut self, why: &str, env: &mut E) {
-        if self.cx.closing {
+        if self.context.is_closing {
             return;
         }
-        self.cx.closing = true;
-        let queue = self.cx.queue.as_ref();
+        self.context.is_closing = true;
+        let queue = self.context.queue.as_ref();
         env.log(Event::Closed {
-            hostnqn: queue.map_or("", |q| &q.hostnqn),
-            cntlid: queue.map(|q| q.cntlid),
-            qid: queue.map_or(0, |q| q.qid),
+            hostnqn: queue.map_or("", |queue| &queue.hostnqn),
+            cntlid: queue.map(|queue| queue.cntlid),
+            qid: queue.map_or(0, |queue| queue.qid),
             why,
         });
-        self.cx.waiting.clear();
+        self.context.waiting_for_budget.clear();
         if let Some(ordered) = &mut self.ordered {
-            ordered.end_stream(&mut self.cx);
-            // There is no peer to answer.
-            ordered.finish_batch(&mut self.cx, &[], env, &mut Outbox::new());
+            ordered.end_stream(&mut self.context);
+            // There is no peer, so the completions go into an outbox that is dropped.
+            ordered.finish_batch(&mut self.context, &[], env, &mut Outbox::new());
             if probe::planted(Plant::T8ReplayNoWait) {
                 self.return_stream(env, &mut Outbox::new());
             }
         }
-        for index in self.cx.commands.indices(|command| !command.on_device()) {
-            self.cx.forget(index);
+        for index in self.context.commands.indices_where(|command| !command.is_on_device()) {
+            self.context.remove_command(index);
         }
-        if self.cx.queue.is_some() {
-            let (id, assoc, now) = (self.cx.id, self.cx.assoc(), env.now());
+        if self.context.queue.is_some() {
+            let (id, association, now) = (self.context.id, self.context.association(), env.now());
             let admin = self.admin.as_ref();
-            shared(env, |s| {
-                for volume in admin.iter().flat_map(|admin| admin.releasing()) {
-                    s.volumes.cancel_lease(volume, assoc);
+            update_shared(env, |shared| {
+                for volume in admin.iter().flat_map(|admin| admin.volumes_in_release()) {
+                    shared.volumes.cancel_lease(volume, association);
                 }
-                s.detach_begin(id, now);
+                shared.begin_detach(id, now);
             });
         }
         self.finish_if_idle(env);
     }
 
-    /// Whether the connection is closed and has no command left, so that it may be dropped.
+    /// Whether the connection is closed and all of its commands have ended. Then it may be dropped.
     #[must_use]
     pub const fn is_drained(&self) -> bool {
-        self.drained
+        self.is_drained
     }
 
-    /// If no command is left, returns the stream's log and gives up everything else that the
-    /// connection has. After this it may be dropped.
+    /// If no command is in flight, returns the log of the stream and frees everything else that the
+    /// closed connection has.
     fn finish_if_idle(&mut self, env: &mut E) {
-        if self.drained || self.cx.commands.in_use() > 0 {
+        if self.is_drained || self.context.commands.in_use_count() > 0 {
             return;
         }
         self.return_stream(env, &mut Outbox::new());
-        if self.cx.queue.is_some() {
-            let id = self.cx.id;
-            shared(env, |s| s.detach(id));
+        if self.context.queue.is_some() {
+            let id = self.context.id;
+            update_shared(env, |shared| shared.detach(id));
         }
-        self.cx.reservation = Reservation::default();
-        self.drained = true;
+        self.context.reservation = Reservation::default();
+        self.is_drained = true;
     }
 
-    /// Carries out an ICReq: sets the digests and the other parameters of the connection, and answers.
-    fn initialize(
+    /// Handles an ICReq (Initialize Connection Request): sets the digests and the other parameters of
+    /// the connection, and sends the ICResp.
+    fn on_ic_req(
         &mut self,
         request: &IcReq,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         if request.pfv != 0 {
             return Err(PduError::unsupported(8, "an unknown PDU format version").into());
         }
-        let identity = env.with_shared(|s| Arc::clone(s.identity()));
-        if identity.require_header_digest && !request.header_digest
-            || identity.require_data_digest && !request.data_digest
-        {
+        let identity = env.with_shared(|shared| Arc::clone(shared.identity()));
+        let lacks_header_digest = identity.require_header_digest && !request.header_digest;
+        let lacks_data_digest = identity.require_data_digest && !request.data_digest;
+        if lacks_header_digest || lacks_data_digest {
             return Err(PduError::unsupported(11, "digests that this target insists on").into());
         }
-        out.push_bytes(|v| {
-            IcResp {
-                pfv: 0,
-                cpda: 0,
-                header_digest: request.header_digest,
-                data_digest: request.data_digest,
-                maxh2cdata: H2C_DATA_BYTES_MAX,
-            }
-            .encode(v);
-        });
+        let response = IcResp {
+            pfv: 0,
+            cpda: 0,
+            header_digest: request.header_digest,
+            data_digest: request.data_digest,
+            maxh2cdata: H2C_DATA_BYTES_MAX,
+        };
+        outbox.push_bytes(|bytes| response.encode(bytes));
         self.rx.connected = true;
         self.rx.header_digest = request.header_digest;
         self.rx.data_digest = request.data_digest;
         self.rx.capsule_max = ADMIN_CAPSULE_BYTES;
         self.rx.data_max = H2C_DATA_BYTES_MAX;
-        self.cx.tx.header_digest = request.header_digest;
-        self.cx.tx.data_digest = request.data_digest;
-        self.cx.tx.align = (u32::from(request.hpda) + 1) * 4;
+        self.context.tx.header_digest = request.header_digest;
+        self.context.tx.data_digest = request.data_digest;
+        // HPDA counts dwords, and 0 stands for one dword.
+        self.context.tx.align = (u32::from(request.hpda) + 1) * 4;
         Ok(())
     }
 }

@@ -1,5 +1,10 @@
-//! The state that the parts of a connection share: the queue that Connect made of the connection,
-//! the table of its commands, and their answers.
+//! The state that all parts of a connection share: the queue that Connect made of the connection,
+//! the table of commands in flight, and the sending of their completions.
+//!
+//! Each part (`admin`, `plain`, `ordered`) gets `&mut Context` and the [`Outbox`] with each command.
+//! The part either sends the completion at once ([`Context::send_completion`]), or puts the command
+//! into the table ([`Context::insert_command`]) and completes it later
+//! ([`Context::complete_command`]).
 
 use alloc::collections::VecDeque;
 use alloc::string::String;
@@ -18,7 +23,7 @@ use super::ids::ConnId;
 use super::namespace::{Namespace, Namespaces};
 use super::rights::Rights;
 use super::shared::Shared;
-use super::writers::Noted;
+use super::writers::NotedNamespaces;
 use crate::outbox::Outbox;
 use crate::wire;
 
@@ -26,10 +31,11 @@ use crate::wire;
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) cntlid: u16,
-    pub(super) assoc: u64,
+    pub(super) association: u64,
     pub(super) qid: u16,
     pub(super) hostnqn: String,
-    /// Submission queue flow control is off: SQHD means nothing and SUCCESS may be used.
+    /// The host has switched submission queue flow control off. A completion then carries no valid
+    /// SQHD, and the SUCCESS flag of read data may stand for a completion.
     pub(super) no_sq_flow: bool,
     /// The number of entries of the submission queue.
     pub(super) entries: u16,
@@ -38,33 +44,42 @@ pub(super) struct Queue {
     pub(super) rights: Arc<Rights>,
 }
 
-/// The context in which each part of a connection works.
+/// A command that has just been put into the table.
+pub(super) struct InsertedCommand {
+    /// The index of the command in the table.
+    pub(super) index: u16,
+    /// The index of the command's namespace.
+    pub(super) ns_index: usize,
+}
+
+/// The state that all parts of a connection share.
 pub(super) struct Context<E: TargetEnv> {
     pub(super) id: ConnId,
-    /// The number that every [`OpId`](super::ids::OpId) of the connection has, by which the
-    /// environment finds the connection.
+    /// The upper bits of every [`OpId`](super::ids::OpId) of the connection .
+    /// The environment finds the connection by them.
     pub(super) key: u64,
     pub(super) tx: Tx,
     /// `None` before Connect.
     pub(super) queue: Option<Queue>,
     /// The head of the submission queue, for completions.
     pub(super) sqhd: u16,
-    /// The commands that have not been answered.
+    /// The commands that have no completion yet.
     pub(super) commands: Commands<E::Buf>,
     pub(super) namespaces: Arc<Namespaces>,
     /// Commands that wait until the connection may hold their buffers, in order.
-    pub(super) waiting: VecDeque<u16>,
+    pub(super) waiting_for_budget: VecDeque<u16>,
     /// Bytes of buffers held by commands.
-    pub(super) held: usize,
+    pub(super) held_bytes: usize,
     /// Memory reserved for these buffers, and for the bytes that wait to be sent (T28).
     pub(super) reservation: Reservation,
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
     /// the connection to drain (T8).
-    pub(super) noted: Noted,
-    /// The stream that it carries, or carried last, has been ended for a fenced owner (T8).
+    pub(super) noted_namespaces: NotedNamespaces,
+    /// The owner of the stream that this connection carries, or carried last, has been fenced. The
+    /// stream has ended (T8).
     pub(super) is_fenced: bool,
-    /// Nothing new is begun, and there is no peer to answer.
-    pub(super) closing: bool,
+    /// The connection has ended: no operation begins, and no completion is sent.
+    pub(super) is_closing: bool,
 }
 
 impl<E: TargetEnv> Context<E> {
@@ -77,84 +92,84 @@ impl<E: TargetEnv> Context<E> {
             sqhd: 0,
             commands: Commands::new(0),
             namespaces: Arc::default(),
-            waiting: VecDeque::new(),
-            held: 0,
+            waiting_for_budget: VecDeque::new(),
+            held_bytes: 0,
             reservation: Reservation::default(),
-            noted: Noted::default(),
+            noted_namespaces: NotedNamespaces::default(),
             is_fenced: false,
-            closing: false,
+            is_closing: false,
         }
     }
 
-    /// The host's association with the subsystem; 0 before Connect.
+    /// The number of the host's association with the subsystem; 0 before Connect.
     #[inline]
-    pub(super) fn assoc(&self) -> u64 {
-        self.queue.as_ref().map_or(0, |queue| queue.assoc)
+    pub(super) fn association(&self) -> u64 {
+        self.queue.as_ref().map_or(0, |queue| queue.association)
     }
 
-    /// Sends a response capsule.
+    /// Sends the completion of a command that is not in the table. `result` is dwords 0 and 1.
     #[inline(never)]
-    pub(super) fn respond(
+    pub(super) fn send_completion(
         &mut self,
         cid: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        self.respond_here(cid, status, result, out);
+        self.send_completion_inlined(cid, status, result, outbox);
     }
 
-    /// [`respond`](Self::respond), inlined for the hot path.
+    /// [`send_completion`](Self::send_completion), inlined for the hot path.
     #[inline(always)]
-    pub(super) fn respond_here(
+    pub(super) fn send_completion_inlined(
         &mut self,
         cid: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let qid = self.queue.as_ref().map_or(0, |q| q.qid);
+        let qid = self.queue.as_ref().map_or(0, |queue| queue.qid);
         let cqe = Cqe::new(cid, self.sqhd, qid, status, result);
-        out.push_response(&self.tx, &cqe);
+        outbox.push_response(&self.tx, &cqe);
     }
 
-    /// Answers a command and takes it off the table.
+    /// Takes a command out of the table and sends its completion.
     #[inline(never)]
-    pub(super) fn answer(
+    pub(super) fn complete_command(
         &mut self,
         index: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        self.answer_here(index, status, result, out);
+        self.complete_command_inlined(index, status, result, outbox);
     }
 
-    /// [`answer`](Self::answer), inlined for the hot path.
+    /// [`complete_command`](Self::complete_command), inlined for the hot path.
     #[inline(always)]
-    pub(super) fn answer_here(
+    pub(super) fn complete_command_inlined(
         &mut self,
         index: u16,
         status: Status,
         result: u64,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let cid = self.commands[index].sqe.cid();
-        self.forget(index);
-        if !self.closing {
-            self.respond_here(cid, status, result, out);
+        self.remove_command(index);
+        if !self.is_closing {
+            self.send_completion_inlined(cid, status, result, outbox);
         }
     }
 
-    /// Takes a command off the table.
+    /// Takes a command out of the table without a completion.
     #[inline(always)]
-    pub(super) fn forget(&mut self, index: u16) {
-        let (_, held_by_it) = self.commands.release(index);
-        self.held -= held_by_it;
+    pub(super) fn remove_command(&mut self, index: u16) {
+        self.held_bytes -= self.commands.remove(index);
     }
 
-    /// Sends a page of data and completes the command. The host's buffer must have space for it.
-    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], out: &mut Outbox<E::Buf>) {
+    /// Sends `page` as the data of a command, and the completion. The command fails if the host's
+    /// buffer is too short for the page.
+    pub(super) fn send_page(&mut self, sqe: &Sqe, page: &[u8], outbox: &mut Outbox<E::Buf>) {
         let cid = sqe.cid();
         let status = match sqe.sgl() {
             Ok(Sgl::Transport { len }) if len as usize >= page.len() => Status::SUCCESS,
@@ -172,53 +187,66 @@ impl<E: TargetEnv> Context<E> {
                 success: false,
             };
             let tx = &self.tx;
-            out.push_bytes(|v| {
-                tx.c2h_data(&header, v);
-                v.extend_from_slice(page);
-                tx.data_digest([page], v);
+            outbox.push_bytes(|bytes| {
+                tx.c2h_data(&header, bytes);
+                bytes.extend_from_slice(page);
+                tx.data_digest([page], bytes);
             });
         }
-        self.respond(cid, status, 0, out);
+        self.send_completion(cid, status, 0, outbox);
     }
 
     /// The index that the next command gets.
+    ///
+    /// # Errors
+    /// The host has sent more commands than its submission queue has entries.
     #[inline]
     pub(super) fn next_index(&self) -> Result<u16, Closed> {
-        self.commands.next().ok_or_else(|| {
+        self.commands.next_index().ok_or_else(|| {
             PduError::sequence("more commands outstanding than the submission queue has entries")
                 .into()
         })
     }
 
-    /// Puts a command into the table. Returns its index.
+    /// Puts a command of the namespace `ns_index` into the table. Returns its index.
+    ///
+    /// # Errors
+    /// The host has sent more commands than its submission queue has entries.
     #[inline]
-    pub(super) fn take(&mut self, sqe: &Sqe, stage: Stage, ns: usize) -> Result<u16, Closed> {
+    pub(super) fn insert_command(
+        &mut self,
+        sqe: &Sqe,
+        stage: Stage,
+        ns_index: usize,
+    ) -> Result<u16, Closed> {
         let index = self.next_index()?;
-        self.commands.take(sqe, stage, ns);
+        self.commands.insert(sqe, stage, ns_index);
         Ok(index)
     }
 
-    /// Puts a checked command into the table. `checked` is its namespace, or the status with which
-    /// the command is refused and answered: then returns `None`. Otherwise returns the index of the
-    /// command and that of its namespace.
+    /// Puts a command into the table if `checked` is the index of its namespace. If `checked` is
+    /// a status, the command is refused: sends the completion with that status and returns `None`.
     #[inline]
-    pub(super) fn take_checked(
+    pub(super) fn insert_or_refuse(
         &mut self,
         sqe: &Sqe,
         stage: Stage,
         checked: Result<usize, Status>,
-        out: &mut Outbox<E::Buf>,
-    ) -> Result<Option<(u16, usize)>, Closed> {
+        outbox: &mut Outbox<E::Buf>,
+    ) -> Result<Option<InsertedCommand>, Closed> {
         match checked {
-            Ok(ns) => Ok(Some((self.take(sqe, stage, ns)?, ns))),
+            Ok(ns_index) => {
+                let index = self.insert_command(sqe, stage, ns_index)?;
+                Ok(Some(InsertedCommand { index, ns_index }))
+            }
             Err(status) => {
-                self.respond(sqe.cid(), status, 0, out);
+                self.send_completion(sqe.cid(), status, 0, outbox);
                 Ok(None)
             }
         }
     }
 
-    /// Finds the namespace of a command, and its index.
+    /// The namespace of a command, and the index of that namespace.
     #[inline]
     pub(super) fn namespace(&self, sqe: &Sqe) -> Result<(usize, &Namespace), Status> {
         self.namespaces.find(sqe.nsid()).ok_or(Status::INVALID_NAMESPACE.with_dnr())
@@ -228,15 +256,15 @@ impl<E: TargetEnv> Context<E> {
     /// index.
     #[inline]
     pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
-        let (index, ns) = self.namespace(sqe)?;
+        let (index, namespace) = self.namespace(sqe)?;
         match sqe.slba().checked_add(u64::from(sqe.nlb())) {
-            Some(end) if end <= ns.config.blocks => Ok(index),
+            Some(end) if end <= namespace.config.blocks => Ok(index),
             _ => Err(Status::LBA_OUT_OF_RANGE.with_dnr()),
         }
     }
 
-    /// Has the target report a problem of this connection.
-    pub(super) fn trouble(&self, why: &str, env: &mut E) {
+    /// Reports a problem of this connection to the operator of the target.
+    pub(super) fn report_problem(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
             env.log(Event::Trouble {
                 hostnqn: &queue.hostnqn,
@@ -247,53 +275,58 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Has the target report the problem of a refused request.
-    pub(super) fn trouble_with(&self, what: &str, status: Status, env: &mut E) {
+    /// Reports to the operator that a request was refused. `what` names the request and says that it
+    /// was refused.
+    pub(super) fn report_refusal(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),
             |meaning| alloc::format!("{what}: {meaning}"),
         );
-        self.trouble(&meaning, env);
+        self.report_problem(&meaning, env);
     }
 }
 
-/// Whether a command's `want` bytes of data are in its capsule. Otherwise they are to be requested by
-/// R2T. Fails if the command's SGL fits neither.
+/// Whether the data of a command, `data_len` bytes, is in its capsule. If not, the target must
+/// request the data by R2T. `data` is what the capsule has beside the command.
+///
+/// # Errors
+/// The command's SGL describes neither case.
 #[inline]
-pub(super) fn is_in_capsule(sqe: &Sqe, want: u32, data: &[u8]) -> Result<bool, Status> {
+pub(super) fn is_in_capsule(sqe: &Sqe, data_len: u32, data: &[u8]) -> Result<bool, Status> {
     match sqe.sgl() {
         Ok(Sgl::InCapsule { offset, len }) => {
             if offset != 0 {
                 Err(Status::SGL_OFFSET_INVALID.with_dnr())
-            } else if len != want || data.len() != want as usize {
+            } else if len != data_len || data.len() != data_len as usize {
                 Err(Status::SGL_LENGTH_INVALID.with_dnr())
             } else {
                 Ok(true)
             }
         }
-        Ok(Sgl::Transport { len }) if len == want && data.is_empty() => Ok(false),
+        Ok(Sgl::Transport { len }) if len == data_len && data.is_empty() => Ok(false),
         Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
         Err(error) => Err(error.status()),
     }
 }
 
-/// The answer to a fenced owner (T8).
+/// The status for a command of an owner that another owner has replaced (T8).
 #[cold]
 pub(super) fn fenced_owner() -> Status {
     probe::hit(Rare::FencedOwner);
     wire::status::STALE_GENERATION.with_dnr()
 }
 
-/// Runs `f` on the shared state of all connections, and wakes those for which it left notices.
-pub(super) fn shared<E: TargetEnv, T>(
+/// Calls `change` with the shared state of all connections. Then wakes each connection for which
+/// `change` has left a notice.
+pub(super) fn update_shared<E: TargetEnv, T>(
     env: &mut E,
-    f: impl FnOnce(&mut Shared<E::Region>) -> T,
+    change: impl FnOnce(&mut Shared<E::Region>) -> T,
 ) -> T {
-    let (result, wake) = env.with_shared(|s| {
-        let result = f(s);
-        (result, s.take_wake())
+    let (result, conns_to_wake) = env.with_shared(|shared| {
+        let result = change(shared);
+        (result, shared.take_conns_to_wake())
     });
-    for conn in wake {
+    for conn in conns_to_wake {
         env.notify(conn);
     }
     result

@@ -1,4 +1,7 @@
-//! Dataset Management: ranges of blocks to deallocate, one after the other.
+//! Dataset Management: deallocates ranges of blocks, one after the other.
+//!
+//! The data of the command is a list of ranges. All ranges are checked before the first operation.
+//! When the operation of a range has come back, [`PlainIo::deallocate_next`] submits the next one.
 
 use riopipe_nvme::command::{DsmRange, Sgl, Sqe, Status};
 use riopipe_order::block_device::{BlockDevice, Submitted};
@@ -11,121 +14,128 @@ use super::ids::OpId;
 use super::plain::PlainIo;
 use crate::outbox::Outbox;
 
-/// A page of ranges of Dataset Management at its longest, bytes.
-const DSM_PAGE: u32 = 256 * DsmRange::LEN as u32;
+/// The most bytes of a list of ranges: NVMe allows 256 ranges.
+const RANGE_LIST_BYTES_MAX: u32 = 256 * DsmRange::LEN as u32;
 
 impl PlainIo {
-    /// Dataset Management, with its in-capsule data.
+    /// Carries out a Dataset Management command: at once if its data is in the capsule, otherwise after
+    /// the data has arrived by R2T.
     pub(super) fn dataset<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        // The page may be longer than the ranges in it: Linux always sends all of its 4 KiB.
-        let ranges = sqe.dsm_ranges() * DsmRange::LEN as u32;
-        let want = match sqe.sgl() {
+        // The list may be longer than its ranges. Linux always sends the 4 KiB of the longest list.
+        let min_len = sqe.dsm_ranges() * DsmRange::LEN as u32;
+        let data_len = match sqe.sgl() {
             Ok(Sgl::InCapsule { len, .. } | Sgl::Transport { len })
-                if (ranges..=DSM_PAGE).contains(&len) =>
+                if (min_len..=RANGE_LIST_BYTES_MAX).contains(&len) =>
             {
                 len
             }
-            _ => ranges,
+            _ => min_len,
         };
-        let checked = cx
-            .namespace(sqe)
-            .and_then(|(ns, _)| is_in_capsule(sqe, want, data).map(|inline| (ns, inline)));
+        let checked = context.namespace(sqe).and_then(|(ns_index, _)| {
+            is_in_capsule(sqe, data_len, data).map(|in_capsule| (ns_index, in_capsule))
+        });
         match checked {
             Err(status) => {
-                cx.respond(sqe.cid(), status, 0, out);
+                context.send_completion(sqe.cid(), status, 0, outbox);
                 Ok(())
             }
-            Ok((ns, false)) => cx.ask_for_data(sqe, ns, want, env, out),
-            Ok((ns, true)) => {
-                let index = cx.take(sqe, Stage::Device, ns)?;
-                let Some(mut buf) = env.alloc(want as usize) else {
-                    cx.answer(index, Status::INTERNAL, 0, out);
+            Ok((ns_index, false)) => {
+                context.insert_and_request_data(sqe, ns_index, data_len, env, outbox)
+            }
+            Ok((ns_index, true)) => {
+                let index = context.insert_command(sqe, Stage::Device, ns_index)?;
+                let Some(mut buf) = env.alloc(data_len as usize) else {
+                    context.complete_command(index, Status::INTERNAL, 0, outbox);
                     return Ok(());
                 };
                 buf.as_mut().copy_from_slice(data);
-                cx.commands[index].buf = Some(buf);
-                self.begin_dataset(cx, index, env, out);
+                context.commands[index].buf = Some(buf);
+                self.begin_dataset(context, index, env, outbox);
                 Ok(())
             }
         }
     }
 
-    /// Begins a command whose ranges are at hand. Checks all ranges before it deallocates the first.
+    /// Begins a command whose list of ranges has arrived. Checks all ranges before the first one is
+    /// deallocated.
     pub(super) fn begin_dataset<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        // Other attributes are hints about use.
+        let command = &context.commands[index];
+        // The other attributes of the command are hints about use, which the target ignores.
         if !command.sqe.dsm_deallocates() {
-            return cx.answer(index, Status::SUCCESS, 0, out);
+            return context.complete_command(index, Status::SUCCESS, 0, outbox);
         }
-        let ns = usize::from(command.ns);
-        let blocks = cx.namespaces.at(ns).config.blocks;
-        let inside = (0..command.sqe.dsm_ranges()).all(|i| {
-            range(command.buf.as_ref(), i as usize)
-                .is_some_and(|r| r.lba.checked_add(r.blocks.into()).is_some_and(|e| e <= blocks))
-        });
-        if !inside {
-            return cx.answer(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, out);
+        let ns_index = usize::from(command.ns_index);
+        let blocks = context.namespaces.at(ns_index).config.blocks;
+        let is_inside = |range: DsmRange| {
+            range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= blocks)
+        };
+        let all_inside = (0..command.sqe.dsm_ranges())
+            .all(|number| nth_range(command.buf.as_ref(), number as usize).is_some_and(is_inside));
+        if !all_inside {
+            return context.complete_command(index, Status::LBA_OUT_OF_RANGE.with_dnr(), 0, outbox);
         }
-        if let Err(status) = cx.guard(ns, env) {
-            return cx.answer(index, status, 0, out);
+        if let Err(status) = context.guard(ns_index, env) {
+            return context.complete_command(index, status, 0, outbox);
         }
-        cx.commands[index].ranges_begun = 0;
-        self.deallocate_next(cx, index, env, out);
+        context.commands[index].begun_range_count = 0;
+        self.deallocate_next(context, index, env, outbox);
     }
 
-    /// Deallocates the next range. After the last one, answers the command.
+    /// Submits the deallocation of the next range. Completes the command if no range is left, or the
+    /// next range must not be written.
     pub(super) fn deallocate_next<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         loop {
-            let command = &mut cx.commands[index];
-            let next = command.ranges_begun;
-            if u32::from(next) >= command.sqe.dsm_ranges() {
-                return cx.answer(index, Status::SUCCESS, 0, out);
+            let command = &mut context.commands[index];
+            let number = command.begun_range_count;
+            if u32::from(number) >= command.sqe.dsm_ranges() {
+                return context.complete_command(index, Status::SUCCESS, 0, outbox);
             }
-            command.ranges_begun += 1;
+            command.begun_range_count += 1;
             command.stage = Stage::Device;
-            let (ns, op) = (usize::from(command.ns), OpId::new(cx.key, index));
-            let Some(range) = range(command.buf.as_ref(), usize::from(next)) else {
-                return cx.answer(index, Status::INTERNAL, 0, out);
+            let (ns_index, op) = (usize::from(command.ns_index), OpId::new(context.key, index));
+            let Some(range) = nth_range(command.buf.as_ref(), usize::from(number)) else {
+                return context.complete_command(index, Status::INTERNAL, 0, outbox);
             };
             if range.blocks == 0 {
                 continue;
             }
-            // Another host may have claimed the volume since the last range (T21).
-            if let Err(status) = cx.guard(ns, env) {
-                return cx.answer(index, status, 0, out);
+            // Another host may have claimed the volume since the previous range (T21).
+            if let Err(status) = context.guard(ns_index, env) {
+                return context.complete_command(index, status, 0, outbox);
             }
-            self.note_write(cx, ns);
-            match env.device(ns).deallocate(op.0, range.lba, range.blocks.into()) {
+            self.note_plain_write(context, ns_index);
+            match env.device(ns_index).deallocate(op.0, range.lba, range.blocks.into()) {
                 Submitted::Pending => return,
                 Submitted::Done(Ok(_)) => {}
                 Submitted::Done(Err(error)) => {
-                    return cx.answer(index, status_of(&error, false), 0, out);
+                    return context.complete_command(index, status_of(&error, false), 0, outbox);
                 }
             }
         }
     }
 }
 
-fn range<B: AsRef<[u8]>>(buf: Option<&B>, i: usize) -> Option<DsmRange> {
-    let bytes = buf?.as_ref().get(i * DsmRange::LEN..(i + 1) * DsmRange::LEN)?;
+/// The range with this number in the list `buf`, counted from 0.
+fn nth_range<B: AsRef<[u8]>>(buf: Option<&B>, number: usize) -> Option<DsmRange> {
+    let bytes = buf?.as_ref().get(number * DsmRange::LEN..(number + 1) * DsmRange::LEN)?;
     bytes.first_chunk().map(DsmRange::decode)
 }

@@ -29,43 +29,43 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
     }
 }
 
-/// The environment of a [`TargetConn`](super::TargetConn): drives, a clock, the state that all
-/// connections share, messages for the operator. The same code runs over real drives and clocks,
-/// and in a simulator.
+/// The environment of a [`TargetConn`](super::TargetConn): the drives, a clock, the state that all
+/// connections share, and reports to the operator. Real drives and clocks have one implementation, the
+/// simulator has another.
 ///
-/// `ns` counts the namespaces as [`Shared::namespaces`] lists them.
+/// `ns_index` is the index of a namespace in [`Shared::namespaces`].
 pub trait TargetEnv {
-    /// A device buffer. A read returns one, and an R2T transfer is gathered in one.
+    /// A buffer for the data of one command: of a read, or of an R2T transfer.
     type Buf: AsRef<[u8]> + AsMut<[u8]>;
     /// A drive.
     type Device: BlockDevice<Buf = Self::Buf>;
-    /// The region of ordering-log partitions.
+    /// The region with the partitions of the ordering log.
     type Region: Region;
 
-    /// The time in nanoseconds, from any origin; it never decreases.
+    /// The time of the current round, in nanoseconds from any origin. It never decreases.
     fn now(&self) -> u64;
-    /// A buffer of exactly `len` bytes with any contents; `None` if there is no memory.
+    /// Allocates a buffer of exactly `len` bytes with any content; `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
-    /// The drive of a namespace. Operations are named by [`OpId`](super::OpId), as numbers. The
-    /// result of one that ends later is handed to
+    /// The drive of a namespace. The number of an operation is its [`OpId`](super::OpId). The result of
+    /// an operation that ends later must be passed to
     /// [`TargetConn::device_done`](super::TargetConn::device_done).
-    fn device(&mut self, ns: usize) -> &mut Self::Device;
-    /// The shared state of all connections, locked: never on the hot path.
+    fn device(&mut self, ns_index: usize) -> &mut Self::Device;
+    /// Locks the shared state of all connections, and calls `f` with it. The hot path never calls this.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
-    /// Causes a call of [`TargetConn::noticed`](super::TargetConn::noticed) for `conn`, on the core
-    /// that has it: every core is sent a [`Message::Notice`](super::Message::Notice). The
+    /// Wakes `conn`: sends a [`Message::Notice`](super::Message::Notice) to every core, so that the core
+    /// that has the connection calls [`TargetConn::noticed`](super::TargetConn::noticed). The
     /// connection may have ended by then.
     fn notify(&mut self, conn: ConnId);
     /// Reports an event to the operator.
     fn log(&mut self, event: Event<'_>);
-    /// The time as [`now`](Self::now) returns it, but read at this moment. Only traced writes ask
-    /// for it.
+    /// The time at this moment, from the same origin as [`now`](Self::now). It is read only for traced
+    /// writes.
     fn instant(&self) -> u64 {
         self.now()
     }
-    /// Checks whether the ordering log's store still exists. Once it is gone, every fence fails. A
-    /// [`TargetCore`](super::TargetCore) asks for this ten times a second while there is work,
-    /// before it takes any input.
+    /// Checks whether the store of the ordering log still exists. When the store is gone, every later
+    /// fence of the log must fail. A [`TargetCore`](super::TargetCore) calls this ten times a second
+    /// while there is work, before it takes any input.
     fn watch_log(&mut self) {}
     /// Reports the number of ordered requests in one batch.
     fn ordered(&mut self, _requests: u64) {}

@@ -1,42 +1,46 @@
-//! Sends the FLUSHes of a connection, and takes in their results. A success may be in doubt because
-//! of FLUSHes of other connections, on any core (T22, T29): see [`flushes`](super::flushes).
+//! The submission of a connection's FLUSHes, and their results. The success of a FLUSH may be in
+//! doubt because of FLUSHes of other connections, on any core: [`flushes`](super::flushes) says why
+//! (T22, T29).
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
 
 use super::commands::Stage;
-use super::context::{Context, shared};
+use super::context::{Context, update_shared};
 use super::env::TargetEnv;
 use super::ids::OpId;
 
 impl<E: TargetEnv> Context<E> {
     /// Submits the FLUSH of a command.
     pub(super) fn submit_flush_of(&mut self, index: u16, env: &mut E) -> Submitted<E::Buf> {
-        let ns = usize::from(self.commands[index].ns);
-        let namespace = self.namespaces.at(ns);
+        let ns_index = usize::from(self.commands[index].ns_index);
+        let namespace = self.namespaces.at(ns_index);
         // A drive without a volatile cache loses no data when a FLUSH fails, so its FLUSHes are not
         // counted.
         let ticket = namespace.config.volatile.then(|| namespace.state.flushes.begin());
-        self.commands[index].flush = ticket;
-        env.device(ns).flush(OpId::new(self.key, index).0)
+        self.commands[index].flush_ticket = ticket;
+        env.device(ns_index).flush(OpId::new(self.key, index).0)
     }
 
-    /// Takes in the result of a command's FLUSH. Returns whether its success is in doubt. If it is,
-    /// the command waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
-    pub(super) fn flush_ended(&mut self, index: u16, ok: bool, env: &mut E) -> bool {
+    /// Takes in the result of a command's FLUSH. Returns whether the success of the FLUSH is in doubt.
+    /// A command in doubt waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
+    pub(super) fn on_flush_ended(&mut self, index: u16, has_succeeded: bool, env: &mut E) -> bool {
         let command = &mut self.commands[index];
-        let ns = usize::from(command.ns);
-        let state = &self.namespaces.at(ns).state;
-        if !ok {
+        let ns_index = usize::from(command.ns_index);
+        let state = &self.namespaces.at(ns_index).state;
+        if !has_succeeded {
             state.flushes.count_failure();
         }
-        let Some(ticket) = command.flush.take() else { return false };
-        let doubt = state.flushes.end(ticket, || shared(env, |s| s.flush_round_ended(ns)));
+        let Some(ticket) = command.flush_ticket.take() else { return false };
+        let doubt = state
+            .flushes
+            .end(ticket, || update_shared(env, |shared| shared.flush_round_ended(ns_index)));
         command.doubt = doubt;
-        // A failure is certain. At the end of a connection there is no peer to answer, and the gate
-        // ignores the result.
-        let needs_no_check = !ok || self.closing || probe::planted(Plant::T29AcceptAtOnce);
-        if needs_no_check || !self.is_in_doubt(index, env) {
+        // Only a success may be in doubt. On a connection that ends, no completion is sent, and the
+        // gate ignores the result.
+        let is_certain =
+            !has_succeeded || self.is_closing || probe::planted(Plant::T29AcceptAtOnce);
+        if is_certain || !self.is_in_doubt(index, env) {
             return false;
         }
         probe::hit(Rare::FlushInDoubt);
@@ -44,21 +48,20 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// Whether the success of a FLUSH is still in doubt. If so, the connection is woken later.
+    /// Whether the success of a command's FLUSH is still in doubt. If it is, registers the connection
+    /// to be woken when the current round of FLUSHes ends.
     fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let command = &self.commands[index];
-        let (ns, conn) = (usize::from(command.ns), self.id);
-        let flushes = &self.namespaces.at(ns).state.flushes;
-        command.doubt.is_some_and(|doubt| {
-            let register = || shared(env, |s| s.await_flush_round(ns, conn));
-            flushes.is_still_in_doubt(doubt, register)
-        })
+        let Some(doubt) = command.doubt else { return false };
+        let (ns_index, conn) = (usize::from(command.ns_index), self.id);
+        let register = || update_shared(env, |shared| shared.await_flush_round(ns_index, conn));
+        self.namespaces.at(ns_index).state.flushes.is_still_in_doubt(doubt, register)
     }
 
-    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns those whose
-    /// success is certain now.
+    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns the indices of
+    /// the commands whose success is certain now.
     pub(super) fn resolve_doubts(&mut self, env: &mut E) -> alloc::vec::Vec<u16> {
-        let mut resolved = self.commands.indices(|command| command.stage == Stage::InDoubt);
+        let mut resolved = self.commands.indices_where(|command| command.stage == Stage::InDoubt);
         resolved.retain(|index| !self.is_in_doubt(*index, env));
         for index in &resolved {
             self.commands[*index].stage = Stage::Gate;

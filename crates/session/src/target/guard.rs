@@ -1,4 +1,8 @@
-//! The guard: whether a connection may make plain writes to a namespace (T21).
+//! The guard: the check whether a connection may make plain writes to a namespace (T21).
+//!
+//! A namespace of a volume is guarded while the volume has an owner or a log to recover: only the
+//! association of the owner may make plain writes. The guard also stops a fenced owner, which may
+//! not know yet that another owner has replaced it (T8).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::probe::{self, Plant, Rare};
@@ -9,67 +13,79 @@ use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
     /// Checks whether this association may make plain writes to the namespace (T21).
+    ///
+    /// # Errors
+    /// The status with which the write is refused.
     #[inline(always)]
-    pub(super) fn guard(&mut self, ns: usize, env: &mut E) -> Result<(), Status> {
-        let assoc = self.assoc();
-        if self.may_write(ns, assoc, env) {
+    pub(super) fn guard(&mut self, ns_index: usize, env: &mut E) -> Result<(), Status> {
+        let association = self.association();
+        if self.may_write(ns_index, association, env) {
             return Ok(());
         }
-        self.guarded(ns, assoc, env)
+        self.check_guarded_write(ns_index, association, env)
     }
 
-    /// The answer to a read of the namespace on a queue that is bound to no stream, if the host may
-    /// have lost the volume. The read could find blocks that the new owner has undone or writes
-    /// (T8, P9).
+    /// The status with which a plain read of the namespace is refused; `None` if it is allowed.
     ///
-    /// An association that has ended may have been fenced before, or may be fenced now. Its queues
-    /// learn of its end late, one after the other. So none of them reads any more: the host is to
-    /// connect again, and then learns whether it is the owner.
+    /// The read of a fenced owner is refused, because it could find blocks that the new owner has
+    /// undone or has written (T8, P9). Every read of an association that has ended is refused, too:
+    /// its queues notice the end one after the other, and a new owner may have fenced it meanwhile.
+    /// The host must connect again, and then finds out whether it is still the owner.
     #[inline]
-    pub(super) fn refuses_read(&self, ns: usize) -> Option<Status> {
+    pub(super) fn refuses_read(&self, ns_index: usize) -> Option<Status> {
         let Queue { rights, .. } = self.queue.as_ref()?;
         if rights.is_good() {
             None
         } else if rights.has_ended() {
             (!probe::planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
         } else {
-            (!self.namespaces.at(ns).state.is_of(self.assoc())).then(fenced_owner)
+            (!self.namespaces.at(ns_index).state.is_guarded_for(self.association()))
+                .then(fenced_owner)
         }
     }
 
+    /// Whether this association may make plain writes to the namespace. Notes the connection as a
+    /// writer of the namespace before its first write.
     #[inline]
-    fn may_write(&mut self, ns: usize, assoc: u64, env: &mut E) -> bool {
-        let Self { noted, namespaces, id, is_fenced, queue, .. } = self;
-        let state = &namespaces.at(ns).state;
-        // The former owner must not write namespaces that another owner has taken over, even once
-        // no owner has them any more and any plain host may write them (T8).
+    fn may_write(&mut self, ns_index: usize, association: u64, env: &mut E) -> bool {
+        let Self { noted_namespaces, namespaces, id, is_fenced, queue, .. } = self;
+        let state = &namespaces.at(ns_index).state;
+        // A fenced owner must not write the namespaces that another owner has taken over. This holds
+        // even after the other owner has released them and any plain host may write them (T8).
         let is_fenced_owner = || {
-            queue.as_ref().is_some_and(|q: &Queue| !q.rights.is_good())
-                && !state.is_of(assoc)
+            queue.as_ref().is_some_and(|queue: &Queue| !queue.rights.is_good())
+                && !state.is_guarded_for(association)
                 && !probe::planted(Plant::T8FencedPlain)
         };
         let guard_allows = || {
-            state.may_write(assoc) && !is_fenced_owner()
+            state.may_write(association) && !is_fenced_owner()
                 || probe::planted(Plant::T21NoGuard)
                 || probe::planted(Plant::T8StaleOwner) && *is_fenced
         };
-        noted.may_write(ns, guard_allows, || env.with_shared(|s| s.note_writer(ns, *id)))
+        noted_namespaces.may_write(ns_index, guard_allows, || {
+            env.with_shared(|shared| shared.note_writer(ns_index, *id))
+        })
     }
 
-    /// Decides about a write that the guard refuses. If the guard is for a lease that has run out,
-    /// frees the volume and checks again (T25).
+    /// Decides about a write that the guard does not allow. If the namespace is guarded for a lease
+    /// that has run out, frees the volume and checks the guard again (T25).
     #[cold]
-    fn guarded(&mut self, ns: usize, assoc: u64, env: &mut E) -> Result<(), Status> {
+    fn check_guarded_write(
+        &mut self,
+        ns_index: usize,
+        association: u64,
+        env: &mut E,
+    ) -> Result<(), Status> {
         let rights = self.queue.as_ref().map(|queue| &queue.rights);
         if rights.is_some_and(|rights| rights.has_ended()) {
-            // The write is correct. Its host is to connect again and send it again.
+            // The write itself is valid. The host must connect again and repeat it.
             return Err(Status::QUEUE_DELETED);
         }
-        let (namespace, now) = (self.namespaces.at(ns), env.now());
-        if namespace.state.lease_is_over(now) {
+        let (namespace, now) = (self.namespaces.at(ns_index), env.now());
+        if namespace.state.is_lease_over(now) {
             let nsid = namespace.config.nsid;
-            env.with_shared(|s| s.free_namespace(nsid, now));
-            if self.may_write(ns, assoc, env) {
+            env.with_shared(|shared| shared.free_namespace(nsid, now));
+            if self.may_write(ns_index, association, env) {
                 return Ok(());
             }
         }

@@ -1,4 +1,4 @@
-//! The identity of the subsystem, and its addresses.
+//! The identity of the subsystem: its names, its settings, and its addresses.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -16,13 +16,13 @@ pub struct Identity {
     pub firmware: String,
     /// The hosts that may connect; `None` for any.
     pub allowed_hosts: Option<Vec<String>>,
-    /// Refuse connections without header digests.
+    /// Whether connections without header digests are refused.
     pub require_header_digest: bool,
-    /// Refuse connections without data digests.
+    /// Whether connections without data digests are refused.
     pub require_data_digest: bool,
     /// The addresses of the subsystem: the records of the discovery log.
     pub ports: Vec<DiscoveryPort>,
-    /// Most I/O queues per controller.
+    /// The most I/O queues of a controller.
     pub io_queues: u16,
 }
 
@@ -56,7 +56,7 @@ pub struct DiscoveryPort {
     pub trsvcid: String,
     /// Whether the address is IPv6.
     pub ipv6: bool,
-    /// Only the discovery service answers there.
+    /// Whether only the discovery service uses this address.
     pub discovery_only: bool,
 }
 

@@ -4,14 +4,17 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// Names a device operation of a connection. The environment keeps it and hands it back. The upper
-/// 48 bits are the `key` that the connection was given, so that it is found again. The lower 16 are
-/// the connection's own.
+/// The id of a device operation of a connection. The environment passes it back with the result.
+///
+/// | bits | content |
+/// |---|---|
+/// | 63:16 | the key of the connection, by which the environment finds the connection again |
+/// | 15:0 | the slot of the command in the connection's table of commands |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
 impl OpId {
-    /// Bits that belong to the connection.
+    /// The number of bits of the slot.
     pub const SLOT_BITS: u32 = 16;
 
     /// The key of the connection.

@@ -49,5 +49,5 @@ pub use ids::{ConnId, OpId};
 pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
-pub use shared::{AttachError, Controller, Notice, Shared};
+pub use shared::{AttachError, Controller, FenceScope, Notice, Shared};
 pub use volumes::{Found, Opened, Owner, Split, Volumes};

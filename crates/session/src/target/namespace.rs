@@ -1,4 +1,5 @@
-//! Namespaces as connections use them: geometry, names, and the state that all cores share.
+//! The namespaces of a target: their sizes and names, and the state that all cores share. A namespace
+//! has one number here, its *index*, and another one in commands, its *namespace id* (NSID).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,13 +12,13 @@ use super::flushes::DriveFlushes;
 pub struct NamespaceConfig {
     /// Namespace id, 1 to [`NSID_MAX`].
     pub nsid: u32,
-    /// Blocks of 4096 bytes.
+    /// The size in blocks of 4096 bytes.
     pub blocks: u64,
     /// Globally unique id; all zero if it has none.
     pub nguid: [u8; 16],
-    /// UUID; stable over restarts.
+    /// The UUID. It must stay the same over restarts.
     pub uuid: [u8; 16],
-    /// The drive has a volatile write cache: only flushed writes are durable.
+    /// Whether the drive has a volatile write cache, so that only flushed writes are durable.
     pub volatile: bool,
 }
 
@@ -33,66 +34,73 @@ pub struct Namespace {
     pub state: Arc<NamespaceState>,
 }
 
-/// The state of a namespace that all cores share. The first two fields are read on the hot path,
-/// and written only by claims and releases. The rest is for FLUSHes.
+/// The state of a namespace that all cores share. The guard is read on the hot path, and changed only
+/// by claims and releases.
 #[derive(Debug)]
 pub struct NamespaceState {
-    /// The guard: 0 if every host may write; the association of the owner if only that may write; or
-    /// [`GUARDED_WITHOUT_OWNER`].
+    /// The association that may make plain writes, or [`OPEN_TO_ALL`], or [`GUARDED_WITHOUT_OWNER`].
     guard: AtomicU64,
-    /// The end of the lease for which the namespace is guarded, ns of the environment's clock;
-    /// `u64::MAX` if it is guarded for no lease (T25).
-    until: AtomicU64,
+    /// The end of the lease for which the namespace is guarded, ns of the environment's clock; or
+    /// [`NO_LEASE_END`] (T25).
+    lease_end_ns: AtomicU64,
     pub(super) flushes: DriveFlushes,
 }
 
 impl Default for NamespaceState {
     fn default() -> Self {
-        let (guard, until) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
-        Self { guard, until, flushes: DriveFlushes::new() }
+        Self {
+            guard: AtomicU64::new(OPEN_TO_ALL),
+            lease_end_ns: AtomicU64::new(NO_LEASE_END),
+            flushes: DriveFlushes::new(),
+        }
     }
 }
 
-/// Guard value of a namespace whose volume has no owner present, or whose log is unrecovered.
+/// The guard of a namespace to which every host may write. No association has this number.
+const OPEN_TO_ALL: u64 = 0;
+/// The guard of a namespace to which no host may make plain writes: the owner of its volume is not
+/// present, or the log of the volume is not recovered.
 const GUARDED_WITHOUT_OWNER: u64 = u64::MAX;
+/// The end of the lease of a namespace that is guarded for no lease.
+const NO_LEASE_END: u64 = u64::MAX;
 
 impl NamespaceState {
-    /// Whether association `assoc` may write here outside of ordered streams (T21).
+    /// Whether this association may make plain writes, outside of ordered streams (T21).
     #[inline]
     #[must_use]
-    pub fn may_write(&self, assoc: u64) -> bool {
+    pub fn may_write(&self, association: u64) -> bool {
         let guard = self.guard.load(Ordering::Acquire);
-        guard == 0 || guard == assoc
+        guard == OPEN_TO_ALL || guard == association
     }
 
-    /// Whether it is guarded for the association `assoc` of its owner.
+    /// Whether the namespace is guarded for this association, which is the owner's.
     #[inline]
-    pub(super) fn is_of(&self, assoc: u64) -> bool {
-        self.guard.load(Ordering::Acquire) == assoc
+    pub(super) fn is_guarded_for(&self, association: u64) -> bool {
+        self.guard.load(Ordering::Acquire) == association
     }
 
-    /// Whether the namespace is guarded for a lease that has run out. Then a connection that wants
-    /// to write asks [`Shared`](super::Shared) again.
-    pub(super) fn lease_is_over(&self, now: u64) -> bool {
-        self.until.load(Ordering::Acquire) <= now
+    /// Whether the namespace is guarded for a lease that has run out. Then
+    /// [`Shared::free_namespace`](super::Shared) may remove the guard.
+    pub(super) fn is_lease_over(&self, now: u64) -> bool {
+        self.lease_end_ns.load(Ordering::Acquire) <= now
     }
 
-    /// Guards the namespace: until the next call, only the association `owner` may write. `until`: the
-    /// end of the lease for which it is guarded, if it is.
-    pub(super) fn guard_for(&self, owner: Option<u64>, until: Option<u64>) {
-        self.until.store(until.unwrap_or(u64::MAX), Ordering::SeqCst);
+    /// Guards the namespace: only the association `owner` may make plain writes, or no host if `owner`
+    /// is `None`. `lease_end_ns` is the end of the lease for which the namespace is guarded.
+    pub(super) fn guard_for(&self, owner: Option<u64>, lease_end_ns: Option<u64>) {
+        self.lease_end_ns.store(lease_end_ns.unwrap_or(NO_LEASE_END), Ordering::SeqCst);
         self.guard.store(owner.unwrap_or(GUARDED_WITHOUT_OWNER), Ordering::SeqCst);
     }
 
     /// Removes the guard: every host may write.
     pub(super) fn open_to_all(&self) {
-        self.until.store(u64::MAX, Ordering::SeqCst);
-        self.guard.store(0, Ordering::SeqCst);
+        self.lease_end_ns.store(NO_LEASE_END, Ordering::SeqCst);
+        self.guard.store(OPEN_TO_ALL, Ordering::SeqCst);
     }
 
-    /// How many FLUSHes of this drive have failed (T22), as far as the cores that issued them have
-    /// received their results. A success is used only when no other FLUSH may have failed without
-    /// having been counted (T29).
+    /// How many FLUSHes of this drive have failed (T22), as far as the cores that sent them have
+    /// received the results. A core uses the success of a FLUSH only when every failure that concerns
+    /// it has been counted (T29).
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {
@@ -104,15 +112,15 @@ impl NamespaceState {
 #[derive(Debug, Default)]
 pub struct Namespaces {
     list: Vec<Namespace>,
-    /// Index + 1 by nsid; 0 for none.
-    by_nsid: Vec<u16>,
+    /// By namespace id: the index of the namespace in `list` plus 1; 0 if there is none with this id.
+    index_plus_1_of: Vec<u16>,
 }
 
 impl Namespaces {
-    /// The namespaces, in the order of the environment's indices.
+    /// The namespaces with these properties. A namespace's index is its place in `configs`.
     ///
     /// # Errors
-    /// The id that is used twice, or is 0 or above [`NSID_MAX`].
+    /// An id is used twice, or is 0 or above [`NSID_MAX`].
     pub fn new(configs: Vec<NamespaceConfig>) -> Result<Self, NamespaceIdError> {
         let mut namespaces = Self::default();
         for config in configs {
@@ -121,14 +129,14 @@ impl Namespaces {
                 return Err(NamespaceIdError::OutOfRange(nsid));
             }
             let at = nsid as usize;
-            if namespaces.by_nsid.len() <= at {
-                namespaces.by_nsid.resize(at + 1, 0);
+            if namespaces.index_plus_1_of.len() <= at {
+                namespaces.index_plus_1_of.resize(at + 1, 0);
             }
-            if namespaces.by_nsid[at] != 0 {
+            if namespaces.index_plus_1_of[at] != 0 {
                 return Err(NamespaceIdError::Twice(nsid));
             }
             namespaces.list.push(Namespace { config, state: Arc::default() });
-            namespaces.by_nsid[at] = namespaces.list.len() as u16;
+            namespaces.index_plus_1_of[at] = namespaces.list.len() as u16;
         }
         Ok(namespaces)
     }
@@ -137,7 +145,7 @@ impl Namespaces {
     #[inline]
     #[must_use]
     pub fn find(&self, nsid: u32) -> Option<(usize, &Namespace)> {
-        let index = usize::from(*self.by_nsid.get(nsid as usize)?).checked_sub(1)?;
+        let index = usize::from(*self.index_plus_1_of.get(nsid as usize)?).checked_sub(1)?;
         Some((index, &self.list[index]))
     }
 
@@ -156,9 +164,10 @@ impl Namespaces {
         self.list.iter()
     }
 
-    /// Ids in ascending order.
+    /// The namespace ids, in ascending order.
     pub fn ids(&self) -> impl Iterator<Item = u32> {
-        self.by_nsid.iter().enumerate().filter(|(_, index)| **index != 0).map(|(id, _)| id as u32)
+        let used = self.index_plus_1_of.iter().enumerate().filter(|(_, index)| **index != 0);
+        used.map(|(nsid, _)| nsid as u32)
     }
 
     /// The highest id, 0 if there are none.
@@ -170,7 +179,7 @@ impl Namespaces {
     /// Whether any drive has a volatile write cache.
     #[must_use]
     pub fn any_volatile(&self) -> bool {
-        self.list.iter().any(|ns| ns.config.volatile)
+        self.list.iter().any(|namespace| namespace.config.volatile)
     }
 }
 

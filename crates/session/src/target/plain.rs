@@ -1,4 +1,9 @@
-//! I/O commands outside of ordered streams: read, write, flush, write zeroes, deallocate.
+//! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
+//! (`dataset.rs` has Dataset Management.)
+//!
+//! A command is checked, its buffer is charged to the budget if it needs one, and its operation goes
+//! to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A write
+//! with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a FLUSH.
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
 use riopipe_nvme::pdu::DataHdr;
@@ -7,397 +12,450 @@ use riopipe_order::probe::{self, Plant};
 
 use super::closed::Closed;
 use super::commands::Stage;
-use super::context::{Context, fenced_owner, is_in_capsule};
+use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use crate::outbox::Outbox;
+use crate::wire;
 
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
-    /// By namespace: how many FLUSHes of the drive had failed when this connection submitted its
-    /// first plain write that no FLUSH of it has covered yet. `None` if there is no such write (T22).
+    /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
+    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is no
+    /// such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (T22).
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
+/// A Write that has passed all checks.
+struct CheckedWrite {
+    /// The index of the namespace.
+    ns_index: usize,
+    /// How many bytes of data the command has.
+    data_len: u32,
+    /// Whether all data is in the capsule. Otherwise it must be requested by R2T.
+    is_in_capsule: bool,
+}
+
 impl PlainIo {
-    /// Checks a Write. Returns the index of its namespace, the bytes of its data, and whether all
-    /// its data is in the capsule.
+    /// Checks a Write: its blocks, the guard of its namespace, and its data.
     #[inline]
     fn check_write<E: TargetEnv>(
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-    ) -> Result<(usize, u32, bool), Status> {
-        let ns = cx.extent(sqe)?;
-        cx.guard(ns, env)?;
-        // No directives but Rio's own are supported.
-        if sqe.dword(12) >> 20 & 0xf != 0 {
+    ) -> Result<CheckedWrite, Status> {
+        let ns_index = context.extent(sqe)?;
+        context.guard(ns_index, env)?;
+        // Rio's own directive marks ordered requests. No other directive is supported.
+        if wire::directive_type(sqe) != 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let want = sqe.nlb() * BLOCK_SIZE;
-        if want > TRANSFER_BYTES_MAX {
+        let data_len = sqe.nlb() * BLOCK_SIZE;
+        if data_len > TRANSFER_BYTES_MAX {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        Ok((ns, want, is_in_capsule(sqe, want, data)?))
+        let is_in_capsule = is_in_capsule(sqe, data_len, data)?;
+        Ok(CheckedWrite { ns_index, data_len, is_in_capsule })
     }
 
-    /// Carries out a Write: at once if its data is in the capsule, else after the data has come in.
+    /// Carries out a Write: at once if its data is in the capsule, otherwise after the data has
+    /// arrived by R2T.
     #[inline]
     pub(super) fn write<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let (ns, want, inline) = match Self::check_write(cx, sqe, data, env) {
+        let checked = match Self::check_write(context, sqe, data, env) {
             Ok(checked) => checked,
             Err(status) => {
-                cx.respond(sqe.cid(), status, 0, out);
+                context.send_completion(sqe.cid(), status, 0, outbox);
                 return Ok(());
             }
         };
-        if !inline {
-            return cx.ask_for_data(sqe, ns, want, env, out);
+        let CheckedWrite { ns_index, data_len, is_in_capsule } = checked;
+        if !is_in_capsule {
+            return context.insert_and_request_data(sqe, ns_index, data_len, env, outbox);
         }
-        let index = cx.next_index()?;
-        self.note_write(cx, ns);
-        let op = OpId::new(cx.key, index);
-        match env.device(ns).write(op.0, sqe.slba(), Data::Borrowed(data)) {
-            Submitted::Done(Ok(_)) if !must_flush(cx, sqe, ns) => {
-                cx.respond_here(sqe.cid(), Status::SUCCESS, 0, out);
+        let index = context.next_index()?;
+        self.note_plain_write(context, ns_index);
+        let op = OpId::new(context.key, index);
+        match env.device(ns_index).write(op.0, sqe.slba(), Data::Borrowed(data)) {
+            Submitted::Done(Ok(_)) if !must_flush(context, sqe, ns_index) => {
+                context.send_completion_inlined(sqe.cid(), Status::SUCCESS, 0, outbox);
             }
             Submitted::Done(result) => {
-                cx.commands.take(sqe, Stage::Device, ns);
-                self.device_result(cx, index, result, env, out);
+                context.commands.insert(sqe, Stage::Device, ns_index);
+                self.on_device_result(context, index, result, env, outbox);
             }
             Submitted::Pending => {
-                cx.commands.take(sqe, Stage::Device, ns);
+                context.commands.insert(sqe, Stage::Device, ns_index);
             }
         }
         Ok(())
     }
 
     /// Carries out a command whose requested data has come in completely.
-    pub(super) fn data_ready<E: TargetEnv>(
+    pub(super) fn on_data_ready<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        match cx.commands[index].sqe.opcode() {
-            opcode::WRITE => self.submit_received_write(cx, index, env, out),
-            _ => self.begin_dataset(cx, index, env, out),
+        match context.commands[index].sqe.opcode() {
+            opcode::WRITE => self.submit_received_write(context, index, env, outbox),
+            _ => self.begin_dataset(context, index, env, outbox),
         }
     }
 
     /// Submits a write whose requested data has come in.
     fn submit_received_write<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        let (ns, lba) = (usize::from(command.ns), command.sqe.slba());
+        let command = &context.commands[index];
+        let (ns_index, lba) = (usize::from(command.ns_index), command.sqe.slba());
         // Another host may have claimed the volume while the data was in transit (T21).
-        if let Err(status) = cx.guard(ns, env) {
-            return cx.answer(index, status, 0, out);
+        if let Err(status) = context.guard(ns_index, env) {
+            return context.complete_command(index, status, 0, outbox);
         }
-        let command = &mut cx.commands[index];
+        let command = &mut context.commands[index];
         let Some(buf) = command.buf.take() else {
             debug_assert!(false, "gathered data without a buffer");
-            return cx.answer(index, Status::INTERNAL, 0, out);
+            return context.complete_command(index, Status::INTERNAL, 0, outbox);
         };
         command.stage = Stage::Device;
-        self.note_write(cx, ns);
-        let op = OpId::new(cx.key, index);
-        if let Submitted::Done(result) = env.device(ns).write(op.0, lba, Data::Owned(buf)) {
-            self.device_result(cx, index, result, env, out);
+        self.note_plain_write(context, ns_index);
+        let op = OpId::new(context.key, index);
+        if let Submitted::Done(result) = env.device(ns_index).write(op.0, lba, Data::Owned(buf)) {
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
-    /// Begins a Read, once the connection may hold the buffer for it (T28).
+    /// Begins a Read when the connection may hold the buffer for its data (T28).
     #[inline]
     pub(super) fn read<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let want = sqe.nlb() * BLOCK_SIZE;
-        let checked = cx.extent(sqe).and_then(|ns| match sqe.sgl() {
-            _ if want > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
-            Ok(Sgl::Transport { len }) if len == want => Ok(ns),
+        let data_len = sqe.nlb() * BLOCK_SIZE;
+        let checked = context.extent(sqe).and_then(|ns_index| match sqe.sgl() {
+            _ if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
+            Ok(Sgl::Transport { len }) if len == data_len => Ok(ns_index),
             Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
             Ok(Sgl::InCapsule { .. }) => Err(Status::SGL_TYPE_INVALID.with_dnr()),
             Err(error) => Err(error.status()),
         });
-        if let Some((index, _)) = cx.take_checked(sqe, Stage::Budget, checked, out)?
-            && cx.may_hold(index, want, out)
+        if let Some(InsertedCommand { index, .. }) =
+            context.insert_or_refuse(sqe, Stage::Budget, checked, outbox)?
+            && context.charge_or_enqueue(index, data_len, outbox)
         {
-            self.start(cx, index, env, out);
+            self.start_with_buffer(context, index, env, outbox);
         }
         Ok(())
     }
 
-    /// Starts a command that may hold its buffer now: begins a read, or asks for the data of a write.
-    pub(super) fn start<E: TargetEnv>(
+    /// Continues a command that may hold its buffer now: submits a read, or requests the data of
+    /// another command by R2T.
+    pub(super) fn start_with_buffer<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let ns = usize::from(cx.commands[index].ns);
-        let refusal = if cx.is_fenced { Some(fenced_owner()) } else { cx.refuses_read(ns) };
-        let command = &mut cx.commands[index];
+        let ns_index = usize::from(context.commands[index].ns_index);
+        let refusal =
+            if context.is_fenced { Some(fenced_owner()) } else { context.refuses_read(ns_index) };
+        let command = &mut context.commands[index];
         if command.sqe.opcode() != opcode::READ {
-            return cx.ask_or_fail(index, env, out);
+            return context.request_data_or_fail(index, env, outbox);
         }
-        // The read could find zeroes where recovery has undone writes that the host's stream has
-        // completed. The host may not know yet that it is fenced (T8, P9).
+        // A fenced host may not know yet that it is fenced. Its read could find zeroes where the
+        // recovery of the new owner has undone completed writes of the host's stream (T8, P9).
         if let Some(refusal) = refusal
             && !probe::planted(Plant::T8FencedReads)
         {
-            return cx.answer(index, refusal, 0, out);
+            return context.complete_command(index, refusal, 0, outbox);
         }
         command.stage = Stage::Device;
         let (lba, blocks) = (command.sqe.slba(), command.sqe.nlb());
-        let op = OpId::new(cx.key, index);
-        if let Submitted::Done(result) = env.device(ns).read(op.0, lba, blocks.into()) {
-            self.device_result(cx, index, result, env, out);
+        let op = OpId::new(context.key, index);
+        if let Submitted::Done(result) = env.device(ns_index).read(op.0, lba, blocks.into()) {
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
     /// Submits a Flush.
     pub(super) fn flush<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = cx.namespace(sqe).map(|(ns, _)| ns);
-        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
+        let checked = context.namespace(sqe).map(|(ns_index, _)| ns_index);
+        let Some(InsertedCommand { index, ns_index }) =
+            context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
+        else {
             return Ok(());
         };
-        cx.commands[index].failures_before = self.failures_before_covered_writes(cx, ns);
-        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
-            self.device_result(cx, index, result, env, out);
+        context.commands[index].failure_count_before =
+            self.failures_before_covered_writes(context, ns_index);
+        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+            self.on_device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
 
-    /// Notes that a plain write goes to the drive. A later FLUSH of this connection covers it.
+    /// Notes that a plain write goes to the drive, so that a later FLUSH of this connection covers
+    /// the write.
     #[inline(always)]
-    pub(super) fn note_write<E: TargetEnv>(&mut self, cx: &Context<E>, ns: usize) {
-        let namespace = cx.namespaces.at(ns);
+    pub(super) fn note_plain_write<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) {
+        let namespace = context.namespaces.at(ns_index);
         if !namespace.config.volatile {
             return;
         }
         let failures = namespace.state.flush_failures();
-        if self.failures_at_first_write.len() <= ns {
-            self.failures_at_first_write.resize(ns + 1, None);
+        if self.failures_at_first_write.len() <= ns_index {
+            self.failures_at_first_write.resize(ns_index + 1, None);
         }
-        self.failures_at_first_write[ns].get_or_insert(failures);
+        self.failures_at_first_write[ns_index].get_or_insert(failures);
     }
 
-    /// How many FLUSHes of the drive had failed when the first write that a FLUSH submitted now would
-    /// cover was submitted. Without such a write: how many have failed until now. If one fails in
-    /// between, the FLUSH must not succeed.
+    /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new FLUSH
+    /// covers. If no write waits for a FLUSH, this is the present number of failed FLUSHes. `None` if
+    /// the drive has no volatile cache.
     ///
-    /// The FLUSH does not cover writes that are in flight (M2). So if there are some, the next FLUSH
-    /// begins at the same write.
+    /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write counts
+    /// for the next FLUSH, too.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
-        cx: &Context<E>,
-        ns: usize,
+        context: &Context<E>,
+        ns_index: usize,
     ) -> Option<u64> {
-        let namespace = cx.namespaces.at(ns);
+        let namespace = context.namespaces.at(ns_index);
         if !namespace.config.volatile {
             return None;
         }
-        let now = namespace.state.flush_failures();
-        let Some(Some(before)) = self.failures_at_first_write.get(ns).copied() else {
-            return Some(now);
+        let Some(Some(failures)) = self.failures_at_first_write.get(ns_index).copied() else {
+            return Some(namespace.state.flush_failures());
         };
-        let has_writes_in_flight = cx.commands.any(|command| {
-            usize::from(command.ns) == ns
-                && matches!(command.stage, Stage::Device | Stage::DeviceFlush)
-                && !command.ordered
-                && !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH)
+        let has_writes_in_flight = context.commands.any(|command| {
+            let is_write = !matches!(command.sqe.opcode(), opcode::READ | opcode::FLUSH);
+            usize::from(command.ns_index) == ns_index
+                && command.is_on_device()
+                && !command.is_ordered
+                && is_write
         });
         if !has_writes_in_flight {
-            self.failures_at_first_write[ns] = None;
+            self.failures_at_first_write[ns_index] = None;
         }
-        Some(before)
+        Some(failures)
     }
 
-    /// Whether writes that the successful FLUSH of this command should cover may be lost, because a
-    /// FLUSH of some connection has failed since the first of them. Returns true once for each
-    /// failure, as Linux reports it to `fsync`: the host writes and flushes again (T22).
-    fn has_lost<E: TargetEnv>(&mut self, cx: &Context<E>, index: u16) -> bool {
-        let command = &cx.commands[index];
-        let Some(before) = command.failures_before else {
+    /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH of
+    /// some connection has failed since the oldest of these writes was submitted.
+    ///
+    /// Returns true once for each failure, in the same way in which Linux reports a failure once to
+    /// `fsync`. The host then writes and flushes again (T22).
+    fn may_have_lost_writes<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
+        let command = &context.commands[index];
+        let Some(failures_before) = command.failure_count_before else {
             return false;
         };
-        let ns = usize::from(command.ns);
-        let failures = cx.namespaces.at(ns).state.flush_failures();
-        let has_lost = failures != before && !probe::planted(Plant::T22PlainFlush);
-        if has_lost && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns)
+        let ns_index = usize::from(command.ns_index);
+        let failures = context.namespaces.at(ns_index).state.flush_failures();
+        let may_be_lost = failures != failures_before && !probe::planted(Plant::T22PlainFlush);
+        if may_be_lost
+            && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns_index)
         {
             // Later writes are counted anew.
             *failures_at_first_write = Some(failures);
         }
-        has_lost
+        may_be_lost
     }
 
     /// Submits a Write Zeroes.
     pub(super) fn write_zeroes<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let checked = cx.extent(sqe).and_then(|ns| cx.guard(ns, env).map(|()| ns));
-        let Some((index, ns)) = cx.take_checked(sqe, Stage::Device, checked, out)? else {
+        let checked = context
+            .extent(sqe)
+            .and_then(|ns_index| context.guard(ns_index, env).map(|()| ns_index));
+        let Some(InsertedCommand { index, ns_index }) =
+            context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
+        else {
             return Ok(());
         };
-        let op = OpId::new(cx.key, index);
+        let op = OpId::new(context.key, index);
         let (lba, blocks) = (sqe.slba(), u64::from(sqe.nlb()));
-        self.note_write(cx, ns);
-        if let Submitted::Done(result) = zero(env.device(ns), op, lba, blocks, sqe.deac()) {
-            self.device_result(cx, index, result, env, out);
+        self.note_plain_write(context, ns_index);
+        if let Submitted::Done(result) =
+            submit_zeroing(env.device(ns_index), op, lba, blocks, sqe.deac())
+        {
+            self.on_device_result(context, index, result, env, outbox);
         }
         Ok(())
     }
 
     /// Takes in the result of a plain command's device operation.
-    pub(super) fn device_result<E: TargetEnv>(
+    pub(super) fn on_device_result<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         result: Result<Option<E::Buf>, IoError>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let command = &cx.commands[index];
-        let (ns, stage, code) = (usize::from(command.ns), command.stage, command.sqe.opcode());
+        let command = &context.commands[index];
+        let (ns_index, stage, code) =
+            (usize::from(command.ns_index), command.stage, command.sqe.opcode());
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
-            if cx.flush_ended(index, result.is_ok(), env) {
+            if context.on_flush_ended(index, result.is_ok(), env) {
                 return;
             }
             if result.is_ok() {
-                return self.flush_accepted(cx, index, out);
+                return self.on_certain_flush_success(context, index, outbox);
             }
         }
         let status = match result {
             Err(error) => status_of(&error, code == opcode::READ),
-            Ok(buf) => match (code, buf) {
-                _ if cx.closing => Status::SUCCESS,
-                // Its owner may have been fenced while the read was in flight, and no fence waited
-                // for the read. It may have found blocks that the next owner has undone or written
-                // (T8, P9).
-                (opcode::READ, buf) => match (cx.refuses_read(ns), buf) {
-                    (Some(refusal), _)
-                        if !probe::planted(Plant::T8LateReads)
-                            && !probe::planted(Plant::T8FencedReads) =>
-                    {
-                        refusal
-                    }
-                    (_, Some(buf)) => return send_read(cx, index, buf, out),
-                    (_, None) => {
-                        debug_assert!(false, "a read without a buffer");
-                        Status::INTERNAL
-                    }
-                },
-                (opcode::DATASET_MANAGEMENT, _) => {
-                    return self.deallocate_next(cx, index, env, out);
+            // There is no peer, so the status does not matter.
+            Ok(_) if context.is_closing => Status::SUCCESS,
+            Ok(buf) => match code {
+                opcode::READ => return finish_read(context, index, ns_index, buf, outbox),
+                opcode::DATASET_MANAGEMENT => {
+                    return self.deallocate_next(context, index, env, outbox);
                 }
-                _ if must_flush(cx, &cx.commands[index].sqe, ns) => {
-                    return self.start_flush(cx, index, ns, env, out);
+                _ if must_flush(context, &context.commands[index].sqe, ns_index) => {
+                    return self.start_flush(context, index, ns_index, env, outbox);
                 }
                 _ => Status::SUCCESS,
             },
         };
-        cx.answer(index, status, 0, out);
+        context.complete_command(index, status, 0, outbox);
     }
 
     /// Submits the FLUSH that follows a write with FUA.
     fn start_flush<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
-        ns: usize,
+        ns_index: usize,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        cx.commands[index].stage = Stage::DeviceFlush;
+        context.commands[index].stage = Stage::DeviceFlush;
         // This FLUSH covers the command's own write, too. `failures_at_first_write` stays, because
         // the host may still flush its other writes.
-        cx.commands[index].failures_before =
-            self.failures_at_first_write.get(ns).copied().flatten();
-        if let Submitted::Done(result) = cx.submit_flush_of(index, env) {
-            self.device_result(cx, index, result, env, out);
+        context.commands[index].failure_count_before =
+            self.failures_at_first_write.get(ns_index).copied().flatten();
+        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+            self.on_device_result(context, index, result, env, outbox);
         }
     }
 
-    /// Answers a FLUSH, or a write with FUA, whose FLUSH has succeeded without doubt. The command
-    /// fails all the same if an earlier FLUSH has failed and lost writes that this one covers.
-    pub(super) fn flush_accepted<E: TargetEnv>(
+    /// Completes a command whose FLUSH has succeeded without doubt: a Flush, or a write with FUA. The
+    /// command still fails if another FLUSH has failed and may have lost writes that this FLUSH was
+    /// to make durable.
+    pub(super) fn on_certain_flush_success<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let status = if self.has_lost(cx, index) { Status::WRITE_FAULT } else { Status::SUCCESS };
-        cx.answer(index, status, 0, out);
+        let status = if self.may_have_lost_writes(context, index) {
+            Status::WRITE_FAULT
+        } else {
+            Status::SUCCESS
+        };
+        context.complete_command(index, status, 0, outbox);
     }
 }
 
-/// Whether the command has FUA and the drive a volatile cache. Then a FLUSH follows the write.
+/// Whether a FLUSH must follow the write, because the command has FUA (Force Unit Access) and the
+/// drive has a volatile cache.
 #[inline]
-fn must_flush<E: TargetEnv>(cx: &Context<E>, sqe: &Sqe, ns: usize) -> bool {
-    sqe.fua() && cx.namespaces.at(ns).config.volatile
+fn must_flush<E: TargetEnv>(context: &Context<E>, sqe: &Sqe, ns_index: usize) -> bool {
+    sqe.fua() && context.namespaces.at(ns_index).config.volatile
 }
 
-/// Answers a read with its data, which goes into the outbox without being copied.
-fn send_read<E: TargetEnv>(cx: &mut Context<E>, index: u16, buf: E::Buf, out: &mut Outbox<E::Buf>) {
-    let command = &cx.commands[index];
-    let (cid, want) = (command.sqe.cid(), command.want);
-    debug_assert_eq!(buf.as_ref().len(), want as usize, "a read of another length");
-    cx.forget(index);
-    // SUCCESS stands for a response capsule, but carries no SQHD (TCP §3.3.2.2).
-    let success = cx.queue.as_ref().is_some_and(|q| q.no_sq_flow);
-    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: want, last: true, success };
-    let tx = &cx.tx;
-    out.push_bytes(|v| tx.c2h_data(&header, v));
+/// Completes a read that has come back from the drive with the data in `buf`.
+fn finish_read<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    ns_index: usize,
+    buf: Option<E::Buf>,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    // The host may have been fenced while the read was in flight. No fence waits for reads, so the
+    // data may be of blocks that the new owner has undone or written (T8, P9).
+    if let Some(refusal) = context.refuses_read(ns_index)
+        && !probe::planted(Plant::T8LateReads)
+        && !probe::planted(Plant::T8FencedReads)
+    {
+        return context.complete_command(index, refusal, 0, outbox);
+    }
+    let Some(buf) = buf else {
+        debug_assert!(false, "a read without a buffer");
+        return context.complete_command(index, Status::INTERNAL, 0, outbox);
+    };
+    send_read(context, index, buf, outbox);
+}
+
+/// Sends the data of a read and completes the read. The data goes into the outbox without a copy.
+fn send_read<E: TargetEnv>(
+    context: &mut Context<E>,
+    index: u16,
+    buf: E::Buf,
+    outbox: &mut Outbox<E::Buf>,
+) {
+    let command = &context.commands[index];
+    let (cid, data_len) = (command.sqe.cid(), command.data_len);
+    debug_assert_eq!(buf.as_ref().len(), data_len as usize, "a read of another length");
+    context.remove_command(index);
+    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it may
+    // be used only without flow control of the submission queue (TCP §3.3.2.2).
+    let success = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
+    let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: data_len, last: true, success };
+    let tx = &context.tx;
+    outbox.push_bytes(|bytes| tx.c2h_data(&header, bytes));
     if tx.data_digest {
         let mut digest = alloc::vec::Vec::with_capacity(4);
         tx.data_digest([buf.as_ref()], &mut digest);
-        out.push_payload(buf);
-        out.push_bytes(|v| v.extend_from_slice(&digest));
+        outbox.push_payload(buf);
+        outbox.push_bytes(|bytes| bytes.extend_from_slice(&digest));
     } else {
-        out.push_payload(buf);
+        outbox.push_payload(buf);
     }
     if !success {
-        cx.respond(cid, Status::SUCCESS, 0, out);
+        context.send_completion(cid, Status::SUCCESS, 0, outbox);
     }
 }
 
-/// Makes blocks read as zeroes; with `deallocate` their space may be given up.
+/// Submits an operation after which the blocks read as zeroes. With `deallocate`, the drive may also
+/// free their space.
 #[inline]
-pub(super) fn zero<D: BlockDevice>(
+pub(super) fn submit_zeroing<D: BlockDevice>(
     device: &mut D,
     op: OpId,
     lba: u64,

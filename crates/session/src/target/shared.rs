@@ -1,10 +1,10 @@
-//! The shared state of all connections of a target: the subsystem, its volumes, its controllers
+//! The state that all connections of a target share: the subsystem, its volumes, its controllers
 //! (`controllers.rs`), and the notices from one connection to another (`notices.rs`).
 //!
-//! It is used when queues begin and end and by admin commands, never on the hot path. The
-//! environment keeps it behind a lock. If another connection must react to a change, a [`Notice`]
-//! is left here, and the connection is woken ([`TargetEnv::notify`](super::TargetEnv::notify)), on
-//! any core.
+//! Connections use it when queues begin and end, and for admin commands, but never on the hot path. The
+//! environment keeps it behind a lock. If another connection must react to a change, a [`Notice`] is
+//! left here, and the environment wakes that connection on its core
+//! ([`TargetEnv::notify`](super::TargetEnv::notify)).
 
 mod controllers;
 mod notices;
@@ -18,10 +18,10 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::entry::{PartitionId, Position};
 use riopipe_order::region::{Region, RegionError};
 
-pub(super) use self::controllers::Attached;
 pub use self::controllers::{AttachError, Controller};
+pub(super) use self::controllers::{Attached, IoQueue};
 use self::notices::Fence;
-pub use self::notices::Notice;
+pub use self::notices::{FenceScope, Notice};
 use super::budget::{Budget, Reservation};
 use super::identity::{DiscoveryPort, Identity};
 use super::ids::ConnId;
@@ -32,13 +32,16 @@ use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
 use crate::wire::{self, Claim};
 
-/// A connection that has become a queue.
+/// A connection that Connect has made a queue.
 #[derive(Debug)]
 struct ConnEntry {
+    /// The controller of the queue.
     cntlid: u16,
+    /// The id of the queue; 0 for an admin queue.
     qid: u16,
-    /// Bytes of memory set aside for the in-capsule data of its commands (T28).
-    capsules: usize,
+    /// Bytes of memory reserved for the in-capsule data of the queue's commands (T28).
+    capsule_bytes: usize,
+    /// The notices that the connection has not read yet.
     notices: Vec<Notice>,
 }
 
@@ -48,32 +51,32 @@ pub struct Shared<R: Region> {
     pub(super) namespaces: Arc<Namespaces>,
     /// The controllers, by controller id. There is one for each association.
     controllers: BTreeMap<u16, Controller>,
-    /// The connections that have become queues.
+    /// The connections that are queues.
     conns: BTreeMap<ConnId, ConnEntry>,
-    /// The fences that wait for operations in flight (T8).
+    /// The fences that wait for operations in flight, by fence id (T8).
     fences: BTreeMap<u64, Fence>,
     /// By namespace: the connections that may have writes in flight there (T8).
     writers: Writers,
     /// The memory that connections share (T28).
     budget: Arc<Budget>,
-    /// Bytes set aside for the in-capsule data of I/O queues.
-    capsules: usize,
+    /// Bytes of memory reserved for the in-capsule data of all I/O queues.
+    capsule_bytes: usize,
     next_cntlid: u16,
-    next_assoc: u64,
-    next_fence: u64,
-    /// By namespace: connections with a FLUSH whose success is in doubt (T29).
-    in_doubt: BTreeMap<usize, Vec<ConnId>>,
-    /// Connections to wake once the lock is released.
-    wake: Vec<ConnId>,
+    next_association: u64,
+    next_fence_id: u64,
+    /// By namespace index: the connections with a FLUSH whose success is in doubt (T29).
+    conns_in_doubt: BTreeMap<usize, Vec<ConnId>>,
+    /// The connections to wake when the lock is released.
+    conns_to_wake: Vec<ConnId>,
     /// Volumes, their owners and logs.
     pub(super) volumes: Volumes<R>,
     discovery_generation: u64,
 }
 
 impl<R: Region> Shared<R> {
-    /// A target without connections that begins to serve at `now`, ns of the clock of its
-    /// [`TargetEnv`](super::TargetEnv)s. The leases of volumes that were owned when it last stopped
-    /// begin (T25).
+    /// A target without connections that begins to serve at time `now`, in ns of the clock of its
+    /// [`TargetEnv`](super::TargetEnv)s. The leases of the volumes that had an owner when the target
+    /// last stopped begin to run (T25).
     #[must_use]
     pub fn new(
         identity: Identity,
@@ -91,12 +94,12 @@ impl<R: Region> Shared<R> {
             fences: BTreeMap::new(),
             writers: Writers::default(),
             budget: Budget::new(MEMORY_BYTES),
-            capsules: 0,
+            capsule_bytes: 0,
             next_cntlid: 1,
-            next_assoc: 1,
-            next_fence: 1,
-            in_doubt: BTreeMap::new(),
-            wake: Vec::new(),
+            next_association: 1,
+            next_fence_id: 1,
+            conns_in_doubt: BTreeMap::new(),
+            conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,
         }
@@ -108,7 +111,7 @@ impl<R: Region> Shared<R> {
         &self.identity
     }
 
-    /// Sets the addresses of the subsystem, once the listeners know their ports.
+    /// Sets the addresses of the subsystem, when the listeners know their ports.
     pub fn set_ports(&mut self, ports: Vec<DiscoveryPort>) {
         let mut identity = Identity::clone(&self.identity);
         identity.ports = ports;
@@ -116,18 +119,19 @@ impl<R: Region> Shared<R> {
         self.discovery_generation += 1;
     }
 
-    /// Sets how many bytes of data connections may hold together, beyond a share that each has
-    /// ([`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES)). For connections from now on.
+    /// Sets how many bytes of data all connections together may hold, in addition to the
+    /// [`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES) of each. Connections that exist already
+    /// keep the old limit.
     pub fn set_memory(&mut self, bytes: usize) {
         self.budget = Budget::new(bytes);
     }
 
-    /// A reservation of no bytes yet in the shared memory, for a new connection.
+    /// An empty reservation in the shared memory, for a new connection.
     pub(super) fn reservation(&self) -> Reservation {
         Reservation::of(Arc::clone(&self.budget))
     }
 
-    /// A number that changes whenever the discovery log does.
+    /// A number that changes whenever the discovery log page changes.
     #[must_use]
     pub const fn discovery_generation(&self) -> u64 {
         self.discovery_generation
@@ -145,9 +149,9 @@ impl<R: Region> Shared<R> {
         &self.volumes
     }
 
-    /// Ends service by a clean stop. Volumes whose owners' leases have run out are recorded as
-    /// closed, if they need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation
-    /// must have come back.
+    /// Ends the service by a clean stop. First records as closed the volumes whose lease has run out
+    /// and that need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation must have
+    /// come back before.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.
@@ -160,98 +164,106 @@ impl<R: Region> Shared<R> {
         self.volumes.end_service(write_back)
     }
 
-    /// Frees the volume of a namespace that is guarded for a lease, for a host that wants to write
-    /// it (T25).
+    /// Frees the volume of a namespace if its lease has run out, because a host is about to write the
+    /// namespace (T25).
     pub(super) fn free_namespace(&mut self, nsid: u32, now: u64) {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
 
-    /// Whether the host may connect.
+    /// Whether the host with this NQN may connect.
     #[must_use]
     pub fn allows(&self, hostnqn: &str) -> bool {
         match &self.identity.allowed_hosts {
             None => true,
-            Some(hosts) => hosts.iter().any(|h| h == hostnqn),
+            Some(hosts) => hosts.iter().any(|allowed| allowed == hostnqn),
         }
     }
 
-    /// Gives a volume to `host`; see [`Volumes`]. Returns the number of this claim among
-    /// the volume's claims.
+    /// Makes `host` the owner of a volume: calls [`Volumes::claim`]. Then fences the association of the
+    /// former owner, or ends it. Returns the number of this claim among the claims of the volume.
     pub(super) fn claim(&mut self, claim: &Claim, host: Owner, now: u64) -> Result<u64, Refusal> {
-        let claimant = host.assoc;
+        let claimant = host.association;
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
-        // A former owner that is fenced loses its rights. The claimant may have lost its own
-        // before, and gets them back (T8).
+        // A former owner that is fenced loses its rights. The claimant gets its rights back, in case
+        // another owner has fenced it before (T8).
         for controller in self.controllers.values() {
-            if claimed.fenced == Some(controller.assoc) {
+            if claimed.fenced_association == Some(controller.association) {
                 controller.rights.fence();
-            } else if claimant == controller.assoc {
+            } else if claimant == controller.association {
                 controller.rights.restore();
             }
         }
-        if let Some(assoc) = claimed.replaced {
-            let old = self.controllers.iter().find(|(_, c)| c.assoc == assoc);
-            if let Some((cntlid, admin)) = old.map(|(cntlid, c)| (*cntlid, c.admin)) {
-                self.end_queues(cntlid);
-                let why = match claim.resume {
-                    true => "its host has come back with another association",
-                    false => "another owner has taken its volume over",
-                };
-                self.leave(admin, Notice::Close(why));
-            }
+        if let Some(association) = claimed.association_to_end {
+            let why = if claim.resume {
+                "its host has come back with another association"
+            } else {
+                "another owner has taken its volume over"
+            };
+            self.end_association(association, why);
         }
-        Ok(claimed.claim)
+        Ok(claimed.claim_number)
     }
 
-    /// Notes that `conn` is about to read the guard of namespace `ns` for the first time (T8).
-    pub(super) fn note_writer(&mut self, ns: usize, conn: ConnId) {
+    /// Closes all queues of an association, for the reason `why`.
+    fn end_association(&mut self, association: u64, why: &'static str) {
+        let controller =
+            self.controllers.iter().find(|(_, controller)| controller.association == association);
+        let Some((&cntlid, controller)) = controller else { return };
+        let admin = controller.admin;
+        self.end_queues(cntlid);
+        self.leave_notice(admin, Notice::Close(why));
+    }
+
+    /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time (T8).
+    pub(super) fn note_writer(&mut self, ns_index: usize, conn: ConnId) {
         if self.conns.contains_key(&conn) {
-            self.writers.note(ns, conn);
+            self.writers.note(ns_index, conn);
         }
     }
 
-    /// Binds a stream to a connection, which may write to the volume's namespaces from now on; see
-    /// [`Volumes::bind`].
+    /// Binds a stream to a connection: calls [`Volumes::bind`]. Notes the connection as a writer of the
+    /// volume's namespaces.
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
-        assoc: u64,
+        association: u64,
         id: PartitionId,
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
-        let bound = self.volumes.bind(conn, assoc, id, binding);
+        let bound = self.volumes.bind(conn, association, id, binding);
         if let Ok(bound) = &bound {
             for member in &bound.members {
-                if let Some((ns, _)) = self.namespaces.find(member.nsid) {
-                    self.writers.note(ns, conn);
+                if let Some((ns_index, _)) = self.namespaces.find(member.nsid) {
+                    self.writers.note(ns_index, conn);
                 }
             }
         }
         self.end_old_carriers(bound, [id])
     }
 
-    /// A page of a partition; see [`Volumes::list`].
+    /// Returns a page of a partition: calls [`Volumes::list`].
     pub(super) fn list(
         &mut self,
         id: PartitionId,
-        assoc: u64,
+        association: u64,
         from: Position,
         len: usize,
     ) -> Result<Page, Refusal> {
-        let page = self.volumes.list(id, assoc, from, len);
+        let page = self.volumes.list(id, association, from, len);
         self.end_old_carriers(page, [id])
     }
 
-    /// Settles streams of a volume; see [`Volumes::settle`].
-    pub(super) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
-        let settled = self.volumes.settle(settle, assoc);
+    /// Settles streams of a volume: calls [`Volumes::settle`].
+    pub(super) fn settle(&mut self, settle: &Settle, association: u64) -> Result<(), Refusal> {
+        let settled = self.volumes.settle(settle, association);
         self.end_old_carriers(settled, settle.partitions())
     }
 
-    /// If the result is `STREAM_BUSY`, ends the connections that still carry these streams. The
-    /// owner needs the streams elsewhere, or forgets the volume. So it has given up these
-    /// connections, although they have not ended here yet. It sends the command again after their
-    /// end (P7, P8).
+    /// If the result is `STREAM_BUSY`, closes the connections that still carry these streams.
+    ///
+    /// The owner needs the streams on other connections, or forgets the volume. So the owner has given
+    /// up these connections, although their end was not noticed here yet. The owner repeats its
+    /// command, which succeeds when the connections have ended (P7, P8).
     fn end_old_carriers<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -260,43 +272,48 @@ impl<R: Region> Shared<R> {
         if matches!(result, Err(Refusal { status: wire::status::STREAM_BUSY, .. })) {
             for id in streams {
                 if let Some(conn) = self.volumes.carrier(id) {
-                    self.leave(conn, Notice::Close("its owner needs the stream elsewhere"));
+                    self.leave_notice(conn, Notice::Close("its owner needs the stream elsewhere"));
                 }
             }
         }
         result
     }
 
-    /// Releases a volume, if `assoc` may still do that.
+    /// Releases a volume, if the host with this association may still do that. With `forget`, drops the
+    /// volume and its log.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
-        assoc: u64,
+        association: u64,
         forget: bool,
     ) -> Result<(), Refusal> {
-        self.volumes.may_release(volume, assoc, forget)?;
-        let was_owner = self.volumes.owner(volume).is_some_and(|owner| owner.assoc == assoc);
+        self.volumes.may_release(volume, association, forget)?;
+        let was_owner =
+            self.volumes.owner(volume).is_some_and(|owner| owner.association == association);
         let released = self.volumes.release(volume, forget, &self.namespaces);
         if was_owner && released == Ok(false) {
-            // A plain command of the owner may still arrive, such as the zeroing of a recovery that
-            // the owner has given up. It must not land over what is written from now on (T8).
-            let owners = self.controllers.values().filter(|c| c.assoc == assoc);
-            owners.for_each(|controller| controller.rights.fence());
+            // A plain command of the owner may still arrive, such as a Write Zeroes of a recovery that
+            // the owner has given up. It must not land over data that is written from now on (T8).
+            for controller in self.controllers.values() {
+                if controller.association == association {
+                    controller.rights.fence();
+                }
+            }
         }
         let released = released.map(drop);
-        let carried = self.volumes.find(volume).into_iter().flat_map(Volume::carried_streams);
-        let carried: Vec<PartitionId> = carried.collect();
-        self.end_old_carriers(released, carried)
+        let volume = self.volumes.find(volume).into_iter();
+        let carried_streams: Vec<PartitionId> = volume.flat_map(Volume::carried_streams).collect();
+        self.end_old_carriers(released, carried_streams)
     }
 
-    /// Connections that have not been drained.
+    /// The number of connections that are queues and are not drained yet.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.conns.len()
     }
 }
 
-/// Notes that a host has sent something.
-pub(super) fn last_received(at: &AtomicU64, now: u64) {
-    at.store(now, Ordering::Relaxed);
+/// Notes in `last_received` that a host has sent something at time `now`, ns.
+pub(super) fn note_received(last_received: &AtomicU64, now: u64) {
+    last_received.store(now, Ordering::Relaxed);
 }

@@ -1,5 +1,10 @@
-//! Data that a host sends on request: R2T and H2CData, and the budget that bounds what a
-//! connection holds (T18).
+//! Data that a host sends on request, and the budget that bounds the buffers of a connection (T18).
+//!
+//! ```text
+//! command → budget allows its buffer → R2T to the host → H2CData pieces → command has its data
+//! ```
+//!
+//! Commands whose buffer the budget does not allow yet wait in `waiting_for_budget`, in order.
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_nvme::pdu::{DataHdr, PduError, R2t};
@@ -12,117 +17,140 @@ use super::limits::TRANSFER_BUDGET;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> Context<E> {
-    /// Asks for the `want` bytes of a command's data, now or when the budget allows.
-    pub(super) fn ask_for_data(
+    /// Puts a command with `data_len` bytes of data into the table. Requests the data from the host,
+    /// now or when the budget allows the buffer.
+    pub(super) fn insert_and_request_data(
         &mut self,
         sqe: &Sqe,
-        ns: usize,
-        want: u32,
+        ns_index: usize,
+        data_len: u32,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let index = self.take(sqe, Stage::Budget, ns)?;
-        if self.may_hold(index, want, out) {
-            self.ask_or_fail(index, env, out);
+        let index = self.insert_command(sqe, Stage::Budget, ns_index)?;
+        if self.charge_or_enqueue(index, data_len, outbox) {
+            self.request_data_or_fail(index, env, outbox);
         }
         Ok(())
     }
 
-    /// Whether a command may hold a buffer of `want` bytes now. Otherwise it waits for its turn,
-    /// and [`next_to_start`](Self::next_to_start) returns it later.
-    pub(super) fn may_hold(&mut self, index: u16, want: u32, out: &Outbox<E::Buf>) -> bool {
-        self.commands[index].want = want;
-        let may_hold = self.waiting.is_empty() && self.affordable(index, out);
-        if may_hold {
-            self.charge(index);
+    /// Charges a buffer of `data_len` bytes to the budget and returns true, if the budget allows that
+    /// now. Otherwise the command waits, and [`next_within_budget`](Self::next_within_budget)
+    /// returns it later.
+    pub(super) fn charge_or_enqueue(
+        &mut self,
+        index: u16,
+        data_len: u32,
+        outbox: &Outbox<E::Buf>,
+    ) -> bool {
+        self.commands[index].data_len = data_len;
+        let fits = self.waiting_for_budget.is_empty() && self.try_reserve(index, outbox);
+        if fits {
+            self.charge_budget(index);
         } else {
-            self.waiting.push_back(index);
+            self.waiting_for_budget.push_back(index);
         }
-        may_hold
+        fits
     }
 
-    /// The next of the commands that waited for the budget, if it allows that one now.
-    pub(super) fn next_to_start(&mut self, out: &Outbox<E::Buf>) -> Option<u16> {
-        let index = *self.waiting.front()?;
-        if !self.affordable(index, out) {
+    /// Charges the buffer of the first waiting command to the budget and returns that command.
+    /// `None` if no command waits, or the budget does not allow that buffer now.
+    pub(super) fn next_within_budget(&mut self, outbox: &Outbox<E::Buf>) -> Option<u16> {
+        let index = *self.waiting_for_budget.front()?;
+        if !self.try_reserve(index, outbox) {
             return None;
         }
-        self.waiting.pop_front();
-        self.charge(index);
+        self.waiting_for_budget.pop_front();
+        self.charge_budget(index);
         Some(index)
     }
 
-    fn affordable(&mut self, index: u16, out: &Outbox<E::Buf>) -> bool {
-        let used = self.held + out.len_bytes();
-        let then = used + self.commands[index].want as usize;
-        // A connection that holds nothing gets the memory that one command needs. Else it might
-        // wait for others for ever.
-        used == 0 || then <= TRANSFER_BUDGET && self.reservation.grow(then)
+    /// Reserves the memory for the buffer of a command. Returns whether that succeeded.
+    fn try_reserve(&mut self, index: u16, outbox: &Outbox<E::Buf>) -> bool {
+        let used_bytes = self.held_bytes + outbox.len_bytes();
+        let needed_bytes = used_bytes + self.commands[index].data_len as usize;
+        // A connection that holds nothing may always hold the buffer of one command. Otherwise it
+        // might wait for other connections without end.
+        used_bytes == 0 || needed_bytes <= TRANSFER_BUDGET && self.reservation.grow(needed_bytes)
     }
 
-    fn charge(&mut self, index: u16) {
+    /// Counts the buffer of a command against the budget.
+    fn charge_budget(&mut self, index: u16) {
         let command = &mut self.commands[index];
-        command.charged = command.want as usize;
-        self.held += command.charged;
+        command.charged_bytes = command.data_len as usize;
+        self.held_bytes += command.charged_bytes;
     }
 
-    /// Asks for the data of a command that may hold it; returns whether there is memory for it.
-    pub(super) fn ask(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) -> bool {
+    /// Allocates the buffer of a command and requests the data from the host by R2T. Returns false,
+    /// without an R2T, if there is no memory.
+    pub(super) fn request_data(
+        &mut self,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) -> bool {
         let command = &mut self.commands[index];
-        let want = command.want;
-        let Some(buf) = env.alloc(want as usize) else { return false };
+        let data_len = command.data_len;
+        let Some(buf) = env.alloc(data_len as usize) else { return false };
         command.buf = Some(buf);
         command.stage = Stage::Receiving;
-        let r2t = R2t { cccid: command.sqe.cid(), ttag: index, r2to: 0, r2tl: want };
+        let r2t = R2t { cccid: command.sqe.cid(), ttag: index, r2to: 0, r2tl: data_len };
         let tx = &self.tx;
-        out.push_bytes(|v| tx.r2t(&r2t, v));
+        outbox.push_bytes(|bytes| tx.r2t(&r2t, bytes));
         true
     }
 
-    /// [`ask`](Self::ask) for a command without an ordering attribute. The command fails if there
-    /// is no memory.
-    pub(super) fn ask_or_fail(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
-        if !self.ask(index, env, out) {
-            // No R2T has been sent.
-            self.answer(index, Status::INTERNAL, 0, out);
+    /// Like [`request_data`](Self::request_data), for a command without an ordering attribute: the
+    /// command fails if there is no memory.
+    pub(super) fn request_data_or_fail(
+        &mut self,
+        index: u16,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        if !self.request_data(index, env, outbox) {
+            self.complete_command(index, Status::INTERNAL, 0, outbox);
         }
     }
 
-    /// Takes in a piece of the data that an R2T requested. Returns the command if its data is now
-    /// complete.
-    pub(super) fn data_received(
+    /// Takes in a piece of the data that an R2T requested. Returns the index of the command if its
+    /// data is now complete.
+    ///
+    /// # Errors
+    /// The host has broken the protocol.
+    pub(super) fn receive_data(
         &mut self,
         header: &DataHdr,
         data: &[u8],
-        digest_ok: bool,
+        is_digest_valid: bool,
     ) -> Result<Option<u16>, PduError> {
         let command = self
             .commands
-            .used(header.ttag)
+            .get_used(header.ttag)
             .filter(|command| command.stage == Stage::Receiving)
             .ok_or(PduError::header(10, "no R2T with this tag is open"))?;
         if command.sqe.cid() != header.cccid {
             return Err(PduError::header(8, "the command is not the one of this R2T"));
         }
-        // Over one connection pieces come in order (TCP §3.3.2.1).
-        if header.datao != command.got {
+        // On one connection the pieces must arrive in order (TCP §3.3.2.1).
+        if header.datao != command.received_bytes {
             return Err(PduError::header(12, "data is not where the last piece ended"));
         }
-        if header.datal == 0 || header.datal > command.want - command.got {
+        if header.datal == 0 || header.datal > command.data_len - command.received_bytes {
             return Err(PduError::out_of_range("data beyond what the R2T asked for"));
         }
-        let start = command.got as usize;
-        command.got += header.datal;
-        let complete = command.got == command.want;
-        if header.last != complete {
+        let start = command.received_bytes as usize;
+        command.received_bytes += header.datal;
+        let is_complete = command.received_bytes == command.data_len;
+        if header.last != is_complete {
             return Err(PduError::header(1, "LAST_PDU is not on the last piece"));
         }
-        if !digest_ok {
-            command.verdict.get_or_insert(Status::TRANSIENT_TRANSPORT);
+        if !is_digest_valid {
+            command.early_status.get_or_insert(Status::TRANSIENT_TRANSPORT);
         }
         if let Some(buf) = &mut command.buf {
             buf.as_mut()[start..start + data.len()].copy_from_slice(data);
         }
-        Ok(complete.then_some(header.ttag))
+        Ok(is_complete.then_some(header.ttag))
     }
 }

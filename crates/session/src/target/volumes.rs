@@ -1,14 +1,17 @@
 //! The volumes that a target knows, and the log region with their ordering logs.
 //!
-//! A [`Volume`] has its namespaces, its [`Lease`] and its partitions of the log. `claims.rs` gives
-//! a volume to an owner (T8), `binding.rs` gives a stream of it to a connection, `listing.rs` and
-//! `settlement.rs` serve its recovery, and `release.rs` frees it. `unlogged.rs` bounds the number of
-//! volumes without a log. `log_opening.rs` opens the log.
+//! A [`Volume`] has its namespaces, its [`Lease`] and its partitions of the log. A volume is used in
+//! these steps:
 //!
-//! The steps of a volume's use, in their order: a host *claims* the volume; the operations that were
-//! in flight at the claim come back (*drained*); the owner *lists* the entries of each stream,
-//! decides, undoes, and *settles* each stream; then it *binds* each stream to a connection, which
-//! has the stream's log until it ends; at last the owner *releases* the volume.
+//! 1. A host *claims* the volume and becomes its owner (`claims.rs`, T8).
+//! 2. The operations that were in flight at the claim come back: the volume is *drained*.
+//! 3. The owner *lists* the entries of each stream (`listing.rs`), decides, and undoes.
+//! 4. The owner *settles* each stream (`settlement.rs`).
+//! 5. The owner *binds* each stream to a connection (`binding.rs`). The connection has the log of the
+//!    stream until the stream ends there.
+//! 6. The owner *releases* the volume (`release.rs`), or its lease runs out (`lease.rs`).
+//!
+//! `unlogged.rs` bounds the number of volumes without a log. `log_opening.rs` opens the log region.
 
 mod binding;
 mod claims;
@@ -32,10 +35,10 @@ use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::region::{Crc32c, Region};
 
-pub(super) use self::binding::{Binding, Bound, live_entries};
+pub(super) use self::binding::{Binding, Bound, count_live_entries};
 use self::lease::Lease;
 pub use self::lease::Owner;
-pub(super) use self::listing::{Listing, check_len, read_page, status_of_unreadable};
+pub(super) use self::listing::{Listing, check_page_len, read_page, status_of_unreadable};
 pub use self::log_opening::{Found, Opened};
 pub(super) use self::refusal::Refusal;
 use self::unlogged::UsedNamespaces;
@@ -49,7 +52,8 @@ use crate::wire::{self, VolumeStatus};
 pub struct Volumes<R> {
     list: Vec<Volume<R>>,
     target_log: TargetLog<R>,
-    /// The list of a partition that a host reads now, page by page. A change of any log drops it.
+    /// The list of a partition's entries that a host is reading page by page. A change of any log
+    /// drops the list.
     listing: Option<Listing>,
     /// The namespaces that volumes have had in this incarnation of the target.
     used_namespaces: UsedNamespaces,
@@ -76,13 +80,13 @@ impl<R: Region> Volumes<R> {
         Self::new(Vec::new(), TargetLog::None, crc)
     }
 
-    /// A target whose log region has been opened (a new incarnation has begun). Reads every
-    /// partition. The second value lists the damaged ones; their volumes are refused until the
-    /// owner accepts the loss (T19).
+    /// A target whose log region was opened for a new incarnation. Reads every partition. Also returns
+    /// the problems of the damaged partitions: their volumes are refused until the owner accepts the
+    /// loss (T19).
     ///
-    /// A volume that is in the log's directory and was never claimed is forgotten. A crash has
-    /// interrupted its creation, and its blank partitions must not be taken for the expected ones
-    /// (T24).
+    /// A volume in the log's directory that was never claimed is forgotten: a crash has interrupted
+    /// its creation. If the volume stayed, its blank partitions could be taken for the log that its
+    /// labels name (T24).
     #[must_use]
     pub fn with_log(
         mut region: LogRegion<R>,
@@ -95,70 +99,69 @@ impl<R: Region> Volumes<R> {
         for id in unclaimed {
             problems.extend(region.remove_volume(id).err().map(|error| error.to_string()));
         }
-        let records = region.header().volumes.clone();
-        let list = records
-            .into_iter()
-            .map(|record| {
-                let mut lost = false;
-                let streams = (0..record.streams).map(StreamId);
-                let partitions = streams
-                    .filter_map(|stream| Some((stream, record.partition(stream)?)))
-                    .map(|(stream, range)| {
-                        let id = PartitionId { volume: record.id, stream };
-                        // The owner of a later claim has given up what the log knew. A crash came
-                        // before its claim was granted.
-                        let is_given_up = record.given_up_generation > record.generation;
-                        open_partition(&mut split, range, id, is_given_up, crc).unwrap_or_else(
-                            |problem| {
-                                probe::hit(Rare::LogRefused);
-                                problems.push(problem);
-                                lost = true;
-                                Partition::Damaged
-                            },
-                        )
-                    })
-                    .collect();
-                Volume { partitions, ..Volume::recorded(&record, lost) }
-            })
-            .collect();
+        let mut list = Vec::new();
+        for record in &region.header().volumes {
+            let mut is_log_lost = false;
+            let mut partitions = Vec::new();
+            for stream in (0..record.streams).map(StreamId) {
+                let Some(range) = record.partition(stream) else { continue };
+                let id = PartitionId { volume: record.id, stream };
+                // If this is true, a later claim has given up the content of the log, and a crash has
+                // come before that claim was granted.
+                let is_given_up = record.given_up_generation > record.generation;
+                let opened = open_partition(&mut split, range, id, is_given_up, crc);
+                partitions.push(opened.unwrap_or_else(|problem| {
+                    probe::hit(Rare::LogRefused);
+                    problems.push(problem);
+                    is_log_lost = true;
+                    Partition::Damaged
+                }));
+            }
+            list.push(Volume { partitions, ..Volume::from_record(record, is_log_lost) });
+        }
         (Self::new(list, TargetLog::Live { region, split }, crc), problems)
     }
 
-    /// Notes that the log was made in this incarnation of the target, in place of a lost one with
-    /// this header that was given up. If one of its volumes is claimed, it gets the number of log
-    /// slots that it had, unless its claim gives another number. So all of them fit again.
+    /// Notes that the log was made anew in this incarnation of the target, because the lost log with
+    /// this header was given up. A volume of the lost log that is claimed again gets the number of log
+    /// slots that it had, unless its claim gives another number. So all volumes fit again.
     #[must_use]
     pub fn after_loss(mut self, lost: RegionHeader) -> Self {
         self.former = lost.volumes;
         self
     }
 
-    /// A target whose log region is of another boot: its volumes are known, guarded, and refused
-    /// until a host accepts the loss (T19).
+    /// A target whose log region is of another boot. The volumes in it are known and guarded. They can't
+    /// be claimed until a host accepts the loss of the log (T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
-        let list = header.volumes.iter().map(|record| Volume::recorded(record, true));
+        let list = header.volumes.iter().map(|record| Volume::from_record(record, true));
         Self::new(list.collect(), TargetLog::Lost(header), crc)
     }
 
     /// The description of Rio's extension for Identify Controller.
     #[must_use]
     pub fn extension(&self) -> wire::Extension {
-        let header = match &self.target_log {
-            TargetLog::None => None,
-            TargetLog::Live { region, .. } => Some(region.header()),
-            TargetLog::Lost(header) => Some(header),
-        };
+        let header = self.log_header();
         wire::Extension {
             version: wire::EXTENSION_VERSION,
-            log_kind: header.map(|h| h.kind),
-            incarnation: header.map_or(0, |h| h.incarnation),
-            region: header.map_or([0; 16], |h| h.uuid),
-            boot: header.map_or([0; 16], |h| h.boot),
+            log_kind: header.map(|header| header.kind),
+            incarnation: header.map_or(0, |header| header.incarnation),
+            region: header.map_or([0; 16], |header| header.uuid),
+            boot: header.map_or([0; 16], |header| header.boot),
         }
     }
 
-    /// The owner of a volume, if it is present.
+    /// The header of the log region, also of a lost one; `None` if the target has no log region.
+    fn log_header(&self) -> Option<&RegionHeader> {
+        match &self.target_log {
+            TargetLog::None => None,
+            TargetLog::Live { region, .. } => Some(region.header()),
+            TargetLog::Lost(header) => Some(header),
+        }
+    }
+
+    /// The owner of a volume, if the owner has an association.
     #[must_use]
     pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
         self.find(volume)?.lease.owner()
@@ -168,10 +171,11 @@ impl<R: Region> Volumes<R> {
     /// is not known.
     #[must_use]
     pub fn live_entries(&self, volume: VolumeId) -> Option<u32> {
-        self.find(volume).map(Volume::unsettled_entries)
+        self.find(volume).map(Volume::unsettled_entry_count)
     }
 
-    /// Begins the leases of volumes that were found owned (T25), and sets the guards.
+    /// Begins the leases of the volumes that have an owner in the log's directory (T25), and sets the
+    /// guards of all namespaces.
     pub(super) fn begin_service(&mut self, namespaces: &Namespaces, now: u64) {
         let header = match &self.target_log {
             TargetLog::None => None,
@@ -179,36 +183,36 @@ impl<R: Region> Volumes<R> {
             TargetLog::Lost(header) => Some(header),
         };
         for record in header.iter().flat_map(|header| &header.volumes) {
-            if let Some(volume) = self.list.iter_mut().find(|v| v.id == record.id) {
+            if let Some(volume) = self.list.iter_mut().find(|volume| volume.id == record.id) {
                 volume.lease = Lease::from_record(record, now);
             }
         }
         self.update_guards(namespaces);
     }
 
-    /// The answer of the status command to association `assoc`.
-    pub(super) fn status(&self, volume: VolumeId, assoc: u64, now: u64) -> VolumeStatus {
-        let Some(v) = self.find(volume) else {
+    /// The answer of the status command to association `association`.
+    pub(super) fn status(&self, volume: VolumeId, association: u64, now: u64) -> VolumeStatus {
+        let Some(known) = self.find(volume) else {
             return VolumeStatus { volume, ..VolumeStatus::default() };
         };
-        let kept_for = v.lease.kept_for(now);
+        let reserved_for = known.lease.reserved_for(now);
         VolumeStatus {
-            volume,
-            generation: v.generation,
+            volume: known.id,
+            generation: known.generation,
             known: true,
-            owned: kept_for.is_some(),
-            own: v.is_owned_by(assoc),
-            lease_left_ms: kept_for.map_or(0, |(_, left)| left),
-            unrecovered: v.unsettled_entries() > 0,
-            kept: v.in_place_entries() > 0,
-            log_lost: v.lost,
-            damaged: v.lost && matches!(self.target_log, TargetLog::Live { .. }),
-            unlogged: v.partitions.is_empty() && !v.lost,
-            streams: v.streams,
-            slots: v.slots,
-            live_entries: v.unsettled_entries(),
-            owner: kept_for.map_or_else(String::new, |(name, _)| name.into()),
-            released: v.partitions.iter().map(Partition::released).collect(),
+            owned: reserved_for.is_some(),
+            own: known.is_owned_by(association),
+            lease_left_ms: reserved_for.map_or(0, |reserved| reserved.lease_left_ms),
+            unrecovered: known.unsettled_entry_count() > 0,
+            kept: known.in_place_entry_count() > 0,
+            log_lost: known.is_log_lost,
+            damaged: known.is_log_lost && matches!(self.target_log, TargetLog::Live { .. }),
+            unlogged: known.partitions.is_empty() && !known.is_log_lost,
+            streams: known.streams,
+            slots: known.slots,
+            live_entries: known.unsettled_entry_count(),
+            owner: reserved_for.map_or_else(String::new, |reserved| reserved.owner_name.into()),
+            released: known.partitions.iter().map(Partition::released).collect(),
         }
     }
 
@@ -220,12 +224,19 @@ impl<R: Region> Volumes<R> {
     }
 
     pub(super) fn find(&self, id: VolumeId) -> Option<&Volume<R>> {
-        self.list.iter().find(|v| v.id == id)
+        self.list.iter().find(|volume| volume.id == id)
+    }
+
+    fn find_mut(&mut self, id: VolumeId) -> Option<&mut Volume<R>> {
+        self.list.iter_mut().find(|volume| volume.id == id)
     }
 }
 
-/// Opens a partition. If it is not valid and was given up, it is begun anew (T26), as the claim
-/// that gave it up would have done.
+/// Opens a partition. A partition that is not valid and was given up is made anew, because the claim
+/// that has given it up was interrupted before it did that (T26).
+///
+/// # Errors
+/// The problem of the partition, for the operator.
 fn open_partition<R: Region>(
     split: &mut Split<R>,
     range: Range<usize>,
@@ -240,7 +251,7 @@ fn open_partition<R: Region>(
         Err(_) if is_given_up => {
             let part = split(range).map_err(|error| error.to_string())?;
             let log = StreamLog::format(part, id, 0, crc).map_err(|error| error.to_string())?;
-            Ok(Partition::AtRest { log, entries: 0 })
+            Ok(Partition::AtRest { log, entry_count: 0 })
         }
         Err(error) => Err(error.to_string()),
     }

@@ -1,11 +1,18 @@
-//! The attribute of an ordered request, in the command dwords that NVMe leaves free.
+//! The ordering attribute in an ordered request. It lies in command dwords that NVMe leaves free.
+//!
+//! The initiator writes it with [`put_attribute`], the target reads and checks it with
+//! [`attribute`].
 
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq};
 use riopipe_order::probe::{self, Plant};
 
-/// Directive type "vendor specific", in CDW12 bits 23:20 of an ordered request.
+/// The directive type of an ordered request: "vendor specific".
 pub const DTYPE_ORDERED: u32 = 0xf;
+/// The place of the directive type in CDW12: bits 23:20.
+const DTYPE_SHIFT: u32 = 20;
+/// The bits of the directive type in CDW12.
+const DTYPE_MASK: u32 = 0xf << DTYPE_SHIFT;
 
 /// Puts an attribute and the released mark into an ordered request (Write, Write Zeroes, Flush).
 ///
@@ -22,42 +29,53 @@ pub const DTYPE_ORDERED: u32 = 0xf;
 /// | CDW13 | 15:8 | member |
 /// | CDW14–15 | | tag |
 ///
-/// LBA, length and kind are the command's own.
+/// The first block, the number of blocks and the kind of the request are in the command itself, where
+/// NVMe has them.
 #[inline]
 pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
-    // Two dwords are stored at a time. The command is copied as a whole right after this, and the
-    // processor would wait for stores that are smaller than the loads of that copy.
+    // Two dwords are stored at a time. The caller then copies the whole command with loads of 8
+    // bytes or more. The processor would wait if these loads met smaller stores.
     let counts = u32::from(attribute.num) | u32::from(attribute.index) << 16;
-    let extra = u32::from(attribute.member.0) << 8
+    let span_flags_member = u32::from(attribute.member.0) << 8
         | u32::from(attribute.flags.0) << 16
         | u32::from(attribute.span - 1) << 24;
     sqe.set_dwords(2, attribute.seq.wire(), attribute.ordinal);
     sqe.set_dwords(4, released.wire(), counts);
-    sqe.set_dwords(12, sqe.dword(12) & !(0xf << 20) | DTYPE_ORDERED << 20, extra);
+    let dword_12 = sqe.dword(12) & !DTYPE_MASK | DTYPE_ORDERED << DTYPE_SHIFT;
+    sqe.set_dwords(12, dword_12, span_flags_member);
     sqe.set_dwords(14, attribute.tag as u32, (attribute.tag >> 32) as u32);
 }
 
-/// Whether a command carries an attribute. Other commands have a directive type elsewhere or not at
-/// all: bind, for example, has a volume's id in these bits.
+/// The directive type of a Write, Write Zeroes or Flush command. Other commands use these bits
+/// differently: bind, for example, has a part of a volume's id there.
+#[inline]
+pub(crate) fn directive_type(sqe: &Sqe) -> u32 {
+    (sqe.dword(12) & DTYPE_MASK) >> DTYPE_SHIFT
+}
+
+/// Whether a command is an ordered request, so that it carries an attribute.
 #[must_use]
 #[inline]
 pub fn is_ordered(sqe: &Sqe) -> bool {
     use riopipe_nvme::command::opcode::{FLUSH, WRITE, WRITE_ZEROES};
-    matches!(sqe.opcode(), WRITE | WRITE_ZEROES | FLUSH)
-        && sqe.dword(12) >> 20 & 0xf == DTYPE_ORDERED
+    matches!(sqe.opcode(), WRITE | WRITE_ZEROES | FLUSH) && directive_type(sqe) == DTYPE_ORDERED
 }
 
-/// The same request without an attribute, as a plain one. Only a plant uses it.
+/// The same request as a plain one, without an attribute. Only a plant, which removes a defence on
+/// purpose, uses this function.
 #[must_use]
 pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
     let mut plain = *sqe;
-    plain.set_dword(12, sqe.dword(12) & !(0xf << 20));
+    plain.set_dword(12, sqe.dword(12) & !DTYPE_MASK);
     plain
 }
 
-/// Reads the attribute and the released mark of an ordered request. The command has only the lower 32
-/// bits of both seqs. They become the whole seqs nearest to `near`, the highest seq that has arrived on
-/// the stream (T5).
+/// Reads the attribute and the released mark of an ordered request. [`put_attribute`] shows the
+/// layout.
+///
+/// The command has only the lower 32 bits of its seq. This function returns the whole seq that has
+/// these bits and is nearest to `near`, the highest seq that has arrived on the stream. In the same
+/// way, the released mark becomes the one nearest to the request's seq (T5).
 ///
 /// # Errors
 /// [`BadAttribute`] names the field that is not valid (T18).
@@ -70,22 +88,23 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
         opcode::FLUSH => Kind::Flush,
         _ => return Err(BadAttribute::Opcode),
     };
-    let (counts, extra) = (sqe.dword(5), sqe.dword(13));
-    let flags = Flags((extra >> 16) as u8);
+    let (counts, span_flags_member) = (sqe.dword(5), sqe.dword(13));
+    let flags = Flags((span_flags_member >> 16) as u8);
+    let is_flush = matches!(kind, Kind::Flush);
     let attribute = Attribute {
         seq: match probe::planted(Plant::T5NotWidened) {
             false => Seq::widen(sqe.dword(2), near),
             true => Seq(u64::from(sqe.dword(2))),
         },
-        span: (extra >> 24) as u16 + 1,
+        span: (span_flags_member >> 24) as u16 + 1,
         num: counts as u16,
         index: (counts >> 16) as u16,
         ordinal: sqe.dword(3),
-        member: Member((extra >> 8) as u8),
+        member: Member((span_flags_member >> 8) as u8),
         kind,
         flags,
-        lba: if matches!(kind, Kind::Flush) { 0 } else { sqe.slba() },
-        blocks: if matches!(kind, Kind::Flush) { 0 } else { sqe.nlb() },
+        lba: if is_flush { 0 } else { sqe.slba() },
+        blocks: if is_flush { 0 } else { sqe.nlb() },
         tag: u64::from(sqe.dword(14)) | u64::from(sqe.dword(15)) << 32,
     };
     if !flags.are_known(kind) {
@@ -100,7 +119,7 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
     if attribute.span > 1 && attribute.num != 1 {
         return Err(BadAttribute::Span);
     }
-    if attribute.kind == Kind::Flush && !attribute.is_flush() {
+    if is_flush && !attribute.is_flush() {
         return Err(BadAttribute::Flags);
     }
     let released = Seq::widen(sqe.dword(4), attribute.seq);

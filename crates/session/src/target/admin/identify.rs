@@ -1,5 +1,5 @@
-//! Identify and log pages: the description of the subsystem, its namespaces and its ports for a
-//! host.
+//! The commands Identify and Get Log Page: they describe the subsystem, its namespaces and its ports
+//! to a host.
 
 use alloc::vec::Vec;
 
@@ -19,89 +19,75 @@ use crate::target::limits::{
     ADMIN_ENTRIES_MAX, ASYNC_EVENTS_MAX, IN_CAPSULE_BYTES, KEEP_ALIVE_STEP_MS, MDTS,
     QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
-use crate::target::namespace::{NSID_MAX, NamespaceConfig};
+use crate::target::namespace::{NSID_MAX, NamespaceConfig, Namespaces};
 
 /// NMIC bit 0: several controllers may have the namespace.
-const SHARED_NAMESPACE: u8 = 1;
+const NMIC_SHARED: u8 = 1;
 /// CMIC bit 1: the subsystem has several controllers.
-const SEVERAL_CONTROLLERS: u8 = 1 << 1;
-/// 300 K: a target has no thermometer, and hosts print a temperature of 0 as −273 °C.
-const TEMPERATURE: u16 = 300;
+const CMIC_SEVERAL_CONTROLLERS: u8 = 1 << 1;
+/// The temperature that a target reports, in kelvins. A target has no thermometer, and hosts print a
+/// temperature of 0 as −273 °C.
+const TEMPERATURE_K: u16 = 300;
+/// The first of the namespace ids after which no list may begin: FFFFFFFEh and FFFFFFFFh.
+const NSID_RESERVED: u32 = 0xffff_fffe;
 
 impl Admin {
-    /// Identify.
+    /// Carries out Identify: sends the data structure that the command selects.
     pub(super) fn identify<E: TargetEnv>(
         &self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        match self.identify_page(cx, sqe, env) {
-            Ok(page) => cx.send_page(sqe, &page, out),
-            Err(status) => cx.respond(sqe.cid(), status.with_dnr(), 0, out),
+        match self.identify_page(context, sqe, env) {
+            Ok(page) => context.send_page(sqe, &page, outbox),
+            Err(status) => context.send_completion(sqe.cid(), status.with_dnr(), 0, outbox),
         }
         Ok(())
     }
 
+    /// The data structure that an Identify command selects, by CNS and command set.
     fn identify_page<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> Result<[u8; identify::LEN], Status> {
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return Err(Status::INTERNAL);
         };
         let nsid = sqe.nsid();
-        if self.discovery {
+        if self.is_discovery {
             return match sqe.cns() {
                 cns::CONTROLLER => {
-                    let identity = env.with_shared(|s| s.identity().clone());
+                    let identity = env.with_shared(|shared| shared.identity().clone());
                     Ok(discovery_controller(&identity, queue.cntlid).encode())
                 }
                 _ => Err(Status::INVALID_FIELD),
             };
         }
         let namespace = || -> Result<&NamespaceConfig, Status> {
-            let (_, namespace) = cx.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+            let (_, namespace) = context.namespaces.find(nsid).ok_or(Status::INVALID_NAMESPACE)?;
             Ok(&namespace.config)
         };
-        // An id that could be a namespace, but is none. The structure is all zeroes.
-        let inactive = (1..=NSID_MAX).contains(&nsid) && cx.namespaces.find(nsid).is_none();
-        let after = || match nsid {
-            0xffff_fffe.. => Err(Status::INVALID_NAMESPACE),
+        // For a valid id without a namespace, the data structure is all zeroes.
+        let is_inactive = (1..=NSID_MAX).contains(&nsid) && context.namespaces.find(nsid).is_none();
+        let list_starts_after = || match nsid {
+            NSID_RESERVED.. => Err(Status::INVALID_NAMESPACE),
             nsid => Ok(nsid),
         };
         match (sqe.cns(), sqe.identify_csi()) {
-            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) if inactive => Ok([0; identify::LEN]),
+            (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) if is_inactive => Ok([0; identify::LEN]),
             (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) => {
                 Ok(namespace_page(namespace()?).encode())
             }
-            (cns::CONTROLLER, _) => {
-                let volatile = cx.namespaces.any_volatile();
-                let highest = cx.namespaces.highest_id();
-                let (identity, extension) =
-                    env.with_shared(|s| (s.identity().clone(), s.volumes().extension()));
-                let page = io_controller(&identity, queue.cntlid, highest, volatile);
-                let mut page = page.encode();
-                extension.put(&mut page);
-                Ok(page)
-            }
+            (cns::CONTROLLER, _) => Ok(io_controller_page(context, queue.cntlid, env)),
             (cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES, _)
             | (cns::COMMAND_SET_ACTIVE_NAMESPACES, identify::CSI_NVM) => {
-                Ok(identify::namespace_list(cx.namespaces.ids(), after()?))
+                Ok(identify::namespace_list(context.namespaces.ids(), list_starts_after()?))
             }
-            (cns::NAMESPACE_DESCRIPTORS, _) => {
-                let config = namespace()?;
-                let descriptors = Descriptors {
-                    nguid: (config.nguid != [0; 16]).then_some(config.nguid),
-                    uuid: Some(config.uuid),
-                    csi: Some(identify::CSI_NVM),
-                    ..Descriptors::default()
-                };
-                Ok(descriptors.encode())
-            }
+            (cns::NAMESPACE_DESCRIPTORS, _) => Ok(namespace_descriptors(namespace()?).encode()),
             (cns::COMMAND_SET_NAMESPACE, identify::CSI_NVM) => {
                 namespace()?;
                 Ok(identify::nvm_namespace())
@@ -109,17 +95,17 @@ impl Admin {
             (cns::COMMAND_SET_CONTROLLER, identify::CSI_NVM) => {
                 Ok(NvmController::default().encode())
             }
-            (cns::COMMON_NAMESPACE, _) if inactive => Ok([0; identify::LEN]),
+            (cns::COMMON_NAMESPACE, _) if is_inactive => Ok([0; identify::LEN]),
             (cns::COMMON_NAMESPACE, _) => {
                 namespace()?;
-                Ok(identify::common_namespace(0, SHARED_NAMESPACE, 0))
+                Ok(identify::common_namespace(0, NMIC_SHARED, 0))
             }
             (cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS, _) => {
                 if sqe.cns() == cns::NAMESPACE_CONTROLLERS {
                     namespace()?;
                 }
-                let ids: Vec<u16> = env.with_shared(|s| {
-                    s.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
+                let ids: Vec<u16> = env.with_shared(|shared| {
+                    shared.controllers().filter(|(_, c)| !c.discovery).map(|(id, _)| id).collect()
                 });
                 Ok(identify::controller_list(ids, sqe.identify_cntid()))
             }
@@ -128,49 +114,53 @@ impl Admin {
         }
     }
 
-    /// Get Log Page.
+    /// Carries out Get Log Page: sends the part of a log page that the command selects.
     pub(super) fn log_page<E: TargetEnv>(
         &self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let cid = sqe.cid();
         let len = sqe.log_len();
         if len > u64::from(TRANSFER_BYTES_MAX) || !sqe.log_offset().is_multiple_of(4) {
-            cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        let Some(page) = self.whole_log_page(cx, sqe.lid(), env) else {
-            cx.respond(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, out);
+        let Some(page) = self.whole_log_page(context, sqe.lid(), env) else {
+            context.send_completion(cid, Status::INVALID_LOG_PAGE.with_dnr(), 0, outbox);
             return Ok(());
         };
         match log_page::slice(&page, sqe.log_offset(), len as u32) {
-            Ok(part) => cx.send_page(sqe, &part, out),
-            Err(_) => cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out),
+            Ok(part) => context.send_page(sqe, &part, outbox),
+            Err(_) => context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox),
         }
         Ok(())
     }
 
-    /// The whole content of a log page; `None` if the controller does not have that page.
+    /// The whole content of the log page `lid`; `None` if the controller does not have that page.
     fn whole_log_page<E: TargetEnv>(
         &self,
-        cx: &Context<E>,
+        context: &Context<E>,
         lid: u8,
         env: &mut E,
     ) -> Option<Vec<u8>> {
-        let discovery = self.discovery;
+        let discovery = self.is_discovery;
         Some(match lid {
             log_page::SUPPORTED if discovery => {
                 log_page::supported(&[log_page::SUPPORTED, log_page::DISCOVERY]).to_vec()
             }
             log_page::DISCOVERY if discovery => {
-                let hostnqn = cx.queue.as_ref().map_or("", |q| &q.hostnqn);
-                let (identity, generation, allowed) = env.with_shared(|s| {
-                    (s.identity().clone(), s.discovery_generation(), s.allows(hostnqn))
+                let hostnqn = context.queue.as_ref().map_or("", |q| &q.hostnqn);
+                let (identity, generation, allowed) = env.with_shared(|shared| {
+                    (
+                        shared.identity().clone(),
+                        shared.discovery_generation(),
+                        shared.allows(hostnqn),
+                    )
                 });
-                discovery_page(&identity, generation, allowed, self.local.as_ref())
+                discovery_page(&identity, generation, allowed, self.local_address.as_ref())
             }
             _ if discovery => return None,
             log_page::SUPPORTED => log_page::supported(&[
@@ -182,10 +172,10 @@ impl Admin {
                 log_page::EFFECTS,
             ])
             .to_vec(),
-            // No entries are kept. Each command's own status reports its error.
+            // The error log has no entries, because the status of each command reports its error.
             log_page::ERROR => alloc::vec![0; log_page::ErrorEntry::LEN],
             log_page::SMART => log_page::Smart {
-                temperature: TEMPERATURE,
+                temperature: TEMPERATURE_K,
                 spare: 100,
                 spare_threshold: 10,
                 ..log_page::Smart::default()
@@ -193,7 +183,7 @@ impl Admin {
             .encode()
             .to_vec(),
             log_page::FIRMWARE => {
-                let identity = env.with_shared(|s| s.identity().clone());
+                let identity = env.with_shared(|shared| shared.identity().clone());
                 log_page::firmware(&identity.firmware).to_vec()
             }
             log_page::CHANGED_NAMESPACES => log_page::changed_namespaces(&[]).to_vec(),
@@ -220,25 +210,40 @@ fn any_controller(identity: &Identity, cntlid: u16) -> Controller {
     }
 }
 
-/// The Identify data of a controller with I/O queues. `highest`: the largest namespace identifier.
-fn io_controller(identity: &Identity, cntlid: u16, highest: u32, volatile: bool) -> Controller {
+/// Identify Controller of a controller with I/O queues, with the record of Rio's extension.
+fn io_controller_page<E: TargetEnv>(
+    context: &Context<E>,
+    cntlid: u16,
+    env: &mut E,
+) -> [u8; identify::LEN] {
+    let (identity, extension) =
+        env.with_shared(|shared| (shared.identity().clone(), shared.volumes().extension()));
+    let mut page = io_controller(&identity, cntlid, &context.namespaces).encode();
+    extension.put(&mut page);
+    page
+}
+
+/// The Identify data of a controller with I/O queues.
+fn io_controller(identity: &Identity, cntlid: u16, namespaces: &Namespaces) -> Controller {
+    // NVMe does not allow 0 as the highest namespace id.
+    let highest_nsid = namespaces.highest_id().max(1);
     let mut page = Controller {
-        cmic: SEVERAL_CONTROLLERS,
+        cmic: CMIC_SEVERAL_CONTROLLERS,
         mdts: MDTS,
         ctratt: identify::CTRATT_HOSTID_128 | identify::CTRATT_TBKAS,
         cntrltype: identify::CNTRLTYPE_IO,
         // One firmware slot, which is read only.
         frmw: 1 << 1 | 1,
         lpa: identify::LPA_EFFECTS | identify::LPA_EXTENDED,
-        // The sizes of queue entries as powers of two, both the least and the greatest: 64 bytes
-        // for submission, 16 bytes for completion.
+        // The smallest and the largest size of a queue entry, each as a power of two: 2⁶ bytes for
+        // submission, 2⁴ bytes for completion.
         sqes: 0x66,
         cqes: 0x44,
         maxcmd: QUEUE_ENTRIES_MAX,
-        nn: highest.max(1),
-        mnan: highest.max(1),
+        nn: highest_nsid,
+        mnan: highest_nsid,
         oncs: identify::ONCS_DSM | identify::ONCS_WRITE_ZEROES,
-        vwc: if volatile {
+        vwc: if namespaces.any_volatile() {
             identify::VWC_PRESENT | identify::VWC_FLUSH_ONE
         } else {
             identify::VWC_FLUSH_ONE
@@ -263,14 +268,24 @@ fn discovery_controller(identity: &Identity, cntlid: u16) -> Controller {
     }
 }
 
+/// The Namespace Identification Descriptors of a namespace.
+fn namespace_descriptors(config: &NamespaceConfig) -> Descriptors {
+    Descriptors {
+        nguid: (config.nguid != [0; 16]).then_some(config.nguid),
+        uuid: Some(config.uuid),
+        csi: Some(identify::CSI_NVM),
+        ..Descriptors::default()
+    }
+}
+
 /// The Identify data of a namespace.
 fn namespace_page(config: &NamespaceConfig) -> Namespace {
     Namespace {
         nsze: config.blocks,
         ncap: config.blocks,
         nuse: config.blocks,
-        nmic: SHARED_NAMESPACE,
-        // T10: deallocated blocks read as zeroes.
+        nmic: NMIC_SHARED,
+        // Deallocated blocks read as zeroes (T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
         nguid: config.nguid,
         // Blocks of 2¹² bytes.
@@ -279,14 +294,16 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
     }
 }
 
-/// The discovery log: every port of the subsystem, for hosts that may use it. A port that listens
-/// on all addresses is listed with the address through which the host connected, since the host can
-/// reach that one.
+/// The discovery log page: the ports of the subsystem. It is empty for a host that is not `allowed` to
+/// use the subsystem.
+///
+/// A port that listens on all addresses is listed with the address `local_address`, through which the
+/// host has connected, because the host can reach that address.
 fn discovery_page(
     identity: &Identity,
     generation: u64,
     allowed: bool,
-    local: Option<&LocalAddress>,
+    local_address: Option<&LocalAddress>,
 ) -> Vec<u8> {
     let ports: Vec<&DiscoveryPort> =
         identity.ports.iter().filter(|port| allowed && !port.discovery_only).collect();
@@ -294,16 +311,16 @@ fn discovery_page(
     let mut page = header.encode().to_vec();
     for port in ports {
         let is_any_address = matches!(port.traddr.as_str(), "0.0.0.0" | "::");
-        let (traddr, ipv6) = match local.filter(|_| is_any_address) {
-            Some(local) => (&local.traddr, local.ipv6),
+        let (traddr, ipv6) = match local_address.filter(|_| is_any_address) {
+            Some(local_address) => (&local_address.traddr, local_address.ipv6),
             None => (&port.traddr, port.ipv6),
         };
         let entry = Entry {
             trtype: discovery::TRTYPE_TCP,
             adrfam: if ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
-            // Nothing about a secure channel, as in Linux's target. For nvme-cli's library even
-            // "not required" is a reason to start TLS, and it fails without a key.
+            // TREQ says nothing about a secure channel, like in Linux's target. The library of
+            // nvme-cli would start TLS even for "not required", and would fail without a key.
             treq: discovery::TREQ_NO_SQ_FLOW,
             portid: port.portid,
             cntlid: CNTLID_ANY,

@@ -1,5 +1,13 @@
-//! The commands by which a host gets and releases a volume: claim, status and release, on the admin
-//! queue (T8).
+//! The commands by which a host becomes and ceases to be the owner of a volume: claim, status and
+//! release, on the admin queue (T8).
+//!
+//! A claim and a release change the ownership in three steps, because operations of the former owner
+//! and of other hosts may be in flight:
+//!
+//! 1. Check the command. A claim is granted at once, so that new operations of others are refused.
+//! 2. Raise a fence and wait until the operations in flight have come back.
+//! 3. Carry out the [`NextStep`]: the streams of the claimed volume may start, or the volume is
+//!    released.
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::VolumeId;
@@ -8,192 +16,213 @@ use super::Admin;
 use crate::outbox::Outbox;
 use crate::target::closed::Closed;
 use crate::target::commands::Stage;
-use crate::target::context::{Context, shared};
+use crate::target::context::{Context, update_shared};
 use crate::target::env::{Event, TargetEnv};
 use crate::target::volumes::{Owner, Refusal};
 use crate::wire::{self, Claim};
 
-/// A command that waits until other connections have drained.
+/// A command that waits for a fence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
-    /// The fence.
+pub(super) struct WaitingCommand {
+    /// The id of the fence.
     fence: u64,
-    /// The command.
+    /// The index of the command in the table.
     index: u16,
-    /// The step that follows once they have drained.
+    /// The step to carry out when the fence has ended.
     next_step: NextStep,
 }
 
+/// The step of a command after its fence.
 #[derive(Clone, Copy, Debug)]
 enum NextStep {
-    /// The volume has a new owner.
-    Claimed {
+    /// End a claim: the owner may use the volume.
+    EndClaim {
         /// The volume.
         volume: VolumeId,
-        /// The number of this claim among its claims.
-        claim: u64,
+        /// The number of this claim among the claims of the volume.
+        claim_number: u64,
     },
-    /// Release the volume; forget it if the host asks for that.
+    /// Release the volume.
     Release {
         /// The volume.
         volume: VolumeId,
-        /// Whether its log is dropped, too.
+        /// Whether the target also forgets the volume and drops its log.
         forget: bool,
     },
 }
 
+/// A claim that was granted.
+struct GrantedClaim {
+    /// The number of this claim among the claims of the volume.
+    claim_number: u64,
+    /// The id of the fence for which the claim waits; `None` if nothing is in flight.
+    fence: Option<u64>,
+}
+
 impl Admin {
-    /// Claim, with its data at hand.
+    /// Carries out a claim command with this data.
     pub(super) fn claim<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         index: u16,
         data: &[u8],
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         let Some(claim) = Claim::decode(data) else {
-            return cx.answer(index, Status::INVALID_FIELD.with_dnr(), 0, out);
+            return context.complete_command(index, Status::INVALID_FIELD.with_dnr(), 0, outbox);
         };
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return;
         };
-        let (conn, now) = (cx.id, env.now());
+        let (conn, now) = (context.id, env.now());
         let (cntlid, hostnqn) = (queue.cntlid, queue.hostnqn.clone());
-        let granted = shared(env, |s| {
-            let hostid = s.controller(cntlid).map_or([0; 16], |c| c.hostid);
-            let assoc = s.controller(cntlid).map_or(0, |c| c.assoc);
-            let host = Owner { assoc, cntlid, hostnqn: hostnqn.clone(), hostid };
-            let number = s.claim(&claim, host, now)?;
-            // From here on, writes of plain hosts and streams of former owners are refused. Their
-            // operations that are in flight must come back before the new owner reads a log or
-            // writes. Otherwise a late write could land over newer data (T8, T21).
-            Ok((s.raise_fence(conn, claim.volume, None), number))
+        let granted = update_shared(env, |shared| {
+            let controller = shared.controller(cntlid);
+            let hostid = controller.map_or([0; 16], |controller| controller.hostid);
+            let association = controller.map_or(0, |controller| controller.association);
+            let host = Owner { association, cntlid, hostnqn: hostnqn.clone(), hostid };
+            let claim_number = shared.claim(&claim, host, now)?;
+            // From here on, the target refuses writes of plain hosts and streams of former owners.
+            // Their operations in flight must come back before the new owner reads a log or writes.
+            // Otherwise a late write could land over newer data (T8, T21).
+            let fence = shared.raise_fence(conn, claim.volume, None);
+            Ok(GrantedClaim { claim_number, fence })
         });
         match granted {
             Err(Refusal { status, result }) => {
-                cx.trouble_with("claim refused", status, env);
-                cx.answer(index, status, result, out);
+                context.report_refusal("claim refused", status, env);
+                context.complete_command(index, status, result, outbox);
             }
-            Ok((fence, number)) => {
+            Ok(GrantedClaim { claim_number, fence }) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
                 env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
                 if claim.give_up {
-                    cx.trouble(
+                    context.report_problem(
                         "the new owner has accepted the loss of the volume's ordering log \
                          (accept_lost_log): what could not be read of it begins anew, and no \
                          write is undone",
                         env,
                     );
                 }
-                let next_step = NextStep::Claimed { volume: claim.volume, claim: number };
-                self.wait_for(cx, fence, index, next_step, env, out);
+                let next_step = NextStep::EndClaim { volume: claim.volume, claim_number };
+                self.carry_out_after_fence(context, fence, index, next_step, env, outbox);
             }
         }
     }
 
-    /// Status: the target's state of a volume.
+    /// The data of a status command: the target's state of a volume.
     pub(super) fn volume_status<E: TargetEnv>(
-        cx: &Context<E>,
+        context: &Context<E>,
         sqe: &Sqe,
         env: &mut E,
     ) -> alloc::vec::Vec<u8> {
         let (volume, now) = (wire::volume_of(sqe), env.now());
-        env.with_shared(|s| s.volumes.status(volume, cx.assoc(), now)).encode()
+        env.with_shared(|shared| shared.volumes.status(volume, context.association(), now)).encode()
     }
 
-    /// Release: ends the ownership of a volume.
+    /// Carries out a release command, which ends the ownership of a volume.
     pub(super) fn release<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let volume = wire::volume_of(sqe);
         let forget = sqe.dword(10) & 1 != 0;
-        let (conn, assoc) = (cx.id, cx.assoc());
-        let index = cx.take(sqe, Stage::Fence, 0)?;
-        let fence = shared(env, |s| {
-            s.volumes.may_release(volume, assoc, forget)?;
-            // To release the volume, the owner's own connections must have drained and returned its
-            // streams. To forget it, all connections must have drained: after that the target does
-            // not know the volume, and so could not find their late writes.
-            Ok::<_, Refusal>(s.raise_fence(conn, volume, (!forget).then_some(assoc)))
+        let (conn, association) = (context.id, context.association());
+        let index = context.insert_command(sqe, Stage::Fence, 0)?;
+        let fence = update_shared(env, |shared| {
+            shared.volumes.may_release(volume, association, forget)?;
+            // Before a release, the owner's own connections must drain and return their streams.
+            // Before the target forgets a volume, all connections must drain, because the target
+            // could not assign their late writes to the volume afterwards.
+            Ok::<_, Refusal>(shared.raise_fence(conn, volume, (!forget).then_some(association)))
         });
         match fence {
-            Err(Refusal { status, result }) => cx.answer(index, status, result, out),
+            Err(Refusal { status, result }) => {
+                context.complete_command(index, status, result, outbox)
+            }
             Ok(fence) => {
-                self.wait_for(cx, fence, index, NextStep::Release { volume, forget }, env, out);
+                self.carry_out_after_fence(
+                    context,
+                    fence,
+                    index,
+                    NextStep::Release { volume, forget },
+                    env,
+                    outbox,
+                );
             }
         }
         Ok(())
     }
 
-    /// Continues with `next_step` when the fence has ended, or at once if there is none.
-    fn wait_for<E: TargetEnv>(
+    /// Carries out `next_step` when the fence has ended, or at once if there is no fence.
+    fn carry_out_after_fence<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         fence: Option<u64>,
         index: u16,
         next_step: NextStep,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
         match fence {
             Some(fence) => {
-                cx.commands[index].stage = Stage::Fence;
-                self.waiting.push(Waiting { fence, index, next_step });
+                context.commands[index].stage = Stage::Fence;
+                self.waiting_for_fence.push(WaitingCommand { fence, index, next_step });
             }
-            None => finish(cx, index, next_step, env, out),
+            None => carry_out(context, index, next_step, env, outbox),
         }
     }
 
-    /// Notes that every operation for which one of this connection's fences waited has come back.
-    pub(in crate::target) fn fence_over<E: TargetEnv>(
+    /// Notes that a fence of this connection has ended: all connections have acknowledged it.
+    pub(in crate::target) fn on_fence_ended<E: TargetEnv>(
         &mut self,
-        cx: &mut Context<E>,
+        context: &mut Context<E>,
         fence: u64,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        if let Some(at) = self.waiting.iter().position(|w| w.fence == fence) {
-            let Waiting { index, next_step, .. } = self.waiting.swap_remove(at);
-            if !cx.closing {
-                finish(cx, index, next_step, env, out);
-            }
+        let waiting = self.waiting_for_fence.iter().position(|waiting| waiting.fence == fence);
+        let Some(at) = waiting else { return };
+        let WaitingCommand { index, next_step, .. } = self.waiting_for_fence.swap_remove(at);
+        if !context.is_closing {
+            carry_out(context, index, next_step, env, outbox);
         }
     }
 
-    /// The volumes that the host was releasing.
-    pub(in crate::target) fn releasing(&self) -> impl Iterator<Item = VolumeId> {
-        self.waiting.iter().filter_map(|waiting| match waiting.next_step {
+    /// The volumes whose release waits for a fence.
+    pub(in crate::target) fn volumes_in_release(&self) -> impl Iterator<Item = VolumeId> {
+        self.waiting_for_fence.iter().filter_map(|waiting| match waiting.next_step {
             NextStep::Release { volume, .. } => Some(volume),
-            NextStep::Claimed { .. } => None,
+            NextStep::EndClaim { .. } => None,
         })
     }
 }
 
-fn finish<E: TargetEnv>(
-    cx: &mut Context<E>,
+/// Carries out the step that follows a fence, and completes the command.
+fn carry_out<E: TargetEnv>(
+    context: &mut Context<E>,
     index: u16,
     next_step: NextStep,
     env: &mut E,
-    out: &mut Outbox<E::Buf>,
+    outbox: &mut Outbox<E::Buf>,
 ) {
     let outcome = match next_step {
-        NextStep::Claimed { volume, claim } => {
-            env.with_shared(|s| s.volumes.claim_drained(volume, claim));
+        NextStep::EndClaim { volume, claim_number } => {
+            env.with_shared(|shared| shared.volumes.on_claim_drained(volume, claim_number));
             Ok(())
         }
         NextStep::Release { volume, forget } => {
-            let assoc = cx.assoc();
-            shared(env, |s| s.release(volume, assoc, forget))
+            let association = context.association();
+            update_shared(env, |shared| shared.release(volume, association, forget))
         }
     };
     match outcome {
-        Ok(()) => cx.answer(index, Status::SUCCESS, 0, out),
-        Err(Refusal { status, result }) => cx.answer(index, status, result, out),
+        Ok(()) => context.complete_command(index, Status::SUCCESS, 0, outbox),
+        Err(Refusal { status, result }) => context.complete_command(index, status, result, outbox),
     }
 }

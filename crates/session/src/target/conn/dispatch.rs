@@ -1,4 +1,5 @@
-//! The dispatch of incoming PDUs and commands to the part of the connection that carries them out.
+//! The dispatch of incoming PDUs, commands and results of device operations to the part of the
+//! connection that is responsible for them: `admin`, `plain` or `ordered`.
 
 use riopipe_nvme::command::{Sqe, Status, admin, opcode};
 use riopipe_nvme::pdu::{DataHdr, Parsed, Pdu, PduError};
@@ -15,25 +16,25 @@ use crate::target::env::TargetEnv;
 use crate::wire;
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// Handles a PDU, which begins at `at` in `buf`.
+    /// Handles a PDU that begins at offset `at` of the receive buffer `buf`.
     #[inline(never)]
-    pub(super) fn pdu(
+    pub(super) fn on_pdu(
         &mut self,
         parsed: &Parsed,
         buf: &[u8],
         at: usize,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let data = at + parsed.data.start..at + parsed.data.end;
         match &parsed.pdu {
             Pdu::CapsuleCmd { sqe } => {
-                self.capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, out)
+                self.on_capsule(Capsule::new(sqe, buf, data, parsed.data_digest_ok), env, outbox)
             }
             Pdu::H2cData(header) => {
-                self.h2c_data(header, &buf[data], parsed.data_digest_ok, env, out)
+                self.on_h2c_data(header, &buf[data], parsed.data_digest_ok, env, outbox)
             }
-            Pdu::IcReq(request) => self.initialize(request, env, out),
+            Pdu::IcReq(request) => self.on_ic_req(request, env, outbox),
             Pdu::H2cTermReq(term) => Err(Closed::ByHost(*term)),
             // `Rx` passes no other PDU to a controller.
             _ => Err(PduError::sequence("a PDU that only a host may get").into()),
@@ -42,51 +43,51 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Handles a command, with its in-capsule data.
     #[inline]
-    pub(super) fn capsule(
+    pub(super) fn on_capsule(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let cx = &mut self.cx;
-        let Some(queue) = &cx.queue else {
-            return self.before_connect(capsule, env, out);
+        let context = &mut self.context;
+        let Some(queue) = &context.queue else {
+            return self.execute_before_connect(capsule, env, outbox);
         };
         let cid = capsule.sqe.cid();
-        cx.sqhd += 1;
-        if cx.sqhd >= queue.entries {
-            cx.sqhd = 0;
+        context.sqhd += 1;
+        if context.sqhd >= queue.entries {
+            context.sqhd = 0;
         }
-        if cx.commands.has_cid(cid) {
-            cx.respond(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, out);
+        if context.commands.has_cid(cid) {
+            context.send_completion(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, outbox);
             return Ok(());
         }
         if queue.qid == 0 {
-            self.admin_command(capsule, env, out)
+            self.execute_admin(capsule, env, outbox)
         } else {
-            self.io_command(capsule, env, out)
+            self.execute_io(capsule, env, outbox)
         }
     }
 
     /// Handles a command on the admin queue.
-    fn admin_command(
+    fn execute_admin(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
-        if !digest_ok {
-            self.cx.respond(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, out);
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
+        if !is_digest_valid {
+            self.context.send_completion(sqe.cid(), Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         if sqe.opcode() == admin::FABRICS {
-            return self.fabrics(sqe, env, out);
+            return self.execute_fabrics(sqe, env, outbox);
         }
         match &mut self.admin {
-            Some(admin) => admin.command(&mut self.cx, sqe, data, env, out),
+            Some(admin) => admin.execute(&mut self.context, sqe, data, env, outbox),
             None => {
-                self.cx.respond(sqe.cid(), Status::INTERNAL, 0, out);
+                self.context.send_completion(sqe.cid(), Status::INTERNAL, 0, outbox);
                 Ok(())
             }
         }
@@ -94,184 +95,183 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Handles a command on an I/O queue: as an ordered request, or as a plain command.
     #[inline]
-    fn io_command(
+    fn execute_io(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
-        let code = sqe.opcode();
-        // Other opcodes do not have the dword that marks an ordered request.
-        if wire::is_ordered(sqe)
-            && matches!(code, opcode::WRITE | opcode::WRITE_ZEROES | opcode::FLUSH)
-        {
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
+
+        if wire::is_ordered(sqe) {
             return match &mut self.ordered {
-                Some(queue) => queue.arrived(&mut self.cx, capsule, env, out),
-                None => self.ordered_without_stream(capsule, env, out),
+                Some(ordered) => ordered.on_request(&mut self.context, capsule, env, outbox),
+                None => self.refuse_ordered_without_stream(capsule, env, outbox),
             };
         }
-        let Self { cx, plain, .. } = self;
+        let Self { context, plain, .. } = self;
         let cid = sqe.cid();
-        if !digest_ok {
-            cx.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+        if !is_digest_valid {
+            context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         if sqe.fuse() != 0 {
-            cx.respond(cid, Status::INVALID_FIELD.with_dnr(), 0, out);
+            context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }
-        match code {
-            opcode::WRITE => plain.write(cx, sqe, data, env, out),
-            opcode::READ => plain.read(cx, sqe, env, out),
-            opcode::FLUSH => plain.flush(cx, sqe, env, out),
-            opcode::WRITE_ZEROES => plain.write_zeroes(cx, sqe, env, out),
-            opcode::DATASET_MANAGEMENT => plain.dataset(cx, sqe, data, env, out),
+        match sqe.opcode() {
+            opcode::WRITE => plain.write(context, sqe, data, env, outbox),
+            opcode::READ => plain.read(context, sqe, env, outbox),
+            opcode::FLUSH => plain.flush(context, sqe, env, outbox),
+            opcode::WRITE_ZEROES => plain.write_zeroes(context, sqe, env, outbox),
+            opcode::DATASET_MANAGEMENT => plain.dataset(context, sqe, data, env, outbox),
             wire::IO_BIND => {
-                self.bind(sqe, env, out);
+                self.bind(sqe, env, outbox);
                 Ok(())
             }
             wire::IO_MARK | wire::IO_LIST => {
-                self.stream_command(sqe, out);
+                self.execute_stream_command(sqe, outbox);
                 Ok(())
             }
-            admin::FABRICS => self.fabrics(sqe, env, out),
+            admin::FABRICS => self.execute_fabrics(sqe, env, outbox),
             _ => {
-                cx.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out);
+                context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox);
                 Ok(())
             }
         }
     }
 
     /// Carries out a command that needs a stream: Mark or List.
-    fn stream_command(&mut self, sqe: &Sqe, out: &mut Outbox<E::Buf>) {
+    fn execute_stream_command(&mut self, sqe: &Sqe, outbox: &mut Outbox<E::Buf>) {
         match &mut self.ordered {
-            Some(queue) if sqe.opcode() == wire::IO_MARK => {
-                queue.release_mark(&mut self.cx, sqe, out)
+            Some(ordered) if sqe.opcode() == wire::IO_MARK => {
+                ordered.release_mark(&mut self.context, sqe, outbox)
             }
-            Some(queue) => queue.list(&mut self.cx, sqe, out),
-            None => self.cx.respond(sqe.cid(), self.status_without_stream(), 0, out),
+            Some(ordered) => ordered.list(&mut self.context, sqe, outbox),
+            None => {
+                self.context.send_completion(sqe.cid(), self.status_without_stream(), 0, outbox)
+            }
         }
     }
 
-    /// An ordered request on a queue without a stream (T17). Its fields have no meaning there, and
-    /// a host that sets them must not rely on them.
+    /// Refuses an ordered request on a queue that carries no stream. The host relies on the order of
+    /// its requests, and nothing would keep that order here (T17).
     #[cold]
-    fn ordered_without_stream(
+    fn refuse_ordered_without_stream(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        if self.cx.is_fenced && probe::planted(Plant::T8StaleOwner) {
+        if self.context.is_fenced && probe::planted(Plant::T8StaleOwner) {
             let plain = wire::without_attribute(capsule.sqe);
-            return self.io_command(Capsule { sqe: &plain, ..capsule }, env, out);
+            return self.execute_io(Capsule { sqe: &plain, ..capsule }, env, outbox);
         }
-        self.cx.respond(capsule.sqe.cid(), self.status_without_stream(), 0, out);
+        self.context.send_completion(capsule.sqe.cid(), self.status_without_stream(), 0, outbox);
         Ok(())
     }
 
     /// The status for a command that needs a stream, on a queue that carries none.
     fn status_without_stream(&self) -> Status {
-        if self.cx.is_fenced { fenced_owner() } else { wire::status::NOT_BOUND.with_dnr() }
+        if self.context.is_fenced { fenced_owner() } else { wire::status::NOT_BOUND.with_dnr() }
     }
 
     /// Handles a piece of the data that an R2T requested.
-    fn h2c_data(
+    fn on_h2c_data(
         &mut self,
         header: &DataHdr,
         data: &[u8],
-        digest_ok: bool,
+        is_digest_valid: bool,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        if let Some(index) = self.cx.data_received(header, data, digest_ok)? {
-            self.data_ready(index, env, out);
+        if let Some(index) = self.context.receive_data(header, data, is_digest_valid)? {
+            self.on_data_ready(index, env, outbox);
         }
         Ok(())
     }
 
-    /// Carries out a command whose data has come in completely, by R2T.
-    fn data_ready(&mut self, index: u16, env: &mut E, out: &mut Outbox<E::Buf>) {
-        let Self { cx, plain, ordered, admin, .. } = self;
-        let command = &mut cx.commands[index];
-        if !command.ordered {
-            return match (command.verdict, admin) {
-                (Some(status), _) => cx.answer(index, status, 0, out),
-                (None, Some(admin)) => admin.data_ready(cx, index, env, out),
-                (None, None) => plain.data_ready(cx, index, env, out),
+    /// Continues a command whose data has arrived completely by R2T.
+    fn on_data_ready(&mut self, index: u16, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        let Self { context, plain, ordered, admin, .. } = self;
+        let command = &mut context.commands[index];
+        if !command.is_ordered {
+            return match (command.early_status, admin) {
+                (Some(status), _) => context.complete_command(index, status, 0, outbox),
+                (None, Some(admin)) => admin.on_data_ready(context, index, env, outbox),
+                (None, None) => plain.on_data_ready(context, index, env, outbox),
             };
         }
         command.stage = Stage::Gate;
         match ordered {
-            _ if command.refused => cx.answer_refused(index, out),
-            Some(queue) => queue.data_ready(command, index),
+            _ if command.is_refused => context.complete_refused(index, outbox),
+            Some(ordered) => ordered.on_data_ready(command, index),
             None => {
                 debug_assert!(false, "a stream was released and its request not refused");
-                cx.answer(index, fenced_owner(), 0, out);
+                context.complete_command(index, fenced_owner(), 0, outbox);
             }
         }
     }
 
-    /// Starts the commands that have waited for memory, in order, as far as the budget allows.
-    pub(super) fn start_waiting(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
-        let Self { cx, plain, ordered, admin, .. } = self;
-        cx.reservation.shrink(cx.held + out.len_bytes());
-        while let Some(index) = cx.next_to_start(out) {
-            let command = &cx.commands[index];
+    /// Continues the commands that have waited for the budget, in order, as far as the budget allows.
+    pub(super) fn start_waiting_commands(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        let Self { context, plain, ordered, admin, .. } = self;
+        context.reservation.shrink(context.held_bytes + outbox.len_bytes());
+        while let Some(index) = context.next_within_budget(outbox) {
+            let command = &context.commands[index];
             match ordered {
-                // The connection has given up its stream while the request waited. No R2T was sent.
-                _ if command.refused => cx.answer_refused(index, out),
-                Some(queue) if command.ordered => {
-                    queue.start(cx, index, env, out);
-                    // A request that gets no memory has failed at the gate. It is answered now,
-                    // because no other event may follow that would finish a batch (P8).
-                    if cx.commands[index].stage == Stage::Gate {
-                        queue.finish_batch(cx, &[], env, out);
+                // The connection has given up its stream while the request waited.
+                _ if command.is_refused => context.complete_refused(index, outbox),
+                Some(ordered) if command.is_ordered => {
+                    ordered.start_transfer(context, index, env, outbox);
+                    // A request that gets no memory fails at the gate. The batch is finished here,
+                    // so that the request gets its completion even if no other event follows (P8).
+                    if context.commands[index].stage == Stage::Gate {
+                        ordered.finish_batch(context, &[], env, outbox);
                     }
                 }
-                _ if admin.is_some() => cx.ask_or_fail(index, env, out),
-                _ => plain.start(cx, index, env, out),
+                _ if admin.is_some() => context.request_data_or_fail(index, env, outbox),
+                _ => plain.start_with_buffer(context, index, env, outbox),
             }
         }
     }
 
-    /// Takes in the result of a command's device operation.
-    pub(super) fn device_result(
+    /// Passes the result of a command's device operation to the part that has submitted the operation.
+    pub(super) fn on_device_result(
         &mut self,
         index: u16,
         result: Result<Option<E::Buf>, IoError>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let Self { cx, plain, ordered, .. } = self;
-        if !cx.commands[index].ordered {
-            return plain.device_result(cx, index, result, env, out);
+        let Self { context, plain, ordered, .. } = self;
+        if !context.commands[index].is_ordered {
+            return plain.on_device_result(context, index, result, env, outbox);
         }
         match ordered {
-            Some(queue) => queue.device_result(cx, index, result, env),
+            Some(ordered) => ordered.on_device_result(context, index, result, env),
             None => {
                 debug_assert!(
                     probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8ReplayNoWait),
                     "a stream was released with operations in flight (T8)"
                 );
-                cx.answer(index, fenced_owner(), 0, out);
+                context.complete_command(index, fenced_owner(), 0, outbox);
             }
         }
     }
 
-    /// Notes that a round of FLUSHes has ended. Uses the success of those FLUSHes of this connection
-    /// that are not in doubt any more (T29).
-    pub(super) fn resolve_doubts(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
-        let Self { cx, plain, ordered, .. } = self;
-        for index in cx.resolve_doubts(env) {
-            let command = &cx.commands[index];
+    /// Notes that a round of FLUSHes has ended. Continues the commands of this connection whose FLUSH
+    /// is not in doubt any more (T29).
+    pub(super) fn resolve_doubts(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        let Self { context, plain, ordered, .. } = self;
+        for index in context.resolve_doubts(env) {
+            let command = &context.commands[index];
             match ordered {
-                _ if !command.ordered => plain.flush_accepted(cx, index, out),
-                Some(queue) if !command.refused => queue.report_flush(cx, index, true),
-                _ => cx.answer(index, fenced_owner(), 0, out),
+                _ if !command.is_ordered => plain.on_certain_flush_success(context, index, outbox),
+                Some(ordered) if !command.is_refused => ordered.report_flush(context, index, true),
+                _ => context.complete_command(index, fenced_owner(), 0, outbox),
             }
         }
-        self.batch_ended(env, out);
+        self.batch_ended(env, outbox);
     }
 }

@@ -1,12 +1,13 @@
-//! Fabrics commands: Connect and Disconnect (Base §3.3, §6). The admin queue handles properties.
+//! The Fabrics commands (Base §3.3, §6). Connect makes a connection an admin queue or an I/O queue.
+//! Disconnect ends an I/O queue. The admin queue carries out the commands for properties.
 
 use alloc::boxed::Box;
 use alloc::string::String;
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, admin as opcode};
 use riopipe_nvme::fabrics::{
-    CATTR_NO_SQ_FLOW, CNTLID_ANY, CONNECT_DATA_LEN, ConnectData, ConnectInvalid, DISCOVERY_NQN,
-    fctype,
+    CATTR_NO_SQ_FLOW, CNTLID_ANY, CONNECT_DATA_LEN, Connect, ConnectData, ConnectInvalid,
+    DISCOVERY_NQN, fctype,
 };
 
 use super::TargetConn;
@@ -15,18 +16,43 @@ use crate::target::admin::Admin;
 use crate::target::capsule::Capsule;
 use crate::target::closed::Closed;
 use crate::target::commands::Commands;
-use crate::target::context::{Context, Queue, shared};
+use crate::target::context::{Context, Queue, update_shared};
 use crate::target::env::{Event, TargetEnv};
 use crate::target::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
-use crate::target::shared::{AttachError, Attached};
+use crate::target::shared::{AttachError, Attached, IoQueue};
+
+/// The SQHD by which the completion of Connect accepts that the host has switched submission queue flow
+/// control off (Base §3.3.1.2).
+const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
+
+/// A field of Connect that may be invalid.
+#[derive(Clone, Copy)]
+struct ConnectField {
+    /// The offset of the field, bytes.
+    offset: u16,
+    /// Whether the field is in the data of the command. Otherwise it is in the command itself.
+    in_data: bool,
+}
+
+impl ConnectField {
+    const QUEUE_ID: Self = Self { offset: 42, in_data: false };
+    const QUEUE_SIZE: Self = Self { offset: 44, in_data: false };
+    const CONTROLLER_ID: Self = Self { offset: 16, in_data: true };
+    const SUBSYSTEM_NQN: Self = Self { offset: 256, in_data: true };
+
+    const fn invalid(self, why: &'static str) -> ConnectInvalid {
+        ConnectInvalid { offset: self.offset, in_data: self.in_data, why }
+    }
+}
 
 /// Why a Connect was refused.
 struct ConnectRefusal {
     /// The status of the completion.
     status: Status,
-    /// The result of the completion: for an invalid parameter, its place in the command or the data.
+    /// The result of the completion: for an invalid parameter, its place in the command or in the data;
+    /// otherwise 0.
     result: u64,
-    /// The reason, for the target's log.
+    /// The reason, for the operator.
     why: String,
 }
 
@@ -44,14 +70,17 @@ impl From<ConnectInvalid> for ConnectRefusal {
 impl From<AttachError> for ConnectRefusal {
     fn from(error: AttachError) -> Self {
         use alloc::string::ToString;
-        let invalid = |offset, in_data| ConnectInvalid { offset, in_data, why: "" }.result();
+        // `ConnectRefusal::why` has the reason.
+        let invalid = |field: ConnectField| field.invalid("").result();
         let (status, result) = match error {
             AttachError::Full | AttachError::Memory => (Status::CONNECT_BUSY, 0),
-            AttachError::NoController => (Status::CONNECT_INVALID.with_dnr(), invalid(16, true)),
+            AttachError::NoController => {
+                (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::CONTROLLER_ID))
+            }
             AttachError::OtherHost => (Status::CONNECT_INVALID_HOST.with_dnr(), 0),
             AttachError::NotEnabled | AttachError::Taken => (Status::SEQUENCE_ERROR.with_dnr(), 0),
             AttachError::Discovery | AttachError::QueueId => {
-                (Status::CONNECT_INVALID.with_dnr(), invalid(42, false))
+                (Status::CONNECT_INVALID.with_dnr(), invalid(ConnectField::QUEUE_ID))
             }
         };
         Self { status, result, why: error.to_string() }
@@ -59,21 +88,21 @@ impl From<AttachError> for ConnectRefusal {
 }
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// A command on a connection that is no queue yet: only Connect may come.
-    pub(super) fn before_connect(
+    /// Carries out a command on a connection that is no queue yet. Only Connect is allowed.
+    pub(super) fn execute_before_connect(
         &mut self,
         capsule: Capsule<'_>,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Capsule { sqe, data, digest_ok, .. } = capsule;
+        let Capsule { sqe, data, is_digest_valid, .. } = capsule;
         let cid = sqe.cid();
         if sqe.opcode() != opcode::FABRICS || sqe.fctype() != fctype::CONNECT {
-            self.cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out);
+            self.context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox);
             return Ok(());
         }
-        if !digest_ok {
-            self.cx.respond(cid, Status::TRANSIENT_TRANSPORT, 0, out);
+        if !is_digest_valid {
+            self.context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         let data = match sqe.sgl() {
@@ -81,40 +110,41 @@ impl<E: TargetEnv> TargetConn<E> {
             Ok(Sgl::InCapsule { .. }) => &[],
             // The data of Connect comes in the capsule (Base §6.3).
             Ok(Sgl::Transport { .. }) => {
-                self.cx.respond(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, out);
+                self.context.send_completion(cid, Status::SGL_TYPE_INVALID.with_dnr(), 0, outbox);
                 return Ok(());
             }
             Err(error) => {
-                self.cx.respond(cid, error.status(), 0, out);
+                self.context.send_completion(cid, error.status(), 0, outbox);
                 return Ok(());
             }
         };
-        let names = ConnectData::decode(data);
-        let (hostnqn, subnqn) =
-            names.as_ref().map_or(("", ""), |d| (d.hostnqn.as_str(), d.subnqn.as_str()));
+        let connect_data = ConnectData::decode(data);
+        let (hostnqn, subnqn) = connect_data
+            .as_ref()
+            .map_or(("", ""), |data| (data.hostnqn.as_str(), data.subnqn.as_str()));
         let qid = sqe.connect_fields().qid;
-        let outcome = match &names {
+        let outcome = match &connect_data {
             Ok(data) => self.connect(sqe, data, env),
             Err(invalid) => Err((*invalid).into()),
         };
         match outcome {
             Ok(cntlid) => {
                 env.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
-                if self.cx.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
-                    // SQHD FFFFh accepts that flow control is off (Base §3.3.1.2).
-                    self.cx.sqhd = 0xffff;
+                if self.context.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
+                    self.context.sqhd = SQHD_NO_FLOW_CONTROL;
                 }
-                self.cx.respond(cid, Status::SUCCESS, u64::from(cntlid), out);
-                self.cx.sqhd = 0;
+                self.context.send_completion(cid, Status::SUCCESS, u64::from(cntlid), outbox);
+                self.context.sqhd = 0;
             }
             Err(ConnectRefusal { status, result, why }) => {
                 env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
-                self.cx.respond(cid, status, result, out);
+                self.context.send_completion(cid, status, result, outbox);
             }
         }
         Ok(())
     }
 
+    /// Carries out Connect: makes this connection a queue. Returns the id of the controller.
     fn connect(
         &mut self,
         sqe: &Sqe,
@@ -122,60 +152,28 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
     ) -> Result<u16, ConnectRefusal> {
         let fields = sqe.connect_fields();
-        let invalid =
-            |offset, in_data, why| ConnectRefusal::from(ConnectInvalid { offset, in_data, why });
-        if fields.recfmt != 0 {
-            return Err(ConnectRefusal {
-                status: Status::CONNECT_FORMAT.with_dnr(),
-                result: 0,
-                why: "an unknown record format".into(),
-            });
-        }
-        let (io, id) = (fields.qid != 0, self.cx.id);
-        let entries_max = if io { QUEUE_ENTRIES_MAX } else { ADMIN_ENTRIES_MAX };
-        if fields.sqsize == 0 || fields.sqsize >= entries_max {
-            return Err(invalid(44, false, "a submission queue of a size that is not supported"));
-        }
-        let entries = fields.sqsize + 1;
-        let now = env.now();
-        let discovery = data.subnqn == DISCOVERY_NQN;
-        let (known, allowed) = env.with_shared(|s| {
-            let known = discovery || data.subnqn == s.identity().subnqn;
-            (known, discovery || s.allows(&data.hostnqn))
-        });
-        if !known {
-            return Err(invalid(256, true, "no such subsystem here"));
-        }
-        if !allowed {
-            return Err(ConnectRefusal {
-                status: Status::CONNECT_INVALID_HOST.with_dnr(),
-                result: 0,
-                why: "the host is not on the list of allowed hosts".into(),
-            });
-        }
-        let Attached { cntlid, assoc, last_received, rights } = if io {
-            shared(env, |s| {
-                s.attach_io(id, data.cntlid, (fields.qid, entries), &data.hostnqn, data.hostid)
+        let entries = check_queue_size(&fields)?;
+        check_names(data, env)?;
+        let is_io_queue = fields.qid != 0;
+        let attached = if is_io_queue {
+            let (conn, queue) = (self.context.id, IoQueue { qid: fields.qid, entries });
+            update_shared(env, |shared| {
+                shared.attach_io(conn, data.cntlid, queue, &data.hostnqn, data.hostid)
             })?
         } else {
-            if data.cntlid != CNTLID_ANY {
-                return Err(invalid(16, true, "controllers are dynamic: ask for FFFFh"));
-            }
-            let attached = env
-                .with_shared(|s| s.attach_admin(id, &data.hostnqn, data.hostid, discovery, now))?;
-            self.admin = Some(Box::new(Admin::new(discovery, fields.kato_ms, self.local.take())));
-            attached
+            self.connect_admin(data, fields.kato_ms, env)?
         };
-        if io {
+        if is_io_queue {
             self.rx.capsule_max = IN_CAPSULE_BYTES;
         }
-        let cx = &mut self.cx;
-        cx.namespaces = env.with_shared(|s| alloc::sync::Arc::clone(s.namespaces()));
-        cx.reservation = env.with_shared(|s| s.reservation());
-        cx.commands = Commands::new(entries);
-        cx.queue = Some(Queue {
+        let Attached { cntlid, association, last_received, rights } = attached;
+        let context = &mut self.context;
+        context.namespaces = env.with_shared(|shared| alloc::sync::Arc::clone(shared.namespaces()));
+        context.reservation = env.with_shared(|shared| shared.reservation());
+        context.commands = Commands::new(entries);
+        context.queue = Some(Queue {
             cntlid,
-            assoc,
+            association,
             qid: fields.qid,
             hostnqn: data.hostnqn.clone(),
             no_sq_flow: fields.cattr & CATTR_NO_SQ_FLOW != 0,
@@ -186,46 +184,110 @@ impl<E: TargetEnv> TargetConn<E> {
         Ok(cntlid)
     }
 
-    /// Fabrics commands on a connected queue.
-    pub(super) fn fabrics(
+    /// Makes this connection the admin queue of a new controller.
+    fn connect_admin(
+        &mut self,
+        data: &ConnectData,
+        kato_ms: u32,
+        env: &mut E,
+    ) -> Result<Attached, ConnectRefusal> {
+        if data.cntlid != CNTLID_ANY {
+            let why = "controllers are dynamic: ask for FFFFh";
+            return Err(ConnectField::CONTROLLER_ID.invalid(why).into());
+        }
+        let (conn, now) = (self.context.id, env.now());
+        let is_discovery = data.subnqn == DISCOVERY_NQN;
+        let attached = env.with_shared(|shared| {
+            shared.attach_admin(conn, &data.hostnqn, data.hostid, is_discovery, now)
+        })?;
+        self.admin = Some(Box::new(Admin::new(is_discovery, kato_ms, self.local_address.take())));
+        Ok(attached)
+    }
+
+    /// Carries out a Fabrics command on a connection that is a queue.
+    pub(super) fn execute_fabrics(
         &mut self,
         sqe: &Sqe,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        let Self { cx, admin, .. } = self;
+        let Self { context, admin, .. } = self;
         let cid = sqe.cid();
         match (sqe.fctype(), admin) {
-            // A second Connect on one connection.
-            (fctype::CONNECT, _) => cx.respond(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, out),
+            // A connection can be connected only once.
+            (fctype::CONNECT, _) => {
+                context.send_completion(cid, Status::SEQUENCE_ERROR.with_dnr(), 0, outbox)
+            }
             (fctype::PROPERTY_GET, Some(admin)) => {
                 let (status, value) = admin.property_get(sqe);
-                cx.respond(cid, status, value, out);
+                context.send_completion(cid, status, value, outbox);
             }
             (fctype::PROPERTY_SET, Some(admin)) => {
-                let status = admin.property_set(cx, sqe, env);
-                cx.respond(cid, status, 0, out);
+                let status = admin.property_set(context, sqe, env);
+                context.send_completion(cid, status, 0, outbox);
             }
             (fctype::DISCONNECT, Some(_)) => {
-                cx.respond(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, out);
+                context.send_completion(cid, Status::INVALID_QUEUE_TYPE.with_dnr(), 0, outbox);
             }
-            (fctype::DISCONNECT, None) => return disconnect(cx, sqe, out),
-            _ => cx.respond(cid, Status::INVALID_OPCODE.with_dnr(), 0, out),
+            (fctype::DISCONNECT, None) => return disconnect(context, sqe, outbox),
+            _ => context.send_completion(cid, Status::INVALID_OPCODE.with_dnr(), 0, outbox),
         }
         Ok(())
     }
 }
 
-fn disconnect<E: TargetEnv>(
-    cx: &mut Context<E>,
-    sqe: &Sqe,
-    out: &mut Outbox<E::Buf>,
-) -> Result<(), Closed> {
-    let cid = sqe.cid();
-    if sqe.0[40] != 0 || sqe.0[41] != 0 {
-        cx.respond(cid, Status::CONNECT_FORMAT.with_dnr(), 0, out);
+/// Checks the record format and the queue size of Connect. Returns the number of queue entries.
+fn check_queue_size(fields: &Connect) -> Result<u16, ConnectRefusal> {
+    if fields.recfmt != 0 {
+        return Err(ConnectRefusal {
+            status: Status::CONNECT_FORMAT.with_dnr(),
+            result: 0,
+            why: "an unknown record format".into(),
+        });
+    }
+    let entries_max = if fields.qid != 0 { QUEUE_ENTRIES_MAX } else { ADMIN_ENTRIES_MAX };
+    // SQSIZE is the number of entries minus 1.
+    if fields.sqsize == 0 || fields.sqsize >= entries_max {
+        let why = "a submission queue of a size that is not supported";
+        return Err(ConnectField::QUEUE_SIZE.invalid(why).into());
+    }
+    Ok(fields.sqsize + 1)
+}
+
+/// Checks that the subsystem exists here, and that the host may use it. Every host may use the
+/// discovery subsystem.
+fn check_names<E: TargetEnv>(data: &ConnectData, env: &mut E) -> Result<(), ConnectRefusal> {
+    if data.subnqn == DISCOVERY_NQN {
         return Ok(());
     }
-    cx.respond(cid, Status::SUCCESS, 0, out);
+    let (is_known, is_allowed) = env.with_shared(|shared| {
+        (data.subnqn == shared.identity().subnqn, shared.allows(&data.hostnqn))
+    });
+    if !is_known {
+        return Err(ConnectField::SUBSYSTEM_NQN.invalid("no such subsystem here").into());
+    }
+    if !is_allowed {
+        return Err(ConnectRefusal {
+            status: Status::CONNECT_INVALID_HOST.with_dnr(),
+            result: 0,
+            why: "the host is not on the list of allowed hosts".into(),
+        });
+    }
+    Ok(())
+}
+
+/// Carries out Disconnect: ends an I/O queue after the completion.
+fn disconnect<E: TargetEnv>(
+    context: &mut Context<E>,
+    sqe: &Sqe,
+    outbox: &mut Outbox<E::Buf>,
+) -> Result<(), Closed> {
+    let cid = sqe.cid();
+    let record_format = [sqe.0[40], sqe.0[41]];
+    if record_format != [0, 0] {
+        context.send_completion(cid, Status::CONNECT_FORMAT.with_dnr(), 0, outbox);
+        return Ok(());
+    }
+    context.send_completion(cid, Status::SUCCESS, 0, outbox);
     Err(Closed::Ended("the host disconnected the queue"))
 }

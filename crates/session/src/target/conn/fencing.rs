@@ -1,10 +1,14 @@
-//! The beginning and end of a stream on a connection: bind, and the fence that makes a change of
-//! owner safe (T8).
+//! The beginning and the end of a stream on a connection: the Bind command, and the fence that makes
+//! a change of owner safe (T8).
 //!
-//! The steps of a fence: another connection (the claimant) raises it and leaves a notice for this
-//! one; this one refuses what is not at the drives, and notes which device operations are in flight;
-//! when all of those have come back, it returns its stream and acknowledges the fence; when all
-//! connections have acknowledged, the claimant continues.
+//! The steps of a fence:
+//!
+//! 1. Another connection, the *claimant*, raises the fence and leaves a notice for this connection.
+//! 2. This connection ends its stream: it refuses the requests that are not at the drives. It notes
+//!    which of its device operations are in flight.
+//! 3. When all of these operations have come back, this connection returns the log of its stream to
+//!    the volume, and acknowledges the fence.
+//! 4. When all connections have acknowledged the fence, the claimant continues.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -16,174 +20,202 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::TargetConn;
 use crate::outbox::Outbox;
-use crate::target::context::shared;
+use crate::target::context::update_shared;
 use crate::target::env::TargetEnv;
 use crate::target::limits::SEQ_MAX;
 use crate::target::ordered::OrderedQueue;
-use crate::target::volumes::{Binding, Refusal, live_entries};
+use crate::target::shared::FenceScope;
+use crate::target::volumes::{Binding, Refusal, count_live_entries};
 use crate::wire;
 
-/// The bits of a Bind command's dword 10 that are neither the stream nor the resume flag.
+/// The reserved bits of a Bind command's dword 10: the stream has bits 15:0, the resume flag bit 31.
 const BIND_RESERVED: u32 = 0x7fff_0000;
 
-/// The fences that this connection has to acknowledge. It serves them in rounds. A round waits for
-/// the device operations that were in flight when it began, and then acknowledges its fences. A fence
-/// that comes during a round belongs to the next one. So a fence waits for two rounds at most, also
-/// if the connection always has operations in flight (T28).
+/// The fences that this connection has to acknowledge, in rounds.
+///
+/// A round waits for the device operations that were in flight at its beginning, and then
+/// acknowledges its fences. A fence that is raised during a round belongs to the next round. So a
+/// fence waits for two rounds at most, even if the connection always has operations in flight (T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
-    /// The number of device operations of the round that are still in flight.
-    in_flight: usize,
-    /// The fences to acknowledge at the end of the round.
-    current: Vec<u64>,
-    /// The stream had been ended when the round began. So the round waits for all operations of the
-    /// stream, and at the end of the round the log of the stream is returned.
+    /// How many of the device operations for which the current round waits are still in flight.
+    awaited_operation_count: usize,
+    /// The ids of the fences that the current round acknowledges at its end.
+    current_round: Vec<u64>,
+    /// The stream had already ended at the beginning of the current round. So the round waits for
+    /// all operations of the stream, and returns the log of the stream at the end of the round.
     returns_stream: bool,
-    /// The fences of the next round.
-    next: Vec<u64>,
+    /// The ids of the fences of the next round.
+    next_round: Vec<u64>,
 }
 
 impl Fences {
-    /// Notes that a device operation has come back for which a fence waited.
-    pub(super) const fn operation_done(&mut self) {
-        self.in_flight -= 1;
+    /// Notes that a device operation for which the current round waits has come back.
+    pub(super) const fn on_awaited_operation_done(&mut self) {
+        self.awaited_operation_count -= 1;
     }
 }
 
+/// Reads the fields of a Bind command: the stream, and how it is to be bound.
+///
+/// # Errors
+/// The status with which the command is refused.
+fn decode_bind(sqe: &Sqe) -> Result<(PartitionId, Binding), Status> {
+    if sqe.dword(10) & BIND_RESERVED != 0 {
+        return Err(wire::status::NO_SUCH_STREAM);
+    }
+    let binding = Binding {
+        resume: wire::bind_resumes(sqe),
+        generation: sqe.dword(11),
+        released: wire::mark_of(sqe),
+    };
+    if binding.released.0 > SEQ_MAX {
+        return Err(wire::status::BAD_ATTRIBUTE);
+    }
+    let id = PartitionId { volume: wire::volume_of(sqe), stream: wire::bind_stream(sqe) };
+    Ok((id, binding))
+}
+
 impl<E: TargetEnv> TargetConn<E> {
-    /// Carries out a Bind command: if it succeeds, this queue carries a stream from now on.
-    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, out: &mut Outbox<E::Buf>) {
-        let Self { cx, ordered, .. } = self;
+    /// Carries out a Bind command. If the command succeeds, this connection carries a stream from now
+    /// on.
+    pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        let Self { context, ordered, .. } = self;
         let cid = sqe.cid();
-        let Some(queue) = &cx.queue else {
+        let Some(queue) = &context.queue else {
             return;
         };
         if ordered.is_some() {
-            return cx.respond(cid, wire::status::STREAM_BUSY.with_dnr(), 0, out);
+            return context.send_completion(cid, wire::status::STREAM_BUSY.with_dnr(), 0, outbox);
         }
-        let (resume, stream) = (wire::bind_resumes(sqe), wire::bind_stream(sqe));
-        if sqe.dword(10) & BIND_RESERVED != 0 {
-            return cx.respond(cid, wire::status::NO_SUCH_STREAM.with_dnr(), 0, out);
-        }
-        let (generation, released) = (sqe.dword(11), wire::mark_of(sqe));
-        if released.0 > SEQ_MAX {
-            return cx.respond(cid, wire::status::BAD_ATTRIBUTE.with_dnr(), 0, out);
-        }
-        let id = PartitionId { volume: wire::volume_of(sqe), stream };
-        let (conn, assoc, entries) = (cx.id, queue.assoc, queue.entries);
-        let binding = Binding { resume, generation, released };
-        match shared(env, |s| s.bind(conn, assoc, id, binding)) {
+        let (id, binding) = match decode_bind(sqe) {
+            Ok(decoded) => decoded,
+            Err(status) => {
+                return context.send_completion(cid, status.with_dnr(), 0, outbox);
+            }
+        };
+        let (conn, association, entries) = (context.id, queue.association, queue.entries);
+        match update_shared(env, |shared| shared.bind(conn, association, id, binding)) {
             Err(Refusal { status, result }) => {
-                cx.trouble_with("bind refused", status, env);
-                cx.respond(cid, status, result, out);
+                context.report_refusal("bind refused", status, env);
+                context.send_completion(cid, status, result, outbox);
             }
             Ok(bound) => {
                 let slots = bound.log.slots();
                 let members: Vec<(usize, Member)> = bound
                     .members
                     .iter()
-                    .filter_map(|m| cx.namespaces.find(m.nsid).map(|(ns, _)| (ns, m.member)))
+                    .filter_map(|at_nsid| {
+                        let (ns_index, _) = context.namespaces.find(at_nsid.nsid)?;
+                        Some((ns_index, at_nsid.member))
+                    })
                     .collect();
-                cx.is_fenced = false;
-                cx.commands.reset_gate_nodes();
+                context.is_fenced = false;
+                context.commands.reset_gate_nodes();
                 *ordered = Some(Box::new(OrderedQueue::new(
                     id.volume,
                     bound.log,
                     &members,
-                    &cx.namespaces,
-                    released,
+                    &context.namespaces,
+                    binding.released,
                     entries,
                 )));
                 let result = u64::from(slots) | u64::from(bound.incarnation) << 32;
-                cx.respond(cid, Status::SUCCESS, result, out);
+                context.send_completion(cid, Status::SUCCESS, result, outbox);
             }
         }
     }
 
-    /// Takes in a fence that another connection has raised: ends the stream if it belongs to `volume`,
-    /// and acknowledges fence `id` once every device operation that is in flight now has come back.
-    pub(super) fn fence(
+    /// Takes in a fence that another connection has raised. Ends the stream if it belongs to `volume`.
+    /// Fence `id` is acknowledged when every device operation that is in flight now has come back.
+    pub(super) fn on_fence_raised(
         &mut self,
         id: u64,
         volume: VolumeId,
-        claimed: bool,
+        scope: FenceScope,
         env: &mut E,
-        out: &mut Outbox<E::Buf>,
+        outbox: &mut Outbox<E::Buf>,
     ) {
-        let Self { cx, ordered, fences, .. } = self;
+        let Self { context, ordered, fences, .. } = self;
         if let Some(ordered) = ordered
             && ordered.volume == volume
-            && !cx.is_fenced
+            && !context.is_fenced
         {
-            ordered.end_stream(cx);
-            ordered.finish_batch(cx, &[], env, out);
-            cx.trouble("a new owner has taken the volume, or it was released", env);
+            ordered.end_stream(context);
+            ordered.finish_batch(context, &[], env, outbox);
+            context.report_problem("a new owner has taken the volume, or it was released", env);
         }
-        fences.next.push(id);
-        if claimed && cx.commands.iter_mut().any(|(_, command)| command.on_device()) {
+        fences.next_round.push(id);
+        let is_for_all = scope == FenceScope::AllAssociations;
+        if is_for_all && context.commands.iter_mut().any(|(_, command)| command.is_on_device()) {
             probe::hit(Rare::FenceWaited);
         }
-        let skips_wait = claimed && probe::planted(Plant::T8ClaimNoWait);
-        if skips_wait && self.carries_fenced() {
-            self.return_stream(env, out);
+        let skips_wait = is_for_all && probe::planted(Plant::T8ClaimNoWait);
+        if skips_wait && self.carries_fenced_stream() {
+            self.return_stream(env, outbox);
         }
-        self.acknowledge_fences(env, out);
+        self.acknowledge_fences(env, outbox);
     }
 
-    /// If no operation of the round is left in flight, acknowledges its fences and begins the next
-    /// round.
-    pub(super) fn acknowledge_fences(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
-        while self.fences.in_flight == 0 {
-            if self.fences.current.is_empty() {
-                if self.fences.next.is_empty() {
+    /// Ends the current round if none of its operations is in flight any more: acknowledges the fences
+    /// of the round and begins the next round.
+    pub(super) fn acknowledge_fences(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
+        while self.fences.awaited_operation_count == 0 {
+            if self.fences.current_round.is_empty() {
+                if self.fences.next_round.is_empty() {
                     return;
                 }
-                self.begin_round();
+                self.begin_fence_round();
                 continue;
             }
-            if self.fences.returns_stream && self.carries_fenced() {
-                self.return_stream(env, out);
+            if self.fences.returns_stream && self.carries_fenced_stream() {
+                self.return_stream(env, outbox);
             }
-            let (conn, fences) = (self.cx.id, core::mem::take(&mut self.fences.current));
-            shared(env, |s| {
+            let conn = self.context.id;
+            let fences = core::mem::take(&mut self.fences.current_round);
+            update_shared(env, |shared| {
                 for id in fences {
-                    s.acknowledge(id, conn);
+                    shared.acknowledge(id, conn);
                 }
             });
         }
     }
 
-    /// Begins a round: marks the device operations that it waits for.
-    fn begin_round(&mut self) {
-        let returns_stream = self.carries_fenced();
-        let Self { cx, fences, .. } = self;
-        fences.current = core::mem::take(&mut fences.next);
+    /// Begins a round: marks the device operations in flight, for which the round waits.
+    fn begin_fence_round(&mut self) {
+        let returns_stream = self.carries_fenced_stream();
+        let Self { context, fences, .. } = self;
+        fences.current_round = core::mem::take(&mut fences.next_round);
         fences.returns_stream = returns_stream;
-        for (_, command) in cx.commands.iter_mut().filter(|(_, command)| command.on_device()) {
+        for (_, command) in
+            context.commands.iter_mut().filter(|(_, command)| command.is_on_device())
+        {
             command.awaited_by_fence = true;
-            fences.in_flight += 1;
+            fences.awaited_operation_count += 1;
         }
     }
 
-    /// Whether this connection still carries a stream whose owner was fenced.
-    fn carries_fenced(&self) -> bool {
-        self.ordered.is_some() && self.cx.is_fenced
+    /// Whether this connection still has the log of a stream whose owner was fenced.
+    fn carries_fenced_stream(&self) -> bool {
+        self.ordered.is_some() && self.context.is_fenced
     }
 
-    /// Returns the stream's log to its volume. None of its operations is at the drives any more.
-    pub(super) fn return_stream(&mut self, env: &mut E, out: &mut Outbox<E::Buf>) {
+    /// Returns the log of the stream to its volume. No operation of the stream is at a drive any more.
+    pub(super) fn return_stream(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Some(ordered) = self.ordered.take() else {
             return;
         };
-        self.cx.refuse_unfinished(out);
+        self.context.refuse_unfinished(outbox);
         let mut log = ordered.log;
-        // Fences the persist words of operations that came back last. If this fails, they are not
-        // durable, and recovery takes the entries as not done. That is safe.
+        // This fence makes the persist words of the last operations durable. If the fence fails,
+        // recovery takes these entries as not done, which is safe.
         let _ = log.fence();
-        // This reads the log. It is done outside of the lock, so that other streams can be bound
-        // meanwhile.
-        let entries = live_entries(&log);
-        let conn = self.cx.id;
-        shared(env, |s| s.volumes.return_log(conn, log, entries, &s.namespaces));
+        // `count_live_entries` reads the log. The lock is not held meanwhile, so that other streams can be
+        // bound.
+        let entries = count_live_entries(&log);
+        let conn = self.context.id;
+        update_shared(env, |shared| {
+            shared.volumes.return_log(conn, log, entries, &shared.namespaces)
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! The actions of a core that its shell carries out.
+//! The actions that a core asks its shell to carry out, and the decision which one is next.
 
 use alloc::boxed::Box;
 
@@ -18,7 +18,7 @@ pub enum Action<E: TargetEnv, T> {
     Send(ConnKey),
     /// All of the connection's bytes are sent. Close its sending direction.
     FinishSending(ConnKey),
-    /// Watch the connection's socket for `interest` from now on.
+    /// Watch the connection's socket for these events from now on.
     Watch {
         /// The connection.
         key: ConnKey,
@@ -27,7 +27,7 @@ pub enum Action<E: TargetEnv, T> {
         /// Whether this core has not watched the socket before.
         is_new: bool,
     },
-    /// Stop watching the connection's socket, and send the connection to another core, as
+    /// Stop watching the connection's socket. Send the connection to another core in a
     /// [`Message::Adopt`](super::Message::Adopt).
     HandOver {
         /// The other core.
@@ -35,40 +35,40 @@ pub enum Action<E: TargetEnv, T> {
         /// The connection.
         connection: Box<Connection<E, T>>,
     },
-    /// This core stops, and hands over no more connections. Inform all others, by
-    /// [`Message::MovesEnded`](super::Message::MovesEnded) with its index.
+    /// This core stops and moves no connection to another core any more. Send
+    /// [`Message::MovesEnded`](super::Message::MovesEnded) with the index of this core to all others.
     EndMoves,
-    /// The connection is over: its socket is to be closed.
+    /// The connection has ended. Close its socket.
     Drop(Box<Connection<E, T>>),
 }
 
 impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
-    /// The next action of this round; `None` when all is done. First it ends the batch of the device
-    /// operations of this round.
+    /// The next action of this round; `None` if none is left. Ends the batch of this round's device
+    /// operations first.
     ///
-    /// Each action is to be carried out before the next is asked for.
+    /// The shell must carry out each action before it asks for the next one.
     pub fn next_action(&mut self, env: &mut E) -> Option<Action<E, T>> {
         self.end_batch(env);
-        let listens = self.listens();
-        if core::mem::replace(&mut self.accept.listens, listens) != listens {
-            return Some(Action::Listen(listens));
+        let accepts = self.accepts_connections();
+        if core::mem::replace(&mut self.accept.listens, accepts) != accepts {
+            return Some(Action::Listen(accepts));
         }
-        while let Some(&at) = self.touched.get(self.handled) {
-            // The same connection is asked again until nothing is to be done for it.
+        while let Some(&at) = self.changed.get(self.handled_count) {
+            // The same connection is checked again until it needs no action any more.
             if let Some(action) = self.action_for(at, env.now()) {
                 return Some(action);
             }
-            self.handled += 1;
+            self.handled_count += 1;
             if let Some(connection) = self.get(at) {
-                connection.is_touched = false;
+                connection.is_in_changed_list = false;
             }
         }
-        self.touched.clear();
-        self.handled = 0;
+        self.changed.clear();
+        self.handled_count = 0;
         self.stopping.must_inform_others(self.config.index).then_some(Action::EndMoves)
     }
 
-    /// The next action for a connection that has changed; `None` if none is left.
+    /// The next action for the connection at place `at`; `None` if none is left.
     fn action_for(&mut self, at: u32, now: u64) -> Option<Action<E, T>> {
         let key = ConnKey(at);
         let stop = self.stopping.phase(now);
@@ -81,12 +81,12 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         if connection.may_be_dropped(now, stop) {
             let connection = self.take_out(at)?;
-            if let Some(core) = connection.counted_by {
+            if let Some(core) = connection.counted_by_core {
                 self.config.queues.remove(core);
             }
             return Some(Action::Drop(connection));
         }
-        if let Some(core) = self.count_queue(at)
+        if let Some(core) = self.assign_queue_to_core(at)
             && core != self.config.index
         {
             probe::hit(Rare::HandedOver);
@@ -94,31 +94,32 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
         let connection = self.get(at)?;
         let interest = connection.interest();
-        if connection.watched != Some(interest) {
-            let is_new = connection.watched.replace(interest).is_none();
+        if connection.watched_for != Some(interest) {
+            let is_new = connection.watched_for.replace(interest).is_none();
             return Some(Action::Watch { key, interest, is_new });
         }
         None
     }
 
-    /// Chooses a core for a connection that has just become an I/O queue, and counts the queue
-    /// there. `None` for every other connection, and for one that is counted already.
-    fn count_queue(&mut self, at: u32) -> Option<usize> {
+    /// Chooses a core for a connection that has just become an I/O queue, and counts the queue there.
+    /// Returns `None` for every other connection, and for a queue that is counted already.
+    fn assign_queue_to_core(&mut self, at: u32) -> Option<usize> {
         let Self { connections, config, stopping, .. } = self;
         let connection = connections.get_mut(at as usize)?.as_deref_mut()?;
-        if connection.counted_by.is_some() || connection.session.qid().is_none_or(|qid| qid == 0) {
+        let is_io_queue = connection.session.qid().is_some_and(|qid| qid != 0);
+        if connection.counted_by_core.is_some() || !is_io_queue {
             return None;
         }
-        // Device operations carry the connection's key. A core that stops has promised to move
-        // no connection to another core.
-        let stays = stopping.is_asked() || connection.is_ending() || !connection.is_quiet();
-        let core = if stays {
+        // The results of device operations in flight would find a moved connection no more, because
+        // they carry its key on this core. A core that stops moves no connection at all.
+        let must_stay = stopping.is_asked() || connection.is_ending() || !connection.is_quiet();
+        let core = if must_stay {
             config.queues.add(config.index);
             config.index
         } else {
-            config.queues.choose()
+            config.queues.add_to_least_loaded()
         };
-        connection.counted_by = Some(core);
+        connection.counted_by_core = Some(core);
         Some(core)
     }
 }

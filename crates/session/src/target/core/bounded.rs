@@ -1,4 +1,4 @@
-//! A core's queue to a drive, of bounded depth. Further operations wait their turn.
+//! The queue of one core to one drive. It has a bounded depth: further operations wait in order.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -8,73 +8,79 @@ use core::ops::{Deref, DerefMut};
 use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
 use riopipe_order::probe::{self, Rare};
 
-/// A device that takes only a limited number of operations at once. Further ones wait in order, and
-/// none overtakes another.
+/// A device that takes only a limited number of operations at once. Further operations wait, and are
+/// submitted in their order.
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
+    /// The most operations that the device may have at once.
     depth: usize,
-    /// Copies borrowed bytes into a buffer. The caller may use the bytes again after the call.
+    /// Copies the borrowed bytes of a write that waits, because the caller may change the bytes after
+    /// the call.
     copy: fn(&[u8]) -> D::Buf,
-    /// Operations that were submitted while the device had as many as it may have.
-    waiting: VecDeque<Waiting<D::Buf>>,
+    /// The operations that wait until the device has fewer than `depth`.
+    waiting: VecDeque<WaitingOperation<D::Buf>>,
     device: Box<D>,
 }
 
+/// An operation that waits for the device.
 #[derive(Debug)]
-struct Waiting<B> {
+struct WaitingOperation<B> {
+    /// The number of the operation, which is returned with its result.
     op: u64,
+    /// The first block.
     lba: u64,
-    operation: Operation<B>,
+    kind: OperationKind<B>,
 }
 
 #[derive(Debug)]
-enum Operation<B> {
-    Write(B),
-    Read(u64),
+enum OperationKind<B> {
+    Write { data: B },
+    Read { blocks: u64 },
     Flush,
-    WriteZeroes(u64),
-    Deallocate(u64),
+    WriteZeroes { blocks: u64 },
+    Deallocate { blocks: u64 },
 }
 
 impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
-    /// A device that takes at most `depth` operations at once. `copy` makes a buffer out of
-    /// borrowed bytes that have to wait.
+    /// A device that takes at most `depth` operations at once. `copy` makes a buffer of the borrowed
+    /// bytes of a write that must wait.
     #[must_use]
     pub const fn new(device: Box<D>, depth: usize, copy: fn(&[u8]) -> D::Buf) -> Self {
         Self { depth, copy, waiting: VecDeque::new(), device }
     }
 
-    /// Forgets waiting operations, because their process has died.
+    /// Drops the waiting operations, because the process that has submitted them has died.
     pub fn forget_waiting(&mut self) {
         self.waiting.clear();
     }
 
     /// The device, if it may take one more operation.
     #[inline]
-    fn with_space(&mut self) -> Option<&mut D> {
-        let is_free = self.waiting.is_empty() && self.device.in_flight() < self.depth;
-        is_free.then_some(&mut *self.device)
+    fn device_with_space(&mut self) -> Option<&mut D> {
+        let has_space = self.waiting.is_empty() && self.device.in_flight() < self.depth;
+        has_space.then_some(&mut *self.device)
     }
 
+    /// Puts an operation at the end of the waiting ones.
     #[cold]
-    fn wait(&mut self, op: u64, lba: u64, operation: Operation<D::Buf>) -> Submitted<D::Buf> {
+    fn enqueue(&mut self, op: u64, lba: u64, kind: OperationKind<D::Buf>) -> Submitted<D::Buf> {
         probe::hit(Rare::DriveFull);
-        self.waiting.push_back(Waiting { op, lba, operation });
+        self.waiting.push_back(WaitingOperation { op, lba, kind });
         Submitted::Pending
     }
 
-    /// Submits the operations that have waited for space. One that ends within the call is added to
-    /// `done`.
+    /// Submits the waiting operations for which the device has space. The result of an operation that
+    /// ends within the call is added to `done`.
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
         while self.device.in_flight() < self.depth {
-            let Some(Waiting { op, lba, operation }) = self.waiting.pop_front() else { return };
-            let submitted = match operation {
-                Operation::Write(data) => self.device.write(op, lba, Data::Owned(data)),
-                Operation::Read(blocks) => self.device.read(op, lba, blocks),
-                Operation::Flush => self.device.flush(op),
-                Operation::WriteZeroes(blocks) => self.device.write_zeroes(op, lba, blocks),
-                Operation::Deallocate(blocks) => self.device.deallocate(op, lba, blocks),
+            let Some(WaitingOperation { op, lba, kind }) = self.waiting.pop_front() else { return };
+            let submitted = match kind {
+                OperationKind::Write { data } => self.device.write(op, lba, Data::Owned(data)),
+                OperationKind::Read { blocks } => self.device.read(op, lba, blocks),
+                OperationKind::Flush => self.device.flush(op),
+                OperationKind::WriteZeroes { blocks } => self.device.write_zeroes(op, lba, blocks),
+                OperationKind::Deallocate { blocks } => self.device.deallocate(op, lba, blocks),
             };
             if let Submitted::Done(result) = submitted {
                 done.push(Done { op, result });
@@ -88,42 +94,42 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
 
     #[inline]
     fn write(&mut self, op: u64, lba: u64, data: Data<'_, D::Buf>) -> Submitted<D::Buf> {
-        if let Some(device) = self.with_space() {
+        if let Some(device) = self.device_with_space() {
             return device.write(op, lba, data);
         }
         let data = match data {
             Data::Borrowed(bytes) => (self.copy)(bytes),
             Data::Owned(buf) => buf,
         };
-        self.wait(op, lba, Operation::Write(data))
+        self.enqueue(op, lba, OperationKind::Write { data })
     }
 
     #[inline]
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.with_space() {
+        match self.device_with_space() {
             Some(device) => device.read(op, lba, blocks),
-            None => self.wait(op, lba, Operation::Read(blocks)),
+            None => self.enqueue(op, lba, OperationKind::Read { blocks }),
         }
     }
 
     fn flush(&mut self, op: u64) -> Submitted<D::Buf> {
-        match self.with_space() {
+        match self.device_with_space() {
             Some(device) => device.flush(op),
-            None => self.wait(op, 0, Operation::Flush),
+            None => self.enqueue(op, 0, OperationKind::Flush),
         }
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.with_space() {
+        match self.device_with_space() {
             Some(device) => device.write_zeroes(op, lba, blocks),
-            None => self.wait(op, lba, Operation::WriteZeroes(blocks)),
+            None => self.enqueue(op, lba, OperationKind::WriteZeroes { blocks }),
         }
     }
 
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<D::Buf> {
-        match self.with_space() {
+        match self.device_with_space() {
             Some(device) => device.deallocate(op, lba, blocks),
-            None => self.wait(op, lba, Operation::Deallocate(blocks)),
+            None => self.enqueue(op, lba, OperationKind::Deallocate { blocks }),
         }
     }
 

@@ -1,4 +1,11 @@
-//! One connection of a core: its session, its outgoing bytes, and the progress of its end.
+//! One connection of a core: its session, its outgoing bytes, and the steps of its end.
+//!
+//! A connection ends in these steps:
+//!
+//! 1. [`Connection::end`]: the session is closed. Input is dropped, the last bytes are still sent.
+//! 2. All bytes are sent: the shell closes the sending direction of the socket.
+//! 3. The peer closes its direction, or a time limit passes.
+//! 4. No device operation is in flight any more: the connection may be dropped.
 
 use alloc::string::{String, ToString};
 
@@ -12,20 +19,20 @@ use super::places::Place;
 use super::stopping::StopPhase;
 use crate::outbox::Outbox;
 
-/// How long a connection that is being closed may take to deliver its last bytes, ns.
+/// The time limit for the peer to take the last bytes of a connection that ends, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
-/// The shell's part of a connection: its socket, and the bytes that have come in and were not
-/// consumed. It moves with the connection from core to core.
+/// The shell's part of a connection: the socket, and the bytes that have been received and not consumed.
+/// It moves with the connection from core to core.
 pub trait Transport {
-    /// The bytes that have come in and were not consumed.
+    /// The bytes that have been received and not consumed.
     fn input(&self) -> &[u8];
     /// Drops the first `bytes` bytes of [`input`](Self::input).
     fn consume(&mut self, bytes: usize);
-    /// Makes space for a PDU of `bytes` bytes in all, of which [`input`](Self::input) is the start.
+    /// Makes space for a PDU that begins with [`input`](Self::input) and has `bytes` bytes in all.
     ///
     /// # Errors
-    /// Why it cannot be held. The connection is closed for this reason.
+    /// Why there is no space for the PDU. The connection is closed for this reason.
     fn reserve(&mut self, bytes: usize) -> Result<(), String>;
 }
 
@@ -45,23 +52,24 @@ pub struct Connection<E: TargetEnv, T> {
     pub(super) session: TargetConn<E>,
     pub(super) output: Outbox<E::Buf>,
     transport: T,
-    /// The socket takes no more bytes just now, although some are left to send.
+    /// The socket takes no more bytes at present, although some are left to send.
     is_blocked: bool,
-    /// The events for which its socket is watched; `None` if it is not watched yet.
-    pub(super) watched: Option<Interest>,
-    /// If it is being closed: the time limit for the delivery of its last bytes, ns.
-    ending: Option<u64>,
+    /// The events for which the socket is watched; `None` if it is not watched on this core yet.
+    pub(super) watched_for: Option<Interest>,
+    /// The time limit for the delivery of the last bytes, ns; `None` if the connection does not end.
+    linger_deadline_ns: Option<u64>,
     /// The socket has failed or ended in both directions.
-    is_dead: bool,
-    /// The shell has been asked to close the sending direction.
-    has_finished: bool,
-    /// The core that counts it as an I/O queue.
-    pub(super) counted_by: Option<usize>,
-    /// Some of its device operations have come back, and are not settled.
-    pub(super) in_batch: bool,
-    /// It is on its core's list of changed connections.
-    pub(super) is_touched: bool,
-    /// It counts as one of all connections, on any core, until it is dropped (T28).
+    has_socket_ended: bool,
+    /// The shell has been asked to close the sending direction of the socket.
+    has_finished_sending: bool,
+    /// The core that counts the connection as an I/O queue; `None` if none does.
+    pub(super) counted_by_core: Option<usize>,
+    /// Device operations have come back in the present batch, and the batch has not ended yet.
+    pub(super) has_unsettled_results: bool,
+    /// The connection is on its core's list of changed connections.
+    pub(super) is_in_changed_list: bool,
+    /// The connection's place among all connections of the target. It is free when the connection is
+    /// dropped (T28).
     _place: Place,
 }
 
@@ -78,24 +86,24 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
             output: Outbox::new(),
             transport,
             is_blocked: false,
-            watched: None,
-            ending: None,
-            is_dead: false,
-            has_finished: false,
-            counted_by: None,
-            in_batch: false,
-            is_touched: false,
+            watched_for: None,
+            linger_deadline_ns: None,
+            has_socket_ended: false,
+            has_finished_sending: false,
+            counted_by_core: None,
+            has_unsettled_results: false,
+            is_in_changed_list: false,
             _place: place,
         }
     }
 
-    /// Its id: unique in an incarnation of the target.
+    /// The id of the connection, unique in an incarnation of the target.
     #[must_use]
     pub const fn id(&self) -> ConnId {
         self.session.id()
     }
 
-    /// The shell's part of it.
+    /// The shell's part of the connection.
     #[must_use]
     pub const fn transport(&self) -> &T {
         &self.transport
@@ -105,18 +113,18 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         &mut self.transport
     }
 
-    /// Whether it takes incoming bytes, only drops them, or leaves them in the socket.
-    pub(super) fn receives(&self) -> Receives {
-        match self.ending {
-            Some(_) => Receives::Dropped,
-            None if self.session.wants_input(&self.output) => Receives::Wanted,
-            None => Receives::Left,
+    /// What the shell must do with bytes from the peer.
+    pub(super) fn input_treatment(&self) -> InputTreatment {
+        match self.linger_deadline_ns {
+            Some(_) => InputTreatment::Dropped,
+            None if self.session.wants_input(&self.output) => InputTreatment::Wanted,
+            None => InputTreatment::Left,
         }
     }
 
-    /// Hands the incoming bytes to the session.
+    /// Passes the received bytes to the session.
     pub(super) fn receive(&mut self, env: &mut E) {
-        if self.ending.is_some() {
+        if self.linger_deadline_ns.is_some() {
             return;
         }
         match self.session.receive(self.transport.input(), env, &mut self.output) {
@@ -124,7 +132,8 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
                 self.transport.consume(consumed);
                 let need = self.session.need(self.transport.input());
                 if let Err(why) = self.transport.reserve(need) {
-                    // The session refuses longer PDUs by their header. This is a second check.
+                    // This is a second check: the session refuses a PDU that is too long because of
+                    // the length in its header.
                     self.end(&why, env);
                 }
             }
@@ -132,24 +141,25 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// The bytes to send now, with the shell's part of the connection.
-    pub(super) fn sends(&mut self) -> Option<(&mut T, &Outbox<E::Buf>)> {
-        let sends = !self.output.is_empty() && !self.is_dead && !self.in_batch;
-        sends.then_some((&mut self.transport, &self.output))
+    /// The bytes to send now, with the shell's part of the connection; `None` if nothing may be sent.
+    pub(super) fn bytes_to_send(&mut self) -> Option<(&mut T, &Outbox<E::Buf>)> {
+        let may_send =
+            !self.output.is_empty() && !self.has_socket_ended && !self.has_unsettled_results;
+        may_send.then_some((&mut self.transport, &self.output))
     }
 
-    /// Whether the shell is to send: there are bytes, and the socket may take them.
+    /// Whether the shell must send: there are bytes, and the socket takes bytes.
     pub(super) fn may_send(&self) -> bool {
-        !self.output.is_empty() && !self.is_dead && !self.is_blocked
+        !self.output.is_empty() && !self.has_socket_ended && !self.is_blocked
     }
 
     /// Notes that the socket has taken this many bytes.
     pub(super) fn sent(&mut self, bytes: usize, env: &mut E) {
         self.is_blocked = false;
-        let took_no_input = !self.session.wants_input(&self.output);
+        let was_input_stopped = !self.session.wants_input(&self.output);
         self.output.consume(bytes);
         self.session.sent(env, &mut self.output);
-        if took_no_input && self.session.wants_input(&self.output) {
+        if was_input_stopped && self.session.wants_input(&self.output) {
             self.receive(env);
         }
     }
@@ -170,20 +180,21 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         self.session.device_done(op, result, env, &mut self.output);
     }
 
-    /// Notes that all device operations that came back together are handed in.
+    /// Notes that the batch has ended: the results of all device operations that came back together
+    /// have been passed in.
     pub(super) fn batch_ended(&mut self, env: &mut E) {
-        self.in_batch = false;
+        self.has_unsettled_results = false;
         self.session.batch_ended(env, &mut self.output);
     }
 
-    /// Reads the notices that were left for it.
+    /// Reads the notices that other connections have left for this one.
     pub(super) fn noticed(&mut self, env: &mut E) {
         if let Err(closed) = self.session.noticed(env, &mut self.output) {
             self.end(&closed.to_string(), env);
         }
     }
 
-    /// Checks its time limits; returns whether this had an effect.
+    /// Checks the time limits of the connection. Returns whether the connection has changed.
     pub(super) fn tick(&mut self, env: &mut E) -> bool {
         match self.session.tick(env, &mut self.output) {
             Ok(()) => self.may_be_dropped(env.now(), StopPhase::Serving),
@@ -194,83 +205,89 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// Begins the end: no more input is taken, the last bytes are still sent.
+    /// Begins the end of the connection: no more input is used, the last bytes are still sent.
     pub(super) fn end(&mut self, why: &str, env: &mut E) {
-        if self.ending.is_none() {
-            self.ending = Some(env.now() + LINGER_NS);
+        if self.linger_deadline_ns.is_none() {
+            self.linger_deadline_ns = Some(env.now() + LINGER_NS);
             self.session.close(why, env);
         }
     }
 
     /// Notes that the socket has failed or ended in both directions.
     pub(super) fn socket_ended(&mut self, why: &str, env: &mut E) {
-        self.is_dead = true;
+        self.has_socket_ended = true;
         self.is_blocked = false;
         self.output.clear();
         self.end(why, env);
     }
 
-    /// Whether its last bytes are sent, so that the sending direction must be closed. Returns true
-    /// only once.
+    /// Whether the last bytes are sent, so that the sending direction of the socket must be closed.
+    /// Returns true only once.
     pub(super) fn must_finish_sending(&mut self) -> bool {
-        let finishes = self.ending.is_some() && self.output.is_empty() && !self.is_dead;
-        finishes && !core::mem::replace(&mut self.has_finished, true)
+        let is_all_sent =
+            self.linger_deadline_ns.is_some() && self.output.is_empty() && !self.has_socket_ended;
+        is_all_sent && !core::mem::replace(&mut self.has_finished_sending, true)
     }
 
-    /// Whether it may be dropped. `stop`: the phase of its core.
+    /// Whether the connection has ended and may be dropped. `stop` is the phase of its core.
     pub(super) fn may_be_dropped(&self, now: u64, stop: StopPhase) -> bool {
-        let Some(ending) = self.ending else {
+        let Some(linger_deadline_ns) = self.linger_deadline_ns else {
             return false;
         };
-        // The socket stays open until the peer has read the last bytes. If it is closed while input
-        // is unread, the system resets the connection, and the last bytes are lost. But a target
-        // that stops does not wait for a host that does not read.
+        // The socket stays open until the peer has read the last bytes. If the target closed it while
+        // input is unread, the system would reset the connection, and the last bytes would be lost. A
+        // target that stops does not wait for a host that does not read.
         let has_delivered = match stop {
-            StopPhase::Serving => self.is_dead || now >= ending,
+            StopPhase::Serving => self.has_socket_ended || now >= linger_deadline_ns,
             StopPhase::Grace => self.output.is_empty(),
             StopPhase::Over => true,
         };
         self.session.is_drained() && has_delivered
     }
 
-    /// The time at which it must be checked again. A result from a drive makes its core check it
-    /// anyway.
+    /// The time at which the connection must be checked again, ns. A connection that ends and has
+    /// operations in flight needs no time, because their results make the core check it.
     pub(super) fn deadline(&self) -> Option<u64> {
-        match self.ending {
-            Some(ending) => Some(ending).filter(|_| self.session.is_drained()),
+        match self.linger_deadline_ns {
+            Some(deadline_ns) => Some(deadline_ns).filter(|_| self.session.is_drained()),
             None => self.session.next_deadline(),
         }
     }
 
-    /// Whether it is being closed.
+    /// Whether the end of the connection has begun.
     pub(super) const fn is_ending(&self) -> bool {
-        self.ending.is_some()
+        self.linger_deadline_ns.is_some()
     }
 
-    /// Whether nothing of it is in flight: no command at a drive, no answer unsent.
+    /// Whether the connection has no command in flight and no unsent bytes.
     pub(super) fn is_quiet(&self) -> bool {
         self.output.is_empty() && self.session.is_quiet()
     }
 
-    /// The events for which its socket is to be watched.
+    /// The events for which the socket must be watched.
     pub(super) fn interest(&self) -> Interest {
-        interest(self.receives() != Receives::Left, self.is_blocked)
+        let takes_input = self.input_treatment() != InputTreatment::Left;
+        interest(takes_input, self.is_blocked)
     }
 }
 
-/// The treatment of incoming bytes.
+/// What the shell must do with bytes from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Receives {
+pub(super) enum InputTreatment {
+    /// Receive the bytes and pass them to the connection.
     Wanted,
+    /// Receive the bytes and drop them.
     Dropped,
+    /// Leave the bytes in the socket.
     Left,
 }
 
-/// The events for which a socket is watched. If nothing is received from it just now, since too
-/// much waits to be sent, it is not watched for input: the input in the socket would wake the core
-/// without end (T28).
-const fn interest(receives: bool, blocked: bool) -> Interest {
-    match (receives, blocked) {
+/// The events for which a socket must be watched.
+///
+/// While too much waits to be sent, the connection takes no input, and the socket is not watched for
+/// input. Otherwise the input in the socket would wake the core again and again (T28).
+const fn interest(takes_input: bool, is_blocked: bool) -> Interest {
+    match (takes_input, is_blocked) {
         (_, false) => Interest::Read,
         (true, true) => Interest::Both,
         (false, true) => Interest::Write,

@@ -1,8 +1,8 @@
 //! One core of a target: everything that is decided between sockets and drives.
 //!
-//! A target runs one [`TargetCore`] per processor core, each with connections of its own. A core
-//! knows no socket, no drive, no clock and no thread. Its shell reports events to it and carries
-//! out its actions:
+//! A target runs one [`TargetCore`] for each processor core, and each has connections of its own. A
+//! `TargetCore` has no socket, no drive, no clock and no thread. The *shell* around it reports events to
+//! it and carries out its actions:
 //!
 //! - in: [`accepted`](TargetCore::accepted), [`received`](TargetCore::received),
 //!   [`sent`](TargetCore::sent), [`blocked`](TargetCore::blocked), [`closed`](TargetCore::closed),
@@ -12,10 +12,14 @@
 //!   [`outgoing`](TargetCore::outgoing), [`deadline`](TargetCore::deadline),
 //!   [`is_at_rest`](TargetCore::is_at_rest); operations of drives go out through the [`TargetEnv`].
 //!
-//! A shell works in rounds. In each it reads the clock, calls `timeout`, hands in the events since
-//! the last round, and then carries out the actions of `next_action` until there are none left. All
-//! operations that came back from the drives in one round are one batch. In any order of the calls,
-//! none of them is answered before all of them are in the log, with one fence for each stream (T7).
+//! A shell works in rounds:
+//!
+//! 1. Read the clock and call `timeout`.
+//! 2. Report the events since the last round.
+//! 3. Carry out the actions of `next_action` until there are none left.
+//!
+//! All operations that come back from the drives in one round are one batch. Their persist words share
+//! one fence of the log for each stream, and no completion is sent before that fence (T7).
 //!
 //! Cores share [`Shared`](super::Shared) behind a lock, two counters ([`Places`], [`QueueCounts`]),
 //! and send each other the rest in [`Message`]s. The real target (crate `riopipe-target`) carries
@@ -43,17 +47,18 @@ use crate::outbox::Outbox;
 
 pub use action::Action;
 pub use bounded::BoundedDevice;
-use connection::Receives;
+use connection::InputTreatment;
 pub use connection::{Connection, Interest, Transport};
 pub use message::Message;
 pub use places::{Place, Places, QueueCounts};
 use stopping::Stopping;
 
-/// Longest time between two checks of every connection's time limits, ns.
+/// The longest time between two checks of the connections' time limits, ns.
 const TICK_NS: u64 = 100_000_000;
-/// Largest age of the last check of the log's store when an action relies on it, ns.
-const WATCH_NS: u64 = 100_000_000;
-/// How long no connection is accepted after descriptors, or places for connections, ran out, ns.
+/// The longest time between two checks that the log's store still exists, ns.
+const LOG_CHECK_NS: u64 = 100_000_000;
+/// How long no connection is accepted after the descriptors or the places for connections have run out,
+/// ns.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
 /// The configuration of a core.
@@ -72,7 +77,7 @@ pub struct CoreConfig {
     pub queues: Arc<QueueCounts>,
 }
 
-/// The number of a connection in one core, for as long as the core has it.
+/// The number of a connection in one core. It is valid as long as the core has the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnKey(pub u32);
 
@@ -91,23 +96,23 @@ pub enum Input<'a, T> {
 /// out.
 pub struct TargetCore<E: TargetEnv, T> {
     config: CoreConfig,
-    /// A slab: a connection's place in it is its key.
+    /// The connections. The key of a connection is its place in this list.
     connections: Vec<Option<Box<Connection<E, T>>>>,
-    /// Free places in `connections`.
-    free: Vec<u32>,
-    /// The place of each connection, so that a notice costs no search (T28).
-    by_id: BTreeMap<ConnId, u32>,
-    /// Connections whose device operations have come back in this batch.
-    batch: Vec<u32>,
-    /// Connections that have changed since the shell last asked for actions.
-    touched: Vec<u32>,
-    /// How many connections at the start of `touched` have no action left.
-    handled: usize,
+    /// The places in `connections` that are free.
+    free_places: Vec<u32>,
+    /// The place of each connection in `connections`, so that a notice needs no search (T28).
+    place_of: BTreeMap<ConnId, u32>,
+    /// The places of the connections whose device operations have come back in this batch.
+    conns_in_batch: Vec<u32>,
+    /// The places of the connections that have changed and may need an action.
+    changed: Vec<u32>,
+    /// How many connections at the start of `changed` need no action any more.
+    handled_count: usize,
     accept: Accept,
     /// The time before which no connection's time limits are checked.
-    next_tick: u64,
+    next_tick_ns: u64,
     /// The time before which the log's store is not checked.
-    next_watch: u64,
+    next_log_check_ns: u64,
     stopping: Stopping,
 }
 
@@ -117,7 +122,7 @@ struct Accept {
     /// The shell has been asked to listen.
     listens: bool,
     /// The time before which no connection is accepted.
-    paused_until: Option<u64>,
+    paused_until_ns: Option<u64>,
     /// All places for connections were taken at the last request for one.
     is_full: bool,
 }
@@ -126,18 +131,18 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// A core without connections.
     #[must_use]
     pub fn new(config: CoreConfig) -> Self {
-        let stopping = Stopping::new(config.queues.cores());
+        let stopping = Stopping::new(config.queues.core_count());
         Self {
             config,
             connections: Vec::new(),
-            free: Vec::new(),
-            by_id: BTreeMap::new(),
-            batch: Vec::new(),
-            touched: Vec::new(),
-            handled: 0,
+            free_places: Vec::new(),
+            place_of: BTreeMap::new(),
+            conns_in_batch: Vec::new(),
+            changed: Vec::new(),
+            handled_count: 0,
             accept: Accept::default(),
-            next_tick: 0,
-            next_watch: 0,
+            next_tick_ns: 0,
+            next_log_check_ns: 0,
             stopping,
         }
     }
@@ -148,15 +153,15 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.config.index
     }
 
-    /// Begins a round: checks everything that depends on time. Call it in each round before
-    /// anything else, and when the [`deadline`](Self::deadline) has come.
+    /// Begins a round: checks everything that depends on time. The shell calls this first in each round,
+    /// and begins a round when the [`deadline`](Self::deadline) has come.
     pub fn timeout(&mut self, env: &mut E) {
         let now = env.now();
-        if now >= self.next_watch {
-            self.next_watch = now + WATCH_NS;
+        if now >= self.next_log_check_ns {
+            self.next_log_check_ns = now + LOG_CHECK_NS;
             env.watch_log();
         }
-        if now >= self.next_tick {
+        if now >= self.next_tick_ns {
             self.tick(env);
         }
         if self.stopping.is_asked() {
@@ -167,42 +172,43 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     /// Checks every connection's time limits.
     fn tick(&mut self, env: &mut E) {
         let now = env.now();
-        self.next_tick = now + TICK_NS;
-        if self.accept.paused_until.is_some_and(|at| at <= now) {
-            self.accept.paused_until = None;
+        self.next_tick_ns = now + TICK_NS;
+        if self.accept.paused_until_ns.is_some_and(|at| at <= now) {
+            self.accept.paused_until_ns = None;
         }
         for at in 0..self.connections.len() as u32 {
             if let Some(connection) = self.get(at)
                 && connection.tick(env)
             {
-                self.touch(at);
+                self.mark_changed(at);
             }
         }
     }
 
-    /// When [`timeout`](Self::timeout) is due next, ns on the environment's clock. It reads every
-    /// connection.
+    /// The time at which [`timeout`](Self::timeout) is due next, ns on the environment's clock. This
+    /// function reads every connection.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
-        let connections = self.connections.iter().flatten().filter_map(|it| it.deadline());
-        let first = connections.chain(self.accept.paused_until).min();
-        // Time limits are not checked more often: a shell that woke up before would spin until
-        // then.
-        let first = first.map(|at| at.max(self.next_tick));
-        first.into_iter().chain(self.stopping.deadline(now)).min()
+        let of_connections =
+            self.connections.iter().flatten().filter_map(|connection| connection.deadline());
+        let first = of_connections.chain(self.accept.paused_until_ns).min();
+        // Time limits are checked only at the next tick. If the shell woke up earlier, it would spin
+        // until then.
+        let at_tick = first.map(|at_ns| at_ns.max(self.next_tick_ns));
+        at_tick.into_iter().chain(self.stopping.deadline(now)).min()
     }
 
-    /// A place for one more connection. Ask for it before a socket is accepted. So a peer waits in
-    /// the kernel's queue, which has a bound of its own, and costs nothing here (T28). `None`:
-    /// nothing is accepted for now; [`Action::Listen`] asks for the next attempt.
+    /// Takes a place for one more connection. The shell calls this before it accepts a socket. So a peer
+    /// without a place waits in the kernel's queue, which has a limit of its own (T28). `None` means
+    /// that nothing must be accepted now. [`Action::Listen`] then reports when to try again.
     pub fn place(&mut self, env: &mut E) -> Option<Place> {
-        if !self.listens() {
+        if !self.accepts_connections() {
             return None;
         }
         let place = self.config.places.take();
         if place.is_none() {
-            // A place may become free on any core, and that core does not inform this one. So it
-            // tries again after a while.
+            // A place may become free on any core, which does not inform this core. So this core tries
+            // again after a while.
             if !core::mem::replace(&mut self.accept.is_full, true) {
                 env.log(Event::Full { connections: self.config.places.max() });
             }
@@ -211,15 +217,15 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         place
     }
 
-    /// Notes that nothing can be accepted, for example without descriptors. It is tried again after
-    /// a while.
+    /// Notes that no connection can be accepted, for example because there are no descriptors. The core
+    /// accepts connections again after a while.
     pub fn pause_accepting(&mut self, now: u64) {
-        self.accept.paused_until = Some(now + ACCEPT_PAUSE_NS);
+        self.accept.paused_until_ns = Some(now + ACCEPT_PAUSE_NS);
     }
 
     /// Whether connections are accepted.
-    const fn listens(&self) -> bool {
-        self.config.listens && !self.stopping.is_asked() && self.accept.paused_until.is_none()
+    const fn accepts_connections(&self) -> bool {
+        self.config.listens && !self.stopping.is_asked() && self.accept.paused_until_ns.is_none()
     }
 
     /// Takes in a connection that was accepted, at the address `local` of this machine.
@@ -235,27 +241,27 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.take_in(Box::new(connection))
     }
 
-    /// Gives a connection a place in this core. The connection gets a new key, and its socket is
-    /// watched anew, also if it comes from another core.
+    /// Gives a connection a place in this core. The connection gets a new key. Its socket is not watched
+    /// here yet, even if the connection comes from another core.
     fn take_in(&mut self, mut connection: Box<Connection<E, T>>) -> ConnKey {
-        let at = self.free.pop().unwrap_or_else(|| {
+        let at = self.free_places.pop().unwrap_or_else(|| {
             self.connections.push(None);
             self.connections.len() as u32 - 1
         });
         connection.session.set_key(u64::from(at));
-        connection.watched = None;
-        connection.is_touched = false;
-        self.by_id.insert(connection.id(), at);
+        connection.watched_for = None;
+        connection.is_in_changed_list = false;
+        self.place_of.insert(connection.id(), at);
         self.connections[at as usize] = Some(connection);
-        self.touch(at);
+        self.mark_changed(at);
         ConnKey(at)
     }
 
     /// Takes a connection out, to be dropped or moved to another core.
     fn take_out(&mut self, at: u32) -> Option<Box<Connection<E, T>>> {
         let connection = self.connections.get_mut(at as usize)?.take()?;
-        self.by_id.remove(&connection.id());
-        self.free.push(at);
+        self.place_of.remove(&connection.id());
+        self.free_places.push(at);
         Some(connection)
     }
 
@@ -264,14 +270,14 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.connections.get_mut(at as usize)?.as_deref_mut()
     }
 
-    /// Puts a connection on the list of those for which [`next_action`](Self::next_action) has to
-    /// find actions.
+    /// Puts a connection on the list of changed connections, for which
+    /// [`next_action`](Self::next_action) finds the actions.
     #[inline]
-    fn touch(&mut self, at: u32) {
+    fn mark_changed(&mut self, at: u32) {
         if let Some(Some(connection)) = self.connections.get_mut(at as usize)
-            && !core::mem::replace(&mut connection.is_touched, true)
+            && !core::mem::replace(&mut connection.is_in_changed_list, true)
         {
-            self.touched.push(at);
+            self.changed.push(at);
         }
     }
 
@@ -281,33 +287,33 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.connections.get(key.0 as usize)?.as_deref().map(Connection::transport)
     }
 
-    /// The treatment of input on a connection.
+    /// What the shell must do with input on a connection.
     #[inline]
     pub fn input(&mut self, key: ConnKey) -> Input<'_, T> {
         let Some(connection) = self.get(key.0) else {
             return Input::Left;
         };
-        match connection.receives() {
-            Receives::Wanted => Input::Wanted(connection.transport_mut()),
-            Receives::Dropped => Input::Dropped(connection.transport_mut()),
-            Receives::Left => Input::Left,
+        match connection.input_treatment() {
+            InputTreatment::Wanted => Input::Wanted(connection.transport_mut()),
+            InputTreatment::Dropped => Input::Dropped(connection.transport_mut()),
+            InputTreatment::Left => Input::Left,
         }
     }
 
-    /// Notes that bytes have come in. They are in the transport's input.
+    /// Notes that bytes have been received. They are in the transport's input.
     #[inline]
     pub fn received(&mut self, key: ConnKey, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.receive(env);
-            self.touch(key.0);
+            self.mark_changed(key.0);
         }
     }
 
-    /// The bytes that a connection has to send now. None while a batch of its device operations is
-    /// being handed in: the answers may have to wait for the log until the batch ends (T7).
+    /// The bytes that a connection must send now. `None` while results of its device operations are
+    /// being reported, because the completions must wait for the fence at the end of the batch (T7).
     #[inline]
     pub fn outgoing(&mut self, key: ConnKey) -> Option<(&mut T, &Outbox<E::Buf>)> {
-        self.get(key.0)?.sends()
+        self.get(key.0)?.bytes_to_send()
     }
 
     /// Notes that the socket has taken the first `bytes` bytes of the outgoing ones.
@@ -315,24 +321,25 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     pub fn sent(&mut self, key: ConnKey, bytes: usize, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.sent(bytes, env);
-            self.touch(key.0);
+            self.mark_changed(key.0);
         }
     }
 
-    /// Notes that the socket takes no more bytes for now. Once it does, the shell continues with
-    /// [`outgoing`](Self::outgoing).
+    /// Notes that the socket takes no more bytes at present. When the socket takes bytes again, the
+    /// shell continues with [`outgoing`](Self::outgoing).
     pub fn blocked(&mut self, key: ConnKey, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.blocked(env.now());
-            self.touch(key.0);
+            self.mark_changed(key.0);
         }
     }
 
-    /// Notes that the connection has ended, or its socket has failed: no bytes come or go any more.
+    /// Notes that the peer has ended the connection, or the socket has failed. No bytes can be received
+    /// or sent any more.
     pub fn closed(&mut self, key: ConnKey, why: &str, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.socket_ended(why, env);
-            self.touch(key.0);
+            self.mark_changed(key.0);
         }
     }
 
@@ -343,23 +350,23 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         let at = op.key() as u32;
         if let Some(connection) = self.get(at) {
             connection.device_done(op, result, env);
-            if !core::mem::replace(&mut connection.in_batch, true) {
-                self.batch.push(at);
+            if !core::mem::replace(&mut connection.has_unsettled_results, true) {
+                self.conns_in_batch.push(at);
             }
         }
     }
 
-    /// Settles the batch of this round: each connection settles its own operations, with one fence,
-    /// and may then answer them (T7).
+    /// Ends the batch of this round: each connection fences the persist words of its operations once, and
+    /// then sends their completions (T7).
     fn end_batch(&mut self, env: &mut E) {
-        for i in 0..self.batch.len() {
-            let at = self.batch[i];
+        for i in 0..self.conns_in_batch.len() {
+            let at = self.conns_in_batch[i];
             if let Some(connection) = self.get(at) {
                 connection.batch_ended(env);
-                self.touch(at);
+                self.mark_changed(at);
             }
         }
-        self.batch.clear();
+        self.conns_in_batch.clear();
     }
 
     /// Takes in a message from another core or from this one.
@@ -368,8 +375,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             Message::Adopt(connection) => {
                 let id = connection.id();
                 self.take_in(connection);
-                // A notice that was sent while the connection was in transit found it on neither
-                // core.
+                // A notice that was sent while the connection moved has found it on neither core, so
+                // the connection reads its notices now.
                 self.notice(id, env);
             }
             Message::Notice(id) => self.notice(id, env),
@@ -379,11 +386,11 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
 
     /// Makes a connection read its notices, if this core has it.
     fn notice(&mut self, id: ConnId, env: &mut E) {
-        if let Some(&at) = self.by_id.get(&id)
+        if let Some(&at) = self.place_of.get(&id)
             && let Some(connection) = self.get(at)
         {
             connection.noticed(env);
-            self.touch(at);
+            self.mark_changed(at);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The number of connections that all cores together have open (T28), and the number of I/O queues
-//! of each core.
+//! Two counters that all cores share: how many connections are open on all cores together (T28), and
+//! how many I/O queues each core has.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -7,20 +7,21 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::super::ids::ConnId;
 
-/// Places for connections, of all cores of a target together.
+/// The places for connections, of all cores of a target together.
 ///
-/// Relaxed is enough for every count here: it orders nothing else, and no change of it gets lost.
+/// `Ordering::Relaxed` is enough for every counter here, because the counters order no other memory
+/// access, and atomic updates of them are never lost.
 #[derive(Debug)]
 pub struct Places {
-    taken: AtomicUsize,
-    max: usize,
+    taken_count: AtomicUsize,
+    max_count: usize,
     next_id: AtomicU64,
 }
 
 /// The place of one connection. Dropping it frees the place, on any core.
 #[derive(Debug)]
 pub struct Place {
-    of: Arc<Places>,
+    places: Arc<Places>,
     id: ConnId,
 }
 
@@ -28,26 +29,30 @@ impl Places {
     /// Places for `max` connections at a time.
     #[must_use]
     pub fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { taken: AtomicUsize::new(0), max, next_id: AtomicU64::new(1) })
+        Arc::new(Self {
+            taken_count: AtomicUsize::new(0),
+            max_count: max,
+            next_id: AtomicU64::new(1),
+        })
     }
 
-    /// A place, if one is free.
+    /// Takes a place; `None` if none is free.
     pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
-        let one_more = |taken| (taken < self.max).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        let add_one = |taken_count| (taken_count < self.max_count).then_some(taken_count + 1);
+        self.taken_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add_one).ok()?;
         Some(Place {
-            of: Arc::clone(self),
+            places: Arc::clone(self),
             id: ConnId(self.next_id.fetch_add(1, Ordering::Relaxed)),
         })
     }
 
     pub(super) const fn max(&self) -> usize {
-        self.max
+        self.max_count
     }
 }
 
 impl Place {
-    /// The id of the connection that takes it: unique in an incarnation of the target.
+    /// The id of the connection that has this place, unique in an incarnation of the target.
     #[must_use]
     pub const fn id(&self) -> ConnId {
         self.id
@@ -56,7 +61,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.of.taken.fetch_sub(1, Ordering::Relaxed);
+        self.places.taken_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -71,13 +76,13 @@ impl QueueCounts {
         Arc::new(Self((0..cores).map(|_| AtomicUsize::new(0)).collect()))
     }
 
-    /// How many cores there are.
-    pub(super) fn cores(&self) -> usize {
+    /// The number of cores.
+    pub(super) fn core_count(&self) -> usize {
         self.0.len()
     }
 
-    /// Chooses the core with the fewest queues for one more.
-    pub(super) fn choose(&self) -> usize {
+    /// Chooses the core with the fewest queues, and counts one more queue for it.
+    pub(super) fn add_to_least_loaded(&self) -> usize {
         let load = |core: &usize| self.0[*core].load(Ordering::Relaxed);
         let core = (0..self.0.len()).min_by_key(load).unwrap_or(0);
         self.add(core);
@@ -111,16 +116,30 @@ mod tests {
         assert!(third.id() != ids.0 && third.id() != ids.1, "an id is never used again");
         assert!(places.take().is_none());
         drop((second, third));
-        assert_eq!(places.taken.load(Ordering::Relaxed), 0);
+        assert_eq!(places.taken_count.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn a_queue_goes_to_the_core_with_the_fewest() {
         let counts = QueueCounts::new(3);
-        assert_eq!([counts.choose(), counts.choose(), counts.choose()], [0, 1, 2]);
+        assert_eq!(
+            [
+                counts.add_to_least_loaded(),
+                counts.add_to_least_loaded(),
+                counts.add_to_least_loaded()
+            ],
+            [0, 1, 2]
+        );
         counts.remove(1);
-        assert_eq!(counts.choose(), 1);
+        assert_eq!(counts.add_to_least_loaded(), 1);
         counts.add(0);
-        assert_eq!([counts.choose(), counts.choose(), counts.choose()], [1, 2, 0]);
+        assert_eq!(
+            [
+                counts.add_to_least_loaded(),
+                counts.add_to_least_loaded(),
+                counts.add_to_least_loaded()
+            ],
+            [1, 2, 0]
+        );
     }
 }

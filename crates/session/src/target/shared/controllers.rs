@@ -1,4 +1,8 @@
-//! Controllers and their queues: associations begin, get queues, and end.
+//! Controllers and their queues.
+//!
+//! An association begins with its admin queue ([`Shared::attach_admin`]), gets I/O queues
+//! ([`Shared::attach_io`]), and ends when its admin queue ends: [`Shared::begin_detach`] closes its
+//! other queues, and [`Shared::detach`] removes each queue when it is drained.
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -17,25 +21,26 @@ use crate::target::rights::Rights;
 /// One controller: an association of a host with the subsystem.
 #[derive(Debug)]
 pub struct Controller {
-    /// Unique in an incarnation of the target. Controller ids are used again.
-    pub assoc: u64,
+    /// The number of the association, unique in an incarnation of the target. Controller ids are used
+    /// again.
+    pub association: u64,
     /// The host's name.
     pub hostnqn: String,
     /// The host's id.
     pub hostid: [u8; 16],
-    /// A discovery controller has no I/O queues.
+    /// Whether it is a discovery controller, which has no I/O queues.
     pub discovery: bool,
-    /// Enabled by CC.EN.
+    /// Whether the host has enabled the controller (CC.EN).
     pub enabled: bool,
-    /// The admin queue's connection is gone: the association ends once all queues are drained.
+    /// The association must end: it gets no new queues, and ends when all of its queues are drained.
     pub dying: bool,
     /// The admin queue's connection.
     pub admin: ConnId,
-    /// The time at which any of its queues last received from the host, nanoseconds.
+    /// The time at which a queue of the controller last received from the host, ns.
     pub last_received: Arc<AtomicU64>,
-    /// Whether its queues may write as those of any plain host.
+    /// Whether the queues may make plain reads and writes.
     pub rights: Arc<Rights>,
-    /// Connected I/O queues.
+    /// The connections of the I/O queues, by queue id.
     pub queues: BTreeMap<u16, ConnId>,
 }
 
@@ -43,9 +48,18 @@ pub struct Controller {
 #[derive(Debug)]
 pub(in crate::target) struct Attached {
     pub(in crate::target) cntlid: u16,
-    pub(in crate::target) assoc: u64,
+    pub(in crate::target) association: u64,
     pub(in crate::target) last_received: Arc<AtomicU64>,
     pub(in crate::target) rights: Arc<Rights>,
+}
+
+/// The I/O queue that a host asks for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::target) struct IoQueue {
+    /// The queue id.
+    pub(in crate::target) qid: u16,
+    /// How many entries the submission queue has.
+    pub(in crate::target) entries: u16,
 }
 
 /// Why a queue cannot be connected.
@@ -81,9 +95,9 @@ pub enum AttachError {
 }
 
 impl<R: Region> Shared<R> {
-    /// The live controllers, by id.
+    /// The controllers, each with its id.
     pub fn controllers(&self) -> impl Iterator<Item = (u16, &Controller)> {
-        self.controllers.iter().map(|(id, c)| (*id, c))
+        self.controllers.iter().map(|(id, controller)| (*id, controller))
     }
 
     /// The controller with this id.
@@ -96,7 +110,7 @@ impl<R: Region> Shared<R> {
         self.controllers.get_mut(&cntlid)
     }
 
-    /// A new controller with `conn` as its admin queue; returns its id and association.
+    /// Makes a new controller with `conn` as its admin queue. `now` is in ns.
     ///
     /// # Errors
     /// [`AttachError::Full`].
@@ -111,21 +125,21 @@ impl<R: Region> Shared<R> {
         if self.controllers.len() >= CONTROLLERS_MAX {
             return Err(AttachError::Full);
         }
-        // Ids FFF0h and up are reserved. A new id each time distinguishes a late I/O connect of a
-        // dead association from one of its successor.
+        // Ids are used again as late as possible. So the late Connect of an I/O queue of an old
+        // association does not find the controller of a new association.
         while self.controllers.contains_key(&self.next_cntlid) {
-            self.next_cntlid = next_id(self.next_cntlid);
+            self.next_cntlid = next_cntlid_after(self.next_cntlid);
         }
         let cntlid = self.next_cntlid;
-        self.next_cntlid = next_id(cntlid);
-        let assoc = self.next_assoc;
-        self.next_assoc += 1;
+        self.next_cntlid = next_cntlid_after(cntlid);
+        let association = self.next_association;
+        self.next_association += 1;
         let last_received = Arc::new(AtomicU64::new(now));
         let rights = Arc::<Rights>::default();
         self.controllers.insert(
             cntlid,
             Controller {
-                assoc,
+                association,
                 hostnqn: hostnqn.into(),
                 hostid,
                 discovery,
@@ -137,19 +151,20 @@ impl<R: Region> Shared<R> {
                 queues: BTreeMap::new(),
             },
         );
-        self.conns.insert(conn, ConnEntry { cntlid, qid: 0, capsules: 0, notices: Vec::new() });
-        Ok(Attached { cntlid, assoc, last_received, rights })
+        self.conns
+            .insert(conn, ConnEntry { cntlid, qid: 0, capsule_bytes: 0, notices: Vec::new() });
+        Ok(Attached { cntlid, association, last_received, rights })
     }
 
-    /// Adds an I/O queue to a controller; returns the association.
+    /// Adds an I/O queue with the id `qid` and `entries` entries to a controller.
     ///
     /// # Errors
-    /// [`AttachError`].
+    /// Why the queue can't be connected.
     pub(in crate::target) fn attach_io(
         &mut self,
         conn: ConnId,
         cntlid: u16,
-        (qid, entries): (u16, u16),
+        IoQueue { qid, entries }: IoQueue,
         hostnqn: &str,
         hostid: [u8; 16],
     ) -> Result<Attached, AttachError> {
@@ -157,7 +172,7 @@ impl<R: Region> Shared<R> {
         let controller = self
             .controllers
             .get_mut(&cntlid)
-            .filter(|c| !c.dying)
+            .filter(|controller| !controller.dying)
             .ok_or(AttachError::NoController)?;
         if controller.hostnqn != hostnqn || controller.hostid != hostid {
             return Err(AttachError::OtherHost);
@@ -172,31 +187,32 @@ impl<R: Region> Shared<R> {
             return Err(AttachError::QueueId);
         }
         if let Some(&old) = controller.queues.get(&qid) {
-            // The host has given up that connection, or it would not connect again. Once its
-            // operations have come back, the place is free (P7, T8).
-            self.leave(old, Notice::Close("its host has connected the queue anew"));
+            // A host connects a queue again only if it has given up the old connection. So the old
+            // connection is closed. The queue id is free when the operations of the old connection
+            // have come back (P7, T8).
+            self.leave_notice(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
-        let capsules = usize::from(entries) * IN_CAPSULE_BYTES as usize;
-        let max = self.budget.max().saturating_mul(CAPSULES_TO_MEMORY);
-        if self.capsules.saturating_add(capsules) > max {
+        let capsule_bytes = usize::from(entries) * IN_CAPSULE_BYTES as usize;
+        let max_bytes = self.budget.max_bytes().saturating_mul(CAPSULES_TO_MEMORY);
+        if self.capsule_bytes.saturating_add(capsule_bytes) > max_bytes {
             return Err(AttachError::Memory);
         }
-        self.capsules += capsules;
+        self.capsule_bytes += capsule_bytes;
         controller.queues.insert(qid, conn);
-        let result = Attached {
+        let attached = Attached {
             cntlid,
-            assoc: controller.assoc,
+            association: controller.association,
             last_received: Arc::clone(&controller.last_received),
             rights: Arc::clone(&controller.rights),
         };
-        self.conns.insert(conn, ConnEntry { cntlid, qid, capsules, notices: Vec::new() });
-        Ok(result)
+        self.conns.insert(conn, ConnEntry { cntlid, qid, capsule_bytes, notices: Vec::new() });
+        Ok(attached)
     }
 
-    /// Notes that a connection does nothing more. If it was an admin queue, its association ends
-    /// with it, and the leases of its volumes begin to run.
-    pub(in crate::target) fn detach_begin(&mut self, conn: ConnId, now: u64) {
+    /// Notes that a connection has ended and begins no operation any more. If it was an admin queue, its
+    /// association ends, and the leases of the association's volumes begin to run.
+    pub(in crate::target) fn begin_detach(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
         };
@@ -205,27 +221,28 @@ impl<R: Region> Shared<R> {
         }
         let cntlid = entry.cntlid;
         self.end_queues(cntlid);
-        if let Some(assoc) = self.controllers.get(&cntlid).map(|c| c.assoc) {
-            self.volumes.association_lost(assoc, &self.namespaces, now);
+        if let Some(controller) = self.controllers.get(&cntlid) {
+            let association = controller.association;
+            self.volumes.on_association_lost(association, &self.namespaces, now);
         }
     }
 
-    /// Ends an association's I/O queues, and lets it connect no more.
+    /// Closes the I/O queues of a controller, and allows no new queues.
     pub(super) fn end_queues(&mut self, cntlid: u16) {
-        if let Some(controller) = self.controllers.get_mut(&cntlid) {
-            controller.dying = true;
-            // A claim asks only queues that may have written, and a queue may read its notice late.
-            // Until then this keeps the queue from writing as a plain host, also once the volume is
-            // released (T8).
-            controller.rights.end();
-            let queues: Vec<ConnId> = controller.queues.values().copied().collect();
-            for queue in queues {
-                self.leave(queue, Notice::Close("its association has ended"));
-            }
+        let Some(controller) = self.controllers.get_mut(&cntlid) else { return };
+        controller.dying = true;
+        // A queue may read its notice late. A claim does not wait for a queue that has not written yet.
+        // So the rights of the queue end now: the queue can't begin to write as a plain host, not even
+        // after the volume is released (T8).
+        controller.rights.end();
+        let queues: Vec<ConnId> = controller.queues.values().copied().collect();
+        for queue in queues {
+            self.leave_notice(queue, Notice::Close("its association has ended"));
         }
     }
 
-    /// Notes that a connection has been drained: none of its device operations is left.
+    /// Removes a connection that is drained: all of its device operations have come back. Removes the
+    /// controller, too, if its association has ended and this was its last connection.
     pub(in crate::target) fn detach(&mut self, conn: ConnId) {
         let Some(entry) = self.conns.remove(&conn) else {
             return;
@@ -234,8 +251,10 @@ impl<R: Region> Shared<R> {
             self.acknowledge(id, conn);
         }
         self.writers.remove(conn);
-        self.capsules -= entry.capsules;
-        self.in_doubt.values_mut().for_each(|conns| conns.retain(|other| *other != conn));
+        self.capsule_bytes -= entry.capsule_bytes;
+        for conns in self.conns_in_doubt.values_mut() {
+            conns.retain(|other| *other != conn);
+        }
         let cntlid = entry.cntlid;
         let Some(controller) = self.controllers.get_mut(&cntlid) else {
             return;
@@ -243,15 +262,19 @@ impl<R: Region> Shared<R> {
         if entry.qid != 0 {
             controller.queues.remove(&entry.qid);
         }
-        let admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
-        if admin_gone && controller.queues.is_empty() {
-            let assoc = controller.assoc;
+        let is_admin_gone = controller.dying && !self.conns.contains_key(&controller.admin);
+        if is_admin_gone && controller.queues.is_empty() {
+            let association = controller.association;
             self.controllers.remove(&cntlid);
-            self.volumes.association_drained(assoc, &self.namespaces);
+            self.volumes.on_association_drained(association, &self.namespaces);
         }
     }
 }
 
-const fn next_id(cntlid: u16) -> u16 {
-    if cntlid >= 0xffef { 1 } else { cntlid + 1 }
+/// The highest controller id: NVMe reserves FFF0h and all above.
+const CNTLID_MAX: u16 = 0xffef;
+
+/// The controller id that follows this one. After the highest id, the ids begin at 1 again.
+const fn next_cntlid_after(cntlid: u16) -> u16 {
+    if cntlid >= CNTLID_MAX { 1 } else { cntlid + 1 }
 }

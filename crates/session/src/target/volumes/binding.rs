@@ -1,4 +1,5 @@
-//! Binds streams to connections, and takes their logs back when the connections end.
+//! Binds the streams of a volume to connections, and takes the logs of the streams back when the
+//! connections end.
 
 use alloc::vec::Vec;
 
@@ -20,8 +21,8 @@ use crate::wire;
 /// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::target) struct Binding {
-    /// The stream goes on with the entries that its log has (P7). Otherwise it starts anew, with an
-    /// empty log.
+    /// Whether the stream continues with the entries that its log has (P7). Otherwise the stream starts
+    /// anew with an empty log.
     pub(in crate::target) resume: bool,
     /// The owner's generation.
     pub(in crate::target) generation: u32,
@@ -40,16 +41,15 @@ pub(in crate::target) struct Bound<R> {
 }
 
 impl<R: Region> Volumes<R> {
-    /// Binds stream `id` of a volume to connection `conn`, so that the connection can append to the
-    /// stream's log.
+    /// Binds stream `id` of a volume to the connection `conn`, which gets the log of the stream.
     ///
-    /// First come the checks of the volume: the owner and its generation, the log, and whether
-    /// recovery has ended for all streams. Then come those of the stream's own partition. Nothing
-    /// has changed before all of them pass.
+    /// First checks the volume: its owner and generation, its log, and whether recovery has ended for
+    /// all streams. Then checks the partition of the stream. Changes nothing before all checks have
+    /// passed.
     pub(in crate::target) fn bind(
         &mut self,
         conn: ConnId,
-        assoc: u64,
+        association: u64,
         id: PartitionId,
         binding: Binding,
     ) -> Result<Bound<R>, Refusal> {
@@ -60,36 +60,37 @@ impl<R: Region> Volumes<R> {
             TargetLog::None => return refuse(wire::status::NO_LOG),
             TargetLog::Lost(_) => return refuse(wire::status::LOG_LOST),
         };
-        let Some(volume) = self.list.iter_mut().find(|v| v.id == id.volume) else {
+        let Some(volume) = self.list.iter_mut().find(|volume| volume.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // This check comes before the next one, so that a fenced owner receives the reason (T8).
+        // An old generation is checked before the owner, so that a fenced owner receives the status for
+        // a fenced owner (T8).
         if generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
         }
-        if !volume.is_owned_by(assoc) {
+        if !volume.is_owned_by(association) {
             return refuse(wire::status::NOT_OWNER);
         }
         if generation != volume.generation {
             return refuse(wire::status::STALE_GENERATION);
         }
-        if volume.lost {
+        if volume.is_log_lost {
             return refuse(wire::status::LOG_LOST);
         }
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        // Operations that were in flight at the claim have not all come back. One of them may still
-        // write, so the claim is not answered yet (T8).
-        if !volume.drained {
+        // Operations that were in flight at the claim may still write. The claim has no completion yet
+        // (T8).
+        if !volume.is_drained {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
-        // To find the blocks to undo, recovery lists the entries of all streams of the volume. A
-        // stream that starts before that would change them. So no stream starts before all of them
-        // are recovered (T9, T20).
+        // Recovery lists the entries of all streams of the volume, to find the blocks to undo. A stream
+        // that starts earlier would change these entries. So no stream starts before all streams are
+        // recovered (T9, T20).
         let skips_recovery_check = probe::planted(Plant::T9RestartEarly);
-        if !volume.recovered && !skips_recovery_check {
+        if !volume.is_recovered && !skips_recovery_check {
             if volume.has_failed_log() {
                 return Err(Refusal::retry_later(wire::status::LOG_FAILED));
             }
@@ -98,8 +99,8 @@ impl<R: Region> Volumes<R> {
         let Some(partition) = volume.partitions.get_mut(usize::from(id.stream.0)) else {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
-        let unsettled_entries = partition.unsettled_entries();
-        let in_place_entries = partition.in_place_entries();
+        let unsettled_entry_count = partition.unsettled_entry_count();
+        let in_place_entry_count = partition.in_place_entry_count();
         let log = match partition {
             Partition::Bound { .. } => {
                 probe::hit(Rare::BindWaited);
@@ -108,13 +109,13 @@ impl<R: Region> Volumes<R> {
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
             Partition::AtRest { log, .. } => log,
         };
-        if in_place_entries > 0 {
+        if in_place_entry_count > 0 {
             return refuse(wire::status::IN_PLACE_PENDING);
         }
         if resume && log.is_settled() {
             return refuse(wire::status::SETTLED);
         }
-        if !resume && unsettled_entries > 0 && !skips_recovery_check {
+        if !resume && unsettled_entry_count > 0 && !skips_recovery_check {
             return refuse(wire::status::UNRECOVERED);
         }
         let origin = Origin { generation, incarnation };
@@ -130,7 +131,8 @@ impl<R: Region> Volumes<R> {
                 return Err(Refusal::retry_later(wire::status::LOG_FAILED));
             }
         }
-        // The owner may have released more entries than the log knows. Their slots become free.
+        // The owner may have released more entries than the log knows. The slots of these entries
+        // become free.
         log.release(released);
         let bound = Partition::Bound { conn, released: log.released() };
         let Partition::AtRest { log, .. } = core::mem::replace(partition, bound) else {
@@ -148,25 +150,25 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Takes the log of a stream back from a connection that carried the stream. `entries`: how many
-    /// entries of the log are not released ([`live_entries`]).
+    /// Takes the log of a stream back from the connection that carried the stream. `entry_count` is the
+    /// number of entries of the log that are not released ([`count_live_entries`]).
     pub(in crate::target) fn return_log(
         &mut self,
         conn: ConnId,
         log: StreamLog<R>,
-        entries: u32,
+        entry_count: u32,
         namespaces: &Namespaces,
     ) {
         let PartitionId { volume, stream } = log.id();
-        let Some(volume) = self.list.iter_mut().find(|v| v.id == volume) else {
+        let Some(volume) = self.find_mut(volume) else {
             return;
         };
         if let Some(partition) = volume.partitions.get_mut(usize::from(stream.0))
             && matches!(partition, Partition::Bound { conn: c, .. } if *c == conn)
         {
-            *partition = Partition::AtRest { log, entries };
+            *partition = Partition::AtRest { log, entry_count };
             volume.update_recovered();
-            // A volume without an owner may now be free.
+            // Without this stream, a volume without an owner may be free now.
             if volume.lease.owner().is_none() {
                 self.update_guards(namespaces);
             }
@@ -174,12 +176,12 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// The number of entries of a log that are not released.
-pub(in crate::target) fn live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
+/// Counts the entries of a log that are not released.
+pub(in crate::target) fn count_live_entries<R: Region>(log: &StreamLog<R>) -> u32 {
     if log.free_slots() == log.slots() {
         return 0;
     }
-    // Not all slots in use have an unreleased entry, so the entries are counted. In a log that
-    // can't be read any more, each slot in use counts as an entry that waits for recovery.
+    // A slot in use may have an entry that is released already, so the entries are counted one by one.
+    // In a log that can't be read, each slot in use counts as an entry that waits for recovery.
     log.scan().map_or(log.slots() - log.free_slots(), |scan| scan.entries.len() as u32)
 }

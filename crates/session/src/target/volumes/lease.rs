@@ -1,9 +1,16 @@
-//! The lease of a volume: its owner, and how long the target keeps the volume for it (T8, T25).
+//! The lease of a volume: its owner, and how long the target reserves the volume for the owner (T8,
+//! T25).
 //!
-//! An owner with an association keeps its volume until it releases it. When the target loses the
-//! association, or is started again, the target keeps the volume for the owner until the lease has
-//! run out, by the target's clock. Even then nothing changes before another host wants the volume
-//! or one of its drives. Until then, the owner may still come back.
+//! ```text
+//! Vacant ──claim──→ Held ──association lost──→ Lost ──lease has run out──→ Vacant
+//!    ↑                │                          │
+//!    └────release─────┘          Held ←──claim───┘
+//! ```
+//!
+//! When the target loses the association of an owner, or is started again, it reserves the volume for
+//! the owner until the lease has run out by the target's clock. The volume is then freed only when
+//! another host claims it, or writes one of its drives. Until that moment the owner may still come
+//! back.
 
 use alloc::format;
 use alloc::string::String;
@@ -13,14 +20,14 @@ use riopipe_order::log_region::{VolumeRecord, VolumeState};
 use riopipe_order::probe::{self, Plant};
 
 /// Nanoseconds per millisecond.
-const MS: u64 = 1_000_000;
+const NS_PER_MS: u64 = 1_000_000;
 
 /// The owner of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The association.
-    pub assoc: u64,
-    /// Its controller.
+    /// The number of the host's association.
+    pub association: u64,
+    /// The controller of that association.
     pub cntlid: u16,
     /// The host's name.
     pub hostnqn: String,
@@ -31,74 +38,92 @@ pub struct Owner {
 /// The lease of a volume.
 #[derive(Debug)]
 pub(super) enum Lease {
-    /// No owner.
+    /// The volume has no owner.
     Vacant,
-    /// An owner with an association.
+    /// The owner has an association.
     Held(Owner),
-    /// An owner whose association is lost.
-    Lost(Lost),
+    /// The association of the owner is lost.
+    Lost(LostOwner),
 }
 
 /// An owner whose association is lost, or that had the volume in an earlier incarnation of the
 /// target.
 #[derive(Debug)]
-pub(super) struct Lost {
-    /// Its name.
+pub(super) struct LostOwner {
+    /// The name of the host.
     name: String,
-    /// The association that was lost, until all of its operations have come back.
-    draining: Option<u64>,
-    /// The end of its lease, ns of the environment's clock.
-    until: u64,
+    /// The lost association, until all of its operations have come back.
+    draining_association: Option<u64>,
+    /// The end of the lease, ns of the environment's clock.
+    lease_end_ns: u64,
+}
+
+/// The reservation of a volume for its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Reserved<'a> {
+    /// The name of the owner's host.
+    pub(super) owner_name: &'a str,
+    /// The rest of the lease, milliseconds; 0 if the owner has an association.
+    pub(super) lease_left_ms: u32,
 }
 
 impl Lease {
-    /// The lease of the owner of an earlier incarnation of the target. The target begins to serve
-    /// at `now`.
+    /// The lease of a volume that the log's directory records, from an earlier incarnation of the
+    /// target. The lease of an owner begins to run at `now`.
     pub(super) fn from_record(record: &VolumeRecord, now: u64) -> Self {
         match record.state {
             VolumeState::Closed => Self::Vacant,
-            VolumeState::Owned => Self::Lost(Lost {
-                // The log has only the identifier of the owner.
+            VolumeState::Owned => Self::Lost(LostOwner {
+                // The log has only the host identifier of the owner, not its name.
                 name: format!("the host with id {}", VolumeId(record.owner)),
-                draining: None,
-                until: end_of_lease(now, record.lease_ms),
+                draining_association: None,
+                lease_end_ns: end_of_lease(now, record.lease_ms),
             }),
         }
     }
 
-    /// Notes that the target has lost association `assoc`. Returns whether that was the owner's.
-    pub(super) fn association_lost(&mut self, assoc: u64, lease_ms: u32, now: u64) -> bool {
+    /// Notes that the target has lost this association. Returns whether it was the one of the owner.
+    pub(super) fn on_association_lost(
+        &mut self,
+        association: u64,
+        lease_ms: u32,
+        now: u64,
+    ) -> bool {
         match self {
-            Self::Held(owner) if owner.assoc == assoc => {
+            Self::Held(owner) if owner.association == association => {
                 let name = core::mem::take(&mut owner.hostnqn);
-                let until = end_of_lease(now, lease_ms);
-                *self = Self::Lost(Lost { name, draining: Some(assoc), until });
+                let lease_end_ns = end_of_lease(now, lease_ms);
+                *self = Self::Lost(LostOwner {
+                    name,
+                    draining_association: Some(association),
+                    lease_end_ns,
+                });
                 true
             }
             _ => false,
         }
     }
 
-    /// Notes that every operation of association `assoc` has come back. Returns whether that was a
-    /// lost owner's.
-    pub(super) fn association_drained(&mut self, assoc: u64) -> bool {
+    /// Notes that every operation of this association has come back. Returns whether it was the lost
+    /// association of the owner.
+    pub(super) fn on_association_drained(&mut self, association: u64) -> bool {
         match self {
-            Self::Lost(lost) if lost.draining == Some(assoc) => {
-                lost.draining = None;
+            Self::Lost(lost) if lost.draining_association == Some(association) => {
+                lost.draining_association = None;
                 true
             }
             _ => false,
         }
     }
 
-    /// Ends the lease of an owner that has released the volume. Its operations have come back.
-    /// Something of the volume is left to recover, so the volume is not free yet.
+    /// Ends the lease of an owner that has released the volume, and whose operations have come back.
+    /// The volume does not become vacant yet, because something of it is left to recover.
     pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
-            // Time 0, so that the lease is over on every core: another core's clock may be a little
-            // behind.
-            *self = Self::Lost(Lost { name, draining: None, until: 0 });
+            // The lease ends at time 0, so that it is over on every core. The clock of another core may
+            // be a little behind.
+            *self = Self::Lost(LostOwner { name, draining_association: None, lease_end_ns: 0 });
         }
     }
 
@@ -110,51 +135,56 @@ impl Lease {
         }
     }
 
-    /// Whether the owner is present, with association `assoc`.
-    pub(super) fn is_held_by(&self, assoc: u64) -> bool {
-        self.owner().is_some_and(|owner| owner.assoc == assoc)
+    /// Whether the owner has this association.
+    pub(super) fn is_held_by(&self, association: u64) -> bool {
+        self.owner().is_some_and(|owner| owner.association == association)
     }
 
-    /// Whether there is no owner, not even one whose lease is over.
+    /// Whether the volume has no owner, not even one whose lease has run out.
     pub(super) const fn is_vacant(&self) -> bool {
         matches!(self, Self::Vacant)
     }
 
-    /// Whether the volume is kept for its owner: another host must take it over explicitly.
-    pub(super) fn is_kept(&self, now: u64) -> bool {
+    /// Whether the volume is reserved for its owner, so that another host must take it over explicitly.
+    pub(super) fn is_reserved(&self, now: u64) -> bool {
         match self {
             Self::Vacant => false,
             Self::Held(_) => true,
-            Self::Lost(lost) => now < lost.until && !probe::planted(Plant::T25LeaseWithConnection),
+            Self::Lost(lost) => {
+                now < lost.lease_end_ns && !probe::planted(Plant::T25LeaseWithConnection)
+            }
         }
     }
 
-    /// The end of the lease of a lost owner: from this time on, the volume may be freed. `None` while
-    /// operations of the owner may be in flight.
+    /// The time, ns, from which the volume may be freed: the end of the lease of a lost owner. `None`
+    /// while operations of the owner may be in flight, and for a volume without a lost owner.
     pub(super) const fn freeable_from(&self) -> Option<u64> {
         match self {
-            Self::Lost(Lost { draining: None, until, .. }) => Some(*until),
+            Self::Lost(LostOwner { draining_association: None, lease_end_ns, .. }) => {
+                Some(*lease_end_ns)
+            }
             _ => None,
         }
     }
 
-    /// The name of the host for which the volume is kept, and the remaining milliseconds of the
-    /// lease if its association is lost.
-    pub(super) fn kept_for(&self, now: u64) -> Option<(&str, u32)> {
+    /// The owner for which the volume is reserved, and the rest of its lease; `None` if the volume is
+    /// not reserved.
+    pub(super) fn reserved_for(&self, now: u64) -> Option<Reserved<'_>> {
         match self {
-            Self::Held(owner) => Some((&owner.hostnqn, 0)),
-            Self::Lost(lost) if self.is_kept(now) => {
-                let left = (lost.until - now).div_ceil(MS);
-                Some((&lost.name, u32::try_from(left).unwrap_or(u32::MAX)))
+            Self::Held(owner) => Some(Reserved { owner_name: &owner.hostnqn, lease_left_ms: 0 }),
+            Self::Lost(lost) if self.is_reserved(now) => {
+                let left_ms = (lost.lease_end_ns - now).div_ceil(NS_PER_MS);
+                let lease_left_ms = u32::try_from(left_ms).unwrap_or(u32::MAX);
+                Some(Reserved { owner_name: &lost.name, lease_left_ms })
             }
             Self::Vacant | Self::Lost(_) => None,
         }
     }
 }
 
-/// The end of a lease that begins to run at `now`.
+/// The end of a lease that begins to run at `now`, ns.
 fn end_of_lease(now: u64, lease_ms: u32) -> u64 {
-    now.saturating_add(u64::from(lease_ms) * MS)
+    now.saturating_add(u64::from(lease_ms) * NS_PER_MS)
 }
 
 #[cfg(test)]
@@ -162,32 +192,36 @@ mod tests {
     use super::*;
 
     fn held() -> Lease {
-        Lease::Held(Owner { assoc: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+        Lease::Held(Owner { association: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+    }
+
+    fn reserved(lease_left_ms: u32) -> Option<Reserved<'static>> {
+        Some(Reserved { owner_name: "nqn.x", lease_left_ms })
     }
 
     #[test]
     fn t25_a_lost_owner_keeps_its_volume_until_the_lease_is_over() {
         let mut lease = held();
-        assert_eq!(lease.kept_for(0), Some(("nqn.x", 0)));
-        assert!(!lease.association_lost(8, 2, 100), "another's association");
-        assert!(lease.association_lost(7, 2, 100));
+        assert_eq!(lease.reserved_for(0), reserved(0));
+        assert!(!lease.on_association_lost(8, 2, 100), "another's association");
+        assert!(lease.on_association_lost(7, 2, 100));
         assert!(lease.owner().is_none() && !lease.is_held_by(7) && !lease.is_vacant());
-        assert_eq!(lease.kept_for(100), Some(("nqn.x", 2)));
-        assert_eq!(lease.kept_for(100 + 2 * MS - 1), Some(("nqn.x", 1)));
-        assert!(lease.is_kept(100 + 2 * MS - 1));
-        assert!(!lease.is_kept(100 + 2 * MS));
-        assert_eq!(lease.kept_for(100 + 2 * MS), None);
+        assert_eq!(lease.reserved_for(100), reserved(2));
+        assert_eq!(lease.reserved_for(100 + 2 * NS_PER_MS - 1), reserved(1));
+        assert!(lease.is_reserved(100 + 2 * NS_PER_MS - 1));
+        assert!(!lease.is_reserved(100 + 2 * NS_PER_MS));
+        assert_eq!(lease.reserved_for(100 + 2 * NS_PER_MS), None);
         assert_eq!(lease.freeable_from(), None, "a write of it may still be in flight");
-        assert!(lease.association_drained(7) && !lease.association_drained(7));
-        assert_eq!(lease.freeable_from(), Some(100 + 2 * MS));
+        assert!(lease.on_association_drained(7) && !lease.on_association_drained(7));
+        assert_eq!(lease.freeable_from(), Some(100 + 2 * NS_PER_MS));
     }
 
     #[test]
     fn t25_leases_of_any_length_end_some_time() {
         for (now, lease_ms) in [(0, 0), (u64::MAX, u32::MAX), (1, u32::MAX)] {
             let mut lease = held();
-            assert!(lease.association_lost(7, lease_ms, now));
-            assert!(!lease.is_kept(now.saturating_add(u64::from(u32::MAX) * MS)));
+            assert!(lease.on_association_lost(7, lease_ms, now));
+            assert!(!lease.is_reserved(now.saturating_add(u64::from(u32::MAX) * NS_PER_MS)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Opening the place of an ordering log: the log, and the volumes in it.
+//! Opens the ordering log of a target, or makes one, and reads the volumes in it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -10,39 +10,40 @@ use riopipe_order::region::{Crc32c, Region};
 use super::Volumes;
 use super::volume::Split;
 
-/// The content of the place of the log.
+/// What was found at the place of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A log, with or without volumes.
+    /// A valid log, with or without volumes.
     Log {
         /// Whether there are volumes in it.
         has_volumes: bool,
     },
-    /// Nothing. A log was made.
+    /// The place was empty, so a new log was made.
     Nothing,
-    /// A log that was given up, and made anew.
+    /// A log that was given up. A new log was made in its place.
     GivenUp,
-    /// A log that is not valid. Its volumes are refused, and it is left as it is.
+    /// A log that is not valid. Its volumes can't be claimed, and its content is left unchanged.
     Lost,
 }
 
 /// The result of opening the place of a log.
 pub struct Opened<R> {
-    /// The volumes in it.
+    /// The volumes in the log.
     pub volumes: Volumes<R>,
-    /// The content of the place.
+    /// What was found at the place.
     pub found: Found,
-    /// Why volumes are refused: one problem each.
+    /// The problems because of which volumes can't be claimed, for the operator.
     pub problems: Vec<String>,
 }
 
 impl<R: Region> Volumes<R> {
-    /// Opens the log at a place, or makes one there. `header` is the place's first
-    /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES), `split` returns parts of the rest. With
-    /// `accept_lost`, a log that is not valid is given up; a new one gets the id `new_uuid`.
+    /// Opens the log at a place, or makes one there. `header` is the first
+    /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES) of the place, and `split` returns
+    /// parts of the rest. With `accept_lost`, a log that is not valid is given up. A new log gets the
+    /// id `new_uuid`.
     ///
     /// # Errors
-    /// The content is refused, or its store failed. Refused content is unchanged (T19).
+    /// The content is refused, or the log store has failed. Refused content is unchanged (T19).
     pub fn open(
         header: R,
         split: Split<R>,
@@ -52,15 +53,15 @@ impl<R: Region> Volumes<R> {
         crc: Crc32c,
     ) -> Result<Opened<R>, Refused> {
         let Place { len, kind, boot } = place;
-        let make = |header| LogRegion::create(header, len, new_uuid, boot, kind, crc);
+        let create = |header| LogRegion::create(header, len, new_uuid, boot, kind, crc);
         let (region, found, given_up) = match decide(&header, place, accept_lost, crc)? {
             Decision::Open => {
                 let region = LogRegion::open(header, len, boot, crc)?;
                 let has_volumes = !region.header().volumes.is_empty();
                 (region, Found::Log { has_volumes }, None)
             }
-            Decision::Create => (make(header)?, Found::Nothing, None),
-            Decision::GiveUp(given_up) => (make(header)?, Found::GivenUp, given_up),
+            Decision::Create => (create(header)?, Found::Nothing, None),
+            Decision::GiveUp(given_up) => (create(header)?, Found::GivenUp, given_up),
             Decision::Lost(header) => {
                 let volumes = Self::with_lost_log(header, crc);
                 return Ok(Opened { volumes, found: Found::Lost, problems: Vec::new() });

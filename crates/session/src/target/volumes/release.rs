@@ -1,5 +1,6 @@
-//! The end of ownership of a volume: its owner releases it or is lost for longer than its lease, or
-//! the target stops (T8, T25).
+//! The end of the ownership of a volume. The owner releases the volume, or the owner is lost for longer
+//! than its lease, or the target stops (T8, T25). Also sets the guards of the namespaces whenever the
+//! ownership changes (T21).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -17,42 +18,46 @@ use crate::target::namespace::Namespaces;
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
-    /// Checks whether `assoc` may release the volume: only its owner may. A volume whose log is lost
-    /// cannot be claimed, so it has no owner. Any host may let the target forget it (T19).
+    /// Checks whether the host with this association may release the volume. Only the owner may, with
+    /// one exception: a volume whose log is lost cannot be claimed and has no owner, so any host may
+    /// make the target forget it (T19).
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
-        assoc: u64,
+        association: u64,
         forget: bool,
     ) -> Result<(), Refusal> {
-        let v = self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
-        let allows_any_host = forget && probe::planted(Plant::T18AnyoneForgets);
-        if !(v.is_owned_by(assoc)
-            || forget && v.lost && v.lease.owner().is_none()
-            || allows_any_host)
-        {
+        let volume =
+            self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
+        let is_lost_without_owner = volume.is_log_lost && volume.lease.owner().is_none();
+        let may_any_host =
+            forget && (is_lost_without_owner || probe::planted(Plant::T18AnyoneForgets));
+        if !volume.is_owned_by(association) && !may_any_host {
             return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
+        if !forget {
+            return Ok(());
+        }
         // A command to forget a volume raises a fence.
-        if forget { v.check_fence_limit() } else { Ok(()) }
+        volume.check_fence_limit()
     }
 
-    /// Releases a volume. Its owner's streams have been returned before. With `forget`, drops the
-    /// volume and its log.
+    /// Releases a volume after the owner's connections have returned its streams. With `forget`, drops
+    /// the volume and its log. Returns whether the volume is closed, with nothing left to recover.
     ///
-    /// Something may be left to recover, or a connection of a fenced owner may still carry a stream.
-    /// Then only the lease ends, and the volume is freed later (T21). If the log fails, the owner
-    /// keeps the volume. Returns whether the volume is closed, with nothing left to recover.
+    /// If something is left to recover, or a connection of a fenced owner still carries a stream, only
+    /// the lease ends. The volume is then freed later (T21). If the log fails, the owner keeps the
+    /// volume.
     pub(in crate::target) fn release(
         &mut self,
         volume: VolumeId,
         forget: bool,
         namespaces: &Namespaces,
     ) -> Result<bool, Refusal> {
-        let Some(at) = self.list.iter().position(|v| v.id == volume) else {
+        let Some(at) = self.list.iter().position(|other| other.id == volume) else {
             return Err(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME));
         };
-        // The logs may change below, so a list that was read in part is not continued.
+        // The logs may change below, so a list that was read in part must not be continued.
         self.listing = None;
         let closed = !forget && self.close(at)?;
         if forget {
@@ -66,9 +71,9 @@ impl<R: Region> Volumes<R> {
         Ok(closed)
     }
 
-    /// Drops a volume and its log. This is refused while a connection carries a stream of it,
-    /// because that connection would go on to write. Nothing else is in flight: the owner's claim
-    /// has waited for the operations of all others, and its release for its own.
+    /// Drops a volume and its log. This is refused while a connection carries a stream of the volume,
+    /// because that connection would continue to write. No other operation is in flight: the owner's
+    /// claim has waited for the operations of all others, and the release for those of the owner.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
         if self.list[at].carried_streams().next().is_some() {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
@@ -87,55 +92,57 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Records a volume as closed if none of its entries needs recovery or an acknowledgement.
-    /// Returns whether that is so.
+    /// Records a volume as closed if none of its entries needs recovery or an acknowledgement. Returns
+    /// whether the volume is closed.
     fn close(&mut self, at: usize) -> Result<bool, Refusal> {
         let volume = &mut self.list[at];
         if volume.partitions.is_empty() {
-            // Only its generation outlives the owner.
-            return Ok(!volume.lost);
+            // Without a log there is nothing to record.
+            return Ok(!volume.is_log_lost);
         }
-        let failed = |_| Refusal::retry_later(wire::status::LOG_FAILED);
-        let mut clean = !volume.lost;
+        let mut is_clean = !volume.is_log_lost;
         for partition in &mut volume.partitions {
             match partition {
-                Partition::AtRest { log, entries: 0 } => {
+                Partition::AtRest { log, entry_count: 0 } => {
                     let released = log.released();
-                    log.release_now(released).map_err(failed)?;
+                    log.release_now(released)
+                        .map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
                 }
-                _ => clean = false,
+                _ => is_clean = false,
             }
         }
         if let TargetLog::Live { region, .. } = &mut self.target_log {
-            let recorded = match clean {
-                true => region.set_state(volume.id, VolumeState::Closed),
-                // Its lease is over, also for the next incarnation of the target.
-                false => region.renew(volume.id, 0),
+            let recorded = if is_clean {
+                region.set_state(volume.id, VolumeState::Closed)
+            } else {
+                // A lease of 0 ms is over for the next incarnation of the target, too.
+                region.renew(volume.id, 0)
             };
             recorded.map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
         }
-        Ok(clean)
+        Ok(is_clean)
     }
 
-    /// Ends the lease of an owner that was lost while its command to release the volume was in
-    /// flight: the owner does not come back, so the volume need not be kept for it.
-    pub(in crate::target) fn cancel_lease(&mut self, volume: VolumeId, assoc: u64) {
-        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume && v.is_owned_by(assoc))
+    /// Shortens the lease to nothing, because the owner was lost while its command to release the
+    /// volume was in flight. This owner does not come back, so the volume need not be reserved.
+    pub(in crate::target) fn cancel_lease(&mut self, volume: VolumeId, association: u64) {
+        if let Some(volume) = self.find_mut(volume)
+            && volume.is_owned_by(association)
         {
             volume.lease_ms = 0;
         }
     }
 
-    /// Notes that an association is lost: the leases of its volumes begin to run (T25).
-    pub(in crate::target) fn association_lost(
+    /// Notes that an association is lost. The leases of its volumes begin to run (T25).
+    pub(in crate::target) fn on_association_lost(
         &mut self,
-        assoc: u64,
+        association: u64,
         namespaces: &Namespaces,
         now: u64,
     ) {
         let mut has_changed = false;
         for volume in &mut self.list {
-            has_changed |= volume.lease.association_lost(assoc, volume.lease_ms, now);
+            has_changed |= volume.lease.on_association_lost(association, volume.lease_ms, now);
         }
         if has_changed {
             self.update_guards(namespaces);
@@ -143,60 +150,64 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation of a lost association has come back.
-    pub(in crate::target) fn association_drained(&mut self, assoc: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn on_association_drained(
+        &mut self,
+        association: u64,
+        namespaces: &Namespaces,
+    ) {
         let mut has_changed = false;
         for volume in &mut self.list {
-            has_changed |= volume.lease.association_drained(assoc);
+            has_changed |= volume.lease.on_association_drained(association);
         }
         if has_changed {
             self.update_guards(namespaces);
         }
     }
 
-    /// Notes that a claim of `volume`, or a command to forget it, has raised this fence. The fence
-    /// waits for operations in flight.
-    pub(in crate::target) fn fence_raised(
+    /// Notes that a claim of `volume`, or a command to forget it, has raised this fence, which waits for
+    /// operations in flight.
+    pub(in crate::target) fn on_fence_raised(
         &mut self,
         volume: VolumeId,
         fence: u64,
         namespaces: &Namespaces,
     ) {
-        if let Some(volume) = self.list.iter_mut().find(|v| v.id == volume)
+        if let Some(volume) = self.find_mut(volume)
             && !probe::planted(Plant::T21EarlierOwnerForgotten)
         {
-            volume.fences.push(fence);
+            volume.fence_ids.push(fence);
             self.update_guards(namespaces);
         }
     }
 
     /// Notes that a fence has ended: all operations for which it waited have come back.
-    pub(in crate::target) fn fence_ended(&mut self, fence: u64, namespaces: &Namespaces) {
+    pub(in crate::target) fn on_fence_ended(&mut self, fence: u64, namespaces: &Namespaces) {
         let mut has_changed = false;
         for volume in &mut self.list {
-            let before = volume.fences.len();
-            volume.fences.retain(|other| *other != fence);
-            has_changed |= volume.fences.len() < before;
+            let fence_count = volume.fence_ids.len();
+            volume.fence_ids.retain(|other| *other != fence);
+            has_changed |= volume.fence_ids.len() < fence_count;
         }
         if has_changed {
             self.update_guards(namespaces);
         }
     }
 
-    /// Frees the volumes that a host wants to use, if their lease has run out and nothing of them
-    /// needs recovery. They are recorded as closed, and plain hosts may write.
+    /// Frees those volumes for which `is_concerned` is true, whose lease has run out, and of which nothing needs
+    /// recovery. They are recorded as closed, and plain hosts may write their drives.
     pub(super) fn free_expired(
         &mut self,
-        is_wanted: impl Fn(&Volume<R>) -> bool,
+        is_concerned: impl Fn(&Volume<R>) -> bool,
         namespaces: &Namespaces,
         now: u64,
     ) {
         let mut has_changed = false;
         for at in 0..self.list.len() {
             let volume = &self.list[at];
-            if !is_wanted(volume) || volume.freeable_from().is_none_or(|from| now < from) {
+            if !is_concerned(volume) || volume.freeable_from().is_none_or(|from| now < from) {
                 continue;
             }
-            // If a log fails here, its volume stays marked as owned, and guarded.
+            // If the log fails here, the volume stays owned and guarded.
             if self.close(at) == Ok(true) {
                 probe::hit(Rare::LeaseOver);
                 self.list[at].lease = Lease::Vacant;
@@ -209,8 +220,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Frees the volume of a guarded namespace for a host that wants to write it, if its lease has
-    /// run out.
+    /// Frees the volume of a guarded namespace if its lease has run out, because a host is about to
+    /// write the namespace.
     pub(in crate::target) fn free_namespace(
         &mut self,
         nsid: u32,
@@ -220,17 +231,18 @@ impl<R: Region> Volumes<R> {
         self.free_expired(|volume| volume.has_member(nsid), namespaces, now);
     }
 
-    /// Frees every volume that may be freed, at a clean stop of the target.
+    /// Frees every volume whose lease has run out, at a clean stop of the target.
     pub(in crate::target) fn free_all(&mut self, namespaces: &Namespaces, now: u64) {
         self.free_expired(|_| true, namespaces, now);
     }
 
-    /// Sets the guard of every namespace, by the state of the volumes that it belongs to (T21).
+    /// Sets the guard of every namespace, according to the state of its volumes (T21).
     pub(super) fn update_guards(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
-            let mut guarded = self.list.iter().filter(|v| v.has_member(nsid) && v.is_guarded());
-            match guarded.next() {
+            let guarding =
+                self.list.iter().find(|volume| volume.has_member(nsid) && volume.is_guarded());
+            match guarding {
                 Some(volume)
                     if probe::planted(Plant::T25GuardWithConnection)
                         && volume.freeable_from().is_some() =>
@@ -239,15 +251,15 @@ impl<R: Region> Volumes<R> {
                 }
                 None => namespace.state.open_to_all(),
                 Some(volume) => {
-                    let owner = volume.lease.owner().map(|owner| owner.assoc);
+                    let owner = volume.lease.owner().map(|owner| owner.association);
                     namespace.state.guard_for(owner, volume.freeable_from());
                 }
             }
         }
     }
 
-    /// The bytes of the log whose content counts: its header, and the partitions of its volumes,
-    /// also of those that are refused. Empty if no log is in service.
+    /// The byte ranges of the log region whose content counts: the header, and the partitions of all
+    /// volumes, also of those that can't be claimed. Empty if no valid log is in use.
     #[must_use]
     pub fn log_used(&self) -> Vec<Range<usize>> {
         match &self.target_log {
@@ -259,9 +271,9 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Ends service by a clean stop: `write_back` writes the log back, as far as its content counts
-    /// ([`log_used`](Self::log_used)), and then its header gets the stamp (T24). No connection is
-    /// left, and the volumes are not used any more.
+    /// Ends the service by a clean stop: `write_back` must write back the part of the log whose content
+    /// counts ([`log_used`](Self::log_used)). Then the header gets the stamp of a clean stop (T24). No
+    /// connection may be left, and the volumes must not be used afterwards.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.

@@ -1,5 +1,5 @@
-//! The end of a recovery: the log records the recovered seq of each stream, durably, before it
-//! forgets any entry (T9).
+//! The settle command, at the end of a recovery: the log of each stream records the recovered seq
+//! durably, and only then forgets the entries (T9).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::entry::PartitionId;
@@ -14,14 +14,15 @@ use crate::wire;
 use crate::wire::list::{Settle, SettleStream};
 
 impl<R: Region> Volumes<R> {
-    /// Settles some streams of a volume. All are checked before the first is changed. The
-    /// settlement is durable before this returns. If it was interrupted, it may be repeated.
+    /// Settles some streams of a volume. Checks all of them before it changes the first one. The
+    /// settlement is durable when this function returns. An interrupted settlement may be repeated.
     pub(in crate::target) fn settle(&mut self, settle: &Settle, assoc: u64) -> Result<(), Refusal> {
         let refuse = |status: Status| Err(Refusal::do_not_retry(status));
-        let Some(volume) = self.list.iter_mut().find(|v| v.id == settle.volume) else {
+        let Some(volume) = self.list.iter_mut().find(|volume| volume.id == settle.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // This check comes before the next one, so that a fenced owner receives the reason (T8).
+        // An old generation is checked before the owner, so that a fenced owner receives the status for
+        // a fenced owner (T8).
         if settle.generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -35,33 +36,33 @@ impl<R: Region> Volumes<R> {
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        if !volume.drained {
+        if !volume.is_drained {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
-        check(volume, settle)?;
+        check_streams(volume, settle)?;
         self.listing = None;
-        let mut result = Ok(());
+        let mut outcome = Ok(());
         for stream in &settle.streams {
             let partition = volume.partitions.get_mut(usize::from(stream.stream.0));
-            let Some(Partition::AtRest { log, entries }) = partition else {
-                unreachable!("`check` has found every partition at rest");
+            let Some(Partition::AtRest { log, entry_count }) = partition else {
+                unreachable!("`check_streams` has found every partition at rest");
             };
             match settle_one(log, stream) {
-                Ok(in_place_entries) => *entries = in_place_entries,
+                Ok(in_place_entry_count) => *entry_count = in_place_entry_count,
                 Err(_) => {
                     probe::hit(Rare::LogFailed);
-                    result = Err(Refusal::retry_later(wire::status::LOG_FAILED));
+                    outcome = Err(Refusal::retry_later(wire::status::LOG_FAILED));
                     break;
                 }
             }
         }
         volume.update_recovered();
-        result
+        outcome
     }
 }
 
-/// Checks whether every stream may be settled as requested.
-fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> {
+/// Checks whether every stream may be settled at the seq that the command names.
+fn check_streams<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> {
     let refuse = |status: Status| Err(Refusal::do_not_retry(status));
     for (i, SettleStream { stream, k, .. }) in settle.streams.iter().enumerate() {
         let Some(partition) = volume.partitions.get(usize::from(stream.0)) else {
@@ -71,13 +72,12 @@ fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> 
             return refuse(Status::INVALID_FIELD);
         }
         match partition {
-            // Only partitions at rest may be settled.
             Partition::Bound { .. } => return Err(Refusal::retry_later(wire::status::STREAM_BUSY)),
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
-            // A settled partition keeps its recovered seq. After its log was given up, the seq may
-            // come from the log that is not valid any more, so another one is accepted.
+            // A settled partition keeps its recovered seq. There is one exception: after the log was
+            // given up, the recorded seq may be from content that is not valid any more.
             Partition::AtRest { log, .. }
-                if log.is_settled() && log.released() != *k && !volume.in_doubt(log) =>
+                if log.is_settled() && log.released() != *k && !volume.is_in_doubt(log) =>
             {
                 return refuse(wire::status::SETTLED);
             }
@@ -90,7 +90,7 @@ fn check<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// The log store could not record the settlement of a stream, or could not be read.
+/// Why a stream could not be settled: the log store could not be written, or not be read.
 #[derive(Debug, thiserror::Error)]
 enum StoreError {
     #[error(transparent)]
@@ -101,25 +101,27 @@ enum StoreError {
     Forget(#[from] ForgetError),
 }
 
-/// Settles one stream. Returns how many entries of in-place writes its log keeps until the owner has
-/// acknowledged them.
+/// Settles one stream at the recovered seq `stream.k`. Returns how many entries of in-place writes the
+/// log keeps until the owner has acknowledged them.
 fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Result<u32, StoreError> {
     if !log.is_settled() {
         log.settle(stream.k, stream.tag)?;
     } else if log.released() != stream.k {
         log.settle_later(stream.k, stream.tag)?;
     }
-    let in_place_entries = log.scan()?.entries.len() as u32;
-    if stream.keep && in_place_entries > 0 && !probe::planted(Plant::T9ForgetInPlace) {
-        return Ok(in_place_entries);
+    let in_place_entry_count = log.scan()?.entries.len() as u32;
+    if stream.keep && in_place_entry_count > 0 && !probe::planted(Plant::T9ForgetInPlace) {
+        return Ok(in_place_entry_count);
     }
     log.remove_entries()?;
     Ok(0)
 }
 
 impl Settle {
-    /// The partitions that are named.
+    /// The partitions of the streams that the command names.
     pub(in crate::target) fn partitions(&self) -> impl Iterator<Item = PartitionId> {
-        self.streams.iter().map(|s| PartitionId { volume: self.volume, stream: s.stream })
+        self.streams
+            .iter()
+            .map(|settled| PartitionId { volume: self.volume, stream: settled.stream })
     }
 }

@@ -1,14 +1,14 @@
-//! Volumes without a log. Only the target's memory knows them, so that memory must not grow with
-//! the claims of peers (T28).
+//! Volumes without a log. The target knows them only in memory, so their number must have a limit:
+//! otherwise hosts could fill the memory with claims (T28).
 //!
-//! A volume without a log is remembered until another volume gets one of its namespaces. So no two
-//! of them have a namespace in common, and there are never more of them than namespaces, with any
-//! ids that are claimed. Claims for namespaces that are guarded are refused anyway (T21).
+//! The target remembers a volume without a log until another volume gets one of its namespaces. So no
+//! two of these volumes have a namespace in common, and there are never more of them than namespaces.
 //!
-//! The generation and the last owner of a volume keep an old owner from coming back (T8, T25). The
-//! target forgets both together with the volume. Instead it notes for each namespace whether a volume
-//! has had it. An owner may resume a volume that the target does not know, as after a restart of
-//! the target, only if no other volume has had its namespaces in this incarnation of the target.
+//! A remembered volume has its generation and its last owner, which keep a fenced owner from coming
+//! back (T8, T25). When the target forgets the volume, it forgets both. It still knows for each
+//! namespace whether a volume has had it. An owner may resume an unknown volume only if no other volume
+//! has had the namespaces in this incarnation of the target. Such an owner has claimed the volume in
+//! an earlier incarnation.
 
 use alloc::collections::BTreeSet;
 
@@ -31,16 +31,16 @@ impl UsedNamespaces {
         self.0.extend(members.iter().map(|member| member.nsid));
     }
 
+    /// Whether a volume has had any of these namespaces.
     fn has_any_of(&self, members: &[MemberNamespace]) -> bool {
         members.iter().any(|member| self.0.contains(&member.nsid))
     }
 }
 
 impl<R: Region> Volumes<R> {
-    /// Checks whether an owner may resume a volume without a log that the target does not know. It
-    /// may if no other volume has had the namespaces in this incarnation of the target. An earlier
-    /// incarnation knew the volume then (T25).
-    pub(super) fn check_unknown_resume(&self, claim: &Claim) -> Result<(), Refusal> {
+    /// Checks whether an owner may resume a volume without a log that the target does not know: no other
+    /// volume may have had its namespaces in this incarnation of the target (T25).
+    pub(super) fn check_resume_of_unknown(&self, claim: &Claim) -> Result<(), Refusal> {
         if self.used_namespaces.has_any_of(&claim.members)
             && !probe::planted(Plant::T28ForgottenResumes)
         {
@@ -49,8 +49,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// After a granted claim, frees the volumes that had its namespaces before. Forgets those that
-    /// only memory knows.
+    /// After a granted claim, forgets the other volumes that have had the claimed namespaces, except
+    /// those that are guarded or recorded in the log.
     pub(super) fn forget_predecessors(&mut self, claim: &Claim) {
         let Self { list, target_log, .. } = self;
         list.retain(|volume| {
@@ -66,14 +66,14 @@ impl<R: Region> Volumes<R> {
         self.used_namespaces.note(&claim.members);
     }
 
-    /// The number of volumes that the target remembers, those of its log among them.
+    /// The number of volumes that the target knows, with those of its log.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.list.len()
     }
 }
 
-/// Whether the log's directory has the volume.
+/// Whether the directory of the log has a record of the volume.
 fn is_recorded<R: Region>(target_log: &TargetLog<R>, volume: &Volume<R>) -> bool {
     match target_log {
         TargetLog::None => false,

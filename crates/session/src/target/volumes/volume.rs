@@ -1,4 +1,4 @@
-//! One volume in a target, and the place of its logs.
+//! One volume in a target, its log partitions, and the number of log slots that a new volume gets.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -19,84 +19,89 @@ use crate::target::ids::ConnId;
 use crate::target::limits::{FENCES_MAX, LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use crate::wire::{self, Claim};
 
-/// Slots per stream when the claim leaves the choice to the target, if they fit: 1 MiB of log for
-/// each stream.
+/// The most slots per stream that the target chooses: 1 MiB of log for each stream.
 const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 
-/// Slots per stream that are enough for a volume to leave half of the free space to others.
+/// A volume leaves a part of the free log to other volumes only if it keeps this many slots per
+/// stream: 64 KiB of log for each stream.
 const SLOTS_ENOUGH: u32 = 1 << 10;
 
-/// Returns the part of the log region in a byte range, to be used apart from the rest. Fails while
-/// an earlier owner of a part of it still has it.
+/// Returns the part of the log region in a byte range, which is then used apart from the rest. Fails
+/// while a part of the range is in use.
 pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
-/// The log region of a target. A [`Partition`] of it has the log of one stream.
+/// The log region of a target. Each [`Partition`] of the region has the log of one stream.
 pub(super) enum TargetLog<R> {
     /// The target has no log region.
     None,
-    /// In service.
+    /// The log region is valid and in use.
     Live { region: LogRegion<R>, split: Split<R> },
-    /// Of another boot: its content is not valid. It is not overwritten before a host has given it
-    /// up (T19).
+    /// The log region is of another boot, so its content is not valid. The target does not overwrite
+    /// the region before a host has given up its content (T19).
     Lost(RegionHeader),
 }
 
-/// The log partition of one stream. A connection that carries the stream has the partition.
+/// The log partition of one stream. While a connection carries the stream, the connection has the log.
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at rest more often than not")]
 pub(super) enum Partition<R> {
-    /// No connection has it. `entries` counts its entries beyond the released mark. Torn entries
-    /// count, too, as long as no recovery has settled the partition.
-    AtRest { log: StreamLog<R>, entries: u32 },
+    /// No connection carries the stream. `entry_count` counts the entries beyond the released mark.
+    /// Torn entries count, too, as long as no recovery has settled the partition.
+    AtRest { log: StreamLog<R>, entry_count: u32 },
     /// The connection `conn` carries the stream and has the log. `released` is the released mark at
     /// the time of the bind.
     Bound { conn: ConnId, released: Seq },
-    /// Unreadable.
+    /// The partition can't be read.
     Damaged,
 }
 
 /// A volume that the target knows.
 pub(in crate::target) struct Volume<R> {
     pub(super) id: VolumeId,
+    /// The generation of the last claim.
     pub(super) generation: u32,
+    /// The number of streams.
     pub(super) streams: u16,
+    /// The number of log slots per stream.
     pub(super) slots: u32,
-    /// Its namespaces here, with its member numbers for them.
+    /// The volume's namespaces on this target, each with its member number in the volume.
     pub(in crate::target) members: Vec<MemberNamespace>,
+    /// The present owner, or the rest of the lease of an owner that was lost.
     pub(super) lease: Lease,
-    /// How long the target keeps it for its owner after the loss of the association, milliseconds
-    /// (T25).
+    /// How long the target keeps the volume for its owner after the loss of the association,
+    /// milliseconds (T25).
     pub(super) lease_ms: u32,
-    /// The host that has claimed it last, also in an earlier incarnation of the target; 0 for none.
-    pub(super) last_owner: [u8; 16],
-    /// One partition for each stream; none if the volume has no log here.
+    /// The identifier of the host that has made the last claim, also if that was in an earlier
+    /// incarnation of the target; all 0 for none.
+    pub(super) last_owner_hostid: [u8; 16],
+    /// One partition for each stream; empty if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
-    /// Its log is not valid, so the volume is refused (T19).
-    pub(super) lost: bool,
-    /// The generation with which its log was last given up; 0 for never (T26).
-    pub(super) given_up: u32,
-    /// How many claims it had in this incarnation of the target.
-    pub(super) claims: u64,
-    /// Fences of claims, and of commands to forget the volume, that are not over: operations of
-    /// earlier owners and of plain hosts may be in flight. A plain host may not write before they
-    /// have come back, even if the claimant has ended (T8, T21).
-    pub(super) fences: Vec<u64>,
+    /// The log of the volume is not valid, so the volume can't be claimed (T19).
+    pub(super) is_log_lost: bool,
+    /// The generation of the claim that has last given up the log; 0 for none (T26).
+    pub(super) given_up_generation: u32,
+    /// How many times the volume was claimed in this incarnation of the target.
+    pub(super) claim_count: u64,
+    /// The ids of the fences of this volume that have not ended: operations of earlier owners and of
+    /// plain hosts may be in flight. Claims raise fences, and so do commands to forget the volume. No
+    /// plain host may write before all of them have ended, even if the claimant is gone (T8, T21).
+    pub(super) fence_ids: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
-    pub(super) drained: bool,
-    /// No entry of an earlier owner waits for recovery here: streams may start (T9).
-    pub(super) recovered: bool,
+    pub(super) is_drained: bool,
+    /// No entry of an earlier owner waits for recovery here, so streams may start (T9).
+    pub(super) is_recovered: bool,
 }
 
-/// The result of a claim.
+/// The result of a claim that was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::target) struct Claimed {
-    /// The number of this claim among the volume's claims, for
-    /// [`Volumes::enter`](super::Volumes::enter).
-    pub(in crate::target) claim: u64,
-    /// The association that ends with the claim: an earlier one of the same owner (P7), or, for a
-    /// volume without a log, that of the former owner (T8).
-    pub(in crate::target) replaced: Option<u64>,
-    /// The association of a former owner that is present and has been fenced (T8).
-    pub(in crate::target) fenced: Option<u64>,
+    /// The number of this claim among the claims of the volume, for
+    /// [`Volumes::on_claim_drained`](super::Volumes::on_claim_drained).
+    pub(in crate::target) claim_number: u64,
+    /// The association that must end because of the claim: an earlier one of the same owner (P7), or,
+    /// for a volume without a log, the one of the former owner (T8).
+    pub(in crate::target) association_to_end: Option<u64>,
+    /// The association of the former owner, which still exists and is fenced from now on (T8).
+    pub(in crate::target) fenced_association: Option<u64>,
 }
 
 impl<R: Region> Volume<R> {
@@ -110,21 +115,23 @@ impl<R: Region> Volume<R> {
             members: claim.members.clone(),
             lease: Lease::Vacant,
             lease_ms: 0,
-            last_owner: [0; 16],
+            last_owner_hostid: [0; 16],
             partitions,
-            lost: false,
-            given_up: 0,
-            claims: 0,
-            fences: Vec::new(),
-            drained: false,
-            recovered: false,
+            is_log_lost: false,
+            given_up_generation: 0,
+            claim_count: 0,
+            fence_ids: Vec::new(),
+            is_drained: false,
+            is_recovered: false,
         }
     }
 
-    /// A volume of the log's directory, still without its partitions. `lost`: its log is not valid. If it has an owner, the
-    /// association is lost, and the lease begins when the target starts
-    /// ([`Volumes::begin`](super::Volumes::begin)).
-    pub(super) fn recorded(record: &VolumeRecord, lost: bool) -> Self {
+    /// A volume that the log's directory records, still without its partitions. `is_log_lost` says
+    /// that its log is not valid.
+    ///
+    /// If the record has an owner, the association of that owner is lost. The lease begins to run
+    /// when the target begins to serve ([`Volumes::begin_service`](super::Volumes::begin_service)).
+    pub(super) fn from_record(record: &VolumeRecord, is_log_lost: bool) -> Self {
         Self {
             id: record.id,
             generation: record.generation,
@@ -133,118 +140,128 @@ impl<R: Region> Volume<R> {
             members: record.members.clone(),
             lease: Lease::from_record(record, 0),
             lease_ms: record.lease_ms,
-            last_owner: record.owner,
+            last_owner_hostid: record.owner,
             partitions: Vec::new(),
-            lost,
-            given_up: record.given_up_generation,
-            claims: 0,
-            fences: Vec::new(),
-            drained: false,
-            recovered: false,
+            is_log_lost,
+            given_up_generation: record.given_up_generation,
+            claim_count: 0,
+            fence_ids: Vec::new(),
+            is_drained: false,
+            is_recovered: false,
         }
     }
 
-    /// Whether a namespace is a member.
+    /// Whether the namespace belongs to this volume.
     pub(super) fn has_member(&self, nsid: u32) -> bool {
-        self.members.iter().any(|m| m.nsid == nsid)
+        self.members.iter().any(|member| member.nsid == nsid)
     }
 
-    /// Whether a stream has not been started since its log was given up (T26).
-    pub(super) fn in_doubt(&self, log: &StreamLog<R>) -> bool {
-        self.given_up > log.origin().generation
+    /// Whether the stream of this log has not been started since the log was given up (T26).
+    pub(super) fn is_in_doubt(&self, log: &StreamLog<R>) -> bool {
+        self.given_up_generation > log.origin().generation
     }
 
-    /// How many entries in partitions at rest no recovery has settled.
-    pub(super) fn unsettled_entries(&self) -> u32 {
-        self.partitions.iter().map(Partition::unsettled_entries).sum()
+    /// How many entries of partitions at rest wait for recovery: no recovery has settled them.
+    pub(super) fn unsettled_entry_count(&self) -> u32 {
+        self.partitions.iter().map(Partition::unsettled_entry_count).sum()
     }
 
-    /// How many entries of in-place writes the settled partitions still have. Recovery keeps them
+    /// How many entries of in-place writes the settled partitions have. Recovery keeps these entries
     /// until the owner has acknowledged them (T9).
-    pub(super) fn in_place_entries(&self) -> u32 {
-        self.partitions.iter().map(Partition::in_place_entries).sum()
+    pub(super) fn in_place_entry_count(&self) -> u32 {
+        self.partitions.iter().map(Partition::in_place_entry_count).sum()
     }
 
-    /// The number of both kinds of entries together.
-    pub(super) fn entries(&self) -> u32 {
-        self.unsettled_entries() + self.in_place_entries()
+    /// The number of entries that wait for recovery or for an acknowledgement.
+    pub(super) fn entry_count(&self) -> u32 {
+        self.unsettled_entry_count() + self.in_place_entry_count()
     }
 
-    /// The streams that connections carry. A volume without an owner may have some: connections of
-    /// an earlier owner may still be open when the last owner releases the volume.
+    /// The streams that connections carry. Even a volume without an owner may have some, because
+    /// connections of an earlier owner may still be open when the last owner releases the volume.
     pub(in crate::target) fn carried_streams(&self) -> impl Iterator<Item = PartitionId> {
-        let carried = |(_, p): &(StreamId, &Partition<R>)| matches!(p, Partition::Bound { .. });
-        let streams = (0..).map(StreamId).zip(&self.partitions).filter(carried);
-        streams.map(|(stream, _)| PartitionId { volume: self.id, stream })
+        (0..)
+            .map(StreamId)
+            .zip(&self.partitions)
+            .filter(|(_, partition)| matches!(partition, Partition::Bound { .. }))
+            .map(|(stream, _)| PartitionId { volume: self.id, stream })
     }
 
-    /// Refuses another fence if the volume has as many as it may have. A fence outlives the
-    /// association of the host that caused it. So while a drive hangs, hosts could otherwise raise
-    /// fences without bound (T28).
+    /// Refuses another fence if the volume already has [`FENCES_MAX`]. A fence outlives the association
+    /// of the host that has raised it. Without this limit, hosts could raise fences without end while
+    /// a drive hangs (T28).
     pub(super) fn check_fence_limit(&self) -> Result<(), Refusal> {
-        if self.fences.len() < FENCES_MAX {
+        if self.fence_ids.len() < FENCES_MAX {
             Ok(())
         } else {
             Err(Refusal::retry_later(wire::status::STREAM_BUSY))
         }
     }
 
-    /// Whether plain hosts may not write its drives now (T21).
+    /// Whether plain hosts may not write the drives of the volume now (T21).
     pub(super) fn is_guarded(&self) -> bool {
-        !self.lease.is_vacant() || self.lost || self.entries() > 0 || !self.fences.is_empty()
+        !self.lease.is_vacant()
+            || self.is_log_lost
+            || self.entry_count() > 0
+            || !self.fence_ids.is_empty()
     }
 
-    /// The time at which the volume may be freed although its owner has not released it: its lease
-    /// runs out, and there is nothing to recover. A partition that is bound, or was not read,
-    /// counts as something to recover.
+    /// The time, ns, from which the volume may be freed although its owner has not released it: the end
+    /// of its lease. `None` if the lease does not end, or if something is left to recover. A partition
+    /// that is bound or damaged counts as something to recover.
     pub(super) fn freeable_from(&self) -> Option<u64> {
-        let at_rest = |p: &Partition<R>| matches!(p, Partition::AtRest { entries: 0, .. });
-        let is_clean = !self.lost && self.fences.is_empty() && self.partitions.iter().all(at_rest);
+        let is_empty = |partition: &Partition<R>| {
+            matches!(partition, Partition::AtRest { entry_count: 0, .. })
+        };
+        let is_clean =
+            !self.is_log_lost && self.fence_ids.is_empty() && self.partitions.iter().all(is_empty);
         self.lease.freeable_from().filter(|_| is_clean)
     }
 
-    pub(super) fn is_owned_by(&self, assoc: u64) -> bool {
-        self.lease.is_held_by(assoc)
+    /// Whether the owner is present with this association.
+    pub(super) fn is_owned_by(&self, association: u64) -> bool {
+        self.lease.is_held_by(association)
     }
 
-    /// Makes `host` the owner, because its claim has been granted.
+    /// Makes `host` the owner, because its claim is granted.
     pub(super) fn set_owner(&mut self, claim: &Claim, host: Owner) -> Claimed {
-        let previous = self.lease.owner().map(|owner| owner.assoc);
-        // With a log, a stream is bound with a generation, which fences its writes and its reads.
-        // Without a log, the requests of a stream are plain commands, which no generation fences.
-        // So the association of the old owner ends. The old owner then knows that it is fenced, and
-        // reads no data of the new one (T8, P9).
-        let must_end = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
-        let previous = previous.filter(|assoc| *assoc != host.assoc);
-        let replaced = previous.filter(|_| claim.resume || must_end);
-        let fenced = previous.filter(|_| !claim.resume);
+        let previous = self.lease.owner().map(|owner| owner.association);
+        let previous = previous.filter(|association| *association != host.association);
+        // With a log, each stream is bound with a generation, which fences the stream. Without a log,
+        // the requests of a stream are plain commands, which no generation fences. So the association
+        // of the old owner must end: the old owner then knows that it is fenced, and does not read
+        // data of the new one (T8, P9).
+        let is_unlogged = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
+        let association_to_end = previous.filter(|_| claim.resume || is_unlogged);
+        let fenced_association = previous.filter(|_| !claim.resume);
         self.generation = claim.generation;
-        self.last_owner = host.hostid;
+        self.last_owner_hostid = host.hostid;
         self.lease_ms = claim.lease_ms;
         self.lease = Lease::Held(host);
-        self.claims += 1;
-        self.drained = false;
-        self.recovered &= claim.resume;
+        self.claim_count += 1;
+        self.is_drained = false;
+        self.is_recovered &= claim.resume;
         self.update_recovered();
-        Claimed { claim: self.claims, replaced, fenced }
+        Claimed { claim_number: self.claim_count, association_to_end, fenced_association }
     }
 
-    /// Sets `recovered` if recovery has ended: every partition is at rest, and its entries are
-    /// settled or of the present owner. `recovered` then stays set until the next claim.
+    /// Sets `is_recovered` if recovery has ended: every partition is at rest, and its entries are
+    /// settled or are of the present owner. `is_recovered` then stays set until the next claim.
     ///
-    /// The decision uses only durable state. A released mark that is only in memory may be the
-    /// reason why a log has no entry of an earlier owner any more. Such a mark becomes durable first.
-    /// Else the entries would be there again after a crash of the target, and the streams, which
-    /// have been started meanwhile, could not be bound again (P7).
+    /// The decision uses only durable state. A log may have no entry of an earlier owner only because
+    /// of a released mark that is not durable yet. Such a mark becomes durable first. Otherwise the
+    /// entries would be there again after a crash of the target, and the streams that were started
+    /// meanwhile could not be bound again (P7).
     pub(super) fn update_recovered(&mut self) {
         let generation = self.generation;
-        if self.recovered {
+        if self.is_recovered {
             return;
         }
-        self.recovered = self.partitions.iter_mut().all(|partition| match partition {
+        self.is_recovered = self.partitions.iter_mut().all(|partition| match partition {
             Partition::AtRest { log, .. } if log.origin().generation == generation => true,
-            Partition::AtRest { log, entries } => {
-                (log.is_settled() || *entries == 0)
+            Partition::AtRest { log, entry_count } => {
+                let has_nothing_to_recover = log.is_settled() || *entry_count == 0;
+                has_nothing_to_recover
                     && (probe::planted(Plant::T9MarkInMemory)
                         || log.release_now(log.released()).is_ok())
             }
@@ -252,22 +269,25 @@ impl<R: Region> Volume<R> {
         });
     }
 
-    /// Whether the store of one of its logs has failed.
+    /// Whether the store of a log at rest has failed.
     pub(super) fn has_failed_log(&self) -> bool {
-        let failed =
-            |p: &Partition<R>| matches!(p, Partition::AtRest { log, .. } if log.has_failed());
-        self.partitions.iter().any(failed)
+        let has_failed = |partition: &Partition<R>| match partition {
+            Partition::AtRest { log, .. } => log.has_failed(),
+            Partition::Bound { .. } | Partition::Damaged => false,
+        };
+        self.partitions.iter().any(has_failed)
     }
 }
 
 impl<R: Region> Partition<R> {
-    /// A partition that no connection has, with the log's content from `scan`.
+    /// A partition that no connection has. `scan` is the content of its log.
     pub(super) fn at_rest(log: StreamLog<R>, scan: &Scan) -> Self {
-        let torn = if scan.settled { 0 } else { scan.torn };
-        Self::AtRest { log, entries: scan.entries.len() as u32 + torn }
+        let torn_count = if scan.settled { 0 } else { scan.torn };
+        Self::AtRest { log, entry_count: scan.entries.len() as u32 + torn_count }
     }
 
-    /// The released mark of the stream, as far as it is known here.
+    /// The released mark of the stream. For a bound stream it may be older than the one of the
+    /// connection.
     pub(super) fn released(&self) -> Seq {
         match self {
             Self::AtRest { log, .. } => log.released(),
@@ -276,111 +296,126 @@ impl<R: Region> Partition<R> {
         }
     }
 
-    /// How many entries wait for recovery.
-    pub(super) fn unsettled_entries(&self) -> u32 {
+    /// How many entries wait for recovery: no recovery has settled them.
+    pub(super) fn unsettled_entry_count(&self) -> u32 {
         match self {
-            Self::AtRest { log, entries } if !log.is_settled() => *entries,
+            Self::AtRest { log, entry_count } if !log.is_settled() => *entry_count,
             _ => 0,
         }
     }
 
-    /// How many entries of in-place writes recovery has kept after the settlement. The owner is to
-    /// acknowledge them (T9).
-    pub(super) fn in_place_entries(&self) -> u32 {
+    /// How many entries of in-place writes recovery has kept after the settlement, until the owner
+    /// acknowledges them (T9).
+    pub(super) fn in_place_entry_count(&self) -> u32 {
         match self {
-            Self::AtRest { log, entries } if log.is_settled() => *entries,
+            Self::AtRest { log, entry_count } if log.is_settled() => *entry_count,
             _ => 0,
         }
     }
 }
 
-/// The refusal of a claim for which the log has no space. The result has the `need`ed bytes in its
-/// lower half, and the bytes that the log `have`s in its upper half. A number that does not fit
+/// The refusal of a claim for which the log has no space. The lower half of the result is the number
+/// of bytes needed, the upper half the number of bytes free. A number that does not fit into its half
 /// becomes the largest one that fits.
-pub(super) fn log_too_small(need: usize, have: usize) -> Refusal {
-    let cut = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
-    Refusal::do_not_retry(wire::status::LOG_TOO_SMALL).with_result(cut(need) | cut(have) << 32)
+pub(super) fn log_too_small_refusal(needed_bytes: usize, free_bytes: usize) -> Refusal {
+    let clamp = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
+    Refusal::do_not_retry(wire::status::LOG_TOO_SMALL)
+        .with_result(clamp(needed_bytes) | clamp(free_bytes) << 32)
 }
 
-/// The refusal of a claim whose slots are beyond the bound (T28). The result is the most that it
-/// may have for each stream.
-pub(super) fn too_many_slots(header: &RegionHeader, streams: u16) -> Refusal {
+/// The refusal of a claim with more slots than the target keeps in memory (T28). The result is the
+/// most slots that the claim may have for each stream.
+pub(super) fn too_many_slots_refusal(header: &RegionHeader, streams: u16) -> Refusal {
     Refusal::do_not_retry(wire::status::TOO_MANY_SLOTS)
-        .with_result(most_slots(header, streams).into())
+        .with_result(slots_max(header, streams).into())
 }
 
-/// Slots per stream for a claim that leaves them to the target. `former` are the volumes of a lost
-/// log that this one replaces. A volume that comes back gets the number of slots that it had. A
-/// volume that comes earlier leaves space for it, as far as it keeps enough for itself.
+/// Chooses the slots per stream for a claim that leaves them to the target.
+///
+/// `former` are the volumes of a lost log that the present log replaces. A former volume that is
+/// claimed again gets the number of slots that it had. Every other volume leaves space for the former
+/// volumes that are still missing, as far as it keeps enough space for itself.
 ///
 /// # Errors
-/// Not even the smallest partitions fit, into the log or beneath the bound of its slots (T28).
-pub(super) fn chosen_slots(
+/// Not even the smallest partitions fit, either into the log or below the limit of slots (T28).
+pub(super) fn choose_slots(
     header: &RegionHeader,
     former: &[VolumeRecord],
     claim: &Claim,
 ) -> Result<u32, Refusal> {
-    let memory = usize::try_from(slots_left(header)).unwrap_or(usize::MAX);
-    let space = largest_gap(header);
-    let gap = space.min(memory.saturating_mul(ENTRY_BYTES));
-    let before = |r: &&VolumeRecord| r.id == claim.volume && r.streams == claim.streams;
-    if let Some(before) = former.iter().find(before)
-        && before.extent().len() <= gap
-        && before.slots <= most_slots(header, claim.streams)
+    let free_slots = usize::try_from(free_slot_count(header)).unwrap_or(usize::MAX);
+    let free_space = largest_gap(header);
+    let usable_space = free_space.min(free_slots.saturating_mul(ENTRY_BYTES));
+    let is_same_volume =
+        |record: &&VolumeRecord| record.id == claim.volume && record.streams == claim.streams;
+    if let Some(record) = former.iter().find(is_same_volume)
+        && record.extent().len() <= usable_space
+        && record.slots <= slots_max(header, claim.streams)
     {
-        return Ok(before.slots);
+        return Ok(record.slots);
     }
-    let is_lost = |r: &&VolumeRecord| {
-        r.id != claim.volume && header.volumes.iter().all(|there| there.id != r.id)
+    let is_missing = |record: &&VolumeRecord| {
+        record.id != claim.volume && header.volumes.iter().all(|present| present.id != record.id)
     };
-    let owed: usize = former.iter().filter(is_lost).map(|r| r.extent().len()).sum();
-    // A log that was made anew may have to hold further volumes, which are in no list here. A claim
-    // that gives up the log leaves half of the log to them if any partition fits into the other
+    let reserved_bytes: usize =
+        former.iter().filter(is_missing).map(|record| record.extent().len()).sum();
+    // A log that was made anew may have to hold further volumes, which `former` does not list. So a
+    // claim that gives up the log leaves half of the log to them if any partition fits into the other
     // half.
-    let enough = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
-    let fitting = |gap| fitting_slots(gap, owed, claim.streams, enough);
-    // A larger log would not help where the log has the space and only the bound is in the way.
-    fitting(gap).or_else(|_| fitting(space).and(Err(too_many_slots(header, claim.streams))))
+    let enough_bytes = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
+    let slots_for = |space| fitting_slots(space, reserved_bytes, claim.streams, enough_bytes);
+    slots_for(usable_space).or_else(|_| {
+        // If the free space alone is large enough, only the limit of slots is in the way. A larger log
+        // would not help, so the refusal must not be "log too small".
+        slots_for(free_space).and(Err(too_many_slots_refusal(header, claim.streams)))
+    })
 }
 
 /// The most slots per stream that a claim with so many streams gets (T28).
-pub(super) fn most_slots(header: &RegionHeader, streams: u16) -> u32 {
-    let share = slots_left(header) / u64::from(streams.max(1));
+pub(super) fn slots_max(header: &RegionHeader, streams: u16) -> u32 {
+    let share = free_slot_count(header) / u64::from(streams.max(1));
     u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX)
 }
 
-/// The slots that all further volumes together may have. The log may have volumes that an earlier
-/// version of the target has given more.
-fn slots_left(header: &RegionHeader) -> u64 {
-    let of = |r: &VolumeRecord| u64::from(r.streams) * u64::from(r.slots);
-    LOG_SLOTS_MAX.saturating_sub(header.volumes.iter().map(of).sum())
+/// The number of slots that all further volumes together may have. It may be 0, because an earlier
+/// version of the target may have given more slots to the volumes of the log.
+fn free_slot_count(header: &RegionHeader) -> u64 {
+    let slots_of = |record: &VolumeRecord| u64::from(record.streams) * u64::from(record.slots);
+    LOG_SLOTS_MAX.saturating_sub(header.volumes.iter().map(slots_of).sum())
 }
 
-/// The bytes of the largest gap between partitions.
+/// The size of the largest gap between the volumes in the log region, bytes.
 fn largest_gap(header: &RegionHeader) -> usize {
-    let mut at = HEADER_BYTES;
-    let mut gap = 0;
+    let mut end_of_previous = HEADER_BYTES;
+    let mut largest = 0;
     for volume in &header.volumes {
         let extent = volume.extent();
-        gap = gap.max(extent.start.saturating_sub(at));
-        at = extent.end;
+        largest = largest.max(extent.start.saturating_sub(end_of_previous));
+        end_of_previous = extent.end;
     }
-    gap.max((header.len as usize).saturating_sub(at))
+    largest.max((header.len as usize).saturating_sub(end_of_previous))
 }
 
-/// The slots per stream for which `streams` partitions fit into `gap` bytes. Space is left for
-/// `owed` bytes that are expected, and for another volume, where that leaves each stream `enough`
-/// bytes.
-fn fitting_slots(gap: usize, owed: usize, streams: u16, enough: usize) -> Result<u32, Refusal> {
-    let enough = enough.saturating_mul(usize::from(streams.max(1)));
-    let unless_enough = |less: usize, gap: usize| if less >= enough { less } else { gap };
-    let gap = unless_enough(gap.saturating_sub(owed), gap);
-    let gap = unless_enough(gap / 2, gap);
-    let share = gap / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
-    if share < partition_bytes(SLOTS_MIN) {
-        return Err(log_too_small(usize::from(streams) * PARTITION_ALIGN, gap));
+/// The slots per stream for which `streams` partitions fit into `space` bytes.
+///
+/// Leaves `reserved_bytes` bytes to volumes that are expected, and half of the rest to others. Each of
+/// the two reductions is made only if every stream keeps `enough_bytes` bytes.
+fn fitting_slots(
+    space: usize,
+    reserved_bytes: usize,
+    streams: u16,
+    enough_bytes: usize,
+) -> Result<u32, Refusal> {
+    let enough_for_all = enough_bytes.saturating_mul(usize::from(streams.max(1)));
+    let reduce_if_enough =
+        |reduced: usize, space: usize| if reduced >= enough_for_all { reduced } else { space };
+    let space = reduce_if_enough(space.saturating_sub(reserved_bytes), space);
+    let space = reduce_if_enough(space / 2, space);
+    let bytes_per_stream = space / usize::from(streams.max(1)) / PARTITION_ALIGN * PARTITION_ALIGN;
+    if bytes_per_stream < partition_bytes(SLOTS_MIN) {
+        return Err(log_too_small_refusal(usize::from(streams) * PARTITION_ALIGN, space));
     }
-    let slots = (share - partition_bytes(0)) / ENTRY_BYTES;
+    let slots = (bytes_per_stream - partition_bytes(0)) / ENTRY_BYTES;
     Ok(u32::try_from(slots).unwrap_or(u32::MAX).min(SLOTS_DEFAULT_MAX))
 }
 
@@ -420,7 +455,7 @@ mod tests {
 
     #[test]
     fn t28_all_volumes_of_a_log_share_one_bound() {
-        let most = |volumes: &[(u16, u32)], streams| most_slots(&header(volumes), streams);
+        let most = |volumes: &[(u16, u32)], streams| slots_max(&header(volumes), streams);
         assert_eq!(most(&[], 1), STREAM_SLOTS_MAX);
         assert_eq!(u64::from(most(&[], STREAMS_MAX)) * u64::from(STREAMS_MAX), LOG_SLOTS_MAX);
         let default = (STREAMS_MAX, SLOTS_DEFAULT_MAX);
@@ -434,18 +469,18 @@ mod tests {
     fn t28_a_choice_that_the_bound_does_not_allow_is_not_a_log_too_small() {
         let claim = |streams| Claim::plain(VolumeId([99; 16]), 1, streams, Vec::new());
         let mut header = header(&[(2, (1 << 24) - 60)]);
-        assert!(chosen_slots(&header, &[], &claim(1)).is_ok());
+        assert!(choose_slots(&header, &[], &claim(1)).is_ok());
         let too_many = Refusal::do_not_retry(wire::status::TOO_MANY_SLOTS).with_result(60);
-        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
+        assert_eq!(choose_slots(&header, &[], &claim(2)), Err(too_many));
         let end = header.volumes[0].extent().end;
         header.len = (end + 2 * PARTITION_ALIGN) as u64;
-        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(too_many));
+        assert_eq!(choose_slots(&header, &[], &claim(2)), Err(too_many));
         header.len = (end + PARTITION_ALIGN) as u64;
-        let small = log_too_small(2 * PARTITION_ALIGN, PARTITION_ALIGN);
-        assert_eq!(chosen_slots(&header, &[], &claim(2)), Err(small));
+        let small = log_too_small_refusal(2 * PARTITION_ALIGN, PARTITION_ALIGN);
+        assert_eq!(choose_slots(&header, &[], &claim(2)), Err(small));
         header.len = (end + 4 * PARTITION_ALIGN) as u64;
-        let small = log_too_small(9 * PARTITION_ALIGN, 4 * PARTITION_ALIGN);
-        assert_eq!(chosen_slots(&header, &[], &claim(9)), Err(small));
+        let small = log_too_small_refusal(9 * PARTITION_ALIGN, 4 * PARTITION_ALIGN);
+        assert_eq!(choose_slots(&header, &[], &claim(9)), Err(small));
     }
 
     #[test]
@@ -454,8 +489,8 @@ mod tests {
         for _ in 0..4 {
             let header = header(&there);
             let claim = Claim::plain(VolumeId([99; 16]), 1, STREAMS_MAX, Vec::new());
-            let slots = chosen_slots(&header, &[], &claim).unwrap();
-            assert!(SLOTS_ENOUGH < slots && slots <= most_slots(&header, STREAMS_MAX), "{slots}");
+            let slots = choose_slots(&header, &[], &claim).unwrap();
+            assert!(SLOTS_ENOUGH < slots && slots <= slots_max(&header, STREAMS_MAX), "{slots}");
             there.push((STREAMS_MAX, slots));
         }
     }
