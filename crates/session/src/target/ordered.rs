@@ -25,7 +25,7 @@ use super::namespace::Namespaces;
 use super::tracer::Tracer;
 use super::volumes::{Listing, check_page_len, read_page, status_of_unreadable};
 use crate::outbox::Outbox;
-use crate::wire;
+use crate::wire::{self, ListRequest};
 
 /// The part of a connection that carries a stream.
 pub(super) struct OrderedQueue<E: TargetEnv> {
@@ -248,7 +248,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         sqe: &Sqe,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let (_, from, len) = wire::list_of(sqe);
+        let ListRequest { from, len, .. } = wire::list_request(sqe);
         let page = match check_page_len(len) {
             _ if context.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
