@@ -44,23 +44,23 @@ pub use volume_status::{STATUS_LEN, VolumeStatus};
 pub const SEQ_MAX: Seq = Seq(1 << 62);
 
 /// The 16 bytes at `offset`.
-fn array_at(bytes: &[u8], offset: usize) -> [u8; 16] {
+pub(crate) fn array_at(bytes: &[u8], offset: usize) -> [u8; 16] {
     let mut array = [0; 16];
     array.copy_from_slice(&bytes[offset..offset + 16]);
     array
 }
 
 /// The little-endian number at `offset`.
-fn u16_at(bytes: &[u8], offset: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> u16 {
     u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
 /// The little-endian number at `offset`.
-fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     u32::from(u16_at(bytes, offset)) | u32::from(u16_at(bytes, offset + 2)) << 16
 }
 
 /// The little-endian number at `offset`.
-fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from(u32_at(bytes, offset)) | u64::from(u32_at(bytes, offset + 4)) << 32
 }
