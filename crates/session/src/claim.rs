@@ -21,12 +21,12 @@ pub struct Intent {
     pub engine: EngineKind,
     /// Whether the claim fences an owner that is connected or may still come back (T8, T25).
     pub take_over: bool,
-    /// Whether the claim gives up a log that is missing, damaged, or older than the labels (T19, T24,
-    /// T26).
+    /// Whether the claim gives up a log that is missing, damaged, or older than the labels (T19,
+    /// T24, T26).
     pub accept_lost_log: bool,
-    /// The largest generation on any of the volume's labels. The labels must have been read over the
-    /// same associations that report the statuses: only then a log with a lower generation was already
-    /// in its place when the labels were read.
+    /// The largest generation on any of the volume's labels. The labels must have been read over
+    /// the same associations that report the statuses: only then a log with a lower generation was
+    /// already in its place when the labels were read.
     pub label_generation: u32,
     /// The number of streams of the volume.
     pub streams: u16,
@@ -38,9 +38,9 @@ pub struct Intent {
 /// The lease that an owner needs that waits `loss_ms` milliseconds for a lost target and sends Keep
 /// Alive at least every `keep_alive_ms`, in milliseconds.
 ///
-/// The lease is long enough: when it has run out on the target, the owner has noticed the loss, too,
-/// and waits for the target no more. An owner that can't continue after a loss needs no lease: its
-/// `loss_ms` is 0, or its engine has no replay (T25).
+/// The lease is long enough: when it has run out on the target, the owner has noticed the loss,
+/// too, and waits for the target no more. An owner that can't continue after a loss needs no lease:
+/// its `loss_ms` is 0, or its engine has no replay (T25).
 ///
 /// No target grants more than [`LEASE_MS_MAX`]. An owner that waits longer than that may find that
 /// another initiator has the volume (T28).
@@ -60,9 +60,9 @@ pub struct Plan {
     pub generation: u32,
     /// The largest released mark of each stream among all targets (T1).
     pub released: Vec<Seq>,
-    /// The first target whose log has entries to recover, and the number of these entries. The log of
-    /// an owner that is connected counts as empty, because its content is known only after the owner
-    /// is fenced.
+    /// The first target whose log has entries to recover, and the number of these entries. The log
+    /// of an owner that is connected counts as empty, because its content is known only after the
+    /// owner is fenced.
     pub unrecovered: Option<(usize, u32)>,
 }
 
@@ -110,8 +110,9 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
-    /// By its labels, the volume has partitions on the target. The target was started without any log.
-    /// To give up the lost log is not enough, because the volume needs a place for the new one.
+    /// By its labels, the volume has partitions on the target. The target was started without any
+    /// log. To give up the lost log is not enough, because the volume needs a place for the new
+    /// one.
     #[error(
         "the target was started without an ordering log, and by its labels the volume has one \
          there: start the target with that log; if that log is lost, start the target with a new \
@@ -121,8 +122,9 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
-    /// The generation of the log is lower than the one of the labels. Every claim is durable in all logs
-    /// before it is on any label, so this log is not the one that the last owner has written (T24).
+    /// The generation of the log is lower than the one of the labels. Every claim is durable in all
+    /// logs before it is on any label, so this log is not the one that the last owner has written
+    /// (T24).
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels have {label}): an older copy was put back, or a power cut has undone its last \
@@ -159,8 +161,8 @@ pub enum ClaimError {
     Generations,
 }
 
-/// The advice in the message about an owner. It depends on the rest of the owner's lease, milliseconds,
-/// which is 0 if the owner is connected.
+/// The advice in the message about an owner. It depends on the rest of the owner's lease,
+/// milliseconds, which is 0 if the owner is connected.
 struct Advice(u32);
 
 impl core::fmt::Display for Advice {
@@ -196,8 +198,8 @@ impl ClaimError {
 }
 
 /// Whether a target's log of the volume is older than the labels, whose largest generation is
-/// `label_generation` (T24). A newer log is valid: a claim may have been interrupted before it wrote
-/// the labels.
+/// `label_generation` (T24). A newer log is valid: a claim may have been interrupted before it
+/// wrote the labels.
 #[must_use]
 pub fn is_behind(status: &VolumeStatus, label_generation: u32) -> bool {
     status.known
@@ -206,9 +208,9 @@ pub fn is_behind(status: &VolumeStatus, label_generation: u32) -> bool {
         && !probe::planted(Plant::T24LabelUnchecked)
 }
 
-/// Decides whether the volume may be claimed. `statuses` has the number and the status of each target
-/// that has the extension. `needs_log` returns for the number of a target whether the labels name a
-/// log there.
+/// Decides whether the volume may be claimed. `statuses` has the number and the status of each
+/// target that has the extension. `needs_log` returns for the number of a target whether the labels
+/// name a log there.
 ///
 /// # Errors
 /// The first reason found for which the volume can't be claimed.
@@ -230,8 +232,8 @@ pub fn plan(
         if !needs_log(target) || !check_log(intent, target, status)? {
             continue;
         }
-        // The log of a connected owner is in use. Whether it has entries to recover is known only after
-        // that owner is fenced.
+        // The log of a connected owner is in use. Whether it has entries to recover is known only
+        // after that owner is fenced.
         let is_at_rest = !status.owned || status.own || status.lease_left_ms > 0;
         if status.unrecovered && is_at_rest {
             unrecovered = unrecovered.or(Some((target, status.live_entries)));
@@ -251,8 +253,8 @@ pub fn plan(
     Ok(Plan { generation, released, unrecovered })
 }
 
-/// Checks the log that the labels name on a target. Returns whether the target has a log of the volume
-/// whose content counts; false if the log is missing and its loss is accepted.
+/// Checks the log that the labels name on a target. Returns whether the target has a log of the
+/// volume whose content counts; false if the log is missing and its loss is accepted.
 ///
 /// # Errors
 /// The log is missing, lost or older than the labels, and its loss is not accepted.

@@ -41,8 +41,8 @@ pub enum Hindrance {
 pub struct Choice<Reason> {
     /// The engine.
     pub engine: EngineKind,
-    /// The reason why the engine is `sync` instead of `rio`; `None` if it is the requested engine. The
-    /// caller must report the reason to the user of the volume.
+    /// The reason why the engine is `sync` instead of `rio`; `None` if it is the requested engine.
+    /// The caller must report the reason to the user of the volume.
     pub fallback: Option<Reason>,
 }
 
@@ -88,8 +88,8 @@ fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Opt
     })
 }
 
-/// Chooses the engine on which the caller insists, or else the `preferred` one. If that engine needs a
-/// log and `find_hindrance` returns a reason why it can't run, chooses `sync` instead.
+/// Chooses the engine on which the caller insists, or else the `preferred` one. If that engine
+/// needs a log and `find_hindrance` returns a reason why it can't run, chooses `sync` instead.
 ///
 /// # Errors
 /// The reason, if the caller insists on the engine that can't run.

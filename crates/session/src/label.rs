@@ -6,11 +6,12 @@
 //! copy of label  copy of label       data area
 //! ```
 //!
-//! The first two blocks of a drive have one copy of the label each. The copies are written alternately,
-//! so that a torn write leaves the other copy valid. The copy with the higher `sequence` counts.
+//! The first two blocks of a drive have one copy of the label each. The copies are written
+//! alternately, so that a torn write leaves the other copy valid. The copy with the higher
+//! `sequence` counts.
 //!
-//! [`assemble`] checks that the labels of some drives form a volume, and [`logs_due`] that their targets
-//! have the right logs.
+//! [`assemble`] checks that the labels of some drives form a volume, and [`logs_due`] that their
+//! targets have the right logs.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -91,8 +92,8 @@ pub struct Label {
     pub index: u16,
     /// The generation of the owner that has written the label.
     pub generation: u32,
-    /// The number of this label among the labels that were written to the drive. Its last bit is the
-    /// block of the label.
+    /// The number of this label among the labels that were written to the drive. Its last bit is
+    /// the block of the label.
     pub sequence: u32,
     /// All members, in order.
     pub members: Vec<MemberId>,
@@ -206,7 +207,8 @@ impl Label {
         })
     }
 
-    /// Reads the label of a drive from the two copies in its first two blocks: the newer valid copy.
+    /// Reads the label of a drive from the two copies in its first two blocks: the newer valid
+    /// copy.
     ///
     /// # Errors
     /// Neither copy is valid, or one of them has a newer version.
@@ -224,11 +226,12 @@ impl Label {
         }
     }
 
-    /// The label for the next owner of the volume, which must be written over the older copy. `region` is
-    /// the log region that the member's target has from now on; `None` if it stays the same.
+    /// The label for the next owner of the volume, which must be written over the older copy.
+    /// `region` is the log region that the member's target has from now on; `None` if it stays the
+    /// same.
     ///
-    /// The newer copy must be durable before the older one is overwritten. The newer copy may have been
-    /// read from a volatile cache only, and a power cut could then destroy both copies (T24).
+    /// The newer copy must be durable before the older one is overwritten. The newer copy may have
+    /// been read from a volatile cache only, and a power cut could then destroy both copies (T24).
     #[must_use]
     pub fn for_owner(&self, generation: u32, region: Option<[u8; 16]>) -> Self {
         let mut label = self.clone();
@@ -276,8 +279,8 @@ pub struct Found {
     pub label: Result<Label, LabelError>,
 }
 
-/// Why drives don't form the volume (T19, T20). `given` is the number of a drive, counted from 0, in the
-/// order in which the caller has named the drives.
+/// Why drives don't form the volume (T19, T20). `given` is the number of a drive, counted from 0,
+/// in the order in which the caller has named the drives.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
@@ -357,9 +360,9 @@ pub enum AssembleError {
     },
 }
 
-/// Checks by their labels that the drives are exactly the members of one volume, in the right order.
-/// If there is a `name`, the volume must have this name. Returns the label of the first drive. The
-/// function [`logs_due`] checks the logs.
+/// Checks by their labels that the drives are exactly the members of one volume, in the right
+/// order. If there is a `name`, the volume must have this name. Returns the label of the first
+/// drive. The function [`logs_due`] checks the logs.
 ///
 /// # Errors
 /// The first error found.
@@ -385,8 +388,8 @@ pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleEr
     Ok(head.clone())
 }
 
-/// Checks that all labels are valid, are of one volume, and agree about it. Returns the label of the
-/// first drive.
+/// Checks that all labels are valid, are of one volume, and agree about it. Returns the label of
+/// the first drive.
 fn check_same_volume(found: &[Found]) -> Result<&Label, AssembleError> {
     let mut first: Option<&Label> = None;
     for (given, drive) in found.iter().enumerate() {
@@ -404,8 +407,8 @@ fn check_same_volume(found: &[Found]) -> Result<&Label, AssembleError> {
     first.ok_or(AssembleError::NoMembers)
 }
 
-/// Whether two labels agree about the properties of the volume. The generations, the sequence numbers
-/// and the log regions may differ, because labels are rewritten one after the other.
+/// Whether two labels agree about the properties of the volume. The generations, the sequence
+/// numbers and the log regions may differ, because labels are rewritten one after the other.
 fn describes_same_volume(label: &Label, other: &Label) -> bool {
     let nguids_of_label = label.members.iter().map(|member| member.nguid);
     let nguids_of_other = other.members.iter().map(|member| member.nguid);
@@ -415,8 +418,8 @@ fn describes_same_volume(label: &Label, other: &Label) -> bool {
         && label.name == other.name
 }
 
-/// The id of the log region that this label names for its own drive's target; `None` if the volume has
-/// no log there.
+/// The id of the log region that this label names for its own drive's target; `None` if the volume
+/// has no log there.
 #[must_use]
 pub fn log_due(label: &Label) -> Option<[u8; 16]> {
     let member = label.members.get(usize::from(label.index))?;

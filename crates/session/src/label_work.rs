@@ -38,9 +38,9 @@ pub enum LabelIo {
     },
 }
 
-/// A drive with its label. `nguid` is the NGUID of the drive's namespace, and `region` is the id of the
-/// log region of the drive's target. `copies` are the bytes of both copies of the label, as they were
-/// read.
+/// A drive with its label. `nguid` is the NGUID of the drive's namespace, and `region` is the id of
+/// the log region of the drive's target. `copies` are the bytes of both copies of the label, as
+/// they were read.
 #[must_use]
 pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: Crc32c) -> Found {
     let (first, second) = copies.split_at(copies.len().min(LABEL_LEN));
@@ -71,8 +71,8 @@ pub fn max_generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
-/// The number of steps after the reads for each member: write the newer copy again, FLUSH, write the new
-/// label over the older copy, FLUSH.
+/// The number of steps after the reads for each member: write the newer copy again, FLUSH, write
+/// the new label over the older copy, FLUSH.
 const STEPS_PER_MEMBER: usize = 4;
 
 /// Rewrites a volume's labels for the owner that has just claimed the volume.
@@ -84,10 +84,11 @@ const STEPS_PER_MEMBER: usize = 4;
 ///
 /// All labels are read again, because another initiator may have written them before the claim.
 ///
-/// The newer copy must be durable before the older one is overwritten, because it may have been read
-/// from a volatile cache: a power cut could then destroy both copies. A FLUSH alone is not enough. It
-/// covers only completed writes, and the newer copy may come from a write that failed (M2). So the newer
-/// copy is written again. Its bytes are the same, so a torn write does not change it.
+/// The newer copy must be durable before the older one is overwritten, because it may have been
+/// read from a volatile cache: a power cut could then destroy both copies. A FLUSH alone is not
+/// enough. It covers only completed writes, and the newer copy may come from a write that failed
+/// (M2). So the newer copy is written again. Its bytes are the same, so a torn write does not
+/// change it.
 #[derive(Debug)]
 pub struct Relabel {
     /// The name that all labels must have.
@@ -98,8 +99,8 @@ pub struct Relabel {
     nguids: Vec<[u8; 16]>,
     /// The generation of the new owner.
     generation: u32,
-    /// For each member, the id of the log region that the new label names; `None` if all labels keep
-    /// their log regions.
+    /// For each member, the id of the log region that the new label names; `None` if all labels
+    /// keep their log regions.
     regions: Option<Vec<[u8; 16]>>,
     crc32c: Crc32c,
     /// The labels that have been read again, until they are checked.
@@ -165,8 +166,8 @@ impl Relabel {
         self.copies[member].chunks(LABEL_LEN).nth(lba as usize).unwrap_or_default().to_vec()
     }
 
-    /// Notes that the next step is done. `read` are the bytes that were read, if the step was a read.
-    /// After the last read, checks the labels.
+    /// Notes that the next step is done. `read` are the bytes that were read, if the step was a
+    /// read. After the last read, checks the labels.
     ///
     /// # Errors
     /// The labels that were read are not those of the volume that was claimed.

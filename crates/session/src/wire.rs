@@ -1,12 +1,13 @@
 //! Rio's extension of NVMe over Fabrics, version 1: the commands and fields that it adds.
 //!
 //! A target that has the extension reports this in the vendor area of Identify Controller
-//! ([`Extension`]). The initiator never sets any of these fields in commands to other targets (T17).
+//! ([`Extension`]). The initiator never sets any of these fields in commands to other targets
+//! (T17).
 //!
 //! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
-//!   (vendor specific). Its attribute is in command dwords that NVMe leaves free on namespaces without
-//!   metadata and protection information ([`put_attribute`]). The paper used CDW12 19:16, which
-//!   NVMe 2.x uses for CETYPE.
+//!   (vendor specific). Its attribute is in command dwords that NVMe leaves free on namespaces
+//!   without metadata and protection information ([`put_attribute`]). The paper used CDW12 19:16,
+//!   which NVMe 2.x uses for CETYPE.
 //! * **Claim**, **status** and **release** are vendor specific admin commands about the owner of a
 //!   volume, its generation, and its logs. **List** and **settle** are those of a recovery.
 //! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
@@ -39,8 +40,8 @@ pub use ordered_request::{BadAttribute, DTYPE_ORDERED, attribute, is_ordered, pu
 pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};
 
-/// The highest seq that is accepted from a peer. A stream that counts from 1 never comes near it, and
-/// arithmetic on it never overflows (T18).
+/// The highest seq that is accepted from a peer. A stream that counts from 1 never comes near it,
+/// and arithmetic on it never overflows (T18).
 pub const SEQ_MAX: Seq = Seq(1 << 62);
 
 /// The 16 bytes at `offset`.

@@ -27,16 +27,16 @@ pub struct Claim {
     pub generation: u32,
     /// Whether the target makes log partitions for the volume, which has none there.
     pub create: bool,
-    /// Whether the content of the target's log for the volume is given up. The log records that, and
-    /// then makes the partitions anew that can't be read; with `create`, all of them (T26).
+    /// Whether the content of the target's log for the volume is given up. The log records that,
+    /// and then makes the partitions anew that can't be read; with `create`, all of them (T26).
     pub give_up: bool,
     /// Whether an owner that is connected, or whose lease runs, is fenced (T8).
     pub take_over: bool,
     /// Whether the volume gets an owner but no partitions, because its engine needs no ordering log
     /// (`none`, `sync`).
     pub unlogged: bool,
-    /// Whether the same owner comes back after its association or the target has ended. `generation`
-    /// is then the one on record, and the content of the logs stays (P7).
+    /// Whether the same owner comes back after its association or the target has ended.
+    /// `generation` is then the one on record, and the content of the logs stays (P7).
     pub resume: bool,
     /// The number of streams of the volume, 1 to [`STREAMS_MAX`].
     pub streams: u16,

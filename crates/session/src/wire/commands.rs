@@ -1,5 +1,5 @@
-//! The vendor specific commands of the extension: their opcodes, and functions that write and read their
-//! fields.
+//! The vendor specific commands of the extension: their opcodes, and functions that write and read
+//! their fields.
 //!
 //! | command | queue | data | CDW2–3 | CDW10 | CDW11 | CDW12–15 |
 //! |---|---|---|---|---|---|---|
@@ -30,9 +30,9 @@ pub const ADMIN_RELEASE: u8 = 0xc4;
 pub const ADMIN_LIST: u8 = 0xc6;
 /// Admin: record the recovered seqs of streams.
 pub const ADMIN_SETTLE: u8 = 0xc9;
-/// I/O: bind this queue to a stream, which starts after the released mark in CDW2–3. With CDW10 bit 31,
-/// the stream continues after a lost connection with the content of the log (P7). Dword 0 of the
-/// completion is the number of log slots of the partition, dword 1 the target's incarnation.
+/// I/O: bind this queue to a stream, which starts after the released mark in CDW2–3. With CDW10 bit
+/// 31, the stream continues after a lost connection with the content of the log (P7). Dword 0 of
+/// the completion is the number of log slots of the partition, dword 1 the target's incarnation.
 pub const IO_BIND: u8 = 0x84;
 /// I/O: report the released mark in CDW2–3. With CDW10 bit 0, the mark must be durable before the
 /// completion; this is used at a clean close, or if the log is full.
@@ -77,8 +77,8 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
     sqe
 }
 
-/// The bind command of an owner that comes back: the stream continues with the content of the log, and
-/// the owner replays the requests that are not durable (P7).
+/// The bind command of an owner that comes back: the stream continues with the content of the log,
+/// and the owner replays the requests that are not durable (P7).
 #[must_use]
 pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
     let mut sqe = bind_command(volume, stream, generation, released);
@@ -98,7 +98,8 @@ pub fn bind_stream(sqe: &Sqe) -> StreamId {
     StreamId(sqe.dword(10) as u16)
 }
 
-/// The list command of the admin queue, for a page of `len` bytes, at most [`list::PAGE_BYTES_MAX`].
+/// The list command of the admin queue, for a page of `len` bytes, at most
+/// [`list::PAGE_BYTES_MAX`].
 #[must_use]
 pub fn list_command(volume: VolumeId, stream: StreamId, from: Position, len: usize) -> Sqe {
     let mut sqe = volume_command(ADMIN_LIST, volume);
@@ -146,8 +147,8 @@ pub fn settle_command() -> Sqe {
     sqe
 }
 
-/// The mark command: all groups of the stream up to `released` are released. With `durable`, the mark
-/// is durable before the completion.
+/// The mark command: all groups of the stream up to `released` are released. With `durable`, the
+/// mark is durable before the completion.
 #[must_use]
 pub fn mark_command(released: Seq, durable: bool) -> Sqe {
     let mut sqe = Sqe::new(IO_MARK, 0);

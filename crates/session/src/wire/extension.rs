@@ -30,8 +30,8 @@ const RECORD_LEN: usize = 48;
 pub struct Extension {
     /// Version of the extension.
     pub version: u16,
-    /// The kind of the log region; `None` if the target has no ordering log, so that engine `rio` can't
-    /// run there.
+    /// The kind of the log region; `None` if the target has no ordering log, so that engine `rio`
+    /// can't run there.
     pub log_kind: Option<LogKind>,
     /// The number of the target's incarnation.
     pub incarnation: u32,
@@ -80,8 +80,8 @@ impl Extension {
     }
 }
 
-/// The record of a target that reports none. It is `None`, because nothing may be assumed about such a
-/// target (T17). Only a plant, which removes this defence on purpose, returns a record.
+/// The record of a target that reports none. It is `None`, because nothing may be assumed about
+/// such a target (T17). Only a plant, which removes this defence on purpose, returns a record.
 fn assumed_extension() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);

@@ -1,5 +1,5 @@
-//! The data of the recovery commands: [`Page`] is a page of a partition's live entries, which a list
-//! command returns. [`Settle`] has the recovered seqs that a settle command records.
+//! The data of the recovery commands: [`Page`] is a page of a partition's live entries, which a
+//! list command returns. [`Settle`] has the recovered seqs that a settle command records.
 
 use alloc::vec::Vec;
 
@@ -68,8 +68,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// The bytes of the page on the wire: `len` bytes. The caller must make sure that the entries fit
-    /// ([`capacity`]).
+    /// The bytes of the page on the wire: `len` bytes. The caller must make sure that the entries
+    /// fit ([`capacity`]).
     #[must_use]
     pub fn encode(&self, len: usize) -> Vec<u8> {
         debug_assert!(self.entries.len() <= capacity(len));
@@ -241,8 +241,8 @@ pub struct Settle {
 pub struct SettleStream {
     /// The stream.
     pub stream: StreamId,
-    /// Whether the log keeps its entries of in-place writes beyond k until the owner has acknowledged
-    /// them (T9).
+    /// Whether the log keeps its entries of in-place writes beyond k until the owner has
+    /// acknowledged them (T9).
     pub keep: bool,
     /// The seq of the last group of the prefix, k.
     pub k: Seq,

@@ -16,9 +16,9 @@ pub(crate) fn is_passing(status: Status) -> bool {
     !status.dnr() && is_one_of(status, &passing)
 }
 
-/// Whether a Fabrics Connect that was refused with `status` may succeed later. With these statuses, a
-/// target reports that the queue exists already or can't be made now: it has not noticed the end of the
-/// queue's last connection yet.
+/// Whether a Fabrics Connect that was refused with `status` may succeed later. With these statuses,
+/// a target reports that the queue exists already or can't be made now: it has not noticed the end
+/// of the queue's last connection yet.
 pub(crate) fn is_connect_passing(status: Status) -> bool {
     let passing = [
         Status::CONNECT_INVALID,
@@ -31,9 +31,9 @@ pub(crate) fn is_connect_passing(status: Status) -> bool {
 
 /// Whether a claim that was refused with `status` may succeed later.
 ///
-/// A status of the extension reports a state of the volume that does not change by itself. There are
-/// two exceptions: operations of the last connection are in flight (T8), or the target's log store has
-/// failed and may be repaired.
+/// A status of the extension reports a state of the volume that does not change by itself. There
+/// are two exceptions: operations of the last connection are in flight (T8), or the target's log
+/// store has failed and may be repaired.
 #[must_use]
 pub fn is_claim_passing(status: Status) -> bool {
     is_one_of(status, &[STREAM_BUSY, LOG_FAILED]) || !status.dnr() && meaning(status).is_none()

@@ -6,13 +6,15 @@ use riopipe_nvme::command::Status;
 
 /// The volume has an owner that is connected, or whose lease runs (T8, T25).
 pub const OWNED: Status = Status(0x701);
-/// The generation of the command is not higher than the one on record, or the owner was fenced (T8).
+/// The generation of the command is not higher than the one on record, or the owner was fenced
+/// (T8).
 pub const STALE_GENERATION: Status = Status(0x702);
 /// Only the owner of the volume may send the command, and this association is not the owner.
 pub const NOT_OWNER: Status = Status(0x703);
 /// The volume's log holds entries that have not been recovered (T19).
 pub const UNRECOVERED: Status = Status(0x704);
-/// The stream's log partition is full, because the initiator has sent more than its credits allow (T13).
+/// The stream's log partition is full, because the initiator has sent more than its credits allow
+/// (T13).
 pub const LOG_FULL: Status = Status(0x705);
 /// The target has no ordering log, or none for this volume.
 pub const NO_LOG: Status = Status(0x706);
@@ -22,11 +24,11 @@ pub const POISONED: Status = Status(0x707);
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
 /// The stream is bound to another connection, or operations in flight have not come back yet.
 pub const STREAM_BUSY: Status = Status(0x709);
-/// A plain write is refused, because the namespace is a member of a volume that has an owner or a log to
-/// recover (T21).
+/// A plain write is refused, because the namespace is a member of a volume that has an owner or a
+/// log to recover (T21).
 pub const GUARDED: Status = Status(0x70a);
-/// The log region has not enough space for the volume's partitions. Dword 0 of the completion is the
-/// number of bytes needed, dword 1 the number of bytes free.
+/// The log region has not enough space for the volume's partitions. Dword 0 of the completion is
+/// the number of bytes needed, dword 1 the number of bytes free.
 pub const LOG_TOO_SMALL: Status = Status(0x70b);
 /// The target does not know this volume.
 pub const UNKNOWN_VOLUME: Status = Status(0x70c);
@@ -49,11 +51,11 @@ pub const LEASE_OVER: Status = Status(0x714);
 /// A claim requests a longer lease than the target grants. Dword 0 of the completion is the longest
 /// lease, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
-/// The target can't keep as many more log slots as the volume needs. Dword 0 of the completion is the
-/// most slots per stream that a volume with so many streams can get now (T28).
+/// The target can't keep as many more log slots as the volume needs. Dword 0 of the completion is
+/// the most slots per stream that a volume with so many streams can get now (T28).
 pub const TOO_MANY_SLOTS: Status = Status(0x716);
-/// The directory of the log has no free record. Dword 0 of the completion is the number of volumes that
-/// the directory can hold.
+/// The directory of the log has no free record. Dword 0 of the completion is the number of volumes
+/// that the directory can hold.
 pub const LOG_DIRECTORY_FULL: Status = Status(0x717);
 
 /// The text of a status, also of Rio's own codes, for error messages.

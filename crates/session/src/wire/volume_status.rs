@@ -52,8 +52,8 @@ pub struct VolumeStatus {
     pub kept: bool,
     /// Whether the log is of another boot and is not valid (T19).
     pub log_lost: bool,
-    /// Whether the log is not valid because partitions of it can't be read. A claim can give up their
-    /// content (T26).
+    /// Whether the log is not valid because partitions of it can't be read. A claim can give up
+    /// their content (T26).
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
@@ -61,8 +61,8 @@ pub struct VolumeStatus {
     pub streams: u16,
     /// The number of log slots per stream.
     pub slots: u32,
-    /// The number of log entries that no recovery has settled. Streams that a connection carries do not
-    /// count.
+    /// The number of log entries that no recovery has settled. Streams that a connection carries do
+    /// not count.
     pub live_entries: u32,
     /// The host NQN of the owner, cut at 223 bytes; empty if there is no owner.
     pub owner: String,
