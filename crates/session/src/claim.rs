@@ -1,5 +1,8 @@
-//! Whether a volume may be claimed, decided from the answers of all its targets (T8, T19, T20,
-//! T24).
+//! The decision whether a volume may be claimed, and with which generation.
+//!
+//! The initiator asks every target of the volume for its status. [`plan`] checks the statuses: the
+//! volume must have no other owner (T8), and each log that the labels name must be there and valid
+//! (T19, T20, T24). The initiator then claims the volume on all targets with the same generation.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -16,29 +19,31 @@ use crate::wire::{self, VolumeStatus};
 pub struct Intent {
     /// The engine that will run.
     pub engine: EngineKind,
-    /// Whether an owner that is connected, or may still come back, is fenced (T8, T25).
+    /// Whether the claim fences an owner that is connected or may still come back (T8, T25).
     pub take_over: bool,
-    /// Whether a log that is missing, damaged, or older than the labels is given up (T19, T24,
-    /// T26).
+    /// Whether the claim gives up a log that is missing, damaged, or older than the labels (T19,
+    /// T24, T26).
     pub accept_lost_log: bool,
-    /// The largest generation on any of the volume's labels. The labels were read over associations
-    /// that had been set up before and still stand. So a log that is older was in its place already
-    /// when they were read.
+    /// The largest generation on any of the volume's labels. The labels must have been read over
+    /// the same associations that report the statuses: only then a log with a lower generation was
+    /// already in its place when the labels were read.
     pub label_generation: u32,
     /// The number of streams of the volume.
     pub streams: u16,
-    /// The time for which the volume stays its owner's when a target loses the owner, milliseconds:
-    /// see [`lease_ms`] (T25).
+    /// How long a target keeps the volume for this owner after it has lost the owner's association,
+    /// milliseconds (T25). [`lease_ms`] computes it.
     pub lease_ms: u32,
 }
 
-/// The lease of an owner that waits `loss_ms` milliseconds for a lost target and sends Keep Alive
-/// at least every `keep_alive_ms`. When a target has noticed the loss and the lease has run out,
-/// the owner has noticed the loss, too, and has given the target up. An owner that can't continue
-/// after a loss (`loss_ms` is 0, or its engine has no replay) needs no lease (T25).
+/// The lease that an owner needs that waits `loss_ms` milliseconds for a lost target and sends Keep
+/// Alive at least every `keep_alive_ms`, in milliseconds.
 ///
-/// No target grants more than [`LEASE_MS_MAX`]: an owner that waits longer may find that another
-/// initiator has the volume (T28).
+/// The lease is long enough: when it has run out on the target, the owner has noticed the loss,
+/// too, and waits for the target no more. An owner that can't continue after a loss needs no lease:
+/// its `loss_ms` is 0, or its engine has no replay (T25).
+///
+/// No target grants more than [`LEASE_MS_MAX`]. An owner that waits longer than that may find that
+/// another initiator has the volume (T28).
 #[must_use]
 pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     if !engine.capabilities().can_replay || loss_ms == 0 {
@@ -48,23 +53,24 @@ pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     u32::try_from(lease_ms).map_or(LEASE_MS_MAX, |lease_ms| lease_ms.min(LEASE_MS_MAX))
 }
 
-/// The result of claiming the volume.
+/// The decision to claim the volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The new owner's generation: higher than any on record (T8).
+    /// The generation of the new owner: higher than any on record (T8).
     pub generation: u32,
-    /// The largest mark of each stream among the targets (T1).
+    /// The largest released mark of each stream among all targets (T1).
     pub released: Vec<Seq>,
-    /// The first target whose log holds entries to recover, and their number: recovery comes before
-    /// any stream. The log of a connected owner is not known before the owner is fenced.
+    /// The first target whose log has entries to recover, and the number of these entries. The log
+    /// of an owner that is connected counts as empty, because its content is known only after the
+    /// owner is fenced.
     pub unrecovered: Option<(usize, u32)>,
 }
 
-/// Why a volume can't be claimed. `target` counts the volume's targets.
+/// Why a volume can't be claimed. `target` is the number of a target of the volume, counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// It has an owner that is connected (T8), or whose lease runs (T25).
+    /// The volume has an owner that is connected (T8), or whose lease runs (T25).
     #[error("owned by {owner}{}", Advice(*.lease_left_ms))]
     Owned {
         /// The target that reports this.
@@ -95,8 +101,7 @@ pub enum ClaimError {
         /// The target that reports this.
         target: usize,
     },
-    /// By its labels the volume has partitions on the target, and the target does not know the
-    /// volume.
+    /// By its labels, the volume has partitions on the target. The target does not know the volume.
     #[error(
         "the target's ordering log does not know the volume: a blank or replaced log is not \
          used as \"nothing to undo\"; to accept the loss, open with accept_lost_log"
@@ -105,8 +110,9 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
-    /// By its labels the volume has partitions on the target, and the target was started without any
-    /// log. Giving up the lost log is not enough: the volume needs a place for the new one.
+    /// By its labels, the volume has partitions on the target. The target was started without any
+    /// log. To give up the lost log is not enough, because the volume needs a place for the new
+    /// one.
     #[error(
         "the target was started without an ordering log, and by its labels the volume has one \
          there: start the target with that log; if that log is lost, start the target with a new \
@@ -116,8 +122,9 @@ pub enum ClaimError {
         /// The target.
         target: usize,
     },
-    /// The log's generation is below the labels': every claim is durable in all logs before it is
-    /// on any label, so this log is not the one that the last owner wrote (T24).
+    /// The generation of the log is lower than the one of the labels. Every claim is durable in all
+    /// logs before it is on any label, so this log is not the one that the last owner has written
+    /// (T24).
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels have {label}): an older copy was put back, or a power cut has undone its last \
@@ -143,36 +150,37 @@ pub enum ClaimError {
         /// The number of streams on the labels.
         want: u16,
     },
-    /// Marks beyond any that a stream can reach.
+    /// The target reports marks that no stream can reach.
     #[error("the target reports groups beyond any that can exist: its log is not valid")]
     Marks {
         /// The target.
         target: usize,
     },
-    /// The volume has had the highest possible generation.
+    /// The volume has the highest possible generation already.
     #[error("the volume's generation counter is used up")]
     Generations,
 }
 
-/// The advice for the case that there is an owner, by the rest of its lease.
+/// The advice in the message about an owner. It depends on the rest of the owner's lease,
+/// milliseconds, which is 0 if the owner is connected.
 struct Advice(u32);
 
 impl core::fmt::Display for Advice {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0 {
             0 => f.write_str("; if that owner is gone for good, open with take_over"),
-            left => write!(
+            lease_left_ms => write!(
                 f,
                 ", whose connection is lost and which may come back for another {} s; wait for \
                  that with wait_for_lease, or, if that owner is gone for good, open with take_over",
-                left.div_ceil(1000)
+                lease_left_ms.div_ceil(1000)
             ),
         }
     }
 }
 
 impl ClaimError {
-    /// The target of the volume that the error is about.
+    /// The target that the error concerns; `None` if it concerns all targets.
     #[must_use]
     pub const fn target(&self) -> Option<usize> {
         match self {
@@ -189,25 +197,27 @@ impl ClaimError {
     }
 }
 
-/// Whether a target's log of the volume is older than its labels, whose largest generation is
-/// `label` (T24). A newer log is valid: a claim was cut off before it wrote its labels.
+/// Whether a target's log of the volume is older than the labels, whose largest generation is
+/// `label_generation` (T24). A newer log is valid: a claim may have been interrupted before it
+/// wrote the labels.
 #[must_use]
-pub fn is_behind(status: &VolumeStatus, label: u32) -> bool {
+pub fn is_behind(status: &VolumeStatus, label_generation: u32) -> bool {
     status.known
         && !status.unlogged
-        && status.generation < label
+        && status.generation < label_generation
         && !probe::planted(Plant::T24LabelUnchecked)
 }
 
-/// Decides whether the volume may be claimed. `statuses` has one element for each target that has
-/// the extension; `logged` returns for each whether a log is due there.
+/// Decides whether the volume may be claimed. `statuses` has the number and the status of each
+/// target that has the extension. `needs_log` returns for the number of a target whether the labels
+/// name a log there.
 ///
 /// # Errors
-/// The first error found.
+/// The first reason found for which the volume can't be claimed.
 pub fn plan(
     intent: &Intent,
     statuses: &[(usize, VolumeStatus)],
-    logged: impl Fn(usize) -> bool,
+    needs_log: impl Fn(usize) -> bool,
 ) -> Result<Plan, ClaimError> {
     let mut generation = intent.label_generation;
     let mut released = alloc::vec![Seq::ZERO; usize::from(intent.streams)];
@@ -219,34 +229,13 @@ pub fn plan(
             let lease_left_ms = status.lease_left_ms;
             return Err(ClaimError::Owned { target, owner: status.owner.clone(), lease_left_ms });
         }
-        if !logged(target) {
+        if !needs_log(target) || !check_log(intent, target, status)? {
             continue;
         }
-        if !status.known || status.unlogged {
-            if intent.accept_lost_log || probe::planted(Plant::T19BlankLog) {
-                continue;
-            }
-            probe::hit(Rare::LogRefused);
-            return Err(ClaimError::LogMissing { target });
-        }
-        if status.log_lost && !(status.damaged && intent.accept_lost_log) {
-            probe::hit(Rare::LogRefused);
-            return Err(match status.damaged {
-                true => ClaimError::LogDamaged { target },
-                false => ClaimError::LogLost { target },
-            });
-        }
-        if is_behind(status, intent.label_generation) {
-            probe::hit(Rare::LogBehind);
-        }
-        if is_behind(status, intent.label_generation) && !intent.accept_lost_log {
-            let (have, label) = (status.generation, intent.label_generation);
-            return Err(ClaimError::LogBehind { target, have, label });
-        }
-        // The log of a connected owner is in use. Whether it holds entries to recover is known once
-        // that owner is fenced.
-        let at_rest = !status.owned || status.own || status.lease_left_ms > 0;
-        if status.unrecovered && at_rest {
+        // The log of a connected owner is in use. Whether it has entries to recover is known only
+        // after that owner is fenced.
+        let is_at_rest = !status.owned || status.own || status.lease_left_ms > 0;
+        if status.unrecovered && is_at_rest {
             unrecovered = unrecovered.or(Some((target, status.live_entries)));
         }
         if status.streams != intent.streams {
@@ -256,12 +245,45 @@ pub fn plan(
         if status.released.iter().any(|mark| *mark > wire::SEQ_MAX) {
             return Err(ClaimError::Marks { target });
         }
-        for (mark, there) in released.iter_mut().zip(&status.released) {
-            *mark = (*mark).max(*there);
+        for (largest, mark) in released.iter_mut().zip(&status.released) {
+            *largest = (*largest).max(*mark);
         }
     }
     let generation = generation.checked_add(1).ok_or(ClaimError::Generations)?;
     Ok(Plan { generation, released, unrecovered })
+}
+
+/// Checks the log that the labels name on a target. Returns whether the target has a log of the
+/// volume whose content counts; false if the log is missing and its loss is accepted.
+///
+/// # Errors
+/// The log is missing, lost or older than the labels, and its loss is not accepted.
+fn check_log(intent: &Intent, target: usize, status: &VolumeStatus) -> Result<bool, ClaimError> {
+    let is_missing = !status.known || status.unlogged;
+    if is_missing {
+        if intent.accept_lost_log || probe::planted(Plant::T19BlankLog) {
+            return Ok(false);
+        }
+        probe::hit(Rare::LogRefused);
+        return Err(ClaimError::LogMissing { target });
+    }
+    let can_be_given_up = status.damaged && intent.accept_lost_log;
+    if status.log_lost && !can_be_given_up {
+        probe::hit(Rare::LogRefused);
+        return Err(if status.damaged {
+            ClaimError::LogDamaged { target }
+        } else {
+            ClaimError::LogLost { target }
+        });
+    }
+    if is_behind(status, intent.label_generation) {
+        probe::hit(Rare::LogBehind);
+        if !intent.accept_lost_log {
+            let (have, label) = (status.generation, intent.label_generation);
+            return Err(ClaimError::LogBehind { target, have, label });
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

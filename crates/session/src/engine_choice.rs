@@ -1,8 +1,8 @@
 //! The choice of the engine that can run on a volume's targets (T17).
 //!
-//! Engine `rio` needs an ordering log on every target, and the extension on every target. If a
-//! target lacks one of them, the volume is used with engine `sync` and its promise, unless the
-//! caller insists.
+//! Engine `rio` needs Rio's extension and an ordering log on every target. If a target lacks one of
+//! them, the volume is used with engine `sync`, and the promise is the one of `sync`. A caller that
+//! insists on `rio` gets an error instead.
 
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant, Rare};
@@ -18,7 +18,7 @@ pub enum Lack {
     Log,
 }
 
-/// A target on which engine `rio` can't run.
+/// A target on which engine `rio` can't run, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lacking {
     /// The target, counted from 0, in the order given.
@@ -32,7 +32,7 @@ pub struct Lacking {
 pub enum Hindrance {
     /// Engine `rio` can't run on a target.
     Target(Lacking),
-    /// The volume was made for this engine, so it has no partitions in the ordering logs.
+    /// The volume was created for this engine, so it has no partitions in the ordering logs.
     MadeFor(EngineKind),
 }
 
@@ -41,39 +41,43 @@ pub enum Hindrance {
 pub struct Choice<Reason> {
     /// The engine.
     pub engine: EngineKind,
-    /// The reason, if the engine is `sync` instead of `rio`. The user of the volume must get it.
+    /// The reason why the engine is `sync` instead of `rio`; `None` if it is the requested engine.
+    /// The caller must report the reason to the user of the volume.
     pub fallback: Option<Reason>,
 }
 
-/// Chooses the engine for a new volume. `wanted` is the engine that the caller
-/// insists on, and `extensions` has each target's record of the extension in Identify Controller.
+/// Chooses the engine for a new volume. `required` is the engine on which the caller insists.
+/// `extensions` has for each target the record of the extension in Identify Controller.
 ///
 /// # Errors
 /// The caller insists on engine `rio`, which can't run.
 pub fn choose_for_new(
-    wanted: Option<EngineKind>,
+    required: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Lacking>, Lacking> {
-    choose_or_fall_back(EngineKind::PREFERRED, wanted, || first_lacking(extensions))
+    choose_or_fall_back(EngineKind::PREFERRED, required, || first_lacking(extensions))
 }
 
-/// Chooses the engine for a volume that was `made_for` one; see [`choose_for_new`].
+/// Chooses the engine for a volume that was created for the engine `made_for`. The other parameters
+/// are those of [`choose_for_new`].
 ///
 /// # Errors
 /// The caller insists on engine `rio`, which can't run.
 pub fn choose(
     made_for: EngineKind,
-    wanted: Option<EngineKind>,
+    required: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
 ) -> Result<Choice<Hindrance>, Hindrance> {
-    let no_partitions =
-        (!made_for.capabilities().keeps_log).then_some(Hindrance::MadeFor(made_for));
-    choose_or_fall_back(made_for, wanted, || {
-        first_lacking(extensions).map(Hindrance::Target).or(no_partitions)
+    choose_or_fall_back(made_for, required, || {
+        if let Some(lacking) = first_lacking(extensions) {
+            return Some(Hindrance::Target(lacking));
+        }
+        let has_partitions = made_for.capabilities().keeps_log;
+        if has_partitions { None } else { Some(Hindrance::MadeFor(made_for)) }
     })
 }
 
-/// The first target on which engine `rio` can't run.
+/// The first target on which engine `rio` can't run; `None` if it can run on all.
 fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
     extensions.into_iter().enumerate().find_map(|(target, extension)| match extension {
         None => Some(Lacking { target, what: Lack::Extension }),
@@ -84,29 +88,33 @@ fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Opt
     })
 }
 
-/// The engine that the caller insists on, or for which the volume was made. If that is `rio` and a
-/// reason prevents it, the engine is `sync`, or, if the caller insists, the reason is the error.
+/// Chooses the engine on which the caller insists, or else the `preferred` one. If that engine
+/// needs a log and `find_hindrance` returns a reason why it can't run, chooses `sync` instead.
+///
+/// # Errors
+/// The reason, if the caller insists on the engine that can't run.
 fn choose_or_fall_back<Reason>(
-    made_for: EngineKind,
-    wanted: Option<EngineKind>,
-    hindrance: impl FnOnce() -> Option<Reason>,
+    preferred: EngineKind,
+    required: Option<EngineKind>,
+    find_hindrance: impl FnOnce() -> Option<Reason>,
 ) -> Result<Choice<Reason>, Reason> {
-    let engine = wanted.unwrap_or(made_for);
+    let engine = required.unwrap_or(preferred);
     if !engine.capabilities().keeps_log || probe::planted(Plant::T17NoFallback) {
         return Ok(Choice { engine, fallback: None });
     }
-    match hindrance() {
-        None => Ok(Choice { engine, fallback: None }),
-        Some(hindrance) if wanted.is_some() => Err(hindrance),
-        Some(hindrance) => {
-            probe::hit(Rare::FellBack);
-            let engine = match probe::planted(Plant::T17FallbackUnordered) {
-                false => EngineKind::FALLBACK,
-                true => EngineKind::None,
-            };
-            Ok(Choice { engine, fallback: Some(hindrance) })
-        }
+    let Some(hindrance) = find_hindrance() else {
+        return Ok(Choice { engine, fallback: None });
+    };
+    if required.is_some() {
+        return Err(hindrance);
     }
+    probe::hit(Rare::FellBack);
+    let engine = if probe::planted(Plant::T17FallbackUnordered) {
+        EngineKind::None
+    } else {
+        EngineKind::FALLBACK
+    };
+    Ok(Choice { engine, fallback: Some(hindrance) })
 }
 
 #[cfg(test)]

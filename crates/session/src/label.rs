@@ -1,9 +1,17 @@
-//! The label on every drive of a volume: the members of the volume, their order, and the log that
-//! is due (docs/label-format.md draws the bytes).
+//! The label on every drive of a volume. It names the members of the volume, their order, and the
+//! ordering log of each member's target. docs/label-format.md draws the bytes.
 //!
-//! Two copies lie in the drive's first two blocks and are written alternately, so that a torn
-//! write leaves the other; the one with the higher `sequence` counts. The data area starts at
-//! [`DATA_START`].
+//! ```text
+//! block 0        block 1        …    DATA_START
+//! copy of label  copy of label       data area
+//! ```
+//!
+//! The first two blocks of a drive have one copy of the label each. The copies are written
+//! alternately, so that a torn write leaves the other copy valid. The copy with the higher
+//! `sequence` counts.
+//!
+//! [`assemble`] checks that the labels of some drives form a volume, and [`logs_due`] that their
+//! targets have the right logs.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -13,29 +21,53 @@ use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant};
 
-/// Bytes of a label: one block.
+use crate::wire::{array_at, u16_at, u32_at, u64_at};
+
+/// The bytes of a label: one block.
 pub const LABEL_LEN: usize = 4096;
-/// The version that this code writes and reads.
+/// The version of the label format that this code writes and reads.
 pub const LABEL_VERSION: u32 = 1;
-/// First block of the data area on every member.
+/// The first block of the data area on every member.
 pub const DATA_START: u64 = 256;
-/// The most members of a volume: a label has no space for more.
+/// The most members of a volume, because a label has no space for more.
 pub const MEMBERS_MAX: usize = 120;
 /// The most bytes of a volume's name.
 pub const NAME_MAX: usize = 64;
 
 const MAGIC: [u8; 8] = *b"RIOLABEL";
-/// The place of the list of members in a label.
-const MEMBERS_AT: usize = 256;
-/// The bytes of a member in this list.
+/// The places of the fields in a label, bytes. All numbers are little-endian.
+mod offset {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const VERSION: usize = 8;
+    /// CRC32C of all bytes after it.
+    pub(super) const CHECKSUM: usize = 12;
+    pub(super) const VOLUME: usize = 16;
+    /// The name of the volume, filled up with NUL.
+    pub(super) const NAME: usize = 32;
+    pub(super) const BLOCK_SIZE: usize = 96;
+    pub(super) const UNIT_BLOCKS: usize = 100;
+    pub(super) const DATA_START: usize = 104;
+    pub(super) const DATA_BLOCKS: usize = 112;
+    pub(super) const STREAMS: usize = 120;
+    pub(super) const ENGINE: usize = 122;
+    pub(super) const INDEX: usize = 124;
+    pub(super) const MEMBER_COUNT: usize = 126;
+    pub(super) const GENERATION: usize = 128;
+    pub(super) const SEQUENCE: usize = 132;
+    /// The list of members: for each its NGUID, and the id of its log region.
+    pub(super) const MEMBERS: usize = 256;
+}
+/// The bytes of each member in the list of members.
 const MEMBER_LEN: usize = 32;
+/// The only block size that a label may have, bytes.
+const BLOCK_SIZE: u32 = 4096;
 
 /// The identity of a member, as a label records it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberId {
-    /// The namespace's NGUID.
+    /// The NGUID of the member's namespace.
     pub nguid: [u8; 16],
-    /// The log region of the target that serves it; zero if none is due.
+    /// The id of the log region of the member's target; zero if the volume has no log there.
     pub region: [u8; 16],
 }
 
@@ -46,21 +78,22 @@ pub struct Label {
     pub volume: VolumeId,
     /// The name of the volume.
     pub name: String,
-    /// The bytes of a block.
+    /// The size of a block, bytes.
     pub block_size: u32,
-    /// The blocks of a stripe unit.
+    /// The number of blocks of a stripe unit.
     pub unit_blocks: u32,
     /// The number of blocks of this member's data area.
     pub data_blocks: u64,
     /// The number of streams.
     pub streams: u16,
-    /// The engine that the volume was made for.
+    /// The engine for which the volume was created.
     pub engine: EngineKind,
-    /// The number of the member that this drive is.
+    /// The number of this drive among the members.
     pub index: u16,
-    /// The owner's generation when the label was written.
+    /// The generation of the owner that has written the label.
     pub generation: u32,
-    /// The number of rewrites of the label.
+    /// The number of this label among the labels that were written to the drive. Its last bit is
+    /// the block of the label.
     pub sequence: u32,
     /// All members, in order.
     pub members: Vec<MemberId>,
@@ -73,10 +106,10 @@ pub enum LabelError {
     /// Neither copy has a label's magic number.
     #[error("no Rio label: the drive belongs to no volume")]
     Blank,
-    /// A label of a later version of Rio.
+    /// The label has a later version than this code reads.
     #[error("a label of version {0}, newer than this program reads: upgrade rio")]
     Newer(u32),
-    /// A damaged label: in both copies the checksum or a field is wrong.
+    /// The label is damaged: in both copies the checksum or a field is wrong.
     #[error("a damaged label: both copies fail their checks")]
     Damaged,
 }
@@ -89,99 +122,103 @@ impl Label {
     #[must_use]
     pub fn encode(&self, crc32c: Crc32c) -> Vec<u8> {
         debug_assert!(self.name.len() <= NAME_MAX && self.members.len() <= MEMBERS_MAX);
-        let mut b = alloc::vec![0; LABEL_LEN];
-        b[0..8].copy_from_slice(&MAGIC);
-        b[8..12].copy_from_slice(&LABEL_VERSION.to_le_bytes());
-        b[16..32].copy_from_slice(&self.volume.0);
-        b[32..32 + self.name.len()].copy_from_slice(self.name.as_bytes());
-        b[96..100].copy_from_slice(&self.block_size.to_le_bytes());
-        b[100..104].copy_from_slice(&self.unit_blocks.to_le_bytes());
-        b[104..112].copy_from_slice(&DATA_START.to_le_bytes());
-        b[112..120].copy_from_slice(&self.data_blocks.to_le_bytes());
-        b[120..122].copy_from_slice(&self.streams.to_le_bytes());
-        b[122] = engine_code(self.engine);
-        b[124..126].copy_from_slice(&self.index.to_le_bytes());
-        b[126..128].copy_from_slice(&(self.members.len() as u16).to_le_bytes());
-        b[128..132].copy_from_slice(&self.generation.to_le_bytes());
-        b[132..136].copy_from_slice(&self.sequence.to_le_bytes());
-        for (i, member) in self.members.iter().enumerate() {
-            let at = MEMBERS_AT + MEMBER_LEN * i;
-            b[at..at + 16].copy_from_slice(&member.nguid);
-            b[at + 16..at + 32].copy_from_slice(&member.region);
+        let mut bytes = alloc::vec![0; LABEL_LEN];
+        let mut put = |offset: usize, field: &[u8]| {
+            bytes[offset..offset + field.len()].copy_from_slice(field);
+        };
+        put(offset::MAGIC, &MAGIC);
+        put(offset::VERSION, &LABEL_VERSION.to_le_bytes());
+        put(offset::VOLUME, &self.volume.0);
+        put(offset::NAME, self.name.as_bytes());
+        put(offset::BLOCK_SIZE, &self.block_size.to_le_bytes());
+        put(offset::UNIT_BLOCKS, &self.unit_blocks.to_le_bytes());
+        put(offset::DATA_START, &DATA_START.to_le_bytes());
+        put(offset::DATA_BLOCKS, &self.data_blocks.to_le_bytes());
+        put(offset::STREAMS, &self.streams.to_le_bytes());
+        put(offset::ENGINE, &[engine_code(self.engine)]);
+        put(offset::INDEX, &self.index.to_le_bytes());
+        put(offset::MEMBER_COUNT, &(self.members.len() as u16).to_le_bytes());
+        put(offset::GENERATION, &self.generation.to_le_bytes());
+        put(offset::SEQUENCE, &self.sequence.to_le_bytes());
+        for (number, member) in self.members.iter().enumerate() {
+            let member_offset = offset::MEMBERS + MEMBER_LEN * number;
+            put(member_offset, &member.nguid);
+            put(member_offset + member.nguid.len(), &member.region);
         }
-        let crc = crc32c(0, &b[16..]);
-        b[12..16].copy_from_slice(&crc.to_le_bytes());
-        b
+        let checksum = crc32c(0, &bytes[offset::VOLUME..]);
+        bytes[offset::CHECKSUM..offset::VOLUME].copy_from_slice(&checksum.to_le_bytes());
+        bytes
     }
 
     /// Reads one copy of a label.
     ///
     /// # Errors
-    /// [`LabelError`]; a copy without a label's magic number is [`LabelError::Blank`].
-    pub fn decode(b: &[u8], crc32c: Crc32c) -> Result<Self, LabelError> {
-        if b.len() < LABEL_LEN || b[0..8] != MAGIC {
+    /// The copy is not a valid label. A copy without a label's magic number is
+    /// [`LabelError::Blank`].
+    pub fn decode(bytes: &[u8], crc32c: Crc32c) -> Result<Self, LabelError> {
+        if bytes.len() < LABEL_LEN || bytes[..MAGIC.len()] != MAGIC {
             return Err(LabelError::Blank);
         }
-        let u16_at = |at: usize| u16::from_le_bytes([b[at], b[at + 1]]);
-        let u32_at = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
-        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        let array_at = |at: usize| {
-            let mut a = [0; 16];
-            a.copy_from_slice(&b[at..at + 16]);
-            a
-        };
-        let version = u32_at(8);
+        let version = u32_at(bytes, offset::VERSION);
         let accepts_newer = probe::planted(Plant::T19NewerLabel) && version > LABEL_VERSION;
         if version > LABEL_VERSION && !accepts_newer {
             return Err(LabelError::Newer(version));
         }
-        if crc32c(0, &b[16..LABEL_LEN]) != u32_at(12) {
+        let checksum = crc32c(0, &bytes[offset::VOLUME..LABEL_LEN]);
+        let is_version_valid = version == LABEL_VERSION || accepts_newer;
+        if checksum != u32_at(bytes, offset::CHECKSUM) || !is_version_valid {
             return Err(LabelError::Damaged);
         }
-        let name = &b[32..96];
-        let name = &name[..name.iter().position(|c| *c == 0).unwrap_or(NAME_MAX)];
-        let members = usize::from(u16_at(126));
-        let is_valid = (version == LABEL_VERSION || accepts_newer)
-            && u64_at(104) == DATA_START
-            && u32_at(96) == 4096
-            && u32_at(100) > 0
-            && (1..=crate::wire::STREAMS_MAX).contains(&u16_at(120))
-            && (1..=MEMBERS_MAX).contains(&members)
-            && usize::from(u16_at(124)) < members;
-        let (true, Some(engine), Ok(name)) =
-            (is_valid, engine_of(b[122]), core::str::from_utf8(name))
-        else {
-            return Err(LabelError::Damaged);
-        };
-        Ok(Self {
-            volume: VolumeId(array_at(16)),
-            name: name.into(),
-            block_size: u32_at(96),
-            unit_blocks: u32_at(100),
-            data_blocks: u64_at(112),
-            streams: u16_at(120),
-            engine,
-            index: u16_at(124),
-            generation: u32_at(128),
-            sequence: u32_at(132),
-            members: (0..members)
-                .map(|i| MemberId {
-                    nguid: array_at(MEMBERS_AT + MEMBER_LEN * i),
-                    region: array_at(MEMBERS_AT + MEMBER_LEN * i + 16),
-                })
+        Self::decode_fields(bytes).ok_or(LabelError::Damaged)
+    }
+
+    /// Reads the fields of a label whose checksum is right; `None` if a field is not valid.
+    fn decode_fields(bytes: &[u8]) -> Option<Self> {
+        let streams = u16_at(bytes, offset::STREAMS);
+        let index = u16_at(bytes, offset::INDEX);
+        let unit_blocks = u32_at(bytes, offset::UNIT_BLOCKS);
+        let member_count = usize::from(u16_at(bytes, offset::MEMBER_COUNT));
+        let is_valid = u64_at(bytes, offset::DATA_START) == DATA_START
+            && u32_at(bytes, offset::BLOCK_SIZE) == BLOCK_SIZE
+            && unit_blocks > 0
+            && (1..=crate::wire::STREAMS_MAX).contains(&streams)
+            && (1..=MEMBERS_MAX).contains(&member_count)
+            && usize::from(index) < member_count;
+        if !is_valid {
+            return None;
+        }
+        let padded_name = &bytes[offset::NAME..offset::NAME + NAME_MAX];
+        let name_len = padded_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_MAX);
+        let members = bytes[offset::MEMBERS..].chunks_exact(MEMBER_LEN).take(member_count);
+        Some(Self {
+            volume: VolumeId(array_at(bytes, offset::VOLUME)),
+            name: core::str::from_utf8(&padded_name[..name_len]).ok()?.into(),
+            block_size: BLOCK_SIZE,
+            unit_blocks,
+            data_blocks: u64_at(bytes, offset::DATA_BLOCKS),
+            streams,
+            engine: engine_of(bytes[offset::ENGINE])?,
+            index,
+            generation: u32_at(bytes, offset::GENERATION),
+            sequence: u32_at(bytes, offset::SEQUENCE),
+            members: members
+                .map(|member| MemberId { nguid: array_at(member, 0), region: array_at(member, 16) })
                 .collect(),
         })
     }
 
-    /// The label of a drive from its first two blocks: the newer valid copy.
+    /// Reads the label of a drive from the two copies in its first two blocks: the newer valid
+    /// copy.
     ///
     /// # Errors
     /// Neither copy is valid, or one of them has a newer version.
     pub fn newest(copies: [&[u8]; 2], crc32c: Crc32c) -> Result<Self, LabelError> {
         match copies.map(|copy| Self::decode(copy, crc32c)) {
-            [Ok(a), Ok(b)] => Ok(if b.sequence > a.sequence { b } else { a }),
-            [Err(LabelError::Newer(v)), _] | [_, Err(LabelError::Newer(v))] => {
-                Err(LabelError::Newer(v))
+            [Ok(first), Ok(second)] => {
+                Ok(if second.sequence > first.sequence { second } else { first })
+            }
+            [Err(LabelError::Newer(version)), _] | [_, Err(LabelError::Newer(version))] => {
+                Err(LabelError::Newer(version))
             }
             [Ok(label), Err(_)] | [Err(_), Ok(label)] => Ok(label),
             [Err(LabelError::Blank), Err(LabelError::Blank)] => Err(LabelError::Blank),
@@ -189,33 +226,35 @@ impl Label {
         }
     }
 
-    /// The label for the volume's next owner, to be written over the copy that is older. `region`
-    /// is the log that is due on the member's target from now on, if that changes.
+    /// The label for the next owner of the volume, which must be written over the older copy.
+    /// `region` is the log region that the member's target has from now on; `None` if it stays the
+    /// same.
     ///
-    /// The copy that stays must be durable before the other is overwritten: the content that was
-    /// read may be in a volatile cache only, and then the drive would fall back to the older copy
-    /// (T24).
+    /// The newer copy must be durable before the older one is overwritten. The newer copy may have
+    /// been read from a volatile cache only, and a power cut could then destroy both copies (T24).
     #[must_use]
     pub fn for_owner(&self, generation: u32, region: Option<[u8; 16]>) -> Self {
         let mut label = self.clone();
         label.generation = generation.max(label.generation);
         label.sequence = label.sequence.wrapping_add(1);
+        let has_log = log_due(&label).is_some();
         if let Some(region) = region
-            && log_due(&label).is_some()
+            && has_log
         {
-            let own = usize::from(label.index);
-            label.members[own].region = region;
+            let own_number = usize::from(label.index);
+            label.members[own_number].region = region;
         }
         label
     }
 
-    /// The block that the next rewrite goes to: the copy that is older.
+    /// The block of the copy with this sequence number.
     #[must_use]
     pub const fn block_of(sequence: u32) -> u64 {
         sequence as u64 % 2
     }
 }
 
+/// The number of an engine in a label.
 const fn engine_code(engine: EngineKind) -> u8 {
     match engine {
         EngineKind::None => 1,
@@ -224,22 +263,24 @@ const fn engine_code(engine: EngineKind) -> u8 {
     }
 }
 
+/// The engine with this number in a label.
 fn engine_of(code: u8) -> Option<EngineKind> {
     EngineKind::ALL.into_iter().find(|kind| engine_code(*kind) == code)
 }
 
-/// The drive found at the place of a member.
+/// A drive that is to be a member of a volume, as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The namespace's NGUID.
+    /// The NGUID of the drive's namespace.
     pub nguid: [u8; 16],
-    /// The log region of its target, if it has one.
+    /// The id of the log region of the drive's target; `None` if the target has no log.
     pub region: Option<[u8; 16]>,
-    /// Its label.
+    /// The label of the drive.
     pub label: Result<Label, LabelError>,
 }
 
-/// Why drives don't make the volume (T19, T20). Members are counted from 0, as given.
+/// Why drives don't form the volume (T19, T20). `given` is the number of a drive, counted from 0,
+/// in the order in which the caller has named the drives.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
@@ -319,12 +360,37 @@ pub enum AssembleError {
     },
 }
 
-/// Checks that the drives found make the volume called `name` (or, without a name, any one volume),
-/// complete and in order. [`logs_due`] checks their logs.
+/// Checks by their labels that the drives are exactly the members of one volume, in the right
+/// order. If there is a `name`, the volume must have this name. Returns the label of the first
+/// drive. The function [`logs_due`] checks the logs.
 ///
 /// # Errors
 /// The first error found.
 pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
+    let head = check_same_volume(found)?;
+    if let Some(wanted) = name.filter(|name| *name != head.name) {
+        return Err(AssembleError::OtherName { wanted: wanted.into(), found: head.name.clone() });
+    }
+    for (given, drive) in found.iter().enumerate() {
+        let Ok(label) = &drive.label else { continue };
+        if usize::from(label.index) != given {
+            return Err(AssembleError::Order { given, is: label.index });
+        }
+    }
+    if found.len() != head.members.len() {
+        return Err(AssembleError::Count { needed: head.members.len(), given: found.len() });
+    }
+    for (given, (drive, member)) in found.iter().zip(&head.members).enumerate() {
+        if drive.nguid != member.nguid {
+            return Err(AssembleError::Copied { given });
+        }
+    }
+    Ok(head.clone())
+}
+
+/// Checks that all labels are valid, are of one volume, and agree about it. Returns the label of
+/// the first drive.
+fn check_same_volume(found: &[Found]) -> Result<&Label, AssembleError> {
     let mut first: Option<&Label> = None;
     for (given, drive) in found.iter().enumerate() {
         let label =
@@ -334,48 +400,36 @@ pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleEr
             let (name, volume) = (label.name.clone(), label.volume);
             return Err(AssembleError::Foreign { given, name, volume });
         }
-        let is_same_drive = |(a, b): (&MemberId, &MemberId)| a.nguid == b.nguid;
-        if label.members.len() != head.members.len()
-            || !label.members.iter().zip(&head.members).all(is_same_drive)
-            || label.unit_blocks != head.unit_blocks
-            || label.streams != head.streams
-            || label.name != head.name
-        {
+        if !describes_same_volume(label, head) {
             return Err(AssembleError::Contradiction { given });
         }
     }
-    let first = first.ok_or(AssembleError::NoMembers)?;
-    if let Some(wanted) = name.filter(|name| *name != first.name) {
-        return Err(AssembleError::OtherName { wanted: wanted.into(), found: first.name.clone() });
-    }
-    for (given, drive) in found.iter().enumerate() {
-        let Ok(label) = &drive.label else { continue };
-        if usize::from(label.index) != given {
-            return Err(AssembleError::Order { given, is: label.index });
-        }
-    }
-    if found.len() != first.members.len() {
-        return Err(AssembleError::Count { needed: first.members.len(), given: found.len() });
-    }
-    for (given, (drive, member)) in found.iter().zip(&first.members).enumerate() {
-        if drive.nguid != member.nguid {
-            return Err(AssembleError::Copied { given });
-        }
-    }
-    Ok(first.clone())
+    first.ok_or(AssembleError::NoMembers)
 }
 
-/// The log region that is due for the member that carries this label; `None` if none is.
+/// Whether two labels agree about the properties of the volume. The generations, the sequence
+/// numbers and the log regions may differ, because labels are rewritten one after the other.
+fn describes_same_volume(label: &Label, other: &Label) -> bool {
+    let nguids_of_label = label.members.iter().map(|member| member.nguid);
+    let nguids_of_other = other.members.iter().map(|member| member.nguid);
+    nguids_of_label.eq(nguids_of_other)
+        && label.unit_blocks == other.unit_blocks
+        && label.streams == other.streams
+        && label.name == other.name
+}
+
+/// The id of the log region that this label names for its own drive's target; `None` if the volume
+/// has no log there.
 #[must_use]
 pub fn log_due(label: &Label) -> Option<[u8; 16]> {
     let member = label.members.get(usize::from(label.index))?;
     Some(member.region).filter(|region| *region != [0; 16])
 }
 
-/// Checks that each drive is served with the log that is due by its label (T19).
+/// Checks that the target of each drive has the log region that the drive's label names (T19).
 ///
 /// # Errors
-/// The first drive without its log.
+/// The first drive whose target has no log or another log.
 pub fn logs_due(found: &[Found]) -> Result<(), AssembleError> {
     for (given, drive) in found.iter().enumerate() {
         let due = drive.label.as_ref().ok().and_then(log_due);

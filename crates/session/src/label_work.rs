@@ -1,9 +1,9 @@
-//! Reading a volume's labels, and writing the labels of the next owner (T19, T20, T24): the order of
-//! the steps, and the checks of the labels.
+//! How a volume opening reads and rewrites the labels of a volume (T19, T20, T24):
 //!
-//! An opening reads the labels of all members over its associations, and [checks](check_labels)
-//! them. After it has claimed the volume on all targets, it [rewrites](Relabel) the labels. Only then
-//! it recovers the volume.
+//! 1. Read the labels of all members and check them ([`check_labels`]).
+//! 2. Claim the volume on all targets.
+//! 3. Rewrite the labels for the new owner ([`Relabel`]).
+//! 4. Recover the volume.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::label::{AssembleError, Found, LABEL_LEN, Label, assemble, logs_due};
 
-/// A step of reading or writing a member's label. Members are counted in the order of the volume.
+/// One operation on the label of a member. `member` is the number of the member in the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LabelIo {
     /// Read both copies, blocks 0 and 1.
@@ -27,28 +27,29 @@ pub enum LabelIo {
         /// The member.
         member: usize,
     },
-    /// Write this block.
+    /// Write one copy.
     Write {
         /// The member.
         member: usize,
-        /// The block of the copy.
+        /// The block to write, 0 or 1.
         lba: u64,
-        /// Its bytes, [`LABEL_LEN`] of them.
+        /// The content of the block, [`LABEL_LEN`] bytes.
         block: Vec<u8>,
     },
 }
 
-/// The label of a member, and the drive that has it: `copies` are the bytes of both copies of the
-/// label, as they were read.
+/// A drive with its label. `nguid` is the NGUID of the drive's namespace, and `region` is the id of
+/// the log region of the drive's target. `copies` are the bytes of both copies of the label, as
+/// they were read.
 #[must_use]
 pub fn found(nguid: [u8; 16], region: Option<[u8; 16]>, copies: &[u8], crc32c: Crc32c) -> Found {
-    let (a, b) = copies.split_at(copies.len().min(LABEL_LEN));
-    Found { nguid, region, label: Label::newest([a, b], crc32c) }
+    let (first, second) = copies.split_at(copies.len().min(LABEL_LEN));
+    Found { nguid, region, label: Label::newest([first, second], crc32c) }
 }
 
-/// Checks by their labels that these drives form a volume that may be opened, and returns the label
-/// of member 0. `name` is the volume that the caller requests. With `accept_lost_log`, a target may
-/// have another log than the one that the labels name.
+/// Checks by their labels that these drives form a volume that may be opened. Returns the label of
+/// member 0. `name` is the name of the volume that the caller requests, if there is one. With
+/// `accept_lost_log`, a target may have another log than the one that the labels name.
 ///
 /// # Errors
 /// The first error found.
@@ -64,14 +65,14 @@ pub fn check_labels(
     Ok(head)
 }
 
-/// The largest generation on any label: no log may have a lower one (T24).
+/// The largest generation on any label. No log of the volume may have a lower one (T24).
 #[must_use]
 pub fn max_generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
-/// The number of write steps for each member: the newer copy is written and flushed, then the new
-/// label is written over the older copy and flushed.
+/// The number of steps after the reads for each member: write the newer copy again, FLUSH, write
+/// the new label over the older copy, FLUSH.
 const STEPS_PER_MEMBER: usize = 4;
 
 /// Rewrites a volume's labels for the owner that has just claimed the volume.
@@ -83,37 +84,41 @@ const STEPS_PER_MEMBER: usize = 4;
 ///
 /// All labels are read again, because another initiator may have written them before the claim.
 ///
-/// The newer copy must be durable before the older one is overwritten. It may have been read from a
-/// volatile cache: a power cut could then destroy both copies. A FLUSH alone is not enough, because
-/// it covers only completed writes, and the newer copy may come from a write that failed (M2). So
-/// the newer copy is written again. Its bytes are the same, so a torn write does not change it.
+/// The newer copy must be durable before the older one is overwritten, because it may have been
+/// read from a volatile cache: a power cut could then destroy both copies. A FLUSH alone is not
+/// enough. It covers only completed writes, and the newer copy may come from a write that failed
+/// (M2). So the newer copy is written again. Its bytes are the same, so a torn write does not
+/// change it.
 #[derive(Debug)]
 pub struct Relabel {
-    /// The name and the id that the labels must have.
+    /// The name that all labels must have.
     name: String,
+    /// The volume's id that all labels must have.
     volume: VolumeId,
-    /// The identity of each member's drive.
+    /// The NGUID of each member's namespace.
     nguids: Vec<[u8; 16]>,
     /// The generation of the new owner.
     generation: u32,
-    /// For each member, the log region that the new labels name; `None`: the same as before.
+    /// For each member, the id of the log region that the new label names; `None` if all labels
+    /// keep their log regions.
     regions: Option<Vec<[u8; 16]>>,
     crc32c: Crc32c,
     /// The labels that have been read again, until they are checked.
     found: Vec<Found>,
     /// Both copies of each member's label, as they were read.
     copies: Vec<Vec<u8>>,
-    /// The labels to be written, once the old ones have been checked.
+    /// The labels to write; empty until the old ones have been checked.
     new_labels: Vec<Label>,
-    /// The number of steps that are done: first one read for each member, then
-    /// [`STEPS_PER_MEMBER`] for each.
-    steps_done: usize,
+    /// How many steps are done. The steps are one read for each member, and then
+    /// [`STEPS_PER_MEMBER`] for each member.
+    done_step_count: usize,
 }
 
 impl Relabel {
-    /// `head` is the label of member 0 before the claim, `nguids` are the identities of the members'
-    /// drives, and `generation` is the new owner's. If logs may be given up, `regions` are the log
-    /// regions that the members' targets have now, and the new labels name them.
+    /// The rewriting of the labels of one volume. `head` is the label of member 0 before the claim,
+    /// `nguids` are the NGUIDs of the members' namespaces, and `generation` is the one of the new
+    /// owner. If logs may be given up, `regions` are the log regions that the members' targets have
+    /// now, and the new labels name them.
     #[must_use]
     pub fn new(
         head: &Label,
@@ -122,78 +127,81 @@ impl Relabel {
         regions: Option<Vec<[u8; 16]>>,
         crc32c: Crc32c,
     ) -> Self {
-        let (name, volume) = (head.name.clone(), head.volume);
-        let (found, copies, new_labels) = (Vec::new(), Vec::new(), Vec::new());
         Self {
-            name,
-            volume,
+            name: head.name.clone(),
+            volume: head.volume,
             nguids,
             generation,
             regions,
             crc32c,
-            found,
-            copies,
-            new_labels,
-            steps_done: 0,
+            found: Vec::new(),
+            copies: Vec::new(),
+            new_labels: Vec::new(),
+            done_step_count: 0,
         }
     }
 
-    /// The next step; `None` once all are done.
+    /// The operation of the next step; `None` if all steps are done.
     #[must_use]
     pub fn next_step(&self) -> Option<LabelIo> {
-        let Some(write_step) = self.steps_done.checked_sub(self.nguids.len()) else {
-            return Some(LabelIo::Read { member: self.steps_done });
+        let Some(step_after_reads) = self.done_step_count.checked_sub(self.nguids.len()) else {
+            return Some(LabelIo::Read { member: self.done_step_count });
         };
-        let (member, step_of_member) =
-            (write_step / STEPS_PER_MEMBER, write_step % STEPS_PER_MEMBER);
+        let member = step_after_reads / STEPS_PER_MEMBER;
         let label = self.new_labels.get(member)?;
-        let lba = Label::block_of(label.sequence);
-        Some(match step_of_member {
-            0 => LabelIo::Write { member, lba: 1 - lba, block: self.copy_as_read(member, 1 - lba) },
-            2 => LabelIo::Write { member, lba, block: label.encode(self.crc32c) },
+        let older_lba = Label::block_of(label.sequence);
+        let newer_lba = 1 - older_lba;
+        Some(match step_after_reads % STEPS_PER_MEMBER {
+            0 => {
+                let block = self.copy_as_read(member, newer_lba);
+                LabelIo::Write { member, lba: newer_lba, block }
+            }
+            2 => LabelIo::Write { member, lba: older_lba, block: label.encode(self.crc32c) },
             _ => LabelIo::Flush { member },
         })
     }
 
-    /// One of the two copies of a member's label, as it was read: the one in block `lba`.
+    /// The copy of a member's label in block `lba`, as it was read.
     fn copy_as_read(&self, member: usize, lba: u64) -> Vec<u8> {
         self.copies[member].chunks(LABEL_LEN).nth(lba as usize).unwrap_or_default().to_vec()
     }
 
-    /// Records that the step is done; `read` are the bytes that it has read, if it was a read.
+    /// Notes that the next step is done. `read` are the bytes that were read, if the step was a
+    /// read. After the last read, checks the labels.
     ///
     /// # Errors
-    /// The labels are not those of the volume that was claimed.
+    /// The labels that were read are not those of the volume that was claimed.
     pub fn on_step_done(&mut self, read: &[u8]) -> Result<(), AssembleError> {
-        let members = self.nguids.len();
-        if self.steps_done < members {
-            self.found.push(found(self.nguids[self.steps_done], None, read, self.crc32c));
+        let member_count = self.nguids.len();
+        if self.done_step_count < member_count {
+            let nguid = self.nguids[self.done_step_count];
+            self.found.push(found(nguid, None, read, self.crc32c));
             self.copies.push(read.to_vec());
         }
-        self.steps_done += 1;
-        if self.steps_done == members {
+        self.done_step_count += 1;
+        if self.done_step_count == member_count {
             self.check_and_renew()?;
         }
         Ok(())
     }
 
-    /// Checks the labels that have been read again, and makes the new ones.
+    /// Checks the labels that have been read again, and makes the new labels from them.
     fn check_and_renew(&mut self) -> Result<(), AssembleError> {
         let head = assemble(Some(&self.name), &self.found)?;
         if head.volume != self.volume {
             let (name, volume) = (head.name, head.volume);
             return Err(AssembleError::Foreign { given: 0, name, volume });
         }
-        let labels = core::mem::take(&mut self.found).into_iter().filter_map(|f| f.label.ok());
-        let region = |at: usize| self.regions.as_ref().map(|regions| regions[at]);
-        self.new_labels = labels
-            .enumerate()
-            .map(|(at, label)| label.for_owner(self.generation, region(at)))
-            .collect();
+        let found = core::mem::take(&mut self.found);
+        let old_labels = found.into_iter().filter_map(|drive| drive.label.ok());
+        for (member, label) in old_labels.enumerate() {
+            let region = self.regions.as_ref().map(|regions| regions[member]);
+            self.new_labels.push(label.for_owner(self.generation, region));
+        }
         Ok(())
     }
 
-    /// The new labels, in the members' order; empty before the old ones were read.
+    /// The new labels, in the order of the members; empty if the old ones have not been read.
     #[must_use]
     pub fn into_labels(self) -> Vec<Label> {
         self.new_labels

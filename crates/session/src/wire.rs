@@ -1,17 +1,18 @@
 //! Rio's extension of NVMe over Fabrics, version 1: the commands and fields that it adds.
 //!
-//! A target that has the extension reports it in the vendor area of Identify Controller
-//! ([`Extension`]); none of these fields is ever set in commands to any other target (T17).
+//! A target that has the extension reports this in the vendor area of Identify Controller
+//! ([`Extension`]). The initiator never sets any of these fields in commands to other targets
+//! (T17).
 //!
 //! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
-//!   (vendor specific) whose attribute travels in command dwords that NVMe leaves free on
-//!   namespaces without metadata and protection information ([`put_attribute`]). The paper used
-//!   CDW12 19:16, which NVMe 2.x gave to CETYPE.
+//!   (vendor specific). Its attribute is in command dwords that NVMe leaves free on namespaces
+//!   without metadata and protection information ([`put_attribute`]). The paper used CDW12 19:16,
+//!   which NVMe 2.x uses for CETYPE.
 //! * **Claim**, **status** and **release** are vendor specific admin commands about the owner of a
-//!   volume, its generation, and the content of its logs.
+//!   volume, its generation, and its logs. **List** and **settle** are those of a recovery.
 //! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
-//!   connection. Mark sends the released mark of the stream when no other command is due that
-//!   carries it.
+//!   connection. Mark sends the released mark of the stream when no ordered request is due that
+//!   carries the mark.
 //!
 //! docs/wire-format.md draws every byte.
 
@@ -30,29 +31,37 @@ mod volume_status;
 pub use claim::{CLAIM_LEN, CLAIM_NAMESPACES_MAX, Claim, STREAMS_MAX, in_order};
 pub use commands::{
     ADMIN_CLAIM, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND, IO_LIST, IO_MARK,
-    bind_command, bind_resumes, bind_stream, claim_command, list_command, list_of, mark_command,
-    mark_of, own_list_command, release_command, resume_command, settle_command, status_command,
-    volume_of,
+    ListRequest, bind_command, bind_resumes, bind_stream, claim_command, list_command,
+    list_request, mark_command, mark_of, own_list_command, release_command, resume_command,
+    settle_command, status_command, volume_of,
 };
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
 pub use ordered_request::{BadAttribute, DTYPE_ORDERED, attribute, is_ordered, put_attribute};
 pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};
 
-/// The highest seq that is accepted from a peer. Counting from 1 never comes near it, and
-/// arithmetic on it never wraps (T18).
+/// The highest seq that is accepted from a peer. A stream that counts from 1 never comes near it,
+/// and arithmetic on it never overflows (T18).
 pub const SEQ_MAX: Seq = Seq(1 << 62);
 
-fn array_at(d: &[u8], at: usize) -> [u8; 16] {
-    let mut a = [0; 16];
-    a.copy_from_slice(&d[at..at + 16]);
-    a
+/// The 16 bytes at `offset`.
+pub(crate) fn array_at(bytes: &[u8], offset: usize) -> [u8; 16] {
+    let mut array = [0; 16];
+    array.copy_from_slice(&bytes[offset..offset + 16]);
+    array
 }
 
-fn u32_at(d: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([d[at], d[at + 1], d[at + 2], d[at + 3]])
+/// The little-endian number at `offset`.
+pub(crate) fn u16_at(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes([bytes[offset], bytes[offset + 1]])
 }
 
-fn u64_at(d: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(d, at)) | u64::from(u32_at(d, at + 4)) << 32
+/// The little-endian number at `offset`.
+pub(crate) fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from(u16_at(bytes, offset)) | u32::from(u16_at(bytes, offset + 2)) << 16
+}
+
+/// The little-endian number at `offset`.
+pub(crate) fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from(u32_at(bytes, offset)) | u64::from(u32_at(bytes, offset + 4)) << 32
 }

@@ -1,8 +1,9 @@
 //! The part of a connection that is an admin queue: NVMe's admin commands, and Rio's own.
 //!
-//! This file has the dispatch, the features, Keep Alive, and the event requests. `properties.rs` has
-//! the controller's properties, `identify.rs` the pages that describe the target, `ownership.rs` the
-//! commands claim, status and release, and `recovery.rs` the commands list and settle.
+//! This file has the dispatch, the features, Keep Alive, and the event requests. `properties.rs`
+//! has the controller's properties, `identify.rs` the pages that describe the target,
+//! `ownership.rs` the commands claim, status and release, and `recovery.rs` the commands list and
+//! settle.
 
 mod identify;
 mod ownership;
@@ -76,8 +77,8 @@ impl Admin {
         }
     }
 
-    /// Carries out a controller reset (the host has cleared CC.EN): drops the event requests, and sets
-    /// the features to their first values.
+    /// Carries out a controller reset (the host has cleared CC.EN): drops the event requests, and
+    /// sets the features to their first values.
     fn reset(&mut self) {
         self.event_request_cids.clear();
         self.event_config = 0;

@@ -1,11 +1,12 @@
-//! The arrival of ordered requests: a request is checked, passed to the gate, and recorded in the log
-//! before it has any effect.
+//! The arrival of ordered requests: a request is checked, passed to the gate, and recorded in the
+//! log before it has any effect.
 //!
 //! ```text
 //! capsule → check → gate → append to the log → data is there, or request it by R2T
 //! ```
 //!
-//! The end of the batch ([`batch`](super::batch)) then carries out the steps that the gate returned.
+//! The end of the batch ([`batch`](super::batch)) then carries out the steps that the gate
+//! returned.
 
 use core::mem;
 
@@ -34,8 +35,9 @@ struct CheckedRequest {
 }
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// Takes in a Write, Write Zeroes or Flush with an ordering attribute: checks the request, passes
-    /// it to the gate, and appends to the log every entry that the gate admits because of it.
+    /// Takes in a Write, Write Zeroes or Flush with an ordering attribute: checks the request,
+    /// passes it to the gate, and appends to the log every entry that the gate admits because of
+    /// it.
     #[inline]
     pub(super) fn on_request(
         &mut self,
@@ -70,8 +72,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         entry.data_state = if has_all_data { DataState::Ready } else { DataState::Awaited };
         entry.write_waits_for_data = false;
         entry.attribute = attribute;
-        // The gate knows a drive by its index in `drives`. The log knows the same drive by its member
-        // number in the volume.
+        // The gate knows a drive by its index in `drives`. The log knows the same drive by its
+        // member number in the volume.
         let member = Member(self.drive_index_of[ns_index]);
         let attribute_for_gate = Attribute { member, ..attribute };
         let first_new_step = self.gate_steps.len();
@@ -113,8 +115,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         Ok(())
     }
 
-    /// Checks a request. Takes over from a valid one its seq, as the highest so far, and the released
-    /// mark that the owner has put into it.
+    /// Checks a request. Takes over from a valid one its seq, as the highest so far, and the
+    /// released mark that the owner has put into it.
     #[inline]
     fn check(
         &mut self,
@@ -168,8 +170,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         if !context.request_data(index, env, outbox) {
-            // There is no memory, so no R2T was sent. The gate receives the failure when it releases
-            // the write.
+            // There is no memory, so no R2T was sent. The gate receives the failure when it
+            // releases the write.
             let command = &mut context.commands[index];
             command.early_status = Some(Status::INTERNAL);
             command.stage = Stage::Gate;

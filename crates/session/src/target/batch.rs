@@ -27,8 +27,8 @@ use super::plain::submit_zeroing;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> OrderedQueue<E> {
-    /// Finishes a batch: carries out the steps of the gate in their order, fences the persist words,
-    /// and then sends the completions. `buf` is the receive buffer of the batch.
+    /// Finishes a batch: carries out the steps of the gate in their order, fences the persist
+    /// words, and then sends the completions. `buf` is the receive buffer of the batch.
     pub(super) fn finish_batch(
         &mut self,
         context: &mut Context<E>,
@@ -140,8 +140,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         persisted_count
     }
 
-    /// Sends the completion of a refused request. If the data of the request is still to arrive, only
-    /// marks the request as refused: the completion is sent when the data has arrived.
+    /// Sends the completion of a refused request. If the data of the request is still to arrive,
+    /// only marks the request as refused: the completion is sent when the data has arrived.
     fn refuse(context: &mut Context<E>, index: u16, why: Cause, outbox: &mut Outbox<E::Buf>) {
         let status = Self::refusal_status(context, why);
         let Some(command) = context.commands.get_used(index) else {
@@ -189,8 +189,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Submits a write or discard that the gate has released. If the data of a write has not arrived
-    /// yet, the write is submitted when the data has arrived.
+    /// Submits a write or discard that the gate has released. If the data of a write has not
+    /// arrived yet, the write is submitted when the data has arrived.
     #[inline]
     fn submit(&mut self, context: &mut Context<E>, index: u16, buf: &[u8], env: &mut E) {
         let command = &mut context.commands[index];

@@ -1,12 +1,13 @@
 //! The memory for the data of all connections together (T28).
 //!
-//! A connection holds the data of its reads and R2T transfers, and the bytes that wait to be sent. The
-//! first [`CONNECTION_BYTES`] are its own share. It reserves more from the [`Budget`] that all
-//! connections share, in whole chunks of [`CHUNK_BYTES`], so that the shared counter seldom changes.
+//! A connection holds the data of its reads and R2T transfers, and the bytes that wait to be sent.
+//! The first [`CONNECTION_BYTES`] are its own share. It reserves more from the [`Budget`] that all
+//! connections share, in whole chunks of [`CHUNK_BYTES`], so that the shared counter seldom
+//! changes.
 //!
-//! A connection that gets no reservation tries again when one of its own commands ends. Such a command
-//! always exists, because the own share is enough for any one command. So no connection waits only for
-//! others, and none has to be woken when memory becomes free.
+//! A connection that gets no reservation tries again when one of its own commands ends. Such a
+//! command always exists, because the own share is enough for any one command. So no connection
+//! waits only for others, and none has to be woken when memory becomes free.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -35,12 +36,12 @@ impl Budget {
 
 /// The memory that one connection has reserved. Dropping the reservation frees all of it.
 ///
-/// `Ordering::Relaxed` is enough, because the shared counter orders no other memory access, and atomic
-/// updates of it are never lost.
+/// `Ordering::Relaxed` is enough, because the shared counter orders no other memory access, and
+/// atomic updates of it are never lost.
 #[derive(Debug, Default)]
 pub(super) struct Reservation {
-    /// The shared budget. `None` before Connect, because an unknown host gets only the own share of its
-    /// connection.
+    /// The shared budget. `None` before Connect, because an unknown host gets only the own share of
+    /// its connection.
     budget: Option<Arc<Budget>>,
     reserved_bytes: usize,
 }
@@ -51,8 +52,8 @@ impl Reservation {
         Self { budget: Some(budget), reserved_bytes: 0 }
     }
 
-    /// Reserves the memory that the connection needs to hold `used_bytes` bytes in all. Returns false,
-    /// without a change, if there is not enough memory.
+    /// Reserves the memory that the connection needs to hold `used_bytes` bytes in all. Returns
+    /// false, without a change, if there is not enough memory.
     #[inline]
     pub(super) fn grow(&mut self, used_bytes: usize) -> bool {
         used_bytes <= CONNECTION_BYTES + self.reserved_bytes

@@ -18,7 +18,8 @@ pub(super) struct Capsule<'a> {
 }
 
 impl<'a> Capsule<'a> {
-    /// The capsule of `sqe`. `data` is the range of the in-capsule data in the receive buffer `buf`.
+    /// The capsule of `sqe`. `data` is the range of the in-capsule data in the receive buffer
+    /// `buf`.
     #[inline]
     pub(super) fn new(
         sqe: &'a Sqe,

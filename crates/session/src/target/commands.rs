@@ -29,11 +29,11 @@ pub(super) enum Stage {
     Device,
     /// A FLUSH that belongs to the command (FUA, ordered flush) is in flight.
     DeviceFlush,
-    /// The FLUSH of the command has succeeded. Another FLUSH of the drive was in flight meanwhile and
-    /// may have failed, so the success is in doubt (T29).
+    /// The FLUSH of the command has succeeded. Another FLUSH of the drive was in flight meanwhile
+    /// and may have failed, so the success is in doubt (T29).
     InDoubt,
-    /// The command is an admin command that is being carried out. A claim or a release waits in this
-    /// stage for other connections.
+    /// The command is an admin command that is being carried out. A claim or a release waits in
+    /// this stage for other connections.
     Fence,
 }
 
@@ -65,14 +65,15 @@ pub(super) struct Command<B> {
     /// The command has an ordering attribute.
     pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
-    /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost (T22).
+    /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost
+    /// (T22).
     pub(super) failure_count_before: Option<u64>,
     /// The ticket of the command's FLUSH while that FLUSH is at the drive.
     pub(super) flush_ticket: Option<Ticket>,
     /// The doubt of a command in [`Stage::InDoubt`]. In other stages the field has no meaning.
     pub(super) doubt: Option<Doubt>,
-    /// Where the in-capsule data of an ordered write is in the receive buffer, in bytes. The range is
-    /// empty if there is none. It is valid only while one receive buffer is processed.
+    /// Where the in-capsule data of an ordered write is in the receive buffer, in bytes. The range
+    /// is empty if there is none. It is valid only while one receive buffer is processed.
     pub(super) capsule_range: Range<u32>,
     /// The entry of an ordered request. For other commands the field has no meaning.
     pub(super) entry: Entry,

@@ -139,8 +139,8 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Handles the whole PDUs at the start of `buf`. Returns how many bytes they have. The rest of
-    /// `buf` is the beginning of a PDU, or PDUs that must wait until the peer has taken the bytes in
-    /// `outbox` ([`wants_input`](Self::wants_input)).
+    /// `buf` is the beginning of a PDU, or PDUs that must wait until the peer has taken the bytes
+    /// in `outbox` ([`wants_input`](Self::wants_input)).
     ///
     /// # Errors
     /// The connection must be closed, once the bytes in `outbox` have been sent.
@@ -245,14 +245,15 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.key = key;
     }
 
-    /// Whether the connection takes more input. It takes none while too much waits to be sent (T18).
+    /// Whether the connection takes more input. It takes none while too much waits to be sent
+    /// (T18).
     #[must_use]
     pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
         !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
     }
 
-    /// Whether so much waits to be sent that no further command may be taken. Also reserves the memory
-    /// for these bytes, and sets `is_starved` if there is none.
+    /// Whether so much waits to be sent that no further command may be taken. Also reserves the
+    /// memory for these bytes, and sets `is_starved` if there is none.
     #[cold]
     fn is_over_send_limit(&mut self, outbox: &Outbox<E::Buf>) -> bool {
         let unsent_bytes = outbox.len_bytes();
@@ -261,8 +262,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.is_starved || unsent_bytes > UNSENT_BYTES_MAX
     }
 
-    /// Notes that some bytes of `outbox` have been sent. Commands that waited for the memory of these
-    /// bytes may continue.
+    /// Notes that some bytes of `outbox` have been sent. Commands that waited for the memory of
+    /// these bytes may continue.
     pub fn sent(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         self.unsent_since_ns = None;
         if self.is_starved {
@@ -277,8 +278,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.start_waiting_commands(env, outbox);
     }
 
-    /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer from
-    /// now on, with a time limit (T28).
+    /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer
+    /// from now on, with a time limit (T28).
     pub const fn unsent(&mut self, now: u64) {
         if self.unsent_since_ns.is_none() {
             self.unsent_since_ns = Some(now);
@@ -302,17 +303,17 @@ impl<E: TargetEnv> TargetConn<E> {
             return;
         };
         if core::mem::take(&mut command.awaited_by_fence) {
-            // The command may begin a second operation: a FLUSH, or another range of blocks. The fence
-            // need not wait for the second operation, because a FLUSH writes nothing new, and the
-            // guard checks each range before it begins.
+            // The command may begin a second operation: a FLUSH, or another range of blocks. The
+            // fence need not wait for the second operation, because a FLUSH writes nothing new, and
+            // the guard checks each range before it begins.
             self.fences.on_awaited_operation_done();
         }
         self.on_device_result(index, result, env, outbox);
     }
 
-    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after them.
-    /// The persist words of the batch share one fence of the log. The completions follow the fence
-    /// (T7).
+    /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
+    /// them. The persist words of the batch share one fence of the log. The completions follow the
+    /// fence (T7).
     pub fn batch_ended(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
             ordered.finish_batch(&mut self.context, &[], env, outbox);
@@ -416,8 +417,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.commands.any(|command| command.stage == Stage::Receiving)
     }
 
-    /// Ends the connection, because it is lost or must be closed. No operation begins from now on. The
-    /// device operations in flight still end with [`device_done`](Self::device_done).
+    /// Ends the connection, because it is lost or must be closed. No operation begins from now on.
+    /// The device operations in flight still end with [`device_done`](Self::device_done).
     pub fn close(&mut self, why: &str, env: &mut E) {
         if self.context.is_closing {
             return;
@@ -476,8 +477,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.is_drained = true;
     }
 
-    /// Handles an ICReq (Initialize Connection Request): sets the digests and the other parameters of
-    /// the connection, and sends the ICResp.
+    /// Handles an ICReq (Initialize Connection Request): sets the digests and the other parameters
+    /// of the connection, and sends the ICResp.
     fn on_ic_req(
         &mut self,
         request: &IcReq,

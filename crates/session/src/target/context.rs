@@ -1,9 +1,9 @@
 //! The state that all parts of a connection share: the queue that Connect made of the connection,
 //! the table of commands in flight, and the sending of their completions.
 //!
-//! Each part (`admin`, `plain`, `ordered`) gets `&mut Context` and the [`Outbox`] with each command.
-//! The part either sends the completion at once ([`Context::send_completion`]), or puts the command
-//! into the table ([`Context::insert_command`]) and completes it later
+//! Each part (`admin`, `plain`, `ordered`) gets `&mut Context` and the [`Outbox`] with each
+//! command. The part either sends the completion at once ([`Context::send_completion`]), or puts
+//! the command into the table ([`Context::insert_command`]) and completes it later
 //! ([`Context::complete_command`]).
 
 use alloc::collections::VecDeque;
@@ -275,8 +275,8 @@ impl<E: TargetEnv> Context<E> {
         }
     }
 
-    /// Reports to the operator that a request was refused. `what` names the request and says that it
-    /// was refused.
+    /// Reports to the operator that a request was refused. `what` is the first part of the message,
+    /// such as "claim refused".
     pub(super) fn report_refusal(&self, what: &str, status: Status, env: &mut E) {
         let meaning = wire::status::meaning(status).map_or_else(
             || alloc::format!("{what}: {status}"),

@@ -18,8 +18,8 @@ use crate::outbox::Outbox;
 const RANGE_LIST_BYTES_MAX: u32 = 256 * DsmRange::LEN as u32;
 
 impl PlainIo {
-    /// Carries out a Dataset Management command: at once if its data is in the capsule, otherwise after
-    /// the data has arrived by R2T.
+    /// Carries out a Dataset Management command: at once if its data is in the capsule, otherwise
+    /// after the data has arrived by R2T.
     pub(super) fn dataset<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -94,8 +94,8 @@ impl PlainIo {
         self.deallocate_next(context, index, env, outbox);
     }
 
-    /// Submits the deallocation of the next range. Completes the command if no range is left, or the
-    /// next range must not be written.
+    /// Submits the deallocation of the next range. Completes the command if no range is left, or
+    /// the next range must not be written.
     pub(super) fn deallocate_next<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,

@@ -30,8 +30,8 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
 }
 
 /// The environment of a [`TargetConn`](super::TargetConn): the drives, a clock, the state that all
-/// connections share, and reports to the operator. Real drives and clocks have one implementation, the
-/// simulator has another.
+/// connections share, and reports to the operator. Real drives and clocks have one implementation,
+/// the simulator has another.
 ///
 /// `ns_index` is the index of a namespace in [`Shared::namespaces`].
 pub trait TargetEnv {
@@ -46,26 +46,27 @@ pub trait TargetEnv {
     fn now(&self) -> u64;
     /// Allocates a buffer of exactly `len` bytes with any content; `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
-    /// The drive of a namespace. The number of an operation is its [`OpId`](super::OpId). The result of
-    /// an operation that ends later must be passed to
+    /// The drive of a namespace. The number of an operation is its [`OpId`](super::OpId). The
+    /// result of an operation that ends later must be passed to
     /// [`TargetConn::device_done`](super::TargetConn::device_done).
     fn device(&mut self, ns_index: usize) -> &mut Self::Device;
-    /// Locks the shared state of all connections, and calls `f` with it. The hot path never calls this.
+    /// Locks the shared state of all connections, and calls `f` with it. The hot path never calls
+    /// this.
     fn with_shared<T>(&mut self, f: impl FnOnce(&mut Shared<Self::Region>) -> T) -> T;
-    /// Wakes `conn`: sends a [`Message::Notice`](super::Message::Notice) to every core, so that the core
-    /// that has the connection calls [`TargetConn::noticed`](super::TargetConn::noticed). The
+    /// Wakes `conn`: sends a [`Message::Notice`](super::Message::Notice) to every core, so that the
+    /// core that has the connection calls [`TargetConn::noticed`](super::TargetConn::noticed). The
     /// connection may have ended by then.
     fn notify(&mut self, conn: ConnId);
     /// Reports an event to the operator.
     fn log(&mut self, event: Event<'_>);
-    /// The time at this moment, from the same origin as [`now`](Self::now). It is read only for traced
-    /// writes.
+    /// The time at this moment, from the same origin as [`now`](Self::now). It is read only for
+    /// traced writes.
     fn instant(&self) -> u64 {
         self.now()
     }
-    /// Checks whether the store of the ordering log still exists. When the store is gone, every later
-    /// fence of the log must fail. A [`TargetCore`](super::TargetCore) calls this ten times a second
-    /// while there is work, before it takes any input.
+    /// Checks whether the store of the ordering log still exists. When the store is gone, every
+    /// later fence of the log must fail. A [`TargetCore`](super::TargetCore) calls this ten times a
+    /// second while there is work, before it takes any input.
     fn watch_log(&mut self) {}
     /// Reports the number of ordered requests in one batch.
     fn ordered(&mut self, _requests: u64) {}

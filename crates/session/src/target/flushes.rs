@@ -2,18 +2,18 @@
 //! T29).
 //!
 //! A drive may report lost data only once: to the FLUSH that fails. Another FLUSH that ends a
-//! moment later succeeds, although writes that it should have made durable are lost. The core of the
-//! second FLUSH may receive the success before the core of the first one has received the failure.
-//! So a success is *in doubt* when other FLUSHes of the drive are in flight. The doubt is resolved
-//! when each of these is *accounted for*: the core that sent that FLUSH has received its completion
-//! and, if it failed, has added it to `failures`.
+//! moment later succeeds, although writes that it should have made durable are lost. The core of
+//! the second FLUSH may receive the success before the core of the first one has received the
+//! failure. So a success is *in doubt* when other FLUSHes of the drive are in flight. The doubt is
+//! resolved when each of these is *accounted for*: the core that sent that FLUSH has received its
+//! completion and, if it failed, has added it to `failures`.
 //!
 //! While cores send new FLUSHes all the time, there may be no moment without a FLUSH in flight. So
 //! each FLUSH belongs to a round, and a doubt waits only for rounds:
 //!
 //! 1. A new FLUSH joins the current round.
-//! 2. When all FLUSHes of the *previous* round are accounted for, the current round ends. It becomes
-//!    the previous one, and a new round begins.
+//! 2. When all FLUSHes of the *previous* round are accounted for, the current round ends. It
+//!    becomes the previous one, and a new round begins.
 //!
 //! A FLUSH of the previous round is accounted for when one more round has ended, and a FLUSH of the
 //! current round when two more have ended. New FLUSHes do not delay that.
@@ -162,7 +162,8 @@ impl DriveFlushes {
     }
 
     /// Notes that a FLUSH has come back. A FLUSH that failed must have been added to
-    /// [`failures`](Self::failures) before. Calls `wake` if a round ends for which connections wait.
+    /// [`failures`](Self::failures) before. Calls `wake` if a round ends for which connections
+    /// wait.
     ///
     /// Returns the doubt if a success of this FLUSH is in doubt. `None` means that `failures` has
     /// every failure that concerns this FLUSH.
@@ -186,9 +187,9 @@ impl DriveFlushes {
         Some(Doubt { round: rounds.round, rounds_to_end })
     }
 
-    /// Whether a success is still in doubt. If it is, calls `register`, which must put the connection
-    /// on the list of the connections that `wake` wakes. The [`end`](Self::end) that ends the current
-    /// round calls `wake`, and then the connection must check again.
+    /// Whether a success is still in doubt. If it is, calls `register`, which must put the
+    /// connection on the list of the connections that `wake` wakes. The [`end`](Self::end) that
+    /// ends the current round calls `wake`, and then the connection must check again.
     ///
     /// `register` may also be called if the result is false. The connection is then woken without
     /// need.

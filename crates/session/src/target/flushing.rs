@@ -1,6 +1,6 @@
 //! The submission of a connection's FLUSHes, and their results. The success of a FLUSH may be in
-//! doubt because of FLUSHes of other connections, on any core: [`flushes`](super::flushes) says why
-//! (T22, T29).
+//! doubt because of FLUSHes of other connections, on any core: [`flushes`](super::flushes) explains
+//! it (T22, T29).
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -22,8 +22,9 @@ impl<E: TargetEnv> Context<E> {
         env.device(ns_index).flush(OpId::new(self.key, index).0)
     }
 
-    /// Takes in the result of a command's FLUSH. Returns whether the success of the FLUSH is in doubt.
-    /// A command in doubt waits, and [`resolve_doubts`](Self::resolve_doubts) returns it later.
+    /// Takes in the result of a command's FLUSH. Returns whether the success of the FLUSH is in
+    /// doubt. A command in doubt waits, and [`resolve_doubts`](Self::resolve_doubts) returns it
+    /// later.
     pub(super) fn on_flush_ended(&mut self, index: u16, has_succeeded: bool, env: &mut E) -> bool {
         let command = &mut self.commands[index];
         let ns_index = usize::from(command.ns_index);
@@ -48,8 +49,8 @@ impl<E: TargetEnv> Context<E> {
         true
     }
 
-    /// Whether the success of a command's FLUSH is still in doubt. If it is, registers the connection
-    /// to be woken when the current round of FLUSHes ends.
+    /// Whether the success of a command's FLUSH is still in doubt. If it is, registers the
+    /// connection to be woken when the current round of FLUSHes ends.
     fn is_in_doubt(&self, index: u16, env: &mut E) -> bool {
         let command = &self.commands[index];
         let Some(doubt) = command.doubt else { return false };
@@ -58,8 +59,8 @@ impl<E: TargetEnv> Context<E> {
         self.namespaces.at(ns_index).state.flushes.is_still_in_doubt(doubt, register)
     }
 
-    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns the indices of
-    /// the commands whose success is certain now.
+    /// Checks all commands in doubt again, because a round of FLUSHes has ended. Returns the
+    /// indices of the commands whose success is certain now.
     pub(super) fn resolve_doubts(&mut self, env: &mut E) -> alloc::vec::Vec<u16> {
         let mut resolved = self.commands.indices_where(|command| command.stage == Stage::InDoubt);
         resolved.retain(|index| !self.is_in_doubt(*index, env));

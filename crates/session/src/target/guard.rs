@@ -50,8 +50,9 @@ impl<E: TargetEnv> Context<E> {
     fn may_write(&mut self, ns_index: usize, association: u64, env: &mut E) -> bool {
         let Self { noted_namespaces, namespaces, id, is_fenced, queue, .. } = self;
         let state = &namespaces.at(ns_index).state;
-        // A fenced owner must not write the namespaces that another owner has taken over. This holds
-        // even after the other owner has released them and any plain host may write them (T8).
+        // A fenced owner must not write the namespaces that another owner has taken over. This
+        // holds even after the other owner has released them and any plain host may write them
+        // (T8).
         let is_fenced_owner = || {
             queue.as_ref().is_some_and(|queue: &Queue| !queue.rights.is_good())
                 && !state.is_guarded_for(association)

@@ -1,8 +1,8 @@
-//! The limits of one connection, and of all connections together. They keep a host from using up the
-//! memory or the time of a target (T18, T28).
+//! The limits of one connection, and of all connections together. They keep a host from using up
+//! the memory or the time of a target (T18, T28).
 
-/// Bytes of a logical block. The target serves no smaller blocks, because the assumption about atomic
-/// writes of a drive (M1) is about 4096 bytes.
+/// Bytes of a logical block. The target serves no smaller blocks, because the assumption about
+/// atomic writes of a drive (M1) is about 4096 bytes.
 pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 /// In-capsule data of I/O commands, bytes; advertised as IOCCSZ.
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;
@@ -25,43 +25,43 @@ pub const IO_QUEUES_MAX: u16 = 128;
 pub const CONTROLLERS_MAX: usize = 1024;
 /// The most Asynchronous Event Requests that a controller keeps (AERL + 1).
 pub const ASYNC_EVENTS_MAX: usize = 4;
-/// The most bytes that the reads and R2T transfers of a connection may hold at once, together with its
-/// unsent bytes. A command that does not fit waits. In-capsule data that waits for a drive is not
-/// counted: it has at most [`QUEUE_ENTRIES_MAX`] × [`IN_CAPSULE_BYTES`] bytes.
+/// The most bytes that the reads and R2T transfers of a connection may hold at once, together with
+/// its unsent bytes. A command that does not fit waits. In-capsule data that waits for a drive is
+/// not counted: it has at most [`QUEUE_ENTRIES_MAX`] × [`IN_CAPSULE_BYTES`] bytes.
 pub const TRANSFER_BUDGET: usize = 8 << 20;
 /// A connection with more unsent bytes than this takes no further command.
 pub const UNSENT_BYTES_MAX: usize = TRANSFER_BUDGET + (1 << 20);
 /// Bytes of data that each connection may always hold: one command of the largest size.
 pub const CONNECTION_BYTES: usize = TRANSFER_BYTES_MAX as usize;
-/// Bytes of data that all connections together may hold in addition to the [`CONNECTION_BYTES`] of each,
-/// unless the target is configured otherwise.
+/// Bytes of data that all connections together may hold in addition to the [`CONNECTION_BYTES`] of
+/// each, unless the target is configured otherwise.
 pub const MEMORY_BYTES: usize = 1 << 30;
-/// In-capsule data can't be made to wait, because it arrives with its command. So memory for the most
-/// in-capsule data of a queue is reserved when the queue is connected. For all queues together, this is
-/// at most so many times the memory for other data ([`MEMORY_BYTES`]).
+/// In-capsule data can't be made to wait, because it arrives with its command. So memory for the
+/// most in-capsule data of a queue is reserved when the queue is connected. For all queues
+/// together, this is at most so many times the memory for other data ([`MEMORY_BYTES`]).
 pub const CAPSULES_TO_MEMORY: usize = 4;
-/// The time limit from the first byte of a PDU to its last, ns. Before a Fabrics Connect has succeeded,
-/// also the limit from the accept to the first PDU, and from one PDU to the next.
+/// The time limit from the first byte of a PDU to its last, ns. Before a Fabrics Connect has
+/// succeeded, also the limit from the accept to the first PDU, and from one PDU to the next.
 pub const STALL_NS: u64 = 10_000_000_000;
-/// The time limit from the accept to a successful Fabrics Connect, ns. Refused commands do not extend
-/// it (T28).
+/// The time limit from the accept to a successful Fabrics Connect, ns. Refused commands do not
+/// extend it (T28).
 pub const CONNECT_NS: u64 = 3 * STALL_NS;
 /// The time limit for data that an R2T has requested, and for a peer that takes no bytes, ns.
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// The unit in which the target measures keep-alive timeouts, milliseconds (KAS counts 100 ms).
 pub const KEEP_ALIVE_STEP_MS: u32 = 100;
-/// The longest lease that a target grants, milliseconds: one day. A host that claims a volume and then
-/// disappears blocks its namespaces for this time, except for a host that takes over (T25).
+/// The longest lease that a target grants, milliseconds: one day. A host that claims a volume and
+/// then disappears blocks its namespaces for this time, except for a host that takes over (T25).
 pub const LEASE_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// The most log slots of one stream: 16 MiB of log, 16 times as many as the target itself chooses.
 pub const STREAM_SLOTS_MAX: u32 = 1 << 18;
-/// The most log slots of all streams of all volumes together: 2 GiB of log. A claim that would exceed
-/// this limit is refused. A slot takes 16 bytes of memory, and another 64 if the log is a block device,
-/// which may be far larger than the memory. Two volumes with the most streams fit, each with as many
-/// slots as the target itself chooses.
+/// The most log slots of all streams of all volumes together: 2 GiB of log. A claim that would
+/// exceed this limit is refused. A slot takes 16 bytes of memory, and another 64 if the log is a
+/// block device, which may be far larger than the memory. Two volumes with the most streams fit,
+/// each with as many slots as the target itself chooses.
 pub const LOG_SLOTS_MAX: u64 = 1 << 25;
 /// The most fences of one volume that wait for operations in flight at the same time.
 pub const FENCES_MAX: usize = 64;
-/// The highest seq that a host may release or start from. It is far beyond the last group of any stream,
-/// and so low that arithmetic on it does not overflow.
+/// The highest seq that a host may release or start from. It is far beyond the last group of any
+/// stream, and so low that arithmetic on it does not overflow.
 pub const SEQ_MAX: u64 = 1 << 62;

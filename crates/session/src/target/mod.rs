@@ -4,9 +4,9 @@
 //! bytes. Everything outside it, drives and clock included, is a [`TargetEnv`]. Connections share
 //! [`Shared`]. The environment keeps it behind a lock that the hot path never takes.
 //!
-//! A [`TargetCore`] has the connections of one processor core: it decides what happens between their
-//! sockets and the drives. The same code serves real sockets and drives (crate `riopipe-target`) and
-//! simulated ones (crate `riopipe-sim`).
+//! A [`TargetCore`] has the connections of one processor core: it decides what happens between
+//! their sockets and the drives. The same code serves real sockets and drives (crate
+//! `riopipe-target`) and simulated ones (crate `riopipe-sim`).
 
 mod admin;
 mod arrival;

@@ -1,5 +1,6 @@
-//! The namespaces of a target: their sizes and names, and the state that all cores share. A namespace
-//! has one number here, its *index*, and another one in commands, its *namespace id* (NSID).
+//! The namespaces of a target: their sizes and names, and the state that all cores share. A
+//! namespace has one number here, its *index*, and another one in commands, its *namespace id*
+//! (NSID).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -34,11 +35,12 @@ pub struct Namespace {
     pub state: Arc<NamespaceState>,
 }
 
-/// The state of a namespace that all cores share. The guard is read on the hot path, and changed only
-/// by claims and releases.
+/// The state of a namespace that all cores share. The guard is read on the hot path, and changed
+/// only by claims and releases.
 #[derive(Debug)]
 pub struct NamespaceState {
-    /// The association that may make plain writes, or [`OPEN_TO_ALL`], or [`GUARDED_WITHOUT_OWNER`].
+    /// The association that may make plain writes, or [`OPEN_TO_ALL`], or
+    /// [`GUARDED_WITHOUT_OWNER`].
     guard: AtomicU64,
     /// The end of the lease for which the namespace is guarded, ns of the environment's clock; or
     /// [`NO_LEASE_END`] (T25).
@@ -85,8 +87,9 @@ impl NamespaceState {
         self.lease_end_ns.load(Ordering::Acquire) <= now
     }
 
-    /// Guards the namespace: only the association `owner` may make plain writes, or no host if `owner`
-    /// is `None`. `lease_end_ns` is the end of the lease for which the namespace is guarded.
+    /// Guards the namespace: only the association `owner` may make plain writes, or no host if
+    /// `owner` is `None`. `lease_end_ns` is the end of the lease for which the namespace is
+    /// guarded.
     pub(super) fn guard_for(&self, owner: Option<u64>, lease_end_ns: Option<u64>) {
         self.lease_end_ns.store(lease_end_ns.unwrap_or(NO_LEASE_END), Ordering::SeqCst);
         self.guard.store(owner.unwrap_or(GUARDED_WITHOUT_OWNER), Ordering::SeqCst);
@@ -99,8 +102,8 @@ impl NamespaceState {
     }
 
     /// How many FLUSHes of this drive have failed (T22), as far as the cores that sent them have
-    /// received the results. A core uses the success of a FLUSH only when every failure that concerns
-    /// it has been counted (T29).
+    /// received the results. A core uses the success of a FLUSH only when every failure that
+    /// concerns it has been counted (T29).
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {
@@ -112,7 +115,8 @@ impl NamespaceState {
 #[derive(Debug, Default)]
 pub struct Namespaces {
     list: Vec<Namespace>,
-    /// By namespace id: the index of the namespace in `list` plus 1; 0 if there is none with this id.
+    /// By namespace id: the index of the namespace in `list` plus 1; 0 if there is none with this
+    /// id.
     index_plus_1_of: Vec<u16>,
 }
 

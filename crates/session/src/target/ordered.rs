@@ -1,8 +1,8 @@
 //! The part of a connection that carries a stream. It begins with a Bind command.
 //!
-//! It has the *gate* of the stream, which decides when each request may go on, and the ordering log.
-//! The requests are in the connection's table of commands. A request's index in the table is its
-//! ticket at the gate. [`arrival`](super::arrival) takes in requests, [`batch`](super::batch)
+//! It has the *gate* of the stream, which decides when each request may go on, and the ordering
+//! log. The requests are in the connection's table of commands. A request's index in the table is
+//! its ticket at the gate. [`arrival`](super::arrival) takes in requests, [`batch`](super::batch)
 //! carries out the steps that the gate returns:
 //!
 //! ```text
@@ -25,7 +25,7 @@ use super::namespace::Namespaces;
 use super::tracer::Tracer;
 use super::volumes::{Listing, check_page_len, read_page, status_of_unreadable};
 use crate::outbox::Outbox;
-use crate::wire;
+use crate::wire::{self, ListRequest};
 
 /// The part of a connection that carries a stream.
 pub(super) struct OrderedQueue<E: TargetEnv> {
@@ -43,8 +43,8 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) gate_steps: Vec<Step>,
     /// The steps that are being carried out. The gate may add to `gate_steps` meanwhile.
     pub(super) steps_in_progress: Vec<Step>,
-    /// The `Complete` and `Refuse` steps of the batch. Their completions are sent after the last fence
-    /// of the batch.
+    /// The `Complete` and `Refuse` steps of the batch. Their completions are sent after the last
+    /// fence of the batch.
     pub(super) to_answer: Vec<Step>,
     /// The indices of the commands whose data is in the receive buffer.
     pub(super) with_capsule_data: Vec<u16>,
@@ -114,26 +114,27 @@ impl<E: TargetEnv> OrderedQueue<E> {
             with_capsule_data: Vec::with_capacity(capacity),
             has_unfenced_appends: false,
             listing: None,
-            // Each stream has another seed, so that streams of equal speed do not all trace a write at
-            // the same time.
+            // Each stream has another seed, so that streams of equal speed do not all trace a write
+            // at the same time.
             tracer: Tracer::new(seed),
             has_reported_stop: false,
         }
     }
 
-    /// The gate's index of the drive of a namespace. `None` if the namespace does not have this member
-    /// number in the volume.
+    /// The gate's index of the drive of a namespace. `None` if the namespace does not have this
+    /// member number in the volume.
     pub(super) fn gate_index_of(&mut self, ns_index: usize, member: Member) -> Option<Member> {
         let drive_index = *self.drive_index_of.get(ns_index)?;
         let drive = self.drives.get(usize::from(drive_index))?;
         (drive.member == member).then_some(Member(drive_index))
     }
 
-    /// Carries out the `Append` steps among `gate_steps[from..]`, and removes them from `gate_steps`.
+    /// Carries out the `Append` steps among `gate_steps[from..]`, and removes them from
+    /// `gate_steps`.
     #[inline]
     pub(super) fn carry_out_appends(&mut self, commands: &mut Commands<E::Buf>, from: usize) {
-        // The fast path: one entry has arrived in order, and its write need not wait. So there are two
-        // steps, `Append` and the next step of the same entry.
+        // The fast path: one entry has arrived in order, and its write need not wait. So there are
+        // two steps, `Append` and the next step of the same entry.
         if let [Step::Append(ticket), next] = self.gate_steps[from..]
             && !matches!(next, Step::Append(_))
         {
@@ -143,8 +144,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             self.gate_steps.truncate(from);
             return self.gate_steps.push(next);
         }
-        // The other steps move towards the front, to the places of the `Append` steps. `kept_end` is
-        // the end of the steps that stay.
+        // The other steps move towards the front, to the places of the `Append` steps. `kept_end`
+        // is the end of the steps that stay.
         let mut kept_end = from;
         for at in from..self.gate_steps.len() {
             let step = self.gate_steps[at];
@@ -181,8 +182,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             Err(error) => Err(match error {
                 AppendError::Full { .. } => Cause::LogFull,
-                // A replayed request must have the same shape as its entry in the log. If the shapes
-                // differ, the request is of another stream, or the initiator has a bug (T6).
+                // A replayed request must have the same shape as its entry in the log. If the
+                // shapes differ, the request is of another stream, or the initiator has a bug (T6).
                 AppendError::OtherShape { .. } => {
                     let Attribute { member, ordinal, .. } = entry.attribute;
                     Cause::WriteFailed { member, ordinal }
@@ -248,7 +249,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         sqe: &Sqe,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let (_, from, len) = wire::list_of(sqe);
+        let ListRequest { from, len, .. } = wire::list_request(sqe);
         let page = match check_page_len(len) {
             _ if context.is_fenced => Err(fenced_owner()),
             Err(status) => Err(status),
@@ -280,8 +281,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
     }
 
-    /// Counts a failed FLUSH of this stream as reported, because the gate receives this failure as the
-    /// result of the FLUSH.
+    /// Counts a failed FLUSH of this stream as reported, because the gate receives this failure as
+    /// the result of the FLUSH.
     pub(super) fn count_own_flush_failure(&mut self, ns_index: usize) {
         let Some(drive_index) = self.drive_index_of.get(ns_index) else { return };
         if let Some(drive) = self.drives.get_mut(usize::from(*drive_index)) {
@@ -296,8 +297,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         self.gate.poison(&mut context.commands, Cause::Closed, &mut self.gate_steps);
     }
 
-    /// Stops the stream because of a request that is not valid and does not pass the gate. The later
-    /// requests of the stream must not be carried out without this one (P6).
+    /// Stops the stream because of a request that is not valid and does not pass the gate. The
+    /// later requests of the stream must not be carried out without this one (P6).
     pub(super) fn stop_stream(&mut self, context: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
         self.gate.poison(&mut context.commands, cause, &mut self.gate_steps);

@@ -1,9 +1,10 @@
 //! Plain I/O commands, outside of ordered streams: Read, Write, Flush and Write Zeroes.
 //! (`dataset.rs` has Dataset Management.)
 //!
-//! A command is checked, its buffer is charged to the budget if it needs one, and its operation goes
-//! to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A write
-//! with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a FLUSH.
+//! A command is checked, its buffer is charged to the budget if it needs one, and its operation
+//! goes to the drive. [`PlainIo::on_device_result`] continues when the operation has come back. A
+//! write with FUA (Force Unit Access) to a drive with a volatile cache needs a second operation: a
+//! FLUSH.
 
 use riopipe_nvme::command::{Sgl, Sqe, Status, opcode};
 use riopipe_nvme::pdu::DataHdr;
@@ -23,8 +24,8 @@ use crate::wire;
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
     /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
-    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is no
-    /// such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (T22).
+    /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
+    /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (T22).
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
@@ -236,12 +237,12 @@ impl PlainIo {
         self.failures_at_first_write[ns_index].get_or_insert(failures);
     }
 
-    /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new FLUSH
-    /// covers. If no write waits for a FLUSH, this is the present number of failed FLUSHes. `None` if
-    /// the drive has no volatile cache.
+    /// How many FLUSHes of the drive had failed when the oldest write was submitted that a new
+    /// FLUSH covers. If no write waits for a FLUSH, this is the present number of failed FLUSHes.
+    /// `None` if the drive has no volatile cache.
     ///
-    /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write counts
-    /// for the next FLUSH, too.
+    /// A FLUSH covers only completed writes. So if writes are in flight, the same oldest write
+    /// counts for the next FLUSH, too.
     fn failures_before_covered_writes<E: TargetEnv>(
         &mut self,
         context: &Context<E>,
@@ -267,8 +268,8 @@ impl PlainIo {
         Some(failures)
     }
 
-    /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH of
-    /// some connection has failed since the oldest of these writes was submitted.
+    /// Whether writes that the successful FLUSH of this command covers may be lost, because a FLUSH
+    /// of some connection has failed since the oldest of these writes was submitted.
     ///
     /// Returns true once for each failure, in the same way in which Linux reports a failure once to
     /// `fsync`. The host then writes and flushes again (T22).
@@ -374,9 +375,9 @@ impl PlainIo {
         }
     }
 
-    /// Completes a command whose FLUSH has succeeded without doubt: a Flush, or a write with FUA. The
-    /// command still fails if another FLUSH has failed and may have lost writes that this FLUSH was
-    /// to make durable.
+    /// Completes a command whose FLUSH has succeeded without doubt: a Flush, or a write with FUA.
+    /// The command still fails if another FLUSH has failed and may have lost writes that this FLUSH
+    /// was to make durable.
     pub(super) fn on_certain_flush_success<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
@@ -433,8 +434,8 @@ fn send_read<E: TargetEnv>(
     let (cid, data_len) = (command.sqe.cid(), command.data_len);
     debug_assert_eq!(buf.as_ref().len(), data_len as usize, "a read of another length");
     context.remove_command(index);
-    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it may
-    // be used only without flow control of the submission queue (TCP §3.3.2.2).
+    // The SUCCESS flag of the data replaces the response capsule. The flag carries no SQHD, so it
+    // may be used only without flow control of the submission queue (TCP §3.3.2.2).
     let success = context.queue.as_ref().is_some_and(|queue| queue.no_sq_flow);
     let header = DataHdr { cccid: cid, ttag: 0, datao: 0, datal: data_len, last: true, success };
     let tx = &context.tx;
@@ -452,8 +453,8 @@ fn send_read<E: TargetEnv>(
     }
 }
 
-/// Submits an operation after which the blocks read as zeroes. With `deallocate`, the drive may also
-/// free their space.
+/// Submits an operation after which the blocks read as zeroes. With `deallocate`, the drive may
+/// also free their space.
 #[inline]
 pub(super) fn submit_zeroing<D: BlockDevice>(
     device: &mut D,

@@ -30,13 +30,14 @@ impl Rights {
         self.0.load(Ordering::SeqCst) == ENDED
     }
 
-    /// Notes that another owner has taken over a volume of the association. The host may not know that
-    /// yet, so its queues must not read and write like those of a plain host.
+    /// Notes that another owner has taken over a volume of the association. The host may not know
+    /// that yet, so its queues must not read and write like those of a plain host.
     pub(super) fn fence(&self) {
         self.change(GOOD, FENCED);
     }
 
-    /// Notes that the association has claimed a volume itself, so its queues may read and write again.
+    /// Notes that the association has claimed a volume itself, so its queues may read and write
+    /// again.
     pub(super) fn restore(&self) {
         self.change(FENCED, GOOD);
     }

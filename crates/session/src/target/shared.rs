@@ -1,9 +1,9 @@
 //! The state that all connections of a target share: the subsystem, its volumes, its controllers
 //! (`controllers.rs`), and the notices from one connection to another (`notices.rs`).
 //!
-//! Connections use it when queues begin and end, and for admin commands, but never on the hot path. The
-//! environment keeps it behind a lock. If another connection must react to a change, a [`Notice`] is
-//! left here, and the environment wakes that connection on its core
+//! Connections use it when queues begin and end, and for admin commands, but never on the hot path.
+//! The environment keeps it behind a lock. If another connection must react to a change, a
+//! [`Notice`] is left here, and the environment wakes that connection on its core
 //! ([`TargetEnv::notify`](super::TargetEnv::notify)).
 
 mod controllers;
@@ -75,8 +75,8 @@ pub struct Shared<R: Region> {
 
 impl<R: Region> Shared<R> {
     /// A target without connections that begins to serve at time `now`, in ns of the clock of its
-    /// [`TargetEnv`](super::TargetEnv)s. The leases of the volumes that had an owner when the target
-    /// last stopped begin to run (T25).
+    /// [`TargetEnv`](super::TargetEnv)s. The leases of the volumes that had an owner when the
+    /// target last stopped begin to run (T25).
     #[must_use]
     pub fn new(
         identity: Identity,
@@ -120,8 +120,8 @@ impl<R: Region> Shared<R> {
     }
 
     /// Sets how many bytes of data all connections together may hold, in addition to the
-    /// [`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES) of each. Connections that exist already
-    /// keep the old limit.
+    /// [`CONNECTION_BYTES`](super::limits::CONNECTION_BYTES) of each. Connections that exist
+    /// already keep the old limit.
     pub fn set_memory(&mut self, bytes: usize) {
         self.budget = Budget::new(bytes);
     }
@@ -149,9 +149,9 @@ impl<R: Region> Shared<R> {
         &self.volumes
     }
 
-    /// Ends the service by a clean stop. First records as closed the volumes whose lease has run out
-    /// and that need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation must have
-    /// come back before.
+    /// Ends the service by a clean stop. First records as closed the volumes whose lease has run
+    /// out and that need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation
+    /// must have come back before.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.
@@ -164,8 +164,8 @@ impl<R: Region> Shared<R> {
         self.volumes.end_service(write_back)
     }
 
-    /// Frees the volume of a namespace if its lease has run out, because a host is about to write the
-    /// namespace (T25).
+    /// Frees the volume of a namespace if its lease has run out, because a host is about to write
+    /// the namespace (T25).
     pub(super) fn free_namespace(&mut self, nsid: u32, now: u64) {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
@@ -179,13 +179,14 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Makes `host` the owner of a volume: calls [`Volumes::claim`]. Then fences the association of the
-    /// former owner, or ends it. Returns the number of this claim among the claims of the volume.
+    /// Makes `host` the owner of a volume: calls [`Volumes::claim`]. Then fences the association of
+    /// the former owner, or ends it. Returns the number of this claim among the claims of the
+    /// volume.
     pub(super) fn claim(&mut self, claim: &Claim, host: Owner, now: u64) -> Result<u64, Refusal> {
         let claimant = host.association;
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
-        // A former owner that is fenced loses its rights. The claimant gets its rights back, in case
-        // another owner has fenced it before (T8).
+        // A former owner that is fenced loses its rights. The claimant gets its rights back, in
+        // case another owner has fenced it before (T8).
         for controller in self.controllers.values() {
             if claimed.fenced_association == Some(controller.association) {
                 controller.rights.fence();
@@ -214,15 +215,16 @@ impl<R: Region> Shared<R> {
         self.leave_notice(admin, Notice::Close(why));
     }
 
-    /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time (T8).
+    /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time
+    /// (T8).
     pub(super) fn note_writer(&mut self, ns_index: usize, conn: ConnId) {
         if self.conns.contains_key(&conn) {
             self.writers.note(ns_index, conn);
         }
     }
 
-    /// Binds a stream to a connection: calls [`Volumes::bind`]. Notes the connection as a writer of the
-    /// volume's namespaces.
+    /// Binds a stream to a connection: calls [`Volumes::bind`]. Notes the connection as a writer of
+    /// the volume's namespaces.
     pub(super) fn bind(
         &mut self,
         conn: ConnId,
@@ -261,9 +263,9 @@ impl<R: Region> Shared<R> {
 
     /// If the result is `STREAM_BUSY`, closes the connections that still carry these streams.
     ///
-    /// The owner needs the streams on other connections, or forgets the volume. So the owner has given
-    /// up these connections, although their end was not noticed here yet. The owner repeats its
-    /// command, which succeeds when the connections have ended (P7, P8).
+    /// The owner needs the streams on other connections, or forgets the volume. So the owner has
+    /// given up these connections, although their end was not noticed here yet. The owner repeats
+    /// its command, which succeeds when the connections have ended (P7, P8).
     fn end_old_carriers<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -279,8 +281,8 @@ impl<R: Region> Shared<R> {
         result
     }
 
-    /// Releases a volume, if the host with this association may still do that. With `forget`, drops the
-    /// volume and its log.
+    /// Releases a volume, if the host with this association may still do that. With `forget`, drops
+    /// the volume and its log.
     pub(super) fn release(
         &mut self,
         volume: VolumeId,
@@ -292,8 +294,9 @@ impl<R: Region> Shared<R> {
             self.volumes.owner(volume).is_some_and(|owner| owner.association == association);
         let released = self.volumes.release(volume, forget, &self.namespaces);
         if was_owner && released == Ok(false) {
-            // A plain command of the owner may still arrive, such as a Write Zeroes of a recovery that
-            // the owner has given up. It must not land over data that is written from now on (T8).
+            // A plain command of the owner may still arrive, such as a Write Zeroes of a recovery
+            // that the owner has given up. It must not land over data that is written from now on
+            // (T8).
             for controller in self.controllers.values() {
                 if controller.association == association {
                     controller.rights.fence();

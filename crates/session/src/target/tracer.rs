@@ -11,19 +11,20 @@ use crate::stages::{Sampler, Spent, Stage, Trace};
 /// Stands in [`Tracer::traced_slot`] for "no write is being traced".
 const NO_SLOT: u32 = u32::MAX;
 
-/// The tracer of a bound stream. It follows one write at a time, from the arrival of the write until
-/// the socket has its completion. Few samples are lost by that, because there are seldom more writes in
-/// flight than writes between two samples.
+/// The tracer of a bound stream. It follows one write at a time, from the arrival of the write
+/// until the socket has its completion. Few samples are lost by that, because there are seldom more
+/// writes in flight than writes between two samples.
 ///
-/// Every write costs one comparison. The time is read only for the traced write. If the traced write
-/// is refused, its trace never ends, and nothing more is traced, because the stream has failed.
+/// Every write costs one comparison. The time is read only for the traced write. If the traced
+/// write is refused, its trace never ends, and nothing more is traced, because the stream has
+/// failed.
 #[derive(Debug)]
 pub(super) struct Tracer {
     sampler: Sampler,
     /// How many requests have been reported to the environment.
     reported_count: u64,
-    /// The slot of the traced write in the table of commands, until its completion is sent; otherwise
-    /// [`NO_SLOT`].
+    /// The slot of the traced write in the table of commands, until its completion is sent;
+    /// otherwise [`NO_SLOT`].
     traced_slot: u32,
     /// The traced write has arrived and is not in the log yet.
     awaits_append: bool,
@@ -48,8 +49,8 @@ impl Tracer {
     }
 
     /// Counts one more request that has arrived. Returns whether the request must be passed to
-    /// [`on_arrival`](Self::on_arrival): it may be the next traced write, or the traced write may wait
-    /// for it.
+    /// [`on_arrival`](Self::on_arrival): it may be the next traced write, or the traced write may
+    /// wait for it.
     #[inline]
     pub(super) fn count_arrival(&mut self) -> bool {
         self.sampler.is_due()
@@ -85,8 +86,8 @@ impl Tracer {
         self.traced_slot != NO_SLOT && self.trace.stage() == Stage::LogAppend
     }
 
-    /// Notes that the log is fenced, and that `steps` are carried out next. If they have the `Write` of
-    /// the traced write, the gate has released it, and it waits only for the drive.
+    /// Notes that the log is fenced, and that `steps` are carried out next. If they have the
+    /// `Write` of the traced write, the gate has released it, and it waits only for the drive.
     #[cold]
     pub(super) fn on_logged(&mut self, steps: &[Step], now: u64) {
         let is_released = steps.contains(&Step::Write(Ticket(self.traced_slot)));
@@ -111,8 +112,8 @@ impl Tracer {
         self.trace.enter(Stage::Device, now);
     }
 
-    /// Notes that an operation of the traced write has come back from the drive. With `is_flush_due`, a
-    /// FLUSH follows.
+    /// Notes that an operation of the traced write has come back from the drive. With
+    /// `is_flush_due`, a FLUSH follows.
     #[cold]
     pub(super) fn on_landed(&mut self, is_flush_due: bool, now: u64) {
         self.trace.enter(if is_flush_due { Stage::Gate } else { Stage::Persist }, now);
@@ -124,7 +125,8 @@ impl Tracer {
         self.traced_slot != NO_SLOT
     }
 
-    /// Notes that the steps in `done` have ended their requests, whose persist words are fenced next.
+    /// Notes that the steps in `done` have ended their requests, whose persist words are fenced
+    /// next.
     #[cold]
     pub(super) fn on_completing(&mut self, done: &[Step], now: u64) {
         let ticket = Ticket(self.traced_slot);
@@ -142,8 +144,8 @@ impl Tracer {
         self.awaits_fence
     }
 
-    /// Notes that the completion of the traced write is about to be sent. Another request may use its
-    /// slot from now on.
+    /// Notes that the completion of the traced write is about to be sent. Another request may use
+    /// its slot from now on.
     #[cold]
     pub(super) fn on_persisted(&mut self, now: u64) {
         self.traced_slot = NO_SLOT;
@@ -152,7 +154,7 @@ impl Tracer {
         self.trace.enter(Stage::Completion, now);
     }
 
-    /// Whether the completion of the traced write is in the outbox, on its way to the socket.
+    /// Whether the completion of the traced write is in the outbox, in transit to the socket.
     #[inline]
     pub(super) fn awaits_socket(&self) -> bool {
         self.awaits_socket

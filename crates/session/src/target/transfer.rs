@@ -17,8 +17,8 @@ use super::limits::TRANSFER_BUDGET;
 use crate::outbox::Outbox;
 
 impl<E: TargetEnv> Context<E> {
-    /// Puts a command with `data_len` bytes of data into the table. Requests the data from the host,
-    /// now or when the budget allows the buffer.
+    /// Puts a command with `data_len` bytes of data into the table. Requests the data from the
+    /// host, now or when the budget allows the buffer.
     pub(super) fn insert_and_request_data(
         &mut self,
         sqe: &Sqe,
@@ -34,8 +34,8 @@ impl<E: TargetEnv> Context<E> {
         Ok(())
     }
 
-    /// Charges a buffer of `data_len` bytes to the budget and returns true, if the budget allows that
-    /// now. Otherwise the command waits, and [`next_within_budget`](Self::next_within_budget)
+    /// Charges a buffer of `data_len` bytes to the budget and returns true, if the budget allows
+    /// that now. Otherwise the command waits, and [`next_within_budget`](Self::next_within_budget)
     /// returns it later.
     pub(super) fn charge_or_enqueue(
         &mut self,

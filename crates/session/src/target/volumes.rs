@@ -1,14 +1,14 @@
 //! The volumes that a target knows, and the log region with their ordering logs.
 //!
-//! A [`Volume`] has its namespaces, its [`Lease`] and its partitions of the log. A volume is used in
-//! these steps:
+//! A [`Volume`] has its namespaces, its [`Lease`] and its partitions of the log. A volume is used
+//! in these steps:
 //!
 //! 1. A host *claims* the volume and becomes its owner (`claims.rs`, T8).
 //! 2. The operations that were in flight at the claim come back: the volume is *drained*.
 //! 3. The owner *lists* the entries of each stream (`listing.rs`), decides, and undoes.
 //! 4. The owner *settles* each stream (`settlement.rs`).
-//! 5. The owner *binds* each stream to a connection (`binding.rs`). The connection has the log of the
-//!    stream until the stream ends there.
+//! 5. The owner *binds* each stream to a connection (`binding.rs`). The connection has the log of
+//!    the stream until the stream ends there.
 //! 6. The owner *releases* the volume (`release.rs`), or its lease runs out (`lease.rs`).
 //!
 //! `unlogged.rs` bounds the number of volumes without a log. `log_opening.rs` opens the log region.
@@ -80,9 +80,9 @@ impl<R: Region> Volumes<R> {
         Self::new(Vec::new(), TargetLog::None, crc)
     }
 
-    /// A target whose log region was opened for a new incarnation. Reads every partition. Also returns
-    /// the problems of the damaged partitions: their volumes are refused until the owner accepts the
-    /// loss (T19).
+    /// A target whose log region was opened for a new incarnation. Reads every partition. Also
+    /// returns the problems of the damaged partitions: their volumes are refused until the owner
+    /// accepts the loss (T19).
     ///
     /// A volume in the log's directory that was never claimed is forgotten: a crash has interrupted
     /// its creation. If the volume stayed, its blank partitions could be taken for the log that its
@@ -106,8 +106,8 @@ impl<R: Region> Volumes<R> {
             for stream in (0..record.streams).map(StreamId) {
                 let Some(range) = record.partition(stream) else { continue };
                 let id = PartitionId { volume: record.id, stream };
-                // If this is true, a later claim has given up the content of the log, and a crash has
-                // come before that claim was granted.
+                // If this is true, a later claim has given up the content of the log, and a crash
+                // has come before that claim was granted.
                 let is_given_up = record.given_up_generation > record.generation;
                 let opened = open_partition(&mut split, range, id, is_given_up, crc);
                 partitions.push(opened.unwrap_or_else(|problem| {
@@ -122,17 +122,18 @@ impl<R: Region> Volumes<R> {
         (Self::new(list, TargetLog::Live { region, split }, crc), problems)
     }
 
-    /// Notes that the log was made anew in this incarnation of the target, because the lost log with
-    /// this header was given up. A volume of the lost log that is claimed again gets the number of log
-    /// slots that it had, unless its claim gives another number. So all volumes fit again.
+    /// Notes that the log was made anew in this incarnation of the target, because the lost log
+    /// with this header was given up. A volume of the lost log that is claimed again gets the
+    /// number of log slots that it had, unless its claim gives another number. So all volumes fit
+    /// again.
     #[must_use]
     pub fn after_loss(mut self, lost: RegionHeader) -> Self {
         self.former = lost.volumes;
         self
     }
 
-    /// A target whose log region is of another boot. The volumes in it are known and guarded. They can't
-    /// be claimed until a host accepts the loss of the log (T19).
+    /// A target whose log region is of another boot. The volumes in it are known and guarded. They
+    /// can't be claimed until a host accepts the loss of the log (T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::from_record(record, true));
@@ -174,8 +175,8 @@ impl<R: Region> Volumes<R> {
         self.find(volume).map(Volume::unsettled_entry_count)
     }
 
-    /// Begins the leases of the volumes that have an owner in the log's directory (T25), and sets the
-    /// guards of all namespaces.
+    /// Begins the leases of the volumes that have an owner in the log's directory (T25), and sets
+    /// the guards of all namespaces.
     pub(super) fn begin_service(&mut self, namespaces: &Namespaces, now: u64) {
         let header = match &self.target_log {
             TargetLog::None => None,
@@ -232,8 +233,8 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// Opens a partition. A partition that is not valid and was given up is made anew, because the claim
-/// that has given it up was interrupted before it did that (T26).
+/// Opens a partition. A partition that is not valid and was given up is made anew, because the
+/// claim that has given it up was interrupted before it did that (T26).
 ///
 /// # Errors
 /// The problem of the partition, for the operator.

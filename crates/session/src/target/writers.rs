@@ -8,15 +8,16 @@
 //!
 //! Both happen under the lock of [`Shared`](super::Shared), so one of them comes first:
 //!
-//! - The claim comes first: it has set the guard before it releases the lock. The connection reads the
-//!   guard after it had the lock, so its write is refused.
+//! - The claim comes first: it has set the guard before it releases the lock. The connection reads
+//!   the guard after it had the lock, so its write is refused.
 //! - The note comes first: the claim finds the connection here and leaves a notice for it. The
 //!   connection takes the lock to read the notice. It acknowledges when all operations that it had
 //!   begun have come back. Every later operation sees the new guard.
 //!
-//! `tests/writers.rs` checks this with a model checker. A later write of the connection reads only the
-//! connection's own memory. A connection that carries a stream is noted when the stream is bound, also
-//! under the lock: either before the claim, or the bind is refused because of its generation.
+//! `tests/writers.rs` checks this with a model checker. A later write of the connection reads only
+//! the connection's own memory. A connection that carries a stream is noted when the stream is
+//! bound, also under the lock: either before the claim, or the bind is refused because of its
+//! generation.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -54,8 +55,8 @@ pub(super) struct NotedNamespaces(Vec<bool>);
 
 impl NotedNamespaces {
     /// Whether the connection may write to a namespace now. `guard_allows` reads the guard of the
-    /// namespace. `note` notes the connection in [`Writers`] under the lock. A connection that may not
-    /// write is not noted, so that it can't make claims more expensive.
+    /// namespace. `note` notes the connection in [`Writers`] under the lock. A connection that may
+    /// not write is not noted, so that it can't make claims more expensive.
     #[inline(always)]
     pub(super) fn may_write(
         &mut self,
@@ -78,8 +79,8 @@ impl NotedNamespaces {
     ) -> bool {
         note();
         self.set_noted(ns_index);
-        // The guard must be read again, because the first check may have come before a claim that has
-        // not found this connection.
+        // The guard must be read again, because the first check may have come before a claim that
+        // has not found this connection.
         guard_allows()
     }
 

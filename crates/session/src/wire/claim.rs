@@ -1,11 +1,11 @@
-//! The data of a claim: which host wants a volume, and how.
+//! The data of a claim command, by which a host becomes the owner of a volume.
 
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Member, VolumeId};
 use riopipe_order::log_region::MemberNamespace;
 
-use super::{array_at, u32_at};
+use super::{array_at, u16_at, u32_at};
 
 /// The data of a claim (4096 bytes on the wire).
 ///
@@ -13,36 +13,37 @@ use super::{array_at, u32_at};
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation |
-/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 no log needed, bit 3 resume, bit 4 give up |
+/// | 20 | flags: bit 0 create, bit 1 take over, bit 2 unlogged, bit 3 resume, bit 4 give up |
 /// | 21 | number of namespaces |
-/// | 22–23 | streams |
-/// | 24–27 | log slots per stream (create; 0 = what fits) |
+/// | 22–23 | number of streams |
+/// | 24–27 | log slots per stream, with `create`; 0: the target chooses |
 /// | 28–31 | lease, ms |
-/// | 32– | for each namespace: its id (4 bytes), its member number in the volume (1), 0 (3) |
+/// | 32– | for each namespace 8 bytes: namespace id (4), member number in the volume (1), 0 (3) |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The volume.
     pub volume: VolumeId,
     /// The owner's generation: higher than any on record (T8).
     pub generation: u32,
-    /// Make log partitions for a volume that the target doesn't know yet.
+    /// Whether the target makes log partitions for the volume, which has none there.
     pub create: bool,
-    /// The content of this log for the volume is given up: the log records that, then partitions
-    /// that can't be read are begun anew; with `create`, all of them (T26).
+    /// Whether the content of the target's log for the volume is given up. The log records that,
+    /// and then makes the partitions anew that can't be read; with `create`, all of them (T26).
     pub give_up: bool,
-    /// Fence an owner that is connected (T8).
+    /// Whether an owner that is connected, or whose lease runs, is fenced (T8).
     pub take_over: bool,
-    /// The volume's engine needs no ordering log (`none`, `sync`): owned, but without partitions.
+    /// Whether the volume gets an owner but no partitions, because its engine needs no ordering log
+    /// (`none`, `sync`).
     pub unlogged: bool,
-    /// The same owner comes back after its association or the target died: `generation` is the one
-    /// on record, and the content of the logs stays (P7).
+    /// Whether the same owner comes back after its association or the target has ended.
+    /// `generation` is then the one on record, and the content of the logs stays (P7).
     pub resume: bool,
-    /// The number of streams of the volume, at most 1024.
+    /// The number of streams of the volume, 1 to [`STREAMS_MAX`].
     pub streams: u16,
-    /// The number of log slots per stream when creating; 0 lets the target choose.
+    /// With `create`: the number of log slots per stream; 0 lets the target choose.
     pub slots: u32,
-    /// The time for which the volume stays the owner's, and guarded, when the target loses its
-    /// association, milliseconds (T25).
+    /// How long the target keeps the volume for its owner, and guards it, after the loss of the
+    /// owner's association, milliseconds (T25).
     pub lease_ms: u32,
     /// The member namespaces on this target, with the volume's numbers for them.
     pub members: Vec<MemberNamespace>,
@@ -55,11 +56,25 @@ pub const CLAIM_NAMESPACES_MAX: usize = 255;
 /// The most streams of a volume.
 pub const STREAMS_MAX: u16 = 1024;
 
-/// The namespaces, as members 0, 1, … in this order.
+/// The places of the fields in a claim, bytes. [`Claim`] has the table.
+const FLAGS_AT: usize = 20;
+const NAMESPACE_COUNT_AT: usize = 21;
+const NAMESPACES_AT: usize = 32;
+/// The bytes of each namespace in a claim.
+const NAMESPACE_LEN: usize = 8;
+
+const FLAG_CREATE: u8 = 1;
+const FLAG_TAKE_OVER: u8 = 1 << 1;
+const FLAG_UNLOGGED: u8 = 1 << 2;
+const FLAG_RESUME: u8 = 1 << 3;
+const FLAG_GIVE_UP: u8 = 1 << 4;
+const KNOWN_FLAGS: u8 = FLAG_CREATE | FLAG_TAKE_OVER | FLAG_UNLOGGED | FLAG_RESUME | FLAG_GIVE_UP;
+
+/// Numbers these namespaces as the members 0, 1, … of a volume, in this order.
 #[must_use]
 pub fn in_order(nsids: impl IntoIterator<Item = u32>) -> Vec<MemberNamespace> {
     let numbered = nsids.into_iter().enumerate();
-    numbered.map(|(i, nsid)| MemberNamespace { member: Member(i as u8), nsid }).collect()
+    numbered.map(|(number, nsid)| MemberNamespace { member: Member(number as u8), nsid }).collect()
 }
 
 impl Claim {
@@ -91,51 +106,62 @@ impl Claim {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         debug_assert!(self.members.len() <= CLAIM_NAMESPACES_MAX);
-        let mut d = alloc::vec![0; CLAIM_LEN];
-        d[0..16].copy_from_slice(&self.volume.0);
-        d[16..20].copy_from_slice(&self.generation.to_le_bytes());
-        d[20] = u8::from(self.create)
-            | u8::from(self.take_over) << 1
-            | u8::from(self.unlogged) << 2
-            | u8::from(self.resume) << 3
-            | u8::from(self.give_up) << 4;
-        d[21] = self.members.len() as u8;
-        d[22..24].copy_from_slice(&self.streams.to_le_bytes());
-        d[24..28].copy_from_slice(&self.slots.to_le_bytes());
-        d[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
-        for (i, place) in self.members.iter().enumerate() {
-            let at = 32 + 8 * i;
-            d[at..at + 4].copy_from_slice(&place.nsid.to_le_bytes());
-            d[at + 4] = place.member.0;
+        let mut bytes = alloc::vec![0; CLAIM_LEN];
+        bytes[0..16].copy_from_slice(&self.volume.0);
+        bytes[16..20].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[FLAGS_AT] = self.flags();
+        bytes[NAMESPACE_COUNT_AT] = self.members.len() as u8;
+        bytes[22..24].copy_from_slice(&self.streams.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
+        let records = bytes[NAMESPACES_AT..].chunks_exact_mut(NAMESPACE_LEN);
+        for (namespace, record) in self.members.iter().zip(records) {
+            record[0..4].copy_from_slice(&namespace.nsid.to_le_bytes());
+            record[4] = namespace.member.0;
         }
-        d
+        bytes
+    }
+
+    fn flags(&self) -> u8 {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        flag(self.create, FLAG_CREATE)
+            | flag(self.take_over, FLAG_TAKE_OVER)
+            | flag(self.unlogged, FLAG_UNLOGGED)
+            | flag(self.resume, FLAG_RESUME)
+            | flag(self.give_up, FLAG_GIVE_UP)
     }
 
     /// Reads a claim; `None` if it is short or not valid (T18).
     #[must_use]
-    pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < CLAIM_LEN || d[20] & !0b1_1111 != 0 {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < CLAIM_LEN {
             return None;
         }
-        let streams = u16::from_le_bytes([d[22], d[23]]);
-        if streams == 0 || streams > STREAMS_MAX || d[21] == 0 {
+        let flags = bytes[FLAGS_AT];
+        let namespace_count = usize::from(bytes[NAMESPACE_COUNT_AT]);
+        let streams = u16_at(bytes, 22);
+        if flags & !KNOWN_FLAGS != 0
+            || namespace_count == 0
+            || !(1..=STREAMS_MAX).contains(&streams)
+        {
             return None;
         }
+        let records = bytes[NAMESPACES_AT..].chunks_exact(NAMESPACE_LEN).take(namespace_count);
         Some(Self {
-            volume: VolumeId(array_at(d, 0)),
-            generation: u32_at(d, 16),
-            create: d[20] & 1 != 0,
-            give_up: d[20] & 16 != 0,
-            take_over: d[20] & 2 != 0,
-            unlogged: d[20] & 4 != 0,
-            resume: d[20] & 8 != 0,
+            volume: VolumeId(array_at(bytes, 0)),
+            generation: u32_at(bytes, 16),
+            create: flags & FLAG_CREATE != 0,
+            give_up: flags & FLAG_GIVE_UP != 0,
+            take_over: flags & FLAG_TAKE_OVER != 0,
+            unlogged: flags & FLAG_UNLOGGED != 0,
+            resume: flags & FLAG_RESUME != 0,
             streams,
-            slots: u32_at(d, 24),
-            lease_ms: u32_at(d, 28),
-            members: (0..usize::from(d[21]))
-                .map(|i| MemberNamespace {
-                    nsid: u32_at(d, 32 + 8 * i),
-                    member: Member(d[36 + 8 * i]),
+            slots: u32_at(bytes, 24),
+            lease_ms: u32_at(bytes, 28),
+            members: records
+                .map(|record| MemberNamespace {
+                    nsid: u32_at(record, 0),
+                    member: Member(record[4]),
                 })
                 .collect(),
         })

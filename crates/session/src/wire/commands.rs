@@ -1,4 +1,16 @@
-//! The vendor specific commands: their opcodes and fields.
+//! The vendor specific commands of the extension: their opcodes, and functions that write and read
+//! their fields.
+//!
+//! | command | queue | data | CDW2–3 | CDW10 | CDW11 | CDW12–15 |
+//! |---|---|---|---|---|---|---|
+//! | claim | admin | [`Claim`](super::Claim) to the target | | length | | |
+//! | status | admin | [`VolumeStatus`](super::VolumeStatus) to the host | | length | | volume |
+//! | release | admin | none | | bit 0 forget | | volume |
+//! | list | admin | [`list::Page`] to the host | position | length | stream | volume |
+//! | settle | admin | [`list::Settle`] to the target | | length | | |
+//! | bind | I/O | none | released mark | stream, bit 31 resume | generation | volume |
+//! | mark | I/O | none | released mark | bit 0 durable | | |
+//! | list | I/O | [`list::Page`] to the host | position | length | | |
 
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
@@ -6,35 +18,31 @@ use riopipe_order::entry::Position;
 
 use super::{CLAIM_LEN, STATUS_LEN, list, u32_at};
 
-/// Admin: claim a volume (host → controller data, [`Claim`](super::Claim)). Bits 1:0 of an opcode
-/// are the direction of data (NVMe base, figure "Opcode").
+/// Admin: claim a volume. Bits 1:0 of each opcode are the direction of the data (NVMe Base, figure
+/// "Opcode").
 pub const ADMIN_CLAIM: u8 = 0xc1;
-/// Admin: the target's state of a volume (controller → host data,
-/// [`VolumeStatus`](super::VolumeStatus)); the volume's id in CDW12–15, the length in CDW10 (bytes).
+/// Admin: get the target's state of a volume.
 pub const ADMIN_STATUS: u8 = 0xc2;
-/// Admin: release a volume (no data); the volume's id in CDW12–15, CDW10 bit 0 = forget it and
-/// free its log partitions.
+/// Admin: release a volume. With CDW10 bit 0, the target also forgets the volume and frees its log
+/// partitions.
 pub const ADMIN_RELEASE: u8 = 0xc4;
-/// Admin: one page of a partition's live entries (controller → host data, [`list::Page`]): the
-/// volume's id in CDW12–15, CDW10 the length (bytes), CDW11 the stream, CDW2–3 the position from
-/// which to list (64 bits).
+/// Admin: get one page of a partition's live entries, from the position in CDW2–3 on.
 pub const ADMIN_LIST: u8 = 0xc6;
-/// Admin: record the recovered seq of each stream (host → controller data, [`list::Settle`]).
+/// Admin: record the recovered seqs of streams.
 pub const ADMIN_SETTLE: u8 = 0xc9;
-/// I/O: bind this queue to a stream (no data): CDW10 stream, CDW11 generation, CDW12–15 volume,
-/// CDW2–3 the released mark to start from (64 bits). CDW10 bit 31 = continue after a lost
-/// connection with the content of the log (P7). The completion's dword 0 has the log slots
-/// of the partition, dword 1 the target's incarnation.
+/// I/O: bind this queue to a stream, which starts after the released mark in CDW2–3. With CDW10 bit
+/// 31, the stream continues after a lost connection with the content of the log (P7). Dword 0 of
+/// the completion is the number of log slots of the partition, dword 1 the target's incarnation.
 pub const IO_BIND: u8 = 0x84;
-/// I/O: a released mark alone (no data): CDW2–3 the mark (64 bits); CDW10 bit 0 = make it durable
-/// before completing (a clean close, or a full log).
+/// I/O: report the released mark in CDW2–3. With CDW10 bit 0, the mark must be durable before the
+/// completion; this is used at a clean close, or if the log is full.
 pub const IO_MARK: u8 = 0x88;
-/// I/O: like [`ADMIN_LIST`], for the stream that the queue is bound to; CDW11–15 are not used.
+/// I/O: like [`ADMIN_LIST`], for the stream to which the queue is bound.
 pub const IO_LIST: u8 = 0x8a;
-/// CDW10 of [`IO_BIND`]: continue with the content of the log.
+/// CDW10 of [`IO_BIND`]: the stream continues with the content of the log.
 const BIND_RESUME: u32 = 1 << 31;
 
-/// The status command for a volume; its data is [`STATUS_LEN`] bytes.
+/// The status command for a volume. Its data has [`STATUS_LEN`] bytes.
 #[must_use]
 pub fn status_command(volume: VolumeId) -> Sqe {
     let mut sqe = volume_command(ADMIN_STATUS, volume);
@@ -42,7 +50,7 @@ pub fn status_command(volume: VolumeId) -> Sqe {
     sqe
 }
 
-/// The claim command; its data is [`Claim::encode`](super::Claim::encode).
+/// The claim command. Its data is made by [`Claim::encode`](super::Claim::encode).
 #[must_use]
 pub fn claim_command() -> Sqe {
     let mut sqe = Sqe::new(ADMIN_CLAIM, 0);
@@ -50,7 +58,7 @@ pub fn claim_command() -> Sqe {
     sqe
 }
 
-/// The release command: releases the volume, or makes the target forget it.
+/// The release command. With `forget`, the target also forgets the volume.
 #[must_use]
 pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
     let mut sqe = volume_command(ADMIN_RELEASE, volume);
@@ -58,7 +66,8 @@ pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
     sqe
 }
 
-/// The bind command: this queue carries `stream` from now on, starting after `released`.
+/// The bind command: the queue carries `stream` from now on. The stream starts after the group
+/// `released`.
 #[must_use]
 pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
     let mut sqe = volume_command(IO_BIND, volume);
@@ -69,7 +78,7 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
 }
 
 /// The bind command of an owner that comes back: the stream continues with the content of the log,
-/// and the owner replays requests that are not durable (P7).
+/// and the owner replays the requests that are not durable (P7).
 #[must_use]
 pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
     let mut sqe = bind_command(volume, stream, generation, released);
@@ -89,7 +98,8 @@ pub fn bind_stream(sqe: &Sqe) -> StreamId {
     StreamId(sqe.dword(10) as u16)
 }
 
-/// The list command of the admin queue; `len` bytes, at most [`list::PAGE_BYTES_MAX`].
+/// The list command of the admin queue, for a page of `len` bytes, at most
+/// [`list::PAGE_BYTES_MAX`].
 #[must_use]
 pub fn list_command(volume: VolumeId, stream: StreamId, from: Position, len: usize) -> Sqe {
     let mut sqe = volume_command(ADMIN_LIST, volume);
@@ -99,7 +109,7 @@ pub fn list_command(volume: VolumeId, stream: StreamId, from: Position, len: usi
     sqe
 }
 
-/// The list command of a bound I/O queue.
+/// The list command of an I/O queue, for the stream to which the queue is bound.
 #[must_use]
 pub fn own_list_command(from: Position, len: usize) -> Sqe {
     let mut sqe = Sqe::new(IO_LIST, 0);
@@ -108,14 +118,28 @@ pub fn own_list_command(from: Position, len: usize) -> Sqe {
     sqe
 }
 
-/// The fields of a list command: the stream (of the admin command), the first position, the length
-/// in bytes.
-#[must_use]
-pub fn list_of(sqe: &Sqe) -> (StreamId, Position, usize) {
-    (StreamId(sqe.dword(11) as u16), Position(mark_of(sqe).0), sqe.dword(10) as usize)
+/// The page that a list command requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListRequest {
+    /// The stream. Only the command of the admin queue has it.
+    pub stream: StreamId,
+    /// The position of the first entry.
+    pub from: Position,
+    /// The length of the page, bytes.
+    pub len: usize,
 }
 
-/// The settle command; its data is [`list::Settle::encode`].
+/// Reads the fields of a list command.
+#[must_use]
+pub fn list_request(sqe: &Sqe) -> ListRequest {
+    ListRequest {
+        stream: StreamId(sqe.dword(11) as u16),
+        from: Position(mark_of(sqe).0),
+        len: sqe.dword(10) as usize,
+    }
+}
+
+/// The settle command. Its data is made by [`list::Settle::encode`].
 #[must_use]
 pub fn settle_command() -> Sqe {
     let mut sqe = Sqe::new(ADMIN_SETTLE, 0);
@@ -123,7 +147,8 @@ pub fn settle_command() -> Sqe {
     sqe
 }
 
-/// The mark command: the stream is released up to `released`.
+/// The mark command: all groups of the stream up to `released` are released. With `durable`, the
+/// mark is durable before the completion.
 #[must_use]
 pub fn mark_command(released: Seq, durable: bool) -> Sqe {
     let mut sqe = Sqe::new(IO_MARK, 0);
@@ -132,27 +157,29 @@ pub fn mark_command(released: Seq, durable: bool) -> Sqe {
     sqe
 }
 
-/// The volume id in CDW12–15 of a vendor command.
+/// The volume's id in CDW12–15 of a vendor command.
 #[must_use]
 pub fn volume_of(sqe: &Sqe) -> VolumeId {
     let mut id = [0; 16];
-    for i in 0..4 {
-        id[4 * i..4 * i + 4].copy_from_slice(&sqe.dword(12 + i).to_le_bytes());
+    for (i, part) in id.chunks_exact_mut(4).enumerate() {
+        part.copy_from_slice(&sqe.dword(12 + i).to_le_bytes());
     }
     VolumeId(id)
 }
 
-/// The 64-bit mark in CDW2–3 of bind and mark.
+/// The 64-bit number in CDW2–3 of a vendor command: the released mark of bind and mark.
 #[must_use]
 pub fn mark_of(sqe: &Sqe) -> Seq {
     Seq(u64::from(sqe.dword(2)) | u64::from(sqe.dword(3)) << 32)
 }
 
+/// Writes a 64-bit number into CDW2–3.
 fn put_mark(sqe: &mut Sqe, mark: Seq) {
     sqe.set_dword(2, mark.0 as u32);
     sqe.set_dword(3, (mark.0 >> 32) as u32);
 }
 
+/// A command with a volume's id in CDW12–15.
 fn volume_command(opcode: u8, volume: VolumeId) -> Sqe {
     let mut sqe = Sqe::new(opcode, 0);
     for i in 0..4 {
@@ -181,7 +208,9 @@ mod tests {
         assert_eq!(again.dword(10), 0x8000_8102);
         assert_eq!((bind_resumes(&again), bind_stream(&again)), (true, StreamId(0x8102)));
         let list = list_command(volume, StreamId(0x8102), Position(mark.0), 0x8000_1000);
-        assert_eq!(list_of(&list), (StreamId(0x8102), Position(mark.0), 0x8000_1000));
+        let request =
+            ListRequest { stream: StreamId(0x8102), from: Position(mark.0), len: 0x8000_1000 };
+        assert_eq!(list_request(&list), request);
         assert_eq!(volume_of(&list), volume);
         let own = own_list_command(Position(mark.0), 4096);
         assert_eq!((own.opcode(), own.dword(10), mark_of(&own)), (IO_LIST, 4096, mark));

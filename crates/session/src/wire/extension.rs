@@ -3,14 +3,17 @@
 use riopipe_order::log_region::LogKind;
 use riopipe_order::probe::{self, Plant};
 
-use super::{array_at, u32_at};
+use super::{array_at, u16_at, u32_at};
 
 /// The version of the extension that this crate implements.
 pub const EXTENSION_VERSION: u16 = 1;
 /// The offset of the extension's record in Identify Controller (its vendor area, bytes 3072–4095).
 pub const EXTENSION_OFFSET: usize = 3072;
-/// The record's magic number.
+/// The magic number of the record.
 pub const EXTENSION_MAGIC: [u8; 8] = *b"RIOPIPE\x01";
+
+/// The bytes of the record.
+const RECORD_LEN: usize = 48;
 
 /// The extension's record in Identify Controller.
 ///
@@ -27,58 +30,59 @@ pub const EXTENSION_MAGIC: [u8; 8] = *b"RIOPIPE\x01";
 pub struct Extension {
     /// Version of the extension.
     pub version: u16,
-    /// The log region's kind; `None` where the target has no ordering log: engine `rio` can't run
-    /// there.
+    /// The kind of the log region; `None` if the target has no ordering log, so that engine `rio`
+    /// can't run there.
     pub log_kind: Option<LogKind>,
     /// The number of the target's incarnation.
     pub incarnation: u32,
-    /// The log region's id.
+    /// The id of the log region.
     pub region: [u8; 16],
-    /// The boot id of the machine the target runs on.
+    /// The boot id of the machine on which the target runs.
     pub boot: [u8; 16],
 }
 
 impl Extension {
     /// Writes the record into Identify Controller data (4096 bytes).
     pub fn put(&self, identify: &mut [u8]) {
-        let r = &mut identify[EXTENSION_OFFSET..EXTENSION_OFFSET + 48];
-        r[0..8].copy_from_slice(&EXTENSION_MAGIC);
-        r[8..10].copy_from_slice(&self.version.to_le_bytes());
-        r[10] = self.log_kind.map_or(0, |kind| kind as u8);
-        r[11] = 0;
-        r[12..16].copy_from_slice(&self.incarnation.to_le_bytes());
-        r[16..32].copy_from_slice(&self.region);
-        r[32..48].copy_from_slice(&self.boot);
+        let record = &mut identify[EXTENSION_OFFSET..EXTENSION_OFFSET + RECORD_LEN];
+        record[0..8].copy_from_slice(&EXTENSION_MAGIC);
+        record[8..10].copy_from_slice(&self.version.to_le_bytes());
+        record[10] = self.log_kind.map_or(0, |kind| kind as u8);
+        record[11] = 0;
+        record[12..16].copy_from_slice(&self.incarnation.to_le_bytes());
+        record[16..32].copy_from_slice(&self.region);
+        record[32..48].copy_from_slice(&self.boot);
     }
 
     /// Finds the record; `None` if the target doesn't have the extension, has another version of
     /// it, or reports a log kind that this version doesn't know (T17).
     #[must_use]
     pub fn find(identify: &[u8]) -> Option<Self> {
-        let r = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + 48)?;
-        if r[0..8] != EXTENSION_MAGIC {
-            return accepted_without_properties();
+        let record = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + RECORD_LEN)?;
+        if record[0..8] != EXTENSION_MAGIC {
+            return assumed_extension();
         }
-        let version = u16::from_le_bytes([r[8], r[9]]);
+        let version = u16_at(record, 8);
         if version != EXTENSION_VERSION {
             return None;
         }
-        let log_kind = match r[10] {
+        let log_kind = match record[10] {
             0 => None,
             code => Some(LogKind::from_code(code)?),
         };
         Some(Self {
             version,
             log_kind,
-            incarnation: u32_at(r, 12),
-            region: array_at(r, 16),
-            boot: array_at(r, 32),
+            incarnation: u32_at(record, 12),
+            region: array_at(record, 16),
+            boot: array_at(record, 32),
         })
     }
 }
 
-/// The record of a target that reports none: `None`, since nothing may be assumed (T17).
-fn accepted_without_properties() -> Option<Extension> {
+/// The record of a target that reports none. It is `None`, because nothing may be assumed about
+/// such a target (T17). Only a plant, which removes this defence on purpose, returns a record.
+fn assumed_extension() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
     probe::planted(Plant::T17AssumeExtension).then_some(Extension {

@@ -1,4 +1,5 @@
-//! The data of recovery on the wire: pages of a partition's live entries, and the settlement.
+//! The data of the recovery commands: [`Page`] is a page of a partition's live entries, which a
+//! list command returns. [`Settle`] has the recovered seqs that a settle command records.
 
 use alloc::vec::Vec;
 
@@ -6,12 +7,23 @@ use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, St
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::ListedEntry;
 
-use super::{array_at, u32_at, u64_at};
+use super::{SEQ_MAX, array_at, u16_at, u32_at, u64_at};
 
-/// Bytes of a page's header, and of each entry in it.
+/// The bytes of a page's header, and of each entry in the page.
 pub const RECORD_BYTES: usize = 64;
 /// The most bytes of a page.
 pub const PAGE_BYTES_MAX: usize = 128 << 10;
+
+/// The flags of a [`Page`], in byte 18.
+const PAGE_MORE: u8 = 1;
+const PAGE_SETTLED: u8 = 1 << 1;
+const PAGE_IN_DOUBT: u8 = 1 << 2;
+const PAGE_FLAGS: u8 = PAGE_MORE | PAGE_SETTLED | PAGE_IN_DOUBT;
+
+/// The flags of an entry in a page, in byte 49.
+const ENTRY_PERSISTED: u8 = 1;
+const ENTRY_DURABLE: u8 = 1 << 1;
+const ENTRY_FLAGS: u8 = ENTRY_PERSISTED | ENTRY_DURABLE;
 
 /// A page of a partition's live entries.
 ///
@@ -22,11 +34,11 @@ pub const PAGE_BYTES_MAX: usize = 128 << 10;
 /// | 18 | flags: bit 0 more entries follow, bit 1 settled, bit 2 in doubt |
 /// | 20–23 | entries in this page |
 /// | 24–31 | released mark |
-/// | 32–39 | newest group up to it that is known, |
-/// | 40–47 | the caller's tag of it |
+/// | 32–39 | seq of the newest known group that is not beyond the released mark |
+/// | 40–47 | the caller's tag of that group |
 /// | 48–55 | position from which the next page continues |
 /// | 56–59 | torn slots |
-/// | 60–63 | live entries in all |
+/// | 60–63 | live entries of the partition, on all pages |
 /// | 64– | the entries, 64 bytes each |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
@@ -34,12 +46,12 @@ pub struct Page {
     pub volume: VolumeId,
     /// The stream.
     pub stream: StreamId,
-    /// Whether there are entries that did not fit.
+    /// Whether more entries follow on further pages.
     pub more: bool,
     /// Whether an earlier recovery has settled the partition (T9).
     pub settled: bool,
-    /// Whether the log's content for the stream was given up, and the stream has not been started
-    /// since (T26).
+    /// Whether the log's content for the stream was given up, and the stream has not started again
+    /// (T26).
     pub in_doubt: bool,
     /// The released mark.
     pub released: Seq,
@@ -47,64 +59,71 @@ pub struct Page {
     pub newest_tag: GroupTag,
     /// The position at which the next page starts.
     pub next: Position,
-    /// The number of torn slots: their bytes are no whole entry.
+    /// The number of torn slots, whose bytes are no whole entry.
     pub torn: u32,
-    /// Live entries of the partition in all.
+    /// The number of live entries of the partition, on all pages.
     pub live: u32,
     /// The entries, in order of position.
     pub entries: Vec<ListedEntry>,
 }
 
 impl Page {
-    /// The bytes of the page on the wire: `len` bytes, of which the entries take as many as they
-    /// need. The caller has checked that they fit ([`capacity`]).
+    /// The bytes of the page on the wire: `len` bytes. The caller must make sure that the entries
+    /// fit ([`capacity`]).
     #[must_use]
     pub fn encode(&self, len: usize) -> Vec<u8> {
         debug_assert!(self.entries.len() <= capacity(len));
-        let mut d = alloc::vec![0; len];
-        d[0..16].copy_from_slice(&self.volume.0);
-        d[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
-        d[18] = u8::from(self.more) | u8::from(self.settled) << 1 | u8::from(self.in_doubt) << 2;
-        d[20..24].copy_from_slice(&(self.entries.len() as u32).to_le_bytes());
-        d[24..32].copy_from_slice(&self.released.0.to_le_bytes());
-        d[32..40].copy_from_slice(&self.newest_tag.seq.0.to_le_bytes());
-        d[40..48].copy_from_slice(&self.newest_tag.tag.to_le_bytes());
-        d[48..56].copy_from_slice(&self.next.0.to_le_bytes());
-        d[56..60].copy_from_slice(&self.torn.to_le_bytes());
-        d[60..64].copy_from_slice(&self.live.to_le_bytes());
-        for (entry, record) in
-            self.entries.iter().zip(d[RECORD_BYTES..].chunks_exact_mut(RECORD_BYTES))
-        {
-            put_entry(entry, record);
+        let mut bytes = alloc::vec![0; len];
+        bytes[0..16].copy_from_slice(&self.volume.0);
+        bytes[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
+        bytes[18] = u8::from(self.more) * PAGE_MORE
+            | u8::from(self.settled) * PAGE_SETTLED
+            | u8::from(self.in_doubt) * PAGE_IN_DOUBT;
+        bytes[20..24].copy_from_slice(&(self.entries.len() as u32).to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.released.0.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.newest_tag.seq.0.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.newest_tag.tag.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.next.0.to_le_bytes());
+        bytes[56..60].copy_from_slice(&self.torn.to_le_bytes());
+        bytes[60..64].copy_from_slice(&self.live.to_le_bytes());
+        let records = bytes[RECORD_BYTES..].chunks_exact_mut(RECORD_BYTES);
+        for (entry, record) in self.entries.iter().zip(records) {
+            encode_entry(entry, record);
         }
-        d
+        bytes
     }
 
     /// Reads a page; `None` if it is short or not valid (T18).
     #[must_use]
-    pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < RECORD_BYTES || d[18] & !0b111 != 0 {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < RECORD_BYTES {
             return None;
         }
-        let count = u32_at(d, 20) as usize;
-        if count > capacity(d.len()) {
+        let flags = bytes[18];
+        let entry_count = u32_at(bytes, 20) as usize;
+        if flags & !PAGE_FLAGS != 0 || entry_count > capacity(bytes.len()) {
             return None;
         }
-        let records = d[RECORD_BYTES..].chunks_exact(RECORD_BYTES).take(count);
-        let page = Self {
-            volume: VolumeId(array_at(d, 0)),
-            stream: StreamId(u16::from_le_bytes([d[16], d[17]])),
-            more: d[18] & 1 != 0,
-            settled: d[18] & 2 != 0,
-            in_doubt: d[18] & 4 != 0,
-            released: Seq(u64_at(d, 24)),
-            newest_tag: GroupTag::new(Seq(u64_at(d, 32)), u64_at(d, 40)),
-            next: Position(u64_at(d, 48)),
-            torn: u32_at(d, 56),
-            live: u32_at(d, 60),
-            entries: records.map(entry_of).collect::<Option<_>>()?,
-        };
-        (page.released <= super::SEQ_MAX && page.newest_tag.seq <= super::SEQ_MAX).then_some(page)
+        let released = Seq(u64_at(bytes, 24));
+        let newest_tag = GroupTag::new(Seq(u64_at(bytes, 32)), u64_at(bytes, 40));
+        let records = bytes[RECORD_BYTES..].chunks_exact(RECORD_BYTES).take(entry_count);
+        let entries = records.map(decode_entry).collect::<Option<_>>()?;
+        if released > SEQ_MAX || newest_tag.seq > SEQ_MAX {
+            return None;
+        }
+        Some(Self {
+            volume: VolumeId(array_at(bytes, 0)),
+            stream: StreamId(u16_at(bytes, 16)),
+            more: flags & PAGE_MORE != 0,
+            settled: flags & PAGE_SETTLED != 0,
+            in_doubt: flags & PAGE_IN_DOUBT != 0,
+            released,
+            newest_tag,
+            next: Position(u64_at(bytes, 48)),
+            torn: u32_at(bytes, 56),
+            live: u32_at(bytes, 60),
+            entries,
+        })
     }
 }
 
@@ -114,6 +133,8 @@ pub const fn capacity(len: usize) -> usize {
     (len / RECORD_BYTES).saturating_sub(1)
 }
 
+/// Writes an entry into its record of a page.
+///
 /// | byte | field |
 /// |---|---|
 /// | 0–7 | position |
@@ -130,49 +151,51 @@ pub const fn capacity(len: usize) -> usize {
 /// | 48 | flags |
 /// | 49 | bit 0 persisted, bit 1 durable |
 /// | 52–55 | incarnation |
-fn put_entry(entry: &ListedEntry, r: &mut [u8]) {
-    let a = &entry.attribute;
-    r[0..8].copy_from_slice(&entry.position.0.to_le_bytes());
-    r[8..16].copy_from_slice(&a.seq.0.to_le_bytes());
-    r[16..24].copy_from_slice(&a.tag.to_le_bytes());
-    r[24..32].copy_from_slice(&a.lba.to_le_bytes());
-    r[32..36].copy_from_slice(&a.ordinal.to_le_bytes());
-    r[36..40].copy_from_slice(&a.blocks.to_le_bytes());
-    r[40..42].copy_from_slice(&a.num.to_le_bytes());
-    r[42..44].copy_from_slice(&a.index.to_le_bytes());
-    r[44..46].copy_from_slice(&a.span.to_le_bytes());
-    r[46] = a.member.0;
-    r[47] = a.kind as u8;
-    r[48] = a.flags.0;
-    r[49] = u8::from(entry.persisted) | u8::from(entry.durable) << 1;
-    r[52..56].copy_from_slice(&entry.incarnation.to_le_bytes());
+fn encode_entry(entry: &ListedEntry, record: &mut [u8]) {
+    let attribute = &entry.attribute;
+    record[0..8].copy_from_slice(&entry.position.0.to_le_bytes());
+    record[8..16].copy_from_slice(&attribute.seq.0.to_le_bytes());
+    record[16..24].copy_from_slice(&attribute.tag.to_le_bytes());
+    record[24..32].copy_from_slice(&attribute.lba.to_le_bytes());
+    record[32..36].copy_from_slice(&attribute.ordinal.to_le_bytes());
+    record[36..40].copy_from_slice(&attribute.blocks.to_le_bytes());
+    record[40..42].copy_from_slice(&attribute.num.to_le_bytes());
+    record[42..44].copy_from_slice(&attribute.index.to_le_bytes());
+    record[44..46].copy_from_slice(&attribute.span.to_le_bytes());
+    record[46] = attribute.member.0;
+    record[47] = attribute.kind as u8;
+    record[48] = attribute.flags.0;
+    record[49] =
+        u8::from(entry.persisted) * ENTRY_PERSISTED | u8::from(entry.durable) * ENTRY_DURABLE;
+    record[52..56].copy_from_slice(&entry.incarnation.to_le_bytes());
 }
 
-fn entry_of(r: &[u8]) -> Option<ListedEntry> {
-    let u16_at = |at: usize| u16::from_le_bytes([r[at], r[at + 1]]);
+/// Reads an entry from its record of a page; `None` if it is not valid (T18).
+fn decode_entry(record: &[u8]) -> Option<ListedEntry> {
     let attribute = Attribute {
-        seq: Seq(u64_at(r, 8)),
-        span: u16_at(44),
-        num: u16_at(40),
-        index: u16_at(42),
-        ordinal: u32_at(r, 32),
-        member: Member(r[46]),
-        kind: Kind::from_code(r[47])?,
-        flags: Flags(r[48]),
-        lba: u64_at(r, 24),
-        blocks: u32_at(r, 36),
-        tag: u64_at(r, 16),
+        seq: Seq(u64_at(record, 8)),
+        span: u16_at(record, 44),
+        num: u16_at(record, 40),
+        index: u16_at(record, 42),
+        ordinal: u32_at(record, 32),
+        member: Member(record[46]),
+        kind: Kind::from_code(record[47])?,
+        flags: Flags(record[48]),
+        lba: u64_at(record, 24),
+        blocks: u32_at(record, 36),
+        tag: u64_at(record, 16),
     };
-    let sound = riopipe_order::entry::loggable(&attribute)
+    let flags = record[49];
+    let is_valid = riopipe_order::entry::loggable(&attribute)
         && attribute.seq > Seq::ZERO
-        && attribute.seq_end() <= super::SEQ_MAX
-        && r[49] & !0b11 == 0;
-    sound.then(|| ListedEntry {
-        position: Position(u64_at(r, 0)),
+        && attribute.seq_end() <= SEQ_MAX
+        && flags & !ENTRY_FLAGS == 0;
+    is_valid.then(|| ListedEntry {
+        position: Position(u64_at(record, 0)),
         attribute,
-        incarnation: u32_at(r, 52),
-        persisted: r[49] & 1 != 0,
-        durable: r[49] & 2 != 0,
+        incarnation: u32_at(record, 52),
+        persisted: flags & ENTRY_PERSISTED != 0,
+        durable: flags & ENTRY_DURABLE != 0,
     })
 }
 
@@ -180,8 +203,12 @@ fn entry_of(r: &[u8]) -> Option<ListedEntry> {
 pub const SETTLE_LEN: usize = 4096;
 /// The most streams that one settle command takes.
 pub const SETTLE_STREAMS_MAX: usize = 160;
-const SETTLE_HEADER: usize = 32;
-const SETTLE_RECORD: usize = 24;
+/// The bytes of a [`Settle`]'s header.
+const SETTLE_HEADER_BYTES: usize = 32;
+/// The bytes of each stream in a [`Settle`].
+const SETTLE_RECORD_BYTES: usize = 24;
+/// The flag of a stream in a [`Settle`]: keep the in-place list.
+const SETTLE_KEEP: u8 = 1;
 
 /// The recovered seqs of some streams of a volume.
 ///
@@ -189,8 +216,15 @@ const SETTLE_RECORD: usize = 24;
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation |
-/// | 20–21 | streams that follow |
-/// | 32– | for each: stream (2 bytes), flags (1: bit 0 keep the in-place list), 0 (5), k (8), tag (8) |
+/// | 20–21 | number of streams |
+/// | 32– | the streams, 24 bytes each |
+///
+/// | byte of a stream | field |
+/// |---|---|
+/// | 0–1 | stream |
+/// | 2 | flags: bit 0 keep the in-place list |
+/// | 8–15 | recovered seq, k |
+/// | 16–23 | the caller's tag of group k |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settle {
     /// The volume.
@@ -206,7 +240,8 @@ pub struct Settle {
 pub struct SettleStream {
     /// The stream.
     pub stream: StreamId,
-    /// Whether the entries that the log lists beyond k stay until they are acknowledged (T9).
+    /// Whether the log keeps its entries of in-place writes beyond k until the owner has
+    /// acknowledged them (T9).
     pub keep: bool,
     /// The seq of the last group of the prefix, k.
     pub k: Seq,
@@ -219,46 +254,52 @@ impl Settle {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         debug_assert!(self.streams.len() <= SETTLE_STREAMS_MAX);
-        let mut d = alloc::vec![0; SETTLE_LEN];
-        d[0..16].copy_from_slice(&self.volume.0);
-        d[16..20].copy_from_slice(&self.generation.to_le_bytes());
-        d[20..22].copy_from_slice(&(self.streams.len() as u16).to_le_bytes());
-        let records = d[SETTLE_HEADER..].chunks_exact_mut(SETTLE_RECORD);
-        for (stream, r) in self.streams.iter().zip(records) {
-            r[0..2].copy_from_slice(&stream.stream.0.to_le_bytes());
-            r[2] = u8::from(stream.keep);
-            r[8..16].copy_from_slice(&stream.k.0.to_le_bytes());
-            r[16..24].copy_from_slice(&stream.tag.to_le_bytes());
+        let mut bytes = alloc::vec![0; SETTLE_LEN];
+        bytes[0..16].copy_from_slice(&self.volume.0);
+        bytes[16..20].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[20..22].copy_from_slice(&(self.streams.len() as u16).to_le_bytes());
+        let records = bytes[SETTLE_HEADER_BYTES..].chunks_exact_mut(SETTLE_RECORD_BYTES);
+        for (settled, record) in self.streams.iter().zip(records) {
+            record[0..2].copy_from_slice(&settled.stream.0.to_le_bytes());
+            record[2] = u8::from(settled.keep) * SETTLE_KEEP;
+            record[8..16].copy_from_slice(&settled.k.0.to_le_bytes());
+            record[16..24].copy_from_slice(&settled.tag.to_le_bytes());
         }
-        d
+        bytes
     }
 
     /// Reads a settlement; `None` if it is short or not valid (T18).
     #[must_use]
-    pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < SETTLE_LEN {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < SETTLE_LEN {
             return None;
         }
-        let count = usize::from(u16::from_le_bytes([d[20], d[21]]));
-        if count > SETTLE_STREAMS_MAX {
+        let stream_count = usize::from(u16_at(bytes, 20));
+        if stream_count > SETTLE_STREAMS_MAX {
             return None;
         }
-        let records = d[SETTLE_HEADER..].chunks_exact(SETTLE_RECORD).take(count);
-        let streams = records.map(|r| {
-            let is_valid = r[2] & !1 == 0 && u64_at(r, 8) <= super::SEQ_MAX.0;
-            is_valid.then(|| SettleStream {
-                stream: StreamId(u16::from_le_bytes([r[0], r[1]])),
-                keep: r[2] & 1 != 0,
-                k: Seq(u64_at(r, 8)),
-                tag: u64_at(r, 16),
-            })
-        });
+        let records = bytes[SETTLE_HEADER_BYTES..].chunks_exact(SETTLE_RECORD_BYTES);
+        let streams = records.take(stream_count).map(decode_settle_stream);
         Some(Self {
-            volume: VolumeId(array_at(d, 0)),
-            generation: u32_at(d, 16),
+            volume: VolumeId(array_at(bytes, 0)),
+            generation: u32_at(bytes, 16),
             streams: streams.collect::<Option<_>>()?,
         })
     }
+}
+
+/// Reads a stream from its record of a settlement; `None` if it is not valid (T18).
+fn decode_settle_stream(record: &[u8]) -> Option<SettleStream> {
+    let (flags, k) = (record[2], Seq(u64_at(record, 8)));
+    if flags & !SETTLE_KEEP != 0 || k > SEQ_MAX {
+        return None;
+    }
+    Some(SettleStream {
+        stream: StreamId(u16_at(record, 0)),
+        keep: flags & SETTLE_KEEP != 0,
+        k,
+        tag: u64_at(record, 16),
+    })
 }
 
 #[cfg(test)]

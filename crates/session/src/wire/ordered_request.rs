@@ -29,8 +29,8 @@ const DTYPE_MASK: u32 = 0xf << DTYPE_SHIFT;
 /// | CDW13 | 15:8 | member |
 /// | CDW14–15 | | tag |
 ///
-/// The first block, the number of blocks and the kind of the request are in the command itself, where
-/// NVMe has them.
+/// The first block, the number of blocks and the kind of the request are in the command itself,
+/// where NVMe has them.
 #[inline]
 pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
     // Two dwords are stored at a time. The caller then copies the whole command with loads of 8

@@ -1,4 +1,4 @@
-//! The refusals after which the same command may succeed a little later.
+//! Which refused commands may succeed if they are sent again a little later.
 
 use riopipe_nvme::command::Status;
 
@@ -16,9 +16,9 @@ pub(crate) fn is_passing(status: Status) -> bool {
     !status.dnr() && is_one_of(status, &passing)
 }
 
-/// Whether a Fabrics Connect that was refused with `status` may succeed later: the target has not
-/// seen the end of the queue's last connection yet, and reports that the queue exists, or that it
-/// can't be made now.
+/// Whether a Fabrics Connect that was refused with `status` may succeed later. With these statuses,
+/// a target reports that the queue exists already or can't be made now: it has not noticed the end
+/// of the queue's last connection yet.
 pub(crate) fn is_connect_passing(status: Status) -> bool {
     let passing = [
         Status::CONNECT_INVALID,
@@ -29,16 +29,18 @@ pub(crate) fn is_connect_passing(status: Status) -> bool {
     is_one_of(status, &passing)
 }
 
-/// Whether a claim that was refused with `status` may succeed later. A status of the extension
-/// reports a state of the volume that does not change by itself, with two exceptions: operations of
-/// the last connection are in flight (T8), or the target's log store failed and may be repaired.
+/// Whether a claim that was refused with `status` may succeed later.
+///
+/// A status of the extension reports a state of the volume that does not change by itself. There
+/// are two exceptions: operations of the last connection are in flight (T8), or the target's log
+/// store has failed and may be repaired.
 #[must_use]
 pub fn is_claim_passing(status: Status) -> bool {
     is_one_of(status, &[STREAM_BUSY, LOG_FAILED]) || !status.dnr() && meaning(status).is_none()
 }
 
 fn is_one_of(status: Status, list: &[Status]) -> bool {
-    list.iter().any(|one| status.is(*one))
+    list.iter().any(|listed| status.is(*listed))
 }
 
 #[cfg(test)]

@@ -6,34 +6,37 @@ use riopipe_nvme::command::Status;
 
 /// The volume has an owner that is connected, or whose lease runs (T8, T25).
 pub const OWNED: Status = Status(0x701);
-/// A generation not higher than the one on record, or an owner that has been fenced (T8).
+/// The generation of the command is not higher than the one on record, or the owner was fenced
+/// (T8).
 pub const STALE_GENERATION: Status = Status(0x702);
-/// The command needs the claim of this volume, and this association does not hold it.
+/// Only the owner of the volume may send the command, and this association is not the owner.
 pub const NOT_OWNER: Status = Status(0x703);
 /// The volume's log holds entries that have not been recovered (T19).
 pub const UNRECOVERED: Status = Status(0x704);
-/// The stream's log partition is full: the initiator overran its credits (T13).
+/// The stream's log partition is full, because the initiator has sent more than its credits allow
+/// (T13).
 pub const LOG_FULL: Status = Status(0x705);
 /// The target has no ordering log, or none for this volume.
 pub const NO_LOG: Status = Status(0x706);
-/// The stream has failed earlier; no later request of it is carried out (P6, T22).
+/// The stream has failed earlier, so no later request of the stream is carried out (P6, T22).
 pub const POISONED: Status = Status(0x707);
-/// An ordered request whose attribute is not valid (T18).
+/// The attribute of an ordered request is not valid (T18).
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
 /// The stream is bound to another connection, or operations in flight have not come back yet.
 pub const STREAM_BUSY: Status = Status(0x709);
-/// A plain write to a member of a Rio volume that has an owner or an unrecovered log (T21).
+/// A plain write is refused, because the namespace is a member of a volume that has an owner or a
+/// log to recover (T21).
 pub const GUARDED: Status = Status(0x70a);
-/// The log region has not enough space for the volume's partitions; the completion's dword 0 has
-/// the bytes needed, dword 1 the bytes free.
+/// The log region has not enough space for the volume's partitions. Dword 0 of the completion is
+/// the number of bytes needed, dword 1 the number of bytes free.
 pub const LOG_TOO_SMALL: Status = Status(0x70b);
 /// The target does not know this volume.
 pub const UNKNOWN_VOLUME: Status = Status(0x70c);
 /// The volume exists already.
 pub const VOLUME_EXISTS: Status = Status(0x70d);
-/// No such stream in the volume.
+/// The volume has no such stream.
 pub const NO_SUCH_STREAM: Status = Status(0x70e);
-/// An ordered request on a queue that is bound to no stream.
+/// An ordered request was sent on a queue that is bound to no stream.
 pub const NOT_BOUND: Status = Status(0x70f);
 /// The log belongs to another boot of the target and is not valid (T19).
 pub const LOG_LOST: Status = Status(0x710);
@@ -43,17 +46,16 @@ pub const LOG_FAILED: Status = Status(0x711);
 pub const IN_PLACE_PENDING: Status = Status(0x712);
 /// The partition was settled at another group.
 pub const SETTLED: Status = Status(0x713);
-/// An owner has come back after its lease had run out and the volume was free for others (T25).
+/// An owner has come back after its lease has run out. The volume was free for others since (T25).
 pub const LEASE_OVER: Status = Status(0x714);
-/// A claim asks for a longer lease than the target grants; the completion's dword 0 has the
-/// longest, milliseconds (T28).
+/// A claim requests a longer lease than the target grants. Dword 0 of the completion is the longest
+/// lease, milliseconds (T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
-/// A claim asks for more log slots than the target keeps, or leaves the number to a target that
-/// keeps too few more; the completion's dword 0 has the most slots per stream that a volume with so
-/// many streams can get now (T28).
+/// The target can't keep as many more log slots as the volume needs. Dword 0 of the completion is
+/// the most slots per stream that a volume with so many streams can get now (T28).
 pub const TOO_MANY_SLOTS: Status = Status(0x716);
-/// The directory of the log has no free record; the completion's dword 0 has the number of volumes
-/// in it, which is all that it can hold.
+/// The directory of the log has no free record. Dword 0 of the completion is the number of volumes
+/// that the directory can hold.
 pub const LOG_DIRECTORY_FULL: Status = Status(0x717);
 
 /// The text of a status, also of Rio's own codes, for error messages.

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, VolumeId};
 
-use super::{STREAMS_MAX, array_at, u32_at, u64_at};
+use super::{STREAMS_MAX, array_at, u16_at, u32_at, u64_at};
 
 /// A target's state of a volume, as the status command returns it.
 ///
@@ -13,13 +13,24 @@ use super::{STREAMS_MAX, array_at, u32_at, u64_at};
 /// |---|---|
 /// | 0–15 | volume id |
 /// | 16–19 | generation on record |
-/// | 20 | flags: bit 0 known, bit 1 owned, bit 2 unrecovered, bit 3 log lost, bit 4 unlogged, bit 5 owned by the asker, bit 6 in-place lists kept, bit 7 log damaged |
+/// | 20 | flags, see below |
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream |
 /// | 28–31 | log entries that wait for recovery |
 /// | 32–255 | host NQN of the owner, NUL padded |
 /// | 256–8447 | released mark of each stream, 8 bytes each |
 /// | 8448–8451 | rest of the lease of an owner whose connection is lost, ms |
+///
+/// | flag | meaning |
+/// |---|---|
+/// | bit 0 | the target knows the volume |
+/// | bit 1 | the volume has an owner |
+/// | bit 2 | the log is not recovered |
+/// | bit 3 | the log is lost |
+/// | bit 4 | the volume has no log here |
+/// | bit 5 | the owner is the association that sends the command |
+/// | bit 6 | the log keeps lists of in-place updates |
+/// | bit 7 | the log is lost because it is damaged |
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeStatus {
     /// The requested volume.
@@ -28,12 +39,12 @@ pub struct VolumeStatus {
     pub generation: u32,
     /// Whether the target knows the volume at all.
     pub known: bool,
-    /// Whether it has an owner that is connected, or whose lease runs.
+    /// Whether the volume has an owner that is connected, or whose lease runs.
     pub owned: bool,
     /// The rest of the lease of an owner whose connection is lost, milliseconds; 0 if the owner is
     /// connected (T25).
     pub lease_left_ms: u32,
-    /// Whether the owner is the association that asks.
+    /// Whether the owner is the association that has sent the status command.
     pub own: bool,
     /// Whether the log holds entries beyond the released marks that no recovery has settled.
     pub unrecovered: bool,
@@ -41,8 +52,8 @@ pub struct VolumeStatus {
     pub kept: bool,
     /// Whether the log is of another boot and is not valid (T19).
     pub log_lost: bool,
-    /// Whether that is because partitions of it can't be read: the initiator that claims the volume
-    /// can give them up (T26).
+    /// Whether the log is not valid because partitions of it can't be read. A claim can give up
+    /// their content (T26).
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
@@ -50,9 +61,10 @@ pub struct VolumeStatus {
     pub streams: u16,
     /// The number of log slots per stream.
     pub slots: u32,
-    /// The number of entries in its partitions at rest that no recovery has settled.
+    /// The number of log entries that no recovery has settled. Streams that a connection carries do
+    /// not count.
     pub live_entries: u32,
-    /// Host NQN of the owner, empty if none; cut at 223 bytes.
+    /// The host NQN of the owner, cut at 223 bytes; empty if there is no owner.
     pub owner: String,
     /// The released mark of each stream.
     pub released: Vec<Seq>,
@@ -60,70 +72,96 @@ pub struct VolumeStatus {
 
 /// Length of a [`VolumeStatus`] on the wire, bytes.
 pub const STATUS_LEN: usize = LEASE_AT + 16;
-/// The offset at which the marks of a [`VolumeStatus`] end and the rest of the lease begins, bytes.
-const LEASE_AT: usize = 256 + 8 * STREAMS_MAX as usize;
+/// The places of the fields in a [`VolumeStatus`], bytes.
+const FLAGS_AT: usize = 20;
+const OWNER_AT: usize = 32;
+const MARKS_AT: usize = 256;
+const LEASE_AT: usize = MARKS_AT + MARK_LEN * STREAMS_MAX as usize;
+/// The bytes of a released mark.
+const MARK_LEN: usize = 8;
+/// The most bytes of a host NQN (NVMe), without the NUL that ends it.
+const OWNER_LEN_MAX: usize = 223;
+
+const FLAG_KNOWN: u8 = 1;
+const FLAG_OWNED: u8 = 1 << 1;
+const FLAG_UNRECOVERED: u8 = 1 << 2;
+const FLAG_LOG_LOST: u8 = 1 << 3;
+const FLAG_UNLOGGED: u8 = 1 << 4;
+const FLAG_OWN: u8 = 1 << 5;
+const FLAG_KEPT: u8 = 1 << 6;
+const FLAG_DAMAGED: u8 = 1 << 7;
 
 impl VolumeStatus {
     /// The bytes of the status on the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut d = alloc::vec![0; STATUS_LEN];
-        d[0..16].copy_from_slice(&self.volume.0);
-        d[16..20].copy_from_slice(&self.generation.to_le_bytes());
-        d[20] = u8::from(self.known)
-            | u8::from(self.owned) << 1
-            | u8::from(self.unrecovered) << 2
-            | u8::from(self.log_lost) << 3
-            | u8::from(self.unlogged) << 4
-            | u8::from(self.own) << 5
-            | u8::from(self.kept) << 6
-            | u8::from(self.damaged) << 7;
-        d[22..24].copy_from_slice(&self.streams.to_le_bytes());
-        d[24..28].copy_from_slice(&self.slots.to_le_bytes());
-        d[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
-        let owner = &self.owner.as_bytes()[..self.owner.len().min(223)];
-        d[32..32 + owner.len()].copy_from_slice(owner);
-        for (i, seq) in self.released.iter().take(usize::from(STREAMS_MAX)).enumerate() {
-            d[256 + 8 * i..264 + 8 * i].copy_from_slice(&seq.0.to_le_bytes());
+        let mut bytes = alloc::vec![0; STATUS_LEN];
+        bytes[0..16].copy_from_slice(&self.volume.0);
+        bytes[16..20].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[FLAGS_AT] = self.flags();
+        bytes[22..24].copy_from_slice(&self.streams.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
+        let owner = &self.owner.as_bytes()[..self.owner.len().min(OWNER_LEN_MAX)];
+        bytes[OWNER_AT..OWNER_AT + owner.len()].copy_from_slice(owner);
+        let marks = bytes[MARKS_AT..LEASE_AT].chunks_exact_mut(MARK_LEN);
+        for (seq, mark) in self.released.iter().zip(marks) {
+            mark.copy_from_slice(&seq.0.to_le_bytes());
         }
-        d[LEASE_AT..LEASE_AT + 4].copy_from_slice(&self.lease_left_ms.to_le_bytes());
-        d
+        bytes[LEASE_AT..LEASE_AT + 4].copy_from_slice(&self.lease_left_ms.to_le_bytes());
+        bytes
+    }
+
+    fn flags(&self) -> u8 {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        flag(self.known, FLAG_KNOWN)
+            | flag(self.owned, FLAG_OWNED)
+            | flag(self.unrecovered, FLAG_UNRECOVERED)
+            | flag(self.log_lost, FLAG_LOG_LOST)
+            | flag(self.unlogged, FLAG_UNLOGGED)
+            | flag(self.own, FLAG_OWN)
+            | flag(self.kept, FLAG_KEPT)
+            | flag(self.damaged, FLAG_DAMAGED)
     }
 
     /// Reads a status; `None` if it is short or not valid (T18).
     #[must_use]
-    pub fn decode(d: &[u8]) -> Option<Self> {
-        if d.len() < STATUS_LEN {
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < STATUS_LEN {
             return None;
         }
-        let streams = u16::from_le_bytes([d[22], d[23]]);
+        let streams = u16_at(bytes, 22);
         if streams > STREAMS_MAX {
             return None;
         }
-        // Only an unreachable owner, and so not the asker, has a lease that runs.
-        let lease_left_ms = u32_at(d, LEASE_AT);
-        if lease_left_ms > 0 && (d[20] & 2 == 0 || d[20] & 32 != 0) {
+        let has_flag = |flag: u8| bytes[FLAGS_AT] & flag != 0;
+        let lease_left_ms = u32_at(bytes, LEASE_AT);
+        // A lease runs only for an owner whose connection is lost. Such an owner can't be the
+        // association that has sent the command.
+        let has_lost_owner = has_flag(FLAG_OWNED) && !has_flag(FLAG_OWN);
+        if lease_left_ms > 0 && !has_lost_owner {
             return None;
         }
-        let owner = &d[32..256];
-        let end = owner.iter().position(|b| *b == 0).unwrap_or(owner.len());
+        let owner = &bytes[OWNER_AT..MARKS_AT];
+        let owner_len = owner.iter().position(|byte| *byte == 0).unwrap_or(owner.len());
+        let marks = bytes[MARKS_AT..LEASE_AT].chunks_exact(MARK_LEN).take(usize::from(streams));
         Some(Self {
-            volume: VolumeId(array_at(d, 0)),
-            generation: u32_at(d, 16),
-            known: d[20] & 1 != 0,
-            owned: d[20] & 2 != 0,
-            unrecovered: d[20] & 4 != 0,
-            log_lost: d[20] & 8 != 0,
-            damaged: d[20] & 128 != 0,
-            unlogged: d[20] & 16 != 0,
-            own: d[20] & 32 != 0,
-            kept: d[20] & 64 != 0,
+            volume: VolumeId(array_at(bytes, 0)),
+            generation: u32_at(bytes, 16),
+            known: has_flag(FLAG_KNOWN),
+            owned: has_flag(FLAG_OWNED),
+            unrecovered: has_flag(FLAG_UNRECOVERED),
+            log_lost: has_flag(FLAG_LOG_LOST),
+            damaged: has_flag(FLAG_DAMAGED),
+            unlogged: has_flag(FLAG_UNLOGGED),
+            own: has_flag(FLAG_OWN),
+            kept: has_flag(FLAG_KEPT),
             streams,
-            slots: u32_at(d, 24),
-            live_entries: u32_at(d, 28),
+            slots: u32_at(bytes, 24),
+            live_entries: u32_at(bytes, 28),
             lease_left_ms,
-            owner: String::from_utf8_lossy(&owner[..end]).into_owned(),
-            released: (0..usize::from(streams)).map(|i| Seq(u64_at(d, 256 + 8 * i))).collect(),
+            owner: String::from_utf8_lossy(&owner[..owner_len]).into_owned(),
+            released: marks.map(|mark| Seq(u64_at(mark, 0))).collect(),
         })
     }
 }

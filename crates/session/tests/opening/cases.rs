@@ -198,12 +198,12 @@ fn long_lists_are_read_page_by_page_one_at_a_time() {
         .log
         .iter()
         .filter(|(_, call)| sqe_of(call).opcode() == LIST)
-        .map(|(_, call)| wire::list_of(sqe_of(call)))
+        .map(|(_, call)| wire::list_request(sqe_of(call)))
         .collect();
     assert_eq!(pages.len(), 18);
-    let short = pages.iter().filter(|(_, _, len)| *len == 2 * 64).count();
-    assert!(short == 3 && pages.iter().all(|(_, _, len)| *len <= 3 * 64), "no more than is left");
-    let later = pages.iter().filter(|(_, from, _)| from.0 > 0).map(|(stream, ..)| stream.0);
+    let short = pages.iter().filter(|page| page.len == 2 * 64).count();
+    assert!(short == 3 && pages.iter().all(|page| page.len <= 3 * 64), "no more than is left");
+    let later = pages.iter().filter(|page| page.from.0 > 0).map(|page| page.stream.0);
     let mut runs: Vec<u16> = later.collect();
     runs.dedup();
     assert_eq!(runs.len(), 3, "one list is read to its end before another goes on: {runs:?}");

@@ -200,7 +200,7 @@ impl Target {
     }
 
     fn list(&self, initiator: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
-        let (stream, from, len) = wire::list_of(sqe);
+        let wire::ListRequest { stream, from, len } = wire::list_request(sqe);
         assert!(len <= PAGE_BYTES_MAX && len.is_multiple_of(64));
         if self.owner.is_some_and(|(_, lives)| lives) {
             self.owned_by(initiator)?;

@@ -1,5 +1,5 @@
-//! The commands Identify and Get Log Page: they describe the subsystem, its namespaces and its ports
-//! to a host.
+//! The commands Identify and Get Log Page: they describe the subsystem, its namespaces and its
+//! ports to a host.
 
 use alloc::vec::Vec;
 
@@ -25,8 +25,8 @@ use crate::target::namespace::{NSID_MAX, NamespaceConfig, Namespaces};
 const NMIC_SHARED: u8 = 1;
 /// CMIC bit 1: the subsystem has several controllers.
 const CMIC_SEVERAL_CONTROLLERS: u8 = 1 << 1;
-/// The temperature that a target reports, in kelvins. A target has no thermometer, and hosts print a
-/// temperature of 0 as −273 °C.
+/// The temperature that a target reports, in kelvins. A target has no thermometer, and hosts print
+/// a temperature of 0 as −273 °C.
 const TEMPERATURE_K: u16 = 300;
 /// The first of the namespace ids after which no list may begin: FFFFFFFEh and FFFFFFFFh.
 const NSID_RESERVED: u32 = 0xffff_fffe;
@@ -294,11 +294,11 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
     }
 }
 
-/// The discovery log page: the ports of the subsystem. It is empty for a host that is not `allowed` to
-/// use the subsystem.
+/// The discovery log page: the ports of the subsystem. It is empty for a host that is not `allowed`
+/// to use the subsystem.
 ///
-/// A port that listens on all addresses is listed with the address `local_address`, through which the
-/// host has connected, because the host can reach that address.
+/// A port that listens on all addresses is listed with the address `local_address`, through which
+/// the host has connected, because the host can reach that address.
 fn discovery_page(
     identity: &Identity,
     generation: u64,
@@ -319,7 +319,7 @@ fn discovery_page(
             trtype: discovery::TRTYPE_TCP,
             adrfam: if ipv6 { discovery::ADRFAM_IPV6 } else { discovery::ADRFAM_IPV4 },
             subtype: discovery::SUBTYPE_NVM,
-            // TREQ says nothing about a secure channel, like in Linux's target. The library of
+            // TREQ has no flag for a secure channel, like in Linux's target. The library of
             // nvme-cli would start TLS even for "not required", and would fail without a key.
             treq: discovery::TREQ_NO_SQ_FLOW,
             portid: port.portid,

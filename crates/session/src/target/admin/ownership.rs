@@ -1,8 +1,8 @@
 //! The commands by which a host becomes and ceases to be the owner of a volume: claim, status and
 //! release, on the admin queue (T8).
 //!
-//! A claim and a release change the ownership in three steps, because operations of the former owner
-//! and of other hosts may be in flight:
+//! A claim and a release change the ownership in three steps, because operations of the former
+//! owner and of other hosts may be in flight:
 //!
 //! 1. Check the command. A claim is granted at once, so that new operations of others are refused.
 //! 2. Raise a fence and wait until the operations in flight have come back.

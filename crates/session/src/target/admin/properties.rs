@@ -68,8 +68,8 @@ impl Admin {
             });
         }
         if new.shutdown() != 0 && old.shutdown() == 0 {
-            // There is nothing to write back: a completed write is at the drive, and the host sends a
-            // FLUSH to make it durable.
+            // There is nothing to write back: a completed write is at the drive, and the host sends
+            // a FLUSH to make it durable.
             disable(cntlid, env);
             self.csts.0 |= Csts::SHUTDOWN_DONE;
         } else if !new.enabled() && old.enabled() {
@@ -82,8 +82,8 @@ impl Admin {
 }
 
 impl Admin {
-    /// Whether the controller can be enabled with this configuration: with pages of 4 KiB, a command
-    /// set that it has, and queue entries of NVMe's sizes.
+    /// Whether the controller can be enabled with this configuration: with pages of 4 KiB, a
+    /// command set that it has, and queue entries of NVMe's sizes.
     fn supports(&self, cc: Cc) -> bool {
         let has_page_size = cc.mps() == 0;
         let has_command_set = matches!(cc.css(), CSS_NVM | CSS_ALL_SUPPORTED);

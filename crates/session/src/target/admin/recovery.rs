@@ -9,8 +9,8 @@ use crate::outbox::Outbox;
 use crate::target::context::{Context, update_shared};
 use crate::target::env::TargetEnv;
 use crate::target::volumes::{Refusal, check_page_len};
-use crate::wire;
 use crate::wire::list::Settle;
+use crate::wire::{self, ListRequest};
 
 impl Admin {
     /// Carries out a list command: sends a page of the entries in a partition.
@@ -20,7 +20,7 @@ impl Admin {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
-        let (stream, from, len) = wire::list_of(sqe);
+        let ListRequest { stream, from, len } = wire::list_request(sqe);
         let id = PartitionId { volume: wire::volume_of(sqe), stream };
         let association = context.association();
         let page = match check_page_len(len) {

@@ -154,8 +154,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Refuses an ordered request on a queue that carries no stream. The host relies on the order of
-    /// its requests, and nothing would keep that order here (T17).
+    /// Refuses an ordered request on a queue that carries no stream. The host relies on the order
+    /// of its requests, and nothing would keep that order here (T17).
     #[cold]
     fn refuse_ordered_without_stream(
         &mut self,
@@ -213,7 +213,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Continues the commands that have waited for the budget, in order, as far as the budget allows.
+    /// Continues the commands that have waited for the budget, in order, as far as the budget
+    /// allows.
     pub(super) fn start_waiting_commands(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, admin, .. } = self;
         context.reservation.shrink(context.held_bytes + outbox.len_bytes());
@@ -236,7 +237,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Passes the result of a command's device operation to the part that has submitted the operation.
+    /// Passes the result of a command's device operation to the part that has submitted the
+    /// operation.
     pub(super) fn on_device_result(
         &mut self,
         index: u16,
@@ -260,8 +262,8 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Notes that a round of FLUSHes has ended. Continues the commands of this connection whose FLUSH
-    /// is not in doubt any more (T29).
+    /// Notes that a round of FLUSHes has ended. Continues the commands of this connection whose
+    /// FLUSH is not in doubt any more (T29).
     pub(super) fn resolve_doubts(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, .. } = self;
         for index in context.resolve_doubts(env) {

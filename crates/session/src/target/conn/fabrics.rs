@@ -21,8 +21,8 @@ use crate::target::env::{Event, TargetEnv};
 use crate::target::limits::{ADMIN_ENTRIES_MAX, IN_CAPSULE_BYTES, QUEUE_ENTRIES_MAX};
 use crate::target::shared::{AttachError, Attached, IoQueue};
 
-/// The SQHD by which the completion of Connect accepts that the host has switched submission queue flow
-/// control off (Base §3.3.1.2).
+/// The SQHD by which the completion of Connect accepts that the host has switched submission queue
+/// flow control off (Base §3.3.1.2).
 const SQHD_NO_FLOW_CONTROL: u16 = 0xffff;
 
 /// A field of Connect that may be invalid.
@@ -49,8 +49,8 @@ impl ConnectField {
 struct ConnectRefusal {
     /// The status of the completion.
     status: Status,
-    /// The result of the completion: for an invalid parameter, its place in the command or in the data;
-    /// otherwise 0.
+    /// The result of the completion: for an invalid parameter, its place in the command or in the
+    /// data; otherwise 0.
     result: u64,
     /// The reason, for the operator.
     why: String,

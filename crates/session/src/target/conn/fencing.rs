@@ -1,5 +1,5 @@
-//! The beginning and the end of a stream on a connection: the Bind command, and the fence that makes
-//! a change of owner safe (T8).
+//! The beginning and the end of a stream on a connection: the Bind command, and the fence that
+//! makes a change of owner safe (T8).
 //!
 //! The steps of a fence:
 //!
@@ -28,14 +28,16 @@ use crate::target::shared::FenceScope;
 use crate::target::volumes::{Binding, Refusal, count_live_entries};
 use crate::wire;
 
-/// The reserved bits of a Bind command's dword 10: the stream has bits 15:0, the resume flag bit 31.
+/// The reserved bits of a Bind command's dword 10: the stream has bits 15:0, the resume flag bit
+/// 31.
 const BIND_RESERVED: u32 = 0x7fff_0000;
 
 /// The fences that this connection has to acknowledge, in rounds.
 ///
 /// A round waits for the device operations that were in flight at its beginning, and then
 /// acknowledges its fences. A fence that is raised during a round belongs to the next round. So a
-/// fence waits for two rounds at most, even if the connection always has operations in flight (T28).
+/// fence waits for two rounds at most, even if the connection always has operations in flight
+/// (T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     /// How many of the device operations for which the current round waits are still in flight.
@@ -77,8 +79,8 @@ fn decode_bind(sqe: &Sqe) -> Result<(PartitionId, Binding), Status> {
 }
 
 impl<E: TargetEnv> TargetConn<E> {
-    /// Carries out a Bind command. If the command succeeds, this connection carries a stream from now
-    /// on.
+    /// Carries out a Bind command. If the command succeeds, this connection carries a stream from
+    /// now on.
     pub(super) fn bind(&mut self, sqe: &Sqe, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, ordered, .. } = self;
         let cid = sqe.cid();
@@ -126,8 +128,9 @@ impl<E: TargetEnv> TargetConn<E> {
         }
     }
 
-    /// Takes in a fence that another connection has raised. Ends the stream if it belongs to `volume`.
-    /// Fence `id` is acknowledged when every device operation that is in flight now has come back.
+    /// Takes in a fence that another connection has raised. Ends the stream if it belongs to
+    /// `volume`. Fence `id` is acknowledged when every device operation that is in flight now has
+    /// come back.
     pub(super) fn on_fence_raised(
         &mut self,
         id: u64,
@@ -157,8 +160,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.acknowledge_fences(env, outbox);
     }
 
-    /// Ends the current round if none of its operations is in flight any more: acknowledges the fences
-    /// of the round and begins the next round.
+    /// Ends the current round if none of its operations is in flight any more: acknowledges the
+    /// fences of the round and begins the next round.
     pub(super) fn acknowledge_fences(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         while self.fences.awaited_operation_count == 0 {
             if self.fences.current_round.is_empty() {
@@ -200,7 +203,8 @@ impl<E: TargetEnv> TargetConn<E> {
         self.ordered.is_some() && self.context.is_fenced
     }
 
-    /// Returns the log of the stream to its volume. No operation of the stream is at a drive any more.
+    /// Returns the log of the stream to its volume. No operation of the stream is at a drive any
+    /// more.
     pub(super) fn return_stream(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Some(ordered) = self.ordered.take() else {
             return;
@@ -210,8 +214,8 @@ impl<E: TargetEnv> TargetConn<E> {
         // This fence makes the persist words of the last operations durable. If the fence fails,
         // recovery takes these entries as not done, which is safe.
         let _ = log.fence();
-        // `count_live_entries` reads the log. The lock is not held meanwhile, so that other streams can be
-        // bound.
+        // `count_live_entries` reads the log. The lock is not held meanwhile, so that other streams
+        // can be bound.
         let entries = count_live_entries(&log);
         let conn = self.context.id;
         update_shared(env, |shared| {

@@ -36,7 +36,8 @@ pub enum Action<E: TargetEnv, T> {
         connection: Box<Connection<E, T>>,
     },
     /// This core stops and moves no connection to another core any more. Send
-    /// [`Message::MovesEnded`](super::Message::MovesEnded) with the index of this core to all others.
+    /// [`Message::MovesEnded`](super::Message::MovesEnded) with the index of this core to all
+    /// others.
     EndMoves,
     /// The connection has ended. Close its socket.
     Drop(Box<Connection<E, T>>),
@@ -101,8 +102,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         None
     }
 
-    /// Chooses a core for a connection that has just become an I/O queue, and counts the queue there.
-    /// Returns `None` for every other connection, and for a queue that is counted already.
+    /// Chooses a core for a connection that has just become an I/O queue, and counts the queue
+    /// there. Returns `None` for every other connection, and for a queue that is counted already.
     fn assign_queue_to_core(&mut self, at: u32) -> Option<usize> {
         let Self { connections, config, stopping, .. } = self;
         let connection = connections.get_mut(at as usize)?.as_deref_mut()?;

@@ -8,14 +8,14 @@ use core::ops::{Deref, DerefMut};
 use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
 use riopipe_order::probe::{self, Rare};
 
-/// A device that takes only a limited number of operations at once. Further operations wait, and are
-/// submitted in their order.
+/// A device that takes only a limited number of operations at once. Further operations wait, and
+/// are submitted in their order.
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
     /// The most operations that the device may have at once.
     depth: usize,
-    /// Copies the borrowed bytes of a write that waits, because the caller may change the bytes after
-    /// the call.
+    /// Copies the borrowed bytes of a write that waits, because the caller may change the bytes
+    /// after the call.
     copy: fn(&[u8]) -> D::Buf,
     /// The operations that wait until the device has fewer than `depth`.
     waiting: VecDeque<WaitingOperation<D::Buf>>,
@@ -42,8 +42,8 @@ enum OperationKind<B> {
 }
 
 impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
-    /// A device that takes at most `depth` operations at once. `copy` makes a buffer of the borrowed
-    /// bytes of a write that must wait.
+    /// A device that takes at most `depth` operations at once. `copy` makes a buffer of the
+    /// borrowed bytes of a write that must wait.
     #[must_use]
     pub const fn new(device: Box<D>, depth: usize, copy: fn(&[u8]) -> D::Buf) -> Self {
         Self { depth, copy, waiting: VecDeque::new(), device }
@@ -69,8 +69,8 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
         Submitted::Pending
     }
 
-    /// Submits the waiting operations for which the device has space. The result of an operation that
-    /// ends within the call is added to `done`.
+    /// Submits the waiting operations for which the device has space. The result of an operation
+    /// that ends within the call is added to `done`.
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
         while self.device.in_flight() < self.depth {

@@ -22,8 +22,8 @@ use crate::outbox::Outbox;
 /// The time limit for the peer to take the last bytes of a connection that ends, ns.
 const LINGER_NS: u64 = 1_000_000_000;
 
-/// The shell's part of a connection: the socket, and the bytes that have been received and not consumed.
-/// It moves with the connection from core to core.
+/// The shell's part of a connection: the socket, and the bytes that have been received and not
+/// consumed. It moves with the connection from core to core.
 pub trait Transport {
     /// The bytes that have been received and not consumed.
     fn input(&self) -> &[u8];
@@ -56,7 +56,8 @@ pub struct Connection<E: TargetEnv, T> {
     is_blocked: bool,
     /// The events for which the socket is watched; `None` if it is not watched on this core yet.
     pub(super) watched_for: Option<Interest>,
-    /// The time limit for the delivery of the last bytes, ns; `None` if the connection does not end.
+    /// The time limit for the delivery of the last bytes, ns; `None` if the connection does not
+    /// end.
     linger_deadline_ns: Option<u64>,
     /// The socket has failed or ended in both directions.
     has_socket_ended: bool,
@@ -68,8 +69,8 @@ pub struct Connection<E: TargetEnv, T> {
     pub(super) has_unsettled_results: bool,
     /// The connection is on its core's list of changed connections.
     pub(super) is_in_changed_list: bool,
-    /// The connection's place among all connections of the target. It is free when the connection is
-    /// dropped (T28).
+    /// The connection's place among all connections of the target. It is free when the connection
+    /// is dropped (T28).
     _place: Place,
 }
 
@@ -113,7 +114,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         &mut self.transport
     }
 
-    /// What the shell must do with bytes from the peer.
+    /// The way in which the shell must treat bytes from the peer.
     pub(super) fn input_treatment(&self) -> InputTreatment {
         match self.linger_deadline_ns {
             Some(_) => InputTreatment::Dropped,
@@ -141,7 +142,8 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         }
     }
 
-    /// The bytes to send now, with the shell's part of the connection; `None` if nothing may be sent.
+    /// The bytes to send now, with the shell's part of the connection; `None` if nothing may be
+    /// sent.
     pub(super) fn bytes_to_send(&mut self) -> Option<(&mut T, &Outbox<E::Buf>)> {
         let may_send =
             !self.output.is_empty() && !self.has_socket_ended && !self.has_unsettled_results;
@@ -234,9 +236,9 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         let Some(linger_deadline_ns) = self.linger_deadline_ns else {
             return false;
         };
-        // The socket stays open until the peer has read the last bytes. If the target closed it while
-        // input is unread, the system would reset the connection, and the last bytes would be lost. A
-        // target that stops does not wait for a host that does not read.
+        // The socket stays open until the peer has read the last bytes. If the target closed it
+        // while input is unread, the system would reset the connection, and the last bytes would be
+        // lost. A target that stops does not wait for a host that does not read.
         let has_delivered = match stop {
             StopPhase::Serving => self.has_socket_ended || now >= linger_deadline_ns,
             StopPhase::Grace => self.output.is_empty(),
@@ -271,7 +273,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
     }
 }
 
-/// What the shell must do with bytes from the peer.
+/// The way in which the shell must treat bytes from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InputTreatment {
     /// Receive the bytes and pass them to the connection.
@@ -284,8 +286,8 @@ pub(super) enum InputTreatment {
 
 /// The events for which a socket must be watched.
 ///
-/// While too much waits to be sent, the connection takes no input, and the socket is not watched for
-/// input. Otherwise the input in the socket would wake the core again and again (T28).
+/// While too much waits to be sent, the connection takes no input, and the socket is not watched
+/// for input. Otherwise the input in the socket would wake the core again and again (T28).
 const fn interest(takes_input: bool, is_blocked: bool) -> Interest {
     match (takes_input, is_blocked) {
         (_, false) => Interest::Read,

@@ -1,8 +1,8 @@
 //! One core of a target: everything that is decided between sockets and drives.
 //!
 //! A target runs one [`TargetCore`] for each processor core, and each has connections of its own. A
-//! `TargetCore` has no socket, no drive, no clock and no thread. The *shell* around it reports events to
-//! it and carries out its actions:
+//! `TargetCore` has no socket, no drive, no clock and no thread. The *shell* around it reports
+//! events to it and carries out its actions:
 //!
 //! - in: [`accepted`](TargetCore::accepted), [`received`](TargetCore::received),
 //!   [`sent`](TargetCore::sent), [`blocked`](TargetCore::blocked), [`closed`](TargetCore::closed),
@@ -18,8 +18,8 @@
 //! 2. Report the events since the last round.
 //! 3. Carry out the actions of `next_action` until there are none left.
 //!
-//! All operations that come back from the drives in one round are one batch. Their persist words share
-//! one fence of the log for each stream, and no completion is sent before that fence (T7).
+//! All operations that come back from the drives in one round are one batch. Their persist words
+//! share one fence of the log for each stream, and no completion is sent before that fence (T7).
 //!
 //! Cores share [`Shared`](super::Shared) behind a lock, two counters ([`Places`], [`QueueCounts`]),
 //! and send each other the rest in [`Message`]s. The real target (crate `riopipe-target`) carries
@@ -57,8 +57,8 @@ use stopping::Stopping;
 const TICK_NS: u64 = 100_000_000;
 /// The longest time between two checks that the log's store still exists, ns.
 const LOG_CHECK_NS: u64 = 100_000_000;
-/// How long no connection is accepted after the descriptors or the places for connections have run out,
-/// ns.
+/// How long no connection is accepted after the descriptors or the places for connections have run
+/// out, ns.
 const ACCEPT_PAUSE_NS: u64 = 100_000_000;
 
 /// The configuration of a core.
@@ -153,8 +153,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.config.index
     }
 
-    /// Begins a round: checks everything that depends on time. The shell calls this first in each round,
-    /// and begins a round when the [`deadline`](Self::deadline) has come.
+    /// Begins a round: checks everything that depends on time. The shell calls this first in each
+    /// round, and begins a round when the [`deadline`](Self::deadline) has come.
     pub fn timeout(&mut self, env: &mut E) {
         let now = env.now();
         if now >= self.next_log_check_ns {
@@ -185,30 +185,30 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// The time at which [`timeout`](Self::timeout) is due next, ns on the environment's clock. This
-    /// function reads every connection.
+    /// The time at which [`timeout`](Self::timeout) is due next, ns on the environment's clock.
+    /// This function reads every connection.
     #[must_use]
     pub fn deadline(&self, now: u64) -> Option<u64> {
         let of_connections =
             self.connections.iter().flatten().filter_map(|connection| connection.deadline());
         let first = of_connections.chain(self.accept.paused_until_ns).min();
-        // Time limits are checked only at the next tick. If the shell woke up earlier, it would spin
-        // until then.
+        // Time limits are checked only at the next tick. If the shell woke up earlier, it would
+        // spin until then.
         let at_tick = first.map(|at_ns| at_ns.max(self.next_tick_ns));
         at_tick.into_iter().chain(self.stopping.deadline(now)).min()
     }
 
-    /// Takes a place for one more connection. The shell calls this before it accepts a socket. So a peer
-    /// without a place waits in the kernel's queue, which has a limit of its own (T28). `None` means
-    /// that nothing must be accepted now. [`Action::Listen`] then reports when to try again.
+    /// Takes a place for one more connection. The shell calls this before it accepts a socket. So a
+    /// peer without a place waits in the kernel's queue, which has a limit of its own (T28). `None`
+    /// means that nothing must be accepted now. [`Action::Listen`] then reports when to try again.
     pub fn place(&mut self, env: &mut E) -> Option<Place> {
         if !self.accepts_connections() {
             return None;
         }
         let place = self.config.places.take();
         if place.is_none() {
-            // A place may become free on any core, which does not inform this core. So this core tries
-            // again after a while.
+            // A place may become free on any core, which does not inform this core. So this core
+            // tries again after a while.
             if !core::mem::replace(&mut self.accept.is_full, true) {
                 env.log(Event::Full { connections: self.config.places.max() });
             }
@@ -217,8 +217,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         place
     }
 
-    /// Notes that no connection can be accepted, for example because there are no descriptors. The core
-    /// accepts connections again after a while.
+    /// Notes that no connection can be accepted, for example because there are no descriptors. The
+    /// core accepts connections again after a while.
     pub fn pause_accepting(&mut self, now: u64) {
         self.accept.paused_until_ns = Some(now + ACCEPT_PAUSE_NS);
     }
@@ -241,8 +241,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.take_in(Box::new(connection))
     }
 
-    /// Gives a connection a place in this core. The connection gets a new key. Its socket is not watched
-    /// here yet, even if the connection comes from another core.
+    /// Gives a connection a place in this core. The connection gets a new key. Its socket is not
+    /// watched here yet, even if the connection comes from another core.
     fn take_in(&mut self, mut connection: Box<Connection<E, T>>) -> ConnKey {
         let at = self.free_places.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -287,7 +287,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         self.connections.get(key.0 as usize)?.as_deref().map(Connection::transport)
     }
 
-    /// What the shell must do with input on a connection.
+    /// The way in which the shell must treat input on a connection.
     #[inline]
     pub fn input(&mut self, key: ConnKey) -> Input<'_, T> {
         let Some(connection) = self.get(key.0) else {
@@ -310,7 +310,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     }
 
     /// The bytes that a connection must send now. `None` while results of its device operations are
-    /// being reported, because the completions must wait for the fence at the end of the batch (T7).
+    /// being reported, because the completions must wait for the fence at the end of the batch
+    /// (T7).
     #[inline]
     pub fn outgoing(&mut self, key: ConnKey) -> Option<(&mut T, &Outbox<E::Buf>)> {
         self.get(key.0)?.bytes_to_send()
@@ -334,8 +335,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Notes that the peer has ended the connection, or the socket has failed. No bytes can be received
-    /// or sent any more.
+    /// Notes that the peer has ended the connection, or the socket has failed. No bytes can be
+    /// received or sent any more.
     pub fn closed(&mut self, key: ConnKey, why: &str, env: &mut E) {
         if let Some(connection) = self.get(key.0) {
             connection.socket_ended(why, env);
@@ -356,8 +357,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         }
     }
 
-    /// Ends the batch of this round: each connection fences the persist words of its operations once, and
-    /// then sends their completions (T7).
+    /// Ends the batch of this round: each connection fences the persist words of its operations
+    /// once, and then sends their completions (T7).
     fn end_batch(&mut self, env: &mut E) {
         for i in 0..self.conns_in_batch.len() {
             let at = self.conns_in_batch[i];
@@ -375,8 +376,8 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
             Message::Adopt(connection) => {
                 let id = connection.id();
                 self.take_in(connection);
-                // A notice that was sent while the connection moved has found it on neither core, so
-                // the connection reads its notices now.
+                // A notice that was sent while the connection moved has found it on neither core,
+                // so the connection reads its notices now.
                 self.notice(id, env);
             }
             Message::Notice(id) => self.notice(id, env),

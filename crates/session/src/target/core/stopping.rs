@@ -1,6 +1,7 @@
 //! The clean stop of a core, in these steps:
 //!
-//! 1. The core accepts no connection any more, and moves none to another core. It informs the others.
+//! 1. The core accepts no connection any more, and moves none to another core. It informs the
+//!    others.
 //! 2. Commands in flight may finish within the grace time. Each connection ends when it has none.
 //! 3. The grace time is over: all connections end.
 //! 4. The core has no connection, and no other core moves connections any more: it has stopped.
@@ -29,8 +30,9 @@ pub(super) struct Stopping {
     grace_end_ns: Option<u64>,
     /// The other cores have been informed that this one moves no connection any more.
     has_informed_others: bool,
-    /// By core index: whether that core moves no connection to another core any more. Messages from one
-    /// core to another keep their order, so no connection from that core is on its way to this one.
+    /// By core index: whether that core moves no connection to another core any more. Messages from
+    /// one core to another keep their order, so no connection from that core is in transit to this
+    /// one.
     moves_ended: Vec<bool>,
 }
 
@@ -87,8 +89,8 @@ impl Stopping {
 }
 
 impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
-    /// Begins a clean stop: commands in flight may finish within the grace time, and then connections
-    /// end. A second call changes nothing.
+    /// Begins a clean stop: commands in flight may finish within the grace time, and then
+    /// connections end. A second call changes nothing.
     pub fn stop(&mut self, env: &mut E) {
         if !self.stopping.is_asked() {
             self.stopping.grace_end_ns = Some(env.now().saturating_add(self.config.grace_ns));

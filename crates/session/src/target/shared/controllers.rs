@@ -21,8 +21,8 @@ use crate::target::rights::Rights;
 /// One controller: an association of a host with the subsystem.
 #[derive(Debug)]
 pub struct Controller {
-    /// The number of the association, unique in an incarnation of the target. Controller ids are used
-    /// again.
+    /// The number of the association, unique in an incarnation of the target. Controller ids are
+    /// used again.
     pub association: u64,
     /// The host's name.
     pub hostnqn: String,
@@ -32,7 +32,8 @@ pub struct Controller {
     pub discovery: bool,
     /// Whether the host has enabled the controller (CC.EN).
     pub enabled: bool,
-    /// The association must end: it gets no new queues, and ends when all of its queues are drained.
+    /// The association must end: it gets no new queues, and ends when all of its queues are
+    /// drained.
     pub dying: bool,
     /// The admin queue's connection.
     pub admin: ConnId,
@@ -210,8 +211,8 @@ impl<R: Region> Shared<R> {
         Ok(attached)
     }
 
-    /// Notes that a connection has ended and begins no operation any more. If it was an admin queue, its
-    /// association ends, and the leases of the association's volumes begin to run.
+    /// Notes that a connection has ended and begins no operation any more. If it was an admin
+    /// queue, its association ends, and the leases of the association's volumes begin to run.
     pub(in crate::target) fn begin_detach(&mut self, conn: ConnId, now: u64) {
         let Some(entry) = self.conns.get(&conn) else {
             return;
@@ -231,9 +232,9 @@ impl<R: Region> Shared<R> {
     pub(super) fn end_queues(&mut self, cntlid: u16) {
         let Some(controller) = self.controllers.get_mut(&cntlid) else { return };
         controller.dying = true;
-        // A queue may read its notice late. A claim does not wait for a queue that has not written yet.
-        // So the rights of the queue end now: the queue can't begin to write as a plain host, not even
-        // after the volume is released (T8).
+        // A queue may read its notice late. A claim does not wait for a queue that has not written
+        // yet. So the rights of the queue end now: the queue can't begin to write as a plain host,
+        // not even after the volume is released (T8).
         controller.rights.end();
         let queues: Vec<ConnId> = controller.queues.values().copied().collect();
         for queue in queues {
@@ -241,8 +242,8 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Removes a connection that is drained: all of its device operations have come back. Removes the
-    /// controller, too, if its association has ended and this was its last connection.
+    /// Removes a connection that is drained: all of its device operations have come back. Removes
+    /// the controller, too, if its association has ended and this was its last connection.
     pub(in crate::target) fn detach(&mut self, conn: ConnId) {
         let Some(entry) = self.conns.remove(&conn) else {
             return;

@@ -1,8 +1,8 @@
 //! The messages from one connection to another: notices, and the fences that wait for
 //! acknowledgements (T8).
 //!
-//! A connection that needs something from another one leaves a [`Notice`] here. The environment then
-//! wakes the other connection, which may belong to another core.
+//! A connection that needs something from another one leaves a [`Notice`] here. The environment
+//! then wakes the other connection, which may belong to another core.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -79,8 +79,8 @@ impl<R: Region> Shared<R> {
     /// volume's namespaces to drain. With `only_of`, asks only the connections of that association.
     /// Returns the id of the fence; `None` if there is no connection to wait for.
     ///
-    /// The claimant's own I/O queues are asked, too, because an earlier recovery that the claimant has
-    /// given up may have left a late write (T8).
+    /// The claimant's own I/O queues are asked, too, because an earlier recovery that the claimant
+    /// has given up may have left a late write (T8).
     pub(in crate::target) fn raise_fence(
         &mut self,
         claimant: ConnId,
@@ -121,8 +121,9 @@ impl<R: Region> Shared<R> {
         Some(id)
     }
 
-    /// Notes that `conn` has acknowledged fence `id`: none of its operations for which the fence waits
-    /// is in flight. If no other connection is awaited, the fence ends and the claimant is informed.
+    /// Notes that `conn` has acknowledged fence `id`: none of its operations for which the fence
+    /// waits is in flight. If no other connection is awaited, the fence ends and the claimant is
+    /// informed.
     pub(in crate::target) fn acknowledge(&mut self, id: u64, conn: ConnId) {
         let Some(fence) = self.fences.get_mut(&id) else {
             return;
@@ -145,8 +146,8 @@ impl<R: Region> Shared<R> {
             .collect()
     }
 
-    /// Notes that `conn` has a FLUSH in doubt, so that it receives a notice when the current round of
-    /// FLUSHes of the drive ends (T29).
+    /// Notes that `conn` has a FLUSH in doubt, so that it receives a notice when the current round
+    /// of FLUSHes of the drive ends (T29).
     pub(in crate::target) fn await_flush_round(&mut self, ns_index: usize, conn: ConnId) {
         let conns = self.conns_in_doubt.entry(ns_index).or_default();
         if !conns.contains(&conn) {
@@ -154,8 +155,8 @@ impl<R: Region> Shared<R> {
         }
     }
 
-    /// Notes that a round of FLUSHes of a drive has ended. Informs the connections that wait for the
-    /// end of the round.
+    /// Notes that a round of FLUSHes of a drive has ended. Informs the connections that wait for
+    /// the end of the round.
     pub(in crate::target) fn flush_round_ended(&mut self, ns_index: usize) {
         for conn in self.conns_in_doubt.remove(&ns_index).unwrap_or_default() {
             self.leave_notice(conn, Notice::FlushRoundEnded);
@@ -167,8 +168,8 @@ impl<R: Region> Shared<R> {
         core::mem::take(&mut self.conns_to_wake)
     }
 
-    /// Leaves a notice for every connection that it must be closed, for the reason `why`. Returns the
-    /// connections to wake.
+    /// Leaves a notice for every connection that it must be closed, for the reason `why`. Returns
+    /// the connections to wake.
     pub fn close_all(&mut self, why: &'static str) -> Vec<ConnId> {
         let all_conns: Vec<ConnId> = self.conns.keys().copied().collect();
         for conn in all_conns {

@@ -21,8 +21,8 @@ use crate::wire;
 /// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::target) struct Binding {
-    /// Whether the stream continues with the entries that its log has (P7). Otherwise the stream starts
-    /// anew with an empty log.
+    /// Whether the stream continues with the entries that its log has (P7). Otherwise the stream
+    /// starts anew with an empty log.
     pub(in crate::target) resume: bool,
     /// The owner's generation.
     pub(in crate::target) generation: u32,
@@ -43,9 +43,9 @@ pub(in crate::target) struct Bound<R> {
 impl<R: Region> Volumes<R> {
     /// Binds stream `id` of a volume to the connection `conn`, which gets the log of the stream.
     ///
-    /// First checks the volume: its owner and generation, its log, and whether recovery has ended for
-    /// all streams. Then checks the partition of the stream. Changes nothing before all checks have
-    /// passed.
+    /// First checks the volume: its owner and generation, its log, and whether recovery has ended
+    /// for all streams. Then checks the partition of the stream. Changes nothing before all checks
+    /// have passed.
     pub(in crate::target) fn bind(
         &mut self,
         conn: ConnId,
@@ -63,8 +63,8 @@ impl<R: Region> Volumes<R> {
         let Some(volume) = self.list.iter_mut().find(|volume| volume.id == id.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // An old generation is checked before the owner, so that a fenced owner receives the status for
-        // a fenced owner (T8).
+        // An old generation is checked before the owner, so that a fenced owner receives the status
+        // for a fenced owner (T8).
         if generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -81,14 +81,14 @@ impl<R: Region> Volumes<R> {
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
-        // Operations that were in flight at the claim may still write. The claim has no completion yet
-        // (T8).
+        // Operations that were in flight at the claim may still write. The claim has no completion
+        // yet (T8).
         if !volume.is_drained {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
-        // Recovery lists the entries of all streams of the volume, to find the blocks to undo. A stream
-        // that starts earlier would change these entries. So no stream starts before all streams are
-        // recovered (T9, T20).
+        // Recovery lists the entries of all streams of the volume, to find the blocks to undo. A
+        // stream that starts earlier would change these entries. So no stream starts before all
+        // streams are recovered (T9, T20).
         let skips_recovery_check = probe::planted(Plant::T9RestartEarly);
         if !volume.is_recovered && !skips_recovery_check {
             if volume.has_failed_log() {
@@ -150,8 +150,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Takes the log of a stream back from the connection that carried the stream. `entry_count` is the
-    /// number of entries of the log that are not released ([`count_live_entries`]).
+    /// Takes the log of a stream back from the connection that carried the stream. `entry_count` is
+    /// the number of entries of the log that are not released ([`count_live_entries`]).
     pub(in crate::target) fn return_log(
         &mut self,
         conn: ConnId,
@@ -181,7 +181,8 @@ pub(in crate::target) fn count_live_entries<R: Region>(log: &StreamLog<R>) -> u3
     if log.free_slots() == log.slots() {
         return 0;
     }
-    // A slot in use may have an entry that is released already, so the entries are counted one by one.
-    // In a log that can't be read, each slot in use counts as an entry that waits for recovery.
+    // A slot in use may have an entry that is released already, so the entries are counted one by
+    // one. In a log that can't be read, each slot in use counts as an entry that waits for
+    // recovery.
     log.scan().map_or(log.slots() - log.free_slots(), |scan| scan.entries.len() as u32)
 }

@@ -32,8 +32,8 @@ fn check_fields(claim: &Claim) -> Result<(), Refusal> {
     if claim.generation == 0 {
         return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION));
     }
-    // The owner relies on the lease that it requests. So a lease that is too long is refused and not
-    // shortened: a shorter one would end while the owner still waits for the target (T25).
+    // The owner relies on the lease that it requests. So a lease that is too long is refused and
+    // not shortened: a shorter one would end while the owner still waits for the target (T25).
     if claim.lease_ms > LEASE_MS_MAX && !probe::planted(Plant::T28AnyLease) {
         return Err(
             Refusal::do_not_retry(wire::status::LEASE_TOO_LONG).with_result(LEASE_MS_MAX.into())
@@ -48,11 +48,12 @@ fn check_fields(claim: &Claim) -> Result<(), Refusal> {
 }
 
 impl<R: Region> Volumes<R> {
-    /// Makes `host` the owner of a volume. The new generation is durable before this function returns
-    /// (T8).
+    /// Makes `host` the owner of a volume. The new generation is durable before this function
+    /// returns (T8).
     ///
-    /// The caller must call [`on_claim_drained`](Self::on_claim_drained) when the operations that are
-    /// in flight now have come back. Before that, no stream of the volume is bound, listed or settled.
+    /// The caller must call [`on_claim_drained`](Self::on_claim_drained) when the operations that
+    /// are in flight now have come back. Before that, no stream of the volume is bound, listed or
+    /// settled.
     ///
     /// # Errors
     /// The claim is refused. The owner and the generation of the volume have not changed.
@@ -80,8 +81,8 @@ impl<R: Region> Volumes<R> {
             None => self.add_unknown(claim)?,
         };
         if claim.give_up && self.list[at].given_up_generation != claim.generation {
-            // The claim has begun a new log for the volume. The directory of that log must record that
-            // the old log was given up.
+            // The claim has begun a new log for the volume. The directory of that log must record
+            // that the old log was given up.
             self.record_given_up(at, claim.generation)?;
         }
         self.record_owner(at, claim, &host)?;
@@ -137,8 +138,8 @@ impl<R: Region> Volumes<R> {
         Ok(self.list.len() - 1)
     }
 
-    /// Records the generation, the owner and the lease of a granted claim durably in the log. A volume
-    /// without partitions has no record in the log.
+    /// Records the generation, the owner and the lease of a granted claim durably in the log. A
+    /// volume without partitions has no record in the log.
     fn record_owner(&mut self, at: usize, claim: &Claim, host: &Owner) -> Result<(), Refusal> {
         let volume = &self.list[at];
         if !claim.resume && claim.generation <= volume.generation {
@@ -228,9 +229,9 @@ impl<R: Region> Volumes<R> {
         Self::check_shape(volume, claim)
     }
 
-    /// Checks whether `host` may resume as the owner of a volume that the target knows: it must be the
-    /// recorded owner. An owner resumes after the loss of its association, or after a restart of the
-    /// target (P7).
+    /// Checks whether `host` may resume as the owner of a volume that the target knows: it must be
+    /// the recorded owner. An owner resumes after the loss of its association, or after a restart
+    /// of the target (P7).
     fn check_resume_of_known(
         &self,
         volume: &Volume<R>,
@@ -241,16 +242,16 @@ impl<R: Region> Volumes<R> {
             probe::hit(Rare::LogRefused);
             return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
-        // The owner's generation was durable in the log before its claim succeeded. If this log has a
-        // lower generation, its content is older than the content that the owner has used (T24).
+        // The owner's generation was durable in the log before its claim succeeded. If this log has
+        // a lower generation, its content is older than the content that the owner has used (T24).
         if claim.generation > volume.generation && !volume.partitions.is_empty() {
             probe::hit(Rare::LogBehind);
             return Err(
                 Refusal::do_not_retry(wire::status::LOG_LOST).with_result(volume.generation.into())
             );
         }
-        // The generation is checked before the host, so that a fenced owner receives the status for a
-        // fenced owner (T8).
+        // The generation is checked before the host, so that a fenced owner receives the status for
+        // a fenced owner (T8).
         if claim.generation != volume.generation {
             return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION)
                 .with_result(volume.generation.into()));
@@ -279,8 +280,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Gives up the content of a volume's log: makes the partitions anew that can't be read, or all of
-    /// them if the claim creates the volume.
+    /// Gives up the content of a volume's log: makes the partitions anew that can't be read, or all
+    /// of them if the claim creates the volume.
     ///
     /// The log records durably that it was given up before any partition is made anew. Without this
     /// record, recovery would take an empty partition for "nothing to undo" (T26).
@@ -322,8 +323,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Records durably in the log's directory that the log of a volume is given up. Does nothing if the
-    /// volume is not in the directory.
+    /// Records durably in the log's directory that the log of a volume is given up. Does nothing if
+    /// the volume is not in the directory.
     fn record_given_up(&mut self, at: usize, generation: u32) -> Result<(), Refusal> {
         let volume = &mut self.list[at];
         if let TargetLog::Live { region, .. } = &mut self.target_log
@@ -337,8 +338,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Makes the partitions of a volume in the log. Returns the partitions, and the number of slots of
-    /// each.
+    /// Makes the partitions of a volume in the log. Returns the partitions, and the number of slots
+    /// of each.
     fn add_partitions(&mut self, claim: &Claim) -> Result<(Vec<Partition<R>>, u32), Refusal> {
         let (region, split) = match &mut self.target_log {
             TargetLog::None => return Err(Refusal::do_not_retry(wire::status::NO_LOG)),
@@ -349,7 +350,8 @@ impl<R: Region> Volumes<R> {
             0 => choose_slots(region.header(), &self.former, claim)?,
             slots => slots,
         };
-        // Each slot takes memory of the target, so a host must not choose any number of slots (T28).
+        // Each slot takes memory of the target, so a host must not choose any number of slots
+        // (T28).
         if slots > slots_max(region.header(), claim.streams) {
             return Err(too_many_slots_refusal(region.header(), claim.streams));
         }

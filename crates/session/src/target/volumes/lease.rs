@@ -7,10 +7,10 @@
 //!    └────release─────┘          Held ←──claim───┘
 //! ```
 //!
-//! When the target loses the association of an owner, or is started again, it reserves the volume for
-//! the owner until the lease has run out by the target's clock. The volume is then freed only when
-//! another host claims it, or writes one of its drives. Until that moment the owner may still come
-//! back.
+//! When the target loses the association of an owner, or is started again, it reserves the volume
+//! for the owner until the lease has run out by the target's clock. The volume is then freed only
+//! when another host claims it, or writes one of its drives. Until that moment the owner may still
+//! come back.
 
 use alloc::format;
 use alloc::string::String;
@@ -82,7 +82,8 @@ impl Lease {
         }
     }
 
-    /// Notes that the target has lost this association. Returns whether it was the one of the owner.
+    /// Notes that the target has lost this association. Returns whether it was the one of the
+    /// owner.
     pub(super) fn on_association_lost(
         &mut self,
         association: u64,
@@ -104,8 +105,8 @@ impl Lease {
         }
     }
 
-    /// Notes that every operation of this association has come back. Returns whether it was the lost
-    /// association of the owner.
+    /// Notes that every operation of this association has come back. Returns whether it was the
+    /// lost association of the owner.
     pub(super) fn on_association_drained(&mut self, association: u64) -> bool {
         match self {
             Self::Lost(lost) if lost.draining_association == Some(association) => {
@@ -116,13 +117,13 @@ impl Lease {
         }
     }
 
-    /// Ends the lease of an owner that has released the volume, and whose operations have come back.
-    /// The volume does not become vacant yet, because something of it is left to recover.
+    /// Ends the lease of an owner that has released the volume, and whose operations have come
+    /// back. The volume does not become vacant yet, because something of it is left to recover.
     pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
-            // The lease ends at time 0, so that it is over on every core. The clock of another core may
-            // be a little behind.
+            // The lease ends at time 0, so that it is over on every core. The clock of another core
+            // may be a little behind.
             *self = Self::Lost(LostOwner { name, draining_association: None, lease_end_ns: 0 });
         }
     }
@@ -145,7 +146,8 @@ impl Lease {
         matches!(self, Self::Vacant)
     }
 
-    /// Whether the volume is reserved for its owner, so that another host must take it over explicitly.
+    /// Whether the volume is reserved for its owner, so that another host must take it over
+    /// explicitly.
     pub(super) fn is_reserved(&self, now: u64) -> bool {
         match self {
             Self::Vacant => false,
@@ -156,8 +158,9 @@ impl Lease {
         }
     }
 
-    /// The time, ns, from which the volume may be freed: the end of the lease of a lost owner. `None`
-    /// while operations of the owner may be in flight, and for a volume without a lost owner.
+    /// The time, ns, from which the volume may be freed: the end of the lease of a lost owner.
+    /// `None` while operations of the owner may be in flight, and for a volume without a lost
+    /// owner.
     pub(super) const fn freeable_from(&self) -> Option<u64> {
         match self {
             Self::Lost(LostOwner { draining_association: None, lease_end_ns, .. }) => {
@@ -167,8 +170,8 @@ impl Lease {
         }
     }
 
-    /// The owner for which the volume is reserved, and the rest of its lease; `None` if the volume is
-    /// not reserved.
+    /// The owner for which the volume is reserved, and the rest of its lease; `None` if the volume
+    /// is not reserved.
     pub(super) fn reserved_for(&self, now: u64) -> Option<Reserved<'_>> {
         match self {
             Self::Held(owner) => Some(Reserved { owner_name: &owner.hostnqn, lease_left_ms: 0 }),

@@ -1,7 +1,8 @@
 //! The list command of a recovery: sends the validated entries of one partition, page by page (T4).
 //!
-//! The first request reads and validates the whole partition into a [`Listing`]. Each further request
-//! takes the next page from the same `Listing`, so that the log is not read once for every page.
+//! The first request reads and validates the whole partition into a [`Listing`]. Each further
+//! request takes the next page from the same `Listing`, so that the log is not read once for every
+//! page.
 
 use alloc::vec::Vec;
 
@@ -88,8 +89,8 @@ impl Listing {
     }
 }
 
-/// Returns the page of a partition that begins at position `from`. Takes the page from `listing` if it
-/// is the next one there. Otherwise reads the log anew.
+/// Returns the page of a partition that begins at position `from`. Takes the page from `listing` if
+/// it is the next one there. Otherwise reads the log anew.
 pub(in crate::target) fn read_page<R: Region>(
     listing: &mut Option<Listing>,
     log: &StreamLog<R>,
@@ -107,8 +108,8 @@ pub(in crate::target) fn read_page<R: Region>(
 }
 
 impl<R: Region> Volumes<R> {
-    /// Returns a page of a partition that is at rest. The owner may read it, and any host may while no
-    /// owner is present.
+    /// Returns a page of a partition that is at rest. The owner may read it, and any host may while
+    /// no owner is present.
     pub(in crate::target) fn list(
         &mut self,
         id: PartitionId,
@@ -151,8 +152,9 @@ impl<R: Region> Volumes<R> {
     }
 }
 
-/// The status for a partition that can't be listed. After a failed fence, a part of the content that
-/// can still be read may be gone when the target starts again. So no recovery may use that content.
+/// The status for a partition that can't be listed. After a failed fence, a part of the content
+/// that can still be read may be gone when the target starts again. So no recovery may use that
+/// content.
 pub(in crate::target) fn status_of_unreadable(error: &LogError) -> Status {
     match error {
         LogError::Region(_) => wire::status::LOG_FAILED,
@@ -160,7 +162,8 @@ pub(in crate::target) fn status_of_unreadable(error: &LogError) -> Status {
     }
 }
 
-/// Checks the length of a page that a host requests: it has a limit, and must be whole records (T18).
+/// Checks the length of a page that a host requests: it has a limit, and must be whole records
+/// (T18).
 pub(in crate::target) const fn check_page_len(len: usize) -> Result<(), Status> {
     if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
         Err(Status::INVALID_FIELD.with_dnr())

@@ -10,7 +10,7 @@ use riopipe_order::region::{Crc32c, Region};
 use super::Volumes;
 use super::volume::Split;
 
-/// What was found at the place of the log.
+/// The content of the place of the log when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A valid log, with or without volumes.
@@ -30,7 +30,7 @@ pub enum Found {
 pub struct Opened<R> {
     /// The volumes in the log.
     pub volumes: Volumes<R>,
-    /// What was found at the place.
+    /// The content of the place when it was opened.
     pub found: Found,
     /// The problems because of which volumes can't be claimed, for the operator.
     pub problems: Vec<String>,
@@ -39,8 +39,8 @@ pub struct Opened<R> {
 impl<R: Region> Volumes<R> {
     /// Opens the log at a place, or makes one there. `header` is the first
     /// [`HEADER_BYTES`](riopipe_order::log_region::HEADER_BYTES) of the place, and `split` returns
-    /// parts of the rest. With `accept_lost`, a log that is not valid is given up. A new log gets the
-    /// id `new_uuid`.
+    /// parts of the rest. With `accept_lost`, a log that is not valid is given up. A new log gets
+    /// the id `new_uuid`.
     ///
     /// # Errors
     /// The content is refused, or the log store has failed. Refused content is unchanged (T19).

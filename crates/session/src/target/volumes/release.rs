@@ -1,6 +1,6 @@
-//! The end of the ownership of a volume. The owner releases the volume, or the owner is lost for longer
-//! than its lease, or the target stops (T8, T25). Also sets the guards of the namespaces whenever the
-//! ownership changes (T21).
+//! The end of the ownership of a volume. The owner releases the volume, or the owner is lost for
+//! longer than its lease, or the target stops (T8, T25). Also sets the guards of the namespaces
+//! whenever the ownership changes (T21).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -18,9 +18,9 @@ use crate::target::namespace::Namespaces;
 use crate::wire;
 
 impl<R: Region> Volumes<R> {
-    /// Checks whether the host with this association may release the volume. Only the owner may, with
-    /// one exception: a volume whose log is lost cannot be claimed and has no owner, so any host may
-    /// make the target forget it (T19).
+    /// Checks whether the host with this association may release the volume. Only the owner may,
+    /// with one exception: a volume whose log is lost cannot be claimed and has no owner, so any
+    /// host may make the target forget it (T19).
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
@@ -42,12 +42,13 @@ impl<R: Region> Volumes<R> {
         volume.check_fence_limit()
     }
 
-    /// Releases a volume after the owner's connections have returned its streams. With `forget`, drops
-    /// the volume and its log. Returns whether the volume is closed, with nothing left to recover.
+    /// Releases a volume after the owner's connections have returned its streams. With `forget`,
+    /// drops the volume and its log. Returns whether the volume is closed, with nothing left to
+    /// recover.
     ///
-    /// If something is left to recover, or a connection of a fenced owner still carries a stream, only
-    /// the lease ends. The volume is then freed later (T21). If the log fails, the owner keeps the
-    /// volume.
+    /// If something is left to recover, or a connection of a fenced owner still carries a stream,
+    /// only the lease ends. The volume is then freed later (T21). If the log fails, the owner keeps
+    /// the volume.
     pub(in crate::target) fn release(
         &mut self,
         volume: VolumeId,
@@ -71,9 +72,10 @@ impl<R: Region> Volumes<R> {
         Ok(closed)
     }
 
-    /// Drops a volume and its log. This is refused while a connection carries a stream of the volume,
-    /// because that connection would continue to write. No other operation is in flight: the owner's
-    /// claim has waited for the operations of all others, and the release for those of the owner.
+    /// Drops a volume and its log. This is refused while a connection carries a stream of the
+    /// volume, because that connection would continue to write. No other operation is in flight:
+    /// the owner's claim has waited for the operations of all others, and the release for those of
+    /// the owner.
     fn forget(&mut self, at: usize) -> Result<(), Refusal> {
         if self.list[at].carried_streams().next().is_some() {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
@@ -92,8 +94,8 @@ impl<R: Region> Volumes<R> {
         Ok(())
     }
 
-    /// Records a volume as closed if none of its entries needs recovery or an acknowledgement. Returns
-    /// whether the volume is closed.
+    /// Records a volume as closed if none of its entries needs recovery or an acknowledgement.
+    /// Returns whether the volume is closed.
     fn close(&mut self, at: usize) -> Result<bool, Refusal> {
         let volume = &mut self.list[at];
         if volume.partitions.is_empty() {
@@ -164,8 +166,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Notes that a claim of `volume`, or a command to forget it, has raised this fence, which waits for
-    /// operations in flight.
+    /// Notes that a claim of `volume`, or a command to forget it, has raised this fence, which
+    /// waits for operations in flight.
     pub(in crate::target) fn on_fence_raised(
         &mut self,
         volume: VolumeId,
@@ -193,8 +195,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Frees those volumes for which `is_concerned` is true, whose lease has run out, and of which nothing needs
-    /// recovery. They are recorded as closed, and plain hosts may write their drives.
+    /// Frees those volumes for which `is_concerned` is true, whose lease has run out, and of which
+    /// nothing needs recovery. They are recorded as closed, and plain hosts may write their drives.
     pub(super) fn free_expired(
         &mut self,
         is_concerned: impl Fn(&Volume<R>) -> bool,
@@ -258,8 +260,8 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// The byte ranges of the log region whose content counts: the header, and the partitions of all
-    /// volumes, also of those that can't be claimed. Empty if no valid log is in use.
+    /// The byte ranges of the log region whose content counts: the header, and the partitions of
+    /// all volumes, also of those that can't be claimed. Empty if no valid log is in use.
     #[must_use]
     pub fn log_used(&self) -> Vec<Range<usize>> {
         match &self.target_log {
@@ -271,9 +273,9 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Ends the service by a clean stop: `write_back` must write back the part of the log whose content
-    /// counts ([`log_used`](Self::log_used)). Then the header gets the stamp of a clean stop (T24). No
-    /// connection may be left, and the volumes must not be used afterwards.
+    /// Ends the service by a clean stop: `write_back` must write back the part of the log whose
+    /// content counts ([`log_used`](Self::log_used)). Then the header gets the stamp of a clean
+    /// stop (T24). No connection may be left, and the volumes must not be used afterwards.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.

@@ -21,8 +21,8 @@ impl<R: Region> Volumes<R> {
         let Some(volume) = self.list.iter_mut().find(|volume| volume.id == settle.volume) else {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
-        // An old generation is checked before the owner, so that a fenced owner receives the status for
-        // a fenced owner (T8).
+        // An old generation is checked before the owner, so that a fenced owner receives the status
+        // for a fenced owner (T8).
         if settle.generation < volume.generation {
             probe::hit(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
@@ -74,8 +74,8 @@ fn check_streams<R: Region>(volume: &Volume<R>, settle: &Settle) -> Result<(), R
         match partition {
             Partition::Bound { .. } => return Err(Refusal::retry_later(wire::status::STREAM_BUSY)),
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
-            // A settled partition keeps its recovered seq. There is one exception: after the log was
-            // given up, the recorded seq may be from content that is not valid any more.
+            // A settled partition keeps its recovered seq. There is one exception: after the log
+            // was given up, the recorded seq may be from content that is not valid any more.
             Partition::AtRest { log, .. }
                 if log.is_settled() && log.released() != *k && !volume.is_in_doubt(log) =>
             {
@@ -101,8 +101,8 @@ enum StoreError {
     Forget(#[from] ForgetError),
 }
 
-/// Settles one stream at the recovered seq `stream.k`. Returns how many entries of in-place writes the
-/// log keeps until the owner has acknowledged them.
+/// Settles one stream at the recovered seq `stream.k`. Returns how many entries of in-place writes
+/// the log keeps until the owner has acknowledged them.
 fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Result<u32, StoreError> {
     if !log.is_settled() {
         log.settle(stream.k, stream.tag)?;

@@ -26,8 +26,8 @@ const SLOTS_DEFAULT_MAX: u32 = 1 << 14;
 /// stream: 64 KiB of log for each stream.
 const SLOTS_ENOUGH: u32 = 1 << 10;
 
-/// Returns the part of the log region in a byte range, which is then used apart from the rest. Fails
-/// while a part of the range is in use.
+/// Returns the part of the log region in a byte range, which is then used apart from the rest.
+/// Fails while a part of the range is in use.
 pub type Split<R> = Box<dyn FnMut(Range<usize>) -> Result<R, RegionError> + Send>;
 
 /// The log region of a target. Each [`Partition`] of the region has the log of one stream.
@@ -36,12 +36,13 @@ pub(super) enum TargetLog<R> {
     None,
     /// The log region is valid and in use.
     Live { region: LogRegion<R>, split: Split<R> },
-    /// The log region is of another boot, so its content is not valid. The target does not overwrite
-    /// the region before a host has given up its content (T19).
+    /// The log region is of another boot, so its content is not valid. The target does not
+    /// overwrite the region before a host has given up its content (T19).
     Lost(RegionHeader),
 }
 
-/// The log partition of one stream. While a connection carries the stream, the connection has the log.
+/// The log partition of one stream. While a connection carries the stream, the connection has the
+/// log.
 #[expect(clippy::large_enum_variant, reason = "one for each stream, at rest more often than not")]
 pub(super) enum Partition<R> {
     /// No connection carries the stream. `entry_count` counts the entries beyond the released mark.
@@ -81,9 +82,10 @@ pub(in crate::target) struct Volume<R> {
     pub(super) given_up_generation: u32,
     /// How many times the volume was claimed in this incarnation of the target.
     pub(super) claim_count: u64,
-    /// The ids of the fences of this volume that have not ended: operations of earlier owners and of
-    /// plain hosts may be in flight. Claims raise fences, and so do commands to forget the volume. No
-    /// plain host may write before all of them have ended, even if the claimant is gone (T8, T21).
+    /// The ids of the fences of this volume that have not ended: operations of earlier owners and
+    /// of plain hosts may be in flight. Claims raise fences, and so do commands to forget the
+    /// volume. No plain host may write before all of them have ended, even if the claimant is gone
+    /// (T8, T21).
     pub(super) fence_ids: Vec<u64>,
     /// Every operation that was in flight at the last claim has come back (T8).
     pub(super) is_drained: bool,
@@ -97,8 +99,8 @@ pub(in crate::target) struct Claimed {
     /// The number of this claim among the claims of the volume, for
     /// [`Volumes::on_claim_drained`](super::Volumes::on_claim_drained).
     pub(in crate::target) claim_number: u64,
-    /// The association that must end because of the claim: an earlier one of the same owner (P7), or,
-    /// for a volume without a log, the one of the former owner (T8).
+    /// The association that must end because of the claim: an earlier one of the same owner (P7),
+    /// or, for a volume without a log, the one of the former owner (T8).
     pub(in crate::target) association_to_end: Option<u64>,
     /// The association of the former owner, which still exists and is fenced from now on (T8).
     pub(in crate::target) fenced_association: Option<u64>,
@@ -126,8 +128,8 @@ impl<R: Region> Volume<R> {
         }
     }
 
-    /// A volume that the log's directory records, still without its partitions. `is_log_lost` says
-    /// that its log is not valid.
+    /// A volume that the log's directory records, still without its partitions. With
+    /// `is_log_lost`, its log is not valid.
     ///
     /// If the record has an owner, the association of that owner is lost. The lease begins to run
     /// when the target begins to serve ([`Volumes::begin_service`](super::Volumes::begin_service)).
@@ -166,8 +168,8 @@ impl<R: Region> Volume<R> {
         self.partitions.iter().map(Partition::unsettled_entry_count).sum()
     }
 
-    /// How many entries of in-place writes the settled partitions have. Recovery keeps these entries
-    /// until the owner has acknowledged them (T9).
+    /// How many entries of in-place writes the settled partitions have. Recovery keeps these
+    /// entries until the owner has acknowledged them (T9).
     pub(super) fn in_place_entry_count(&self) -> u32 {
         self.partitions.iter().map(Partition::in_place_entry_count).sum()
     }
@@ -187,9 +189,9 @@ impl<R: Region> Volume<R> {
             .map(|(stream, _)| PartitionId { volume: self.id, stream })
     }
 
-    /// Refuses another fence if the volume already has [`FENCES_MAX`]. A fence outlives the association
-    /// of the host that has raised it. Without this limit, hosts could raise fences without end while
-    /// a drive hangs (T28).
+    /// Refuses another fence if the volume already has [`FENCES_MAX`]. A fence outlives the
+    /// association of the host that has raised it. Without this limit, hosts could raise fences
+    /// without end while a drive hangs (T28).
     pub(super) fn check_fence_limit(&self) -> Result<(), Refusal> {
         if self.fence_ids.len() < FENCES_MAX {
             Ok(())
@@ -206,9 +208,9 @@ impl<R: Region> Volume<R> {
             || !self.fence_ids.is_empty()
     }
 
-    /// The time, ns, from which the volume may be freed although its owner has not released it: the end
-    /// of its lease. `None` if the lease does not end, or if something is left to recover. A partition
-    /// that is bound or damaged counts as something to recover.
+    /// The time, ns, from which the volume may be freed although its owner has not released it: the
+    /// end of its lease. `None` if the lease does not end, or if something is left to recover. A
+    /// partition that is bound or damaged counts as something to recover.
     pub(super) fn freeable_from(&self) -> Option<u64> {
         let is_empty = |partition: &Partition<R>| {
             matches!(partition, Partition::AtRest { entry_count: 0, .. })
@@ -227,10 +229,10 @@ impl<R: Region> Volume<R> {
     pub(super) fn set_owner(&mut self, claim: &Claim, host: Owner) -> Claimed {
         let previous = self.lease.owner().map(|owner| owner.association);
         let previous = previous.filter(|association| *association != host.association);
-        // With a log, each stream is bound with a generation, which fences the stream. Without a log,
-        // the requests of a stream are plain commands, which no generation fences. So the association
-        // of the old owner must end: the old owner then knows that it is fenced, and does not read
-        // data of the new one (T8, P9).
+        // With a log, each stream is bound with a generation, which fences the stream. Without a
+        // log, the requests of a stream are plain commands, which no generation fences. So the
+        // association of the old owner must end: the old owner then knows that it is fenced, and
+        // does not read data of the new one (T8, P9).
         let is_unlogged = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
         let association_to_end = previous.filter(|_| claim.resume || is_unlogged);
         let fenced_association = previous.filter(|_| !claim.resume);
@@ -248,10 +250,10 @@ impl<R: Region> Volume<R> {
     /// Sets `is_recovered` if recovery has ended: every partition is at rest, and its entries are
     /// settled or are of the present owner. `is_recovered` then stays set until the next claim.
     ///
-    /// The decision uses only durable state. A log may have no entry of an earlier owner only because
-    /// of a released mark that is not durable yet. Such a mark becomes durable first. Otherwise the
-    /// entries would be there again after a crash of the target, and the streams that were started
-    /// meanwhile could not be bound again (P7).
+    /// The decision uses only durable state. A log may have no entry of an earlier owner only
+    /// because of a released mark that is not durable yet. Such a mark becomes durable first.
+    /// Otherwise the entries would be there again after a crash of the target, and the streams that
+    /// were started meanwhile could not be bound again (P7).
     pub(super) fn update_recovered(&mut self) {
         let generation = self.generation;
         if self.is_recovered {
@@ -314,9 +316,9 @@ impl<R: Region> Partition<R> {
     }
 }
 
-/// The refusal of a claim for which the log has no space. The lower half of the result is the number
-/// of bytes needed, the upper half the number of bytes free. A number that does not fit into its half
-/// becomes the largest one that fits.
+/// The refusal of a claim for which the log has no space. The lower half of the result is the
+/// number of bytes needed, the upper half the number of bytes free. A number that does not fit into
+/// its half becomes the largest one that fits.
 pub(super) fn log_too_small_refusal(needed_bytes: usize, free_bytes: usize) -> Refusal {
     let clamp = |bytes: usize| u64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
     Refusal::do_not_retry(wire::status::LOG_TOO_SMALL)
@@ -333,8 +335,8 @@ pub(super) fn too_many_slots_refusal(header: &RegionHeader, streams: u16) -> Ref
 /// Chooses the slots per stream for a claim that leaves them to the target.
 ///
 /// `former` are the volumes of a lost log that the present log replaces. A former volume that is
-/// claimed again gets the number of slots that it had. Every other volume leaves space for the former
-/// volumes that are still missing, as far as it keeps enough space for itself.
+/// claimed again gets the number of slots that it had. Every other volume leaves space for the
+/// former volumes that are still missing, as far as it keeps enough space for itself.
 ///
 /// # Errors
 /// Not even the smallest partitions fit, either into the log or below the limit of slots (T28).
@@ -360,13 +362,13 @@ pub(super) fn choose_slots(
     let reserved_bytes: usize =
         former.iter().filter(is_missing).map(|record| record.extent().len()).sum();
     // A log that was made anew may have to hold further volumes, which `former` does not list. So a
-    // claim that gives up the log leaves half of the log to them if any partition fits into the other
-    // half.
+    // claim that gives up the log leaves half of the log to them if any partition fits into the
+    // other half.
     let enough_bytes = if claim.give_up { PARTITION_ALIGN } else { partition_bytes(SLOTS_ENOUGH) };
     let slots_for = |space| fitting_slots(space, reserved_bytes, claim.streams, enough_bytes);
     slots_for(usable_space).or_else(|_| {
-        // If the free space alone is large enough, only the limit of slots is in the way. A larger log
-        // would not help, so the refusal must not be "log too small".
+        // If the free space alone is large enough, only the limit of slots is in the way. A larger
+        // log would not help, so the refusal must not be "log too small".
         slots_for(free_space).and(Err(too_many_slots_refusal(header, claim.streams)))
     })
 }
@@ -398,8 +400,8 @@ fn largest_gap(header: &RegionHeader) -> usize {
 
 /// The slots per stream for which `streams` partitions fit into `space` bytes.
 ///
-/// Leaves `reserved_bytes` bytes to volumes that are expected, and half of the rest to others. Each of
-/// the two reductions is made only if every stream keeps `enough_bytes` bytes.
+/// Leaves `reserved_bytes` bytes to volumes that are expected, and half of the rest to others. Each
+/// of the two reductions is made only if every stream keeps `enough_bytes` bytes.
 fn fitting_slots(
     space: usize,
     reserved_bytes: usize,
