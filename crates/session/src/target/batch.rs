@@ -114,7 +114,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             for &step in &in_progress {
                 match step {
                     Step::Append(_) => {
-                        debug_assert!(false, "`arrived` has carried out the appends")
+                        debug_assert!(false, "`on_request` has carried out the appends")
                     }
                     Step::Write(ticket) => {
                         self.submit(context, ticket.0 as u16, buf, env);
