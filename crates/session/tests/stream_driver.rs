@@ -5,7 +5,7 @@ mod stream_rig;
 
 use peer::target::{Command, Page, Script};
 use riopipe_nvme::command::Status;
-use riopipe_order::attribute::Seq;
+use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Cause, EngineKind};
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::reconnect::ConnectRequest;
@@ -154,7 +154,7 @@ impl Rig {
 }
 
 fn request(server: u16, attempts: u32) -> ConnectRequest {
-    let stream = riopipe_order::attribute::StreamId(3);
+    let stream = StreamId(3);
     ConnectRequest { stream, server, qid: 5 + server, depth: 24, attempts }
 }
 
@@ -839,7 +839,23 @@ fn p7_the_requests_that_were_sent_again_are_counted() {
         rig.scripts[0].answer_data(&list, page(vec![]).encode());
         rig.take_one(0, 1);
         assert_eq!(rig.driver.replayed(), sent_again);
+        let back = StreamEvent::Back { server: 0, unreachable_ns: 0, replayed: 1 };
+        assert_eq!(rig.events(), [back], "the event counts those of this loss");
     }
+}
+
+#[test]
+fn t16_adjacent_writes_are_merged_up_to_the_data_of_a_capsule() {
+    let shape = Shape { merge: true, in_capsule: 8192, ..Shape::of(1, false) };
+    let mut rig = Rig::new(shape);
+    rig.driver.admit(&mut [0, 1, 2, 3].map(|lba| write(lba, lba)), 0, false).unwrap();
+    let blocks: Vec<_> = rig.take(0).iter().map(|write| write.data.len() / 4096).collect();
+    assert_eq!(blocks, [2, 2]);
+}
+
+#[test]
+fn the_driver_knows_its_stream() {
+    assert_eq!(Rig::new(Shape::of(1, false)).driver.id(), StreamId(3));
 }
 
 #[test]
