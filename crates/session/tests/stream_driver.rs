@@ -825,10 +825,11 @@ fn a_close_that_is_given_up_leaves_the_stream_as_it_was() {
 #[test]
 fn p7_the_requests_that_were_sent_again_are_counted() {
     let mut rig = Rig::new(Shape::of(1, false));
-    rig.submit(0);
-    rig.take_one(0, 1);
     assert_eq!(rig.driver.replayed(), 0);
+    let mut logged = vec![];
     for sent_again in 1..3 {
+        rig.submit(sent_again);
+        rig.take_one(0, 1);
         rig.driver.closed(0, rig.now);
         rig.events();
         rig.scripts[0] = Script::default();
@@ -836,11 +837,13 @@ fn p7_the_requests_that_were_sent_again_are_counted() {
         let bind = rig.take_one(0, BIND);
         rig.scripts[0].answer(&bind, 0, u64::from(rig.shape.slots) | 2 << 32);
         let list = rig.take_one(0, LIST);
-        rig.scripts[0].answer_data(&list, page(vec![]).encode());
-        rig.take_one(0, 1);
+        rig.scripts[0].answer_data(&list, page(log(&logged)).encode());
+        let again = rig.take_one(0, 1);
         assert_eq!(rig.driver.replayed(), sent_again);
+        rig.answer(0, &again);
         let back = StreamEvent::Back { server: 0, unreachable_ns: 0, replayed: 1 };
         assert_eq!(rig.events(), [back], "the event counts those of this loss");
+        logged.push((again, true));
     }
 }
 
