@@ -7,7 +7,8 @@
 //!    anything else. From here on an older file is gone, and no crash brings back a mixture.
 //! 2. The bytes of the file follow as groups. None waits for the one before.
 //! 3. The last group is the header with name, length and checksum, as a durable group. It is in the
-//!    volume only if all groups before it are (P1): the only wait is the one for its durability.
+//!    volume only if all groups before it are (promise P1): the only wait is the one for its
+//!    durability.
 //!
 //! After a crash the volume holds the older file, no file, or the whole new one.
 

@@ -12,8 +12,8 @@
 //! 4088  CRC-64/NVME of bytes 0 to 4087     u64
 //! ```
 //!
-//! All numbers are little endian. One block is written atomically (M1), so a header is old or new,
-//! never a mixture.
+//! All numbers are little endian. One block is written atomically (assumption M1), so a header is
+//! old or new, never a mixture.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -142,8 +142,8 @@ fn encode(block: &mut [u8], state: u32, name: &OsStr, length: u64, checksum_of_f
     block[CHECK_AT..].copy_from_slice(&check.to_le_bytes());
 }
 
-/// Decodes a block of a volume of `volume_blocks`. A volume is untrusted input (T19): every field
-/// is checked.
+/// Decodes a block of a volume of `volume_blocks`. A volume is untrusted input (trap T19): every
+/// field is checked.
 #[must_use]
 pub fn decode(block: &[u8], volume_blocks: u64) -> Found {
     let u32_at = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| block[at + i]));

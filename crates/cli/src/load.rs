@@ -40,7 +40,7 @@ pub struct Load {
     pub workload: Workload,
     /// Duration of the run.
     pub window: Window,
-    /// Whether adjacent requests are merged (T16).
+    /// Whether adjacent requests are merged (trap T16).
     pub merge: bool,
     /// Writer `i` runs on core `i mod n` of these; empty: on any core.
     pub cores: Vec<usize>,

@@ -1,8 +1,8 @@
 //! A random order of `0..n` in which every number occurs once per lap.
 //!
 //! Independent random places would sometimes repeat one that is still being written. The
-//! measurement would then include the handling of overlaps (T12), in each run a different amount of
-//! it. A permutation keeps two writes to one place `n` writes apart, without any memory.
+//! measurement would then include the handling of overlaps (trap T12), in each run a different
+//! amount of it. A permutation keeps two writes to one place `n` writes apart, without any memory.
 
 /// A random permutation of `0..n`, computed, not stored. It consists of invertible steps on the
 /// smallest power of two that holds `n`, repeated while the result is outside.

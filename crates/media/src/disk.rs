@@ -230,7 +230,7 @@ impl<E: Engine> BlockDevice for DiskQueue<E> {
     }
 
     /// No time at which an operation ends is known. Only a stalled engine must be polled at a
-    /// certain time: without the poll, its requests would wait for ever (P8).
+    /// certain time: without the poll, its requests would wait for ever (promise P8).
     fn next_deadline(&self) -> Option<u64> {
         let must_retry = self.engine.in_flight() > 0 && self.engine.is_stalled();
         must_retry.then(|| self.last_poll.saturating_add(RETRY_AFTER_NS))

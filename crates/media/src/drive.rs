@@ -26,15 +26,15 @@ pub struct Geometry {
     /// A power cut may take a completed write until a later flush completes (VWC of NVMe Identify
     /// Controller).
     pub volatile_cache: bool,
-    /// A block is written wholly or not at all even if power fails (M1). False for files on a host
-    /// file system, which may tear a block.
+    /// A block is written wholly or not at all even if power fails (assumption M1). False for files
+    /// on a host file system, which may tear a block.
     pub atomic_block: bool,
     /// One line for display: kind, size, place.
     pub describe: String,
 }
 
 impl Geometry {
-    /// Whether the drive has power-loss protection: a completed write is durable (M3).
+    /// Whether the drive has power-loss protection: a completed write is durable (assumption M3).
     pub fn plp(&self) -> bool {
         !self.volatile_cache
     }
@@ -92,10 +92,10 @@ pub trait Drive: Send + Sync {
 /// returns their completions. Its times are those of [`now_ns`](riopipe_platform::now_ns).
 ///
 /// A deallocated block reads as zeroes, whatever a TRIM of the medium does, because undo relies on
-/// the zeroes (T10).
+/// the zeroes (trap T10).
 ///
 /// Dropping a queue waits for its operations in flight, so that no write lands after the file has
-/// been unlocked (T8).
+/// been unlocked (trap T8).
 pub trait Queue: BlockDevice<Buf = AlignedBuf> + Send {
     /// A descriptor that becomes readable when there may be completions. The queue never reads it:
     /// watch it edge-triggered, or read its 8 bytes on each wake-up. `None`: poll at

@@ -38,7 +38,7 @@ pub enum OpenError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another process serves the medium (T8).
+    /// Another process serves the medium (trap T8).
     #[error(
         "{path}: in use by another process: a process locks the medium that it serves; stop the \
          other one first"

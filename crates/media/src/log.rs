@@ -50,7 +50,7 @@ pub fn open_log(spec: &str) -> Result<LogStore, OpenError> {
 }
 
 /// [`open_log`], with a wait of at most `lock_wait` for another process that has the log locked. A
-/// killed process keeps its locks until its last write has landed (T8).
+/// killed process keeps its locks until its last write has landed (trap T8).
 pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, OpenError> {
     let lock_wait = LockWait::within(lock_wait);
     match LogSpec::parse(spec)? {
@@ -82,7 +82,7 @@ fn would_create(path: &str, size: Option<u64>) -> bool {
 }
 
 /// The kernel's identifier of this boot. If the identifier has changed, the content of memory and
-/// of the page cache may have been lost in between (T19).
+/// of the page cache may have been lost in between (trap T19).
 pub fn boot_id() -> Result<[u8; 16], OpenError> {
     let path = "/proc/sys/kernel/random/boot_id";
     let text = std::fs::read_to_string(path).map_err(|source| OpenError::Os {
@@ -278,7 +278,7 @@ impl LogStore {
     }
 
     /// The kind that a log region made here is stamped with. It is [`LogKind::File`] if the log
-    /// would not survive a power cut: all other kinds are accepted after another boot (T19).
+    /// would not survive a power cut: all other kinds are accepted after another boot (trap T19).
     pub fn kind(&self) -> LogKind {
         self.kind
     }
@@ -347,8 +347,8 @@ impl LogStore {
     }
 
     /// Writes back to the file all stored bytes and all bytes in `used`, and waits (`msync`). After
-    /// that, the bytes in `used` of a `file:` log also survive a power cut (T24). A `block:` log
-    /// has nothing left to write, since each of its fences writes everything that it covers. No
+    /// that, the bytes in `used` of a `file:` log also survive a power cut (trap T24). A `block:`
+    /// log has nothing left to write, since each of its fences writes everything that it covers. No
     /// part of the log may be in use.
     ///
     /// The bytes in `used` are written even if the kernel considers them written already, because

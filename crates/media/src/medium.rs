@@ -30,7 +30,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The wait for a medium that another process has locked: attempts for a limited time.
 ///
 /// After a process has died, the kernel keeps its locks while its writes are in flight, because the
-/// writes may still land (T8). So a lock that is taken now may soon be free.
+/// writes may still land (trap T8). So a lock that is taken now may soon be free.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LockWait {
     /// The time limit for all attempts.
@@ -227,7 +227,7 @@ impl Medium {
         }
     }
 
-    /// Locks the medium, so that only one process serves it (T8). The lock belongs to the open
+    /// Locks the medium, so that only one process serves it (trap T8). The lock belongs to the open
     /// file, and ends with the file's last user. Each write in flight is a user, even after its
     /// process has died.
     fn lock(&self, mut lock_wait: LockWait) -> Result<(), OpenError> {

@@ -30,9 +30,9 @@ pub(crate) struct MemDrive {
 struct SharedMemory {
     memory: Mapping,
     /// By the locks, readers and writers of one block exclude each other. So a block is read and
-    /// written as a whole (M1), and shared access to the memory is sound. An uncontended lock costs
-    /// a few nanoseconds, but it is only released when memory has the whole block. The only queue
-    /// of a drive needs no lock.
+    /// written as a whole (assumption M1), and shared access to the memory is sound. An uncontended
+    /// lock costs a few nanoseconds, but it is only released when memory has the whole block. The
+    /// only queue of a drive needs no lock.
     locks: Box<[AtomicBool]>,
     open_queues: Mutex<OpenQueues>,
     geometry: Geometry,

@@ -31,13 +31,13 @@ sizes are whole numbers of 4096-byte blocks, written like 64M or 10G";
 
 /// Opens (or creates) the drive that `spec` names; [`DRIVE_HELP`] lists the kinds.
 ///
-/// A file or device is locked; a second process that opens it is refused (T8).
+/// A file or device is locked; a second process that opens it is refused (trap T8).
 pub fn open_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
     open_drive_within(spec, LOCK_WAIT_SHORT)
 }
 
 /// [`open_drive`], with a wait of at most `lock_wait` for another process that has the drive
-/// locked. A killed process keeps its locks until its last write has landed (T8).
+/// locked. A killed process keeps its locks until its last write has landed (trap T8).
 pub fn open_drive_within(spec: &str, lock_wait: Duration) -> Result<Arc<dyn Drive>, OpenError> {
     let lock_wait = LockWait::within(lock_wait);
     let mut spec = Spec::parse(spec, DRIVE_HELP)?;

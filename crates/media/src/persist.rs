@@ -5,7 +5,7 @@
 pub(crate) enum Persist {
     /// Nothing is done: a store is as durable as this mapping can make it.
     Stores,
-    /// Cache lines are written back, which is durable on persistent memory (M5).
+    /// Cache lines are written back, which is durable on persistent memory (assumption M5).
     #[cfg(target_arch = "x86_64")]
     Lines(LineFlush),
     /// `msync`: for CPUs without a known instruction for cache lines.

@@ -104,8 +104,8 @@ enum Zeroing {
     Write,
 }
 
-/// What [`Request::advance`] returns: the result of the operation, or `None` if the operation needs
-/// another step.
+/// The progress of a request: the result of its operation, or `None` if the operation needs another
+/// step.
 type Progress = Option<Result<Option<AlignedBuf>, IoError>>;
 
 /// Hands requests to the kernel, and takes the results back.

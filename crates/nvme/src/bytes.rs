@@ -88,7 +88,7 @@ pub(crate) fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str, pad:
 }
 
 /// An ASCII field without its padding. Each byte that is not printable ASCII becomes `?`, so that a
-/// hostile name cannot send control sequences to a terminal (T18).
+/// hostile name cannot send control sequences to a terminal (trap T18).
 pub(crate) fn text_at(bytes: &[u8], at: usize, len: usize) -> String {
     let field = &bytes[at..at + len];
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(len);

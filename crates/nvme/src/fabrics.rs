@@ -129,7 +129,7 @@ impl ConnectData {
     ///
     /// # Errors
     /// [`ConnectInvalid`], if `data` is too short or if a name is not a NUL-terminated NQN of at
-    /// most 223 bytes (T18). The command completes with *connect: invalid parameters*.
+    /// most 223 bytes (trap T18). The command completes with *connect: invalid parameters*.
     pub fn decode(data: &[u8]) -> Result<Self, ConnectInvalid> {
         let bytes: &[u8; CONNECT_DATA_LEN] = data.first_chunk().ok_or(ConnectInvalid {
             offset: 0,

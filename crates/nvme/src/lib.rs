@@ -5,9 +5,9 @@
 //! state between calls. The order of messages that the protocol allows is checked by the `session`
 //! crate.
 //!
-//! Decoders accept nothing unchecked (T18): they check each length, offset, flag and type that they
-//! read. A wrong PDU is answered with the Fatal Error Status and Fatal Error Information that the
-//! specification gives for it ([`pdu::PduError`]).
+//! Decoders accept nothing unchecked (trap T18): they check each length, offset, flag and type that
+//! they read. A wrong PDU is answered with the Fatal Error Status and Fatal Error Information that
+//! the specification gives for it ([`pdu::PduError`]).
 //!
 //! Comments cite the specifications by these short names:
 //!

@@ -104,7 +104,7 @@ impl Kind {
     /// The kind with this code, if this version knows it.
     ///
     /// Codes 4 (payload carried inside the log) and 5 (dependency on another stream) are left free
-    /// for later versions. A log with such a code is refused as newer (T19).
+    /// for later versions. A log with such a code is refused as newer (trap T19).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 /// Size of a logical block in bytes: the unit of every address and length here, and the largest
-/// piece that a drive is assumed to write atomically (M1).
+/// piece that a drive is assumed to write atomically (assumption M1).
 pub const BLOCK_BYTES: usize = 4096;
 
 /// Most blocks that one operation with data may cover (8 MiB). A target splits or refuses larger
@@ -23,7 +23,8 @@ pub const BLOCKS_MAX: u64 = 2048;
 ///
 /// `op` is the caller's name for an operation. It comes back in [`Done`]; the device does not need
 /// it to be unique. Operations in flight together may take effect in any order, also two on one
-/// block (M4). A flush covers the writes that had completed before it was submitted (M2).
+/// block (assumption M4). A flush covers the writes that had completed before it was submitted
+/// (assumption M2).
 ///
 /// An operation is refused at once, as [`Submitted::Done`] with an error, when its blocks are not
 /// all on the drive, its length is zero or not a whole number of blocks, or too many operations
@@ -45,7 +46,7 @@ pub trait BlockDevice {
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 
     /// Gives the blocks up. The medium decides what they read as afterwards; recovery does not rely
-    /// on it (T10).
+    /// on it (trap T10).
     fn deallocate(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
 
     /// Hands over to the drive the operations that earlier calls have only gathered. Without this

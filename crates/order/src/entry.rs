@@ -18,7 +18,7 @@
 //!
 //! The append writes all words but the *persist word*, and the checksum covers them. The persist
 //! word is stored alone, when the data of the entry is durable. Half an entry, an entry of an older
-//! lap in a reused slot, and an entry of another partition are never valid (T7).
+//! lap in a reused slot, and an entry of another partition are never valid (trap T7).
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use crate::bytes::{put, u16_at, u32_at, u64_at};
@@ -62,7 +62,8 @@ pub struct Origin {
 
 impl Origin {
     /// The persist word of the entry at `position`. It is never 0. It differs from the persist word
-    /// of every other lap of the same slot, so a word that an older lap left is not valid (T7).
+    /// of every other lap of the same slot, so a word that an older lap left is not valid (trap
+    /// T7).
     #[must_use]
     #[inline]
     pub const fn stamp(self, position: Position) -> u64 {
@@ -91,7 +92,7 @@ pub struct Entry {
 ///
 /// All older appends were durable by then. If one of them is unreadable, the medium has damaged it,
 /// because a crash tears only appends that are not fenced. Such a log is refused. It must not be
-/// read as a shorter one, because then the undo of the lost entries would be missing (T19).
+/// read as a shorter one, because then the undo of the lost entries would be missing (trap T19).
 ///
 /// The value is an exponent n of 4 bits: fewer than 2ⁿ appends were not fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,7 +212,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         return Decoded::Blank;
     }
     let checksum_matches = crc(seed, &bytes[CHECKED_FROM..]) == u32_at(bytes, CHECKSUM_AT);
-    if !checksum_matches && !probe::planted(Plant::T7NoChecksum) {
+    if !checksum_matches && !probe::is_bug_planted(Plant::T7NoChecksum) {
         return Decoded::Torn;
     }
     let position = Position(u64_at(bytes, 16));
@@ -246,7 +247,7 @@ pub fn decode(bytes: &[u8; ENTRY_BYTES], seed: u32, crc: Crc32c) -> Decoded {
         persist: match u64_at(bytes, 0) {
             0 => Persist::No,
             word if word == origin.stamp(position) => Persist::Yes,
-            _ if probe::planted(Plant::T7AnyPersistWord) => Persist::Yes,
+            _ if probe::is_bug_planted(Plant::T7AnyPersistWord) => Persist::Yes,
             _ => Persist::Invalid,
         },
     }

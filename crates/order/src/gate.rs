@@ -13,11 +13,11 @@
 //!
 //! - an entry that arrived before its predecessors, until they arrive,
 //! - a write that touches a block of an earlier write in flight, because the drive may carry out
-//!   the two in any order (T12),
+//!   the two in any order (trap T12),
 //! - the FLUSH of a flush entry, until the entry's own write and all earlier entries of the stream
-//!   on that drive have completed, because a FLUSH covers only completed writes (T2),
+//!   on that drive have completed, because a FLUSH covers only completed writes (trap T2),
 //! - after a failure, every later entry, for good, because nothing after a failure may be reported
-//!   complete (P6).
+//!   complete (promise P6).
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -167,7 +167,7 @@ impl Gate {
                 self.admit_early(table, steps);
             }
         } else {
-            probe::hit(Rare::GateEarly);
+            probe::count_rare(Rare::GateEarly);
             let index = ordinal as usize & (self.early_tickets.len() - 1);
             self.early_tickets[index] = ticket.0;
             self.early_count += 1;
@@ -194,11 +194,11 @@ impl Gate {
         self.remove_from_drive(table, &node);
         let first_new_step = steps.len();
         if !ok {
-            probe::hit(Rare::WriteFailed);
+            probe::count_rare(Rare::WriteFailed);
             let member = self.drives[usize::from(node.drive)].cache.member;
             let ordinal = node.ordinal;
             let cause = Cause::WriteFailed { member, ordinal };
-            if probe::planted(Plant::T22FailedWrite) {
+            if probe::is_bug_planted(Plant::T22FailedWrite) {
                 return self.refuse_without_poison(table, ticket.0, cause, steps);
             }
             self.poison_from(table, cause, Some(ordinal), steps);
@@ -240,9 +240,9 @@ impl Gate {
         assert!(drive.flush_in_flight.take() == Some(ticket.0), "{ticket:?} is not being flushed");
         let member = drive.cache.member;
         if !ok {
-            probe::hit(Rare::FlushFailed);
+            probe::count_rare(Rare::FlushFailed);
             let cause = Cause::FlushFailed { member };
-            if probe::planted(Plant::T22OwnFlush) {
+            if probe::is_bug_planted(Plant::T22OwnFlush) {
                 return self.refuse_without_poison(table, ticket.0, cause, steps);
             }
             self.poison_from(table, cause, None, steps);
@@ -333,7 +333,7 @@ impl Gate {
             drive.last_unflushed = Some(node.ordinal);
         }
         let may_overlap = self.filter.add(node.drive, node.lba, node.end);
-        let blockers = if may_overlap && !probe::planted(Plant::T12NoOverlap) {
+        let blockers = if may_overlap && !probe::is_bug_planted(Plant::T12NoOverlap) {
             self.count_overlapping(table, ticket)
         } else {
             0
@@ -344,7 +344,7 @@ impl Gate {
             node.state = NodeState::Writing;
             steps.push(Step::Write(Ticket(ticket)));
         } else {
-            probe::hit(Rare::GateOverlap);
+            probe::count_rare(Rare::GateOverlap);
             node.state = NodeState::Waiting;
             self.waiting.push(ticket);
         }
@@ -390,7 +390,8 @@ impl Gate {
     /// flight any more. One FLUSH serves all of them.
     ///
     /// Only one FLUSH of a drive is in flight at a time. With two, the later one could succeed
-    /// before the earlier one fails, and would cover writes that the earlier one has lost (T4).
+    /// before the earlier one fails, and would cover writes that the earlier one has lost (trap
+    /// T4).
     #[inline(always)]
     fn flush_if_due(&mut self, table: &mut impl Table, drive_index: u8, steps: &mut Vec<Step>) {
         let drive = &self.drives[usize::from(drive_index)];
@@ -408,13 +409,13 @@ impl Gate {
         let ready = drive.pending_flushes.iter().take_while(|&&ticket| {
             let node = table.node(Ticket(ticket));
             oldest_unwritten.is_none_or(|oldest| is_after(oldest, node.ordinal))
-                || probe::planted(Plant::T2FlushEarly) && node.state == NodeState::Unflushed
+                || probe::is_bug_planted(Plant::T2FlushEarly) && node.state == NodeState::Unflushed
         });
         let ready_count = ready.count();
         if ready_count == 0 {
             // A flush entry in this state waits for earlier writes, not for its own.
             if table.node(Ticket(drive.pending_flushes[0])).state == NodeState::Unflushed {
-                probe::hit(Rare::GateFlush);
+                probe::count_rare(Rare::GateFlush);
             }
             return;
         }
@@ -504,7 +505,7 @@ struct Drive {
 }
 
 /// Whether ordinal `a` comes after `b`. The answer is right across the wrap from 2³² − 1 to 0, too,
-/// because all ordinals at the gate lie within 2³¹ of each other (T5).
+/// because all ordinals at the gate lie within 2³¹ of each other (trap T5).
 #[inline]
 const fn is_after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0

@@ -2,7 +2,7 @@
 //!
 //! A crash can lose entries of a group, and a replay can log an entry a second time. Recovery keeps
 //! a group only if all its entries are there. So it counts the *distinct* entries, and compares
-//! their number with [`Attribute::num`], the number that each entry records (T6).
+//! their number with [`Attribute::num`], the number that each entry records (trap T6).
 
 use alloc::collections::BTreeMap;
 

@@ -15,7 +15,7 @@
 //!
 //! The region's bytes are input. A region that is damaged, of another version or no longer valid is
 //! refused with advice. It is never read as a log with "nothing to undo", because then the undo of
-//! a crash would be missing (T19).
+//! a crash would be missing (trap T19).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -206,7 +206,7 @@ impl<R: Region> LogRegion<R> {
 
     /// Gives a volume to a new owner, with a lease of `lease_ms` milliseconds. The change is
     /// durable before this returns. The caller may read the lists of the log only after that,
-    /// because from then on the earlier owner can append nothing (T8).
+    /// because from then on the earlier owner can append nothing (trap T8).
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl<R: Region> LogRegion<R> {
     }
 
     /// Records that a volume's owner has come back, and that its lease is `lease_ms` milliseconds
-    /// from now on. The record is durable before this returns (T25).
+    /// from now on. The record is durable before this returns (trap T25).
     ///
     /// # Errors
     ///
@@ -254,7 +254,7 @@ impl<R: Region> LogRegion<R> {
     /// Records that the owner with this generation gives up the log of a volume. The record is
     /// durable before this returns. The caller recovers without the log, or starts a partition
     /// again, only after that. Otherwise a
-    /// recovery after a crash would undo groups by a log that was given up (T26).
+    /// recovery after a crash would undo groups by a log that was given up (trap T26).
     ///
     /// # Errors
     ///

@@ -4,9 +4,9 @@
 //! slots (`docs/log-format.md`). For each ordered request, the target
 //!
 //! 1. appends the attribute and fences, before it submits the write;
-//! 2. stores the persist word and fences, before it answers (T7);
+//! 2. stores the persist word and fences, before it answers (trap T7);
 //! 3. uses the slot again only after the initiator has released the group *and* the mark with that
-//!    release is durable (T1).
+//!    release is durable (trap T1).
 //!
 //! Each append has a *position*, counted without end:
 //!
@@ -57,10 +57,11 @@ pub const fn partition_bytes(slots: u32) -> usize {
 
 /// The fewest slots of a partition.
 pub const SLOTS_MIN: u32 = 4;
-/// The most slots of a partition. The positions of one lap must fit well inside 32 bits.
+/// The most slots of a partition. The ordinals of entries have 32 bits, and must not repeat within
+/// one lap of the ring.
 pub const SLOTS_MAX: u32 = 1 << 24;
 
-/// A fence also makes the mark durable if the mark frees this fraction of the slots: an eighth.
+/// A fence also makes the mark durable if the mark frees at least the slots divided by this number.
 const MARK_WITH_FENCE_DIVISOR: u32 = 8;
 
 /// Whether the log accepts appends.
@@ -75,6 +76,11 @@ enum Binding {
 }
 
 /// One partition: the log of one stream on one server.
+///
+/// The *mark* is the last group that the initiator has released, with the position (`head`) of the
+/// first entry that is still needed. A *position* counts appends without end. The *slot* of a
+/// position is its place in the ring, so a new lap begins after `slots` positions. The relation of
+/// the positions is drawn in the [module](self).
 #[derive(Debug)]
 pub struct StreamLog<R> {
     region: R,
@@ -85,7 +91,8 @@ pub struct StreamLog<R> {
     /// The number of slots.
     slots: u32,
     binding: Binding,
-    /// For each slot, the last group of the entry that was appended there last.
+    /// For each slot, the group of the entry that was appended there last. For an entry of several
+    /// groups, this is the last one of them.
     ends: Vec<GroupTag>,
     /// The position of the next append.
     next: u64,
@@ -104,14 +111,14 @@ pub struct StreamLog<R> {
     binding_start: u64,
     /// The released mark in memory.
     released: Seq,
-    /// The newest released group before `head`, with the caller's tag.
+    /// The newest group with an entry before `head`, and the tag that the caller gave to the group.
     newest_tag: GroupTag,
     /// The mark as it was last written to the region.
     durable_mark: Mark,
     /// Whether a crash has torn the copy of the mark that is written next.
     next_copy_is_torn: bool,
-    /// The last group that has entries in `adoption`; 0 if there is none. Because of it, an append
-    /// of a later group needs no search there.
+    /// The last group that has entries in `adoption`; 0 if there is none. An append of a later group
+    /// needs no search there.
     last_adoptable: Seq,
     /// The entries of older bindings, for a replay.
     adoption: Adoption,
@@ -238,14 +245,14 @@ impl<R: Region> StreamLog<R> {
             .write(slot_offset(self.next_slot), &encode(&entry, self.checksum_seed, self.crc));
         self.count_append(GroupTag::of_last_group(attribute));
         if self.next_slot == 0 {
-            probe::hit(Rare::LogLap);
+            probe::count_rare(Rare::LogLap);
         }
         Ok(position)
     }
 
     /// Records that the data of the entry is durable, and for a flush entry the data of the earlier
     /// entries that it covers. The record is durable after the next [`fence`](Self::fence), and
-    /// only then may the caller send the completion (T7).
+    /// only then may the caller send the completion (trap T7).
     ///
     /// # Panics
     ///
@@ -382,7 +389,7 @@ impl<R: Region> StreamLog<R> {
     }
 
     /// Makes slots available for appends: makes the mark in memory durable, so that the slots of
-    /// released entries may be used again (T1).
+    /// released entries may be used again (trap T1).
     #[cold]
     fn free_space(&mut self) -> Result<(), AppendError> {
         match &self.binding {
@@ -393,8 +400,8 @@ impl<R: Region> StreamLog<R> {
         if self.free_slots() == 0 {
             return Err(AppendError::Full { slots: self.slots, released: self.released });
         }
-        probe::hit(Rare::MarkForSpace);
-        if probe::planted(Plant::T1ReuseBeforeMark) {
+        probe::count_rare(Rare::MarkForSpace);
+        if probe::is_bug_planted(Plant::T1ReuseBeforeMark) {
             self.append_limit = self.head + u64::from(self.slots);
             return Ok(());
         }
@@ -405,12 +412,12 @@ impl<R: Region> StreamLog<R> {
     /// The position of an entry that the resumed log has already; `None` if it has no such entry.
     #[cold]
     fn adopt(&self, attribute: &Attribute) -> Option<Result<Position, AppendError>> {
-        if !matches!(self.binding, Binding::Bound) || probe::planted(Plant::T6CountTwice) {
+        if !matches!(self.binding, Binding::Bound) || probe::is_bug_planted(Plant::T6CountTwice) {
             return None;
         }
         let adopted = self.adoption.find(attribute)?;
         if adopted.is_ok() {
-            probe::hit(Rare::Adopted);
+            probe::count_rare(Rare::Adopted);
         }
         Some(adopted)
     }

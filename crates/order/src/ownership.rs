@@ -1,4 +1,4 @@
-//! The ownership checker: it finds a stream that writes a block too early (T15, T11).
+//! The ownership checker: it finds a stream that writes a block too early (traps T15, T11).
 //!
 //! The caller must keep two rules about the blocks of a volume:
 //!

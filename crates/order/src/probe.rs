@@ -4,8 +4,8 @@
 //!   promise. At most one is set in a process.
 //! - A [`Rare`] counts a path that is seldom taken. The simulator fails when one was never taken.
 //!
-//! Without the feature, [`planted`] is constantly false and [`hit`] does nothing: not an
-//! instruction is left of either.
+//! Without the feature, [`is_bug_planted`] is constantly false and [`count_rare`] does nothing: not
+//! an instruction is left of either.
 
 macro_rules! named {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
@@ -421,7 +421,7 @@ mod state {
     /// Whether this bug is planted.
     #[must_use]
     #[inline]
-    pub fn planted(plant: Plant) -> bool {
+    pub fn is_bug_planted(plant: Plant) -> bool {
         PLANTED.load(Ordering::Relaxed) == plant as u32 + 1
     }
 
@@ -432,7 +432,7 @@ mod state {
 
     /// Counts one passage of a rare path.
     #[inline]
-    pub fn hit(rare: Rare) {
+    pub fn count_rare(rare: Rare) {
         COUNTS[rare as usize].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -450,13 +450,13 @@ mod state {
     /// Whether this bug is planted: never, without the feature `probe`.
     #[must_use]
     #[inline(always)]
-    pub const fn planted(_: Plant) -> bool {
+    pub const fn is_bug_planted(_: Plant) -> bool {
         false
     }
 
     /// Counts one passage of a rare path: nothing, without the feature `probe`.
     #[inline(always)]
-    pub const fn hit(_: Rare) {}
+    pub const fn count_rare(_: Rare) {}
 }
 
 pub use state::*;

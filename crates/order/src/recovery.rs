@@ -48,7 +48,7 @@ pub struct StreamList {
     /// recovered, and a listed entry has been undone or is an in-place update.
     pub settled: bool,
     /// Whether the content of this server's log was given up for the stream, and the stream has not
-    /// been started since (T26).
+    /// been started since (trap T26).
     pub in_doubt: bool,
     /// The live entries.
     pub entries: Vec<ListedEntry>,
@@ -98,7 +98,7 @@ pub struct StreamPlan {
     pub undo: Vec<DriveExtent>,
     /// The in-place updates of dropped groups, in order of seq.
     pub in_place: Vec<InPlace>,
-    /// Whether a log was given up. Then no server undoes anything (T26).
+    /// Whether a log was given up. Then no server undoes anything (trap T26).
     pub log_given_up: bool,
     /// The fresh blocks and the extensions of dropped groups that are left as they are because a
     /// log was given up, in order of seq. They may be of a group that was durable and confirmed.
@@ -121,7 +121,7 @@ impl StreamPlan {
     }
 }
 
-/// The advice about logs that are not valid (T26).
+/// The advice about logs that are not valid (trap T26).
 pub const ADVICE: &str = "put the right logs back, or open the volume with accept_lost_log: then \
     nothing is undone on any target, and what is in doubt is listed";
 
@@ -189,10 +189,10 @@ impl DecideError {
 ///
 /// `server_of` returns the server of a drive, or `None` for a drive that the volume does not have.
 /// `lists` must have one element for **every** server of the volume. Without the list of one
-/// server, the prefix could end too late (T20).
+/// server, the prefix could end too late (trap T20).
 ///
 /// If a log was given up, a part of the order is unknown, and no undo is safe: a group behind a gap
-/// in the remaining lists may have been confirmed (T26). Then
+/// in the remaining lists may have been confirmed (trap T26). Then
 ///
 /// - nothing is undone,
 /// - the prefix goes from the largest released mark as far as the remaining lists show whole
@@ -207,10 +207,11 @@ pub fn decide(
     lists: &[StreamList],
     server_of: impl Fn(Member) -> Option<u16>,
 ) -> Result<StreamPlan, DecideError> {
-    let given_up = lists.iter().any(|list| list.in_doubt) && !probe::planted(Plant::T26UndoInDoubt);
+    let given_up =
+        lists.iter().any(|list| list.in_doubt) && !probe::is_bug_planted(Plant::T26UndoInDoubt);
     let readable_lists: Vec<StreamList>;
     let lists = if given_up {
-        probe::hit(Rare::LogInDoubt);
+        probe::count_rare(Rare::LogInDoubt);
         readable_lists =
             lists.iter().map(|list| without_foreign_entries(list, &server_of)).collect();
         &readable_lists[..]
@@ -236,9 +237,9 @@ pub fn decide(
     };
     let k = match settled {
         // The earlier recovery has dealt with all groups beyond this seq. They are not counted
-        // again, because it may have undone some of their entries already (T9).
+        // again, because it may have undone some of their entries already (trap T9).
         Some(k) => {
-            probe::hit(Rare::SettledBefore);
+            probe::count_rare(Rare::SettledBefore);
             k
         }
         None if given_up => prefix_of_valid_logs(lists, &groups, &server_of),
@@ -246,10 +247,10 @@ pub fn decide(
     };
     let beyond = || groups.iter().filter(|group| group[0].attribute.seq > k);
     if beyond().next().is_some_and(|group| !is_whole(group, |_| true)) {
-        probe::hit(Rare::PartialGroup);
+        probe::count_rare(Rare::PartialGroup);
     }
     if beyond().any(|group| is_whole(group, |entry| entry.durable)) {
-        probe::hit(Rare::WholeBeyondK);
+        probe::count_rare(Rare::WholeBeyondK);
     }
     let BlocksBeyondPrefix { undo, in_place, in_doubt } = blocks_beyond_prefix(lists, k, given_up);
     Ok(StreamPlan {
@@ -279,10 +280,11 @@ fn without_foreign_entries(
 }
 
 /// The largest released mark among the servers. A mark on one server proves that the groups up to
-/// it are durable on all of them (T1).
+/// it are durable on all of them (trap T1).
 fn largest_released(lists: &[StreamList]) -> Seq {
     let marks = lists.iter().map(|list| list.released);
-    let largest = if probe::planted(Plant::T1SmallestMark) { marks.min() } else { marks.max() };
+    let largest =
+        if probe::is_bug_planted(Plant::T1SmallestMark) { marks.min() } else { marks.max() };
     largest.unwrap_or_default()
 }
 
@@ -299,7 +301,7 @@ fn settled_beside_given_up(lists: &[StreamList], released: Seq) -> Option<Seq> {
 
 /// The prefix by the logs that were not given up. A log that was given up proves nothing but its
 /// released mark: it may be an older copy, with entries of groups whose numbers were given again
-/// since (T24, T26).
+/// since (traps T24, T26).
 fn prefix_of_valid_logs(
     lists: &[StreamList],
     groups: &Groups<'_>,
@@ -392,7 +394,7 @@ impl<'a> Groups<'a> {
             // If a request was merged over groups on both sides of the mark, the mark proves that
             // the whole request is durable.
             let is_durable = first.seq <= self.released || is_whole(group, |entry| entry.durable);
-            let has_gap = first.seq > k.next() && !probe::planted(Plant::P1SkipGap);
+            let has_gap = first.seq > k.next() && !probe::is_bug_planted(Plant::P1SkipGap);
             if has_gap || !is_durable {
                 break;
             }
@@ -407,10 +409,10 @@ impl<'a> Groups<'a> {
 /// once.
 fn is_whole(entries: &[&ListedEntry], counts: impl Fn(&ListedEntry) -> bool) -> bool {
     let counted = || entries.iter().filter(|entry| counts(entry)).map(|entry| &entry.attribute);
-    if probe::planted(Plant::T6IgnoreNum) {
+    if probe::is_bug_planted(Plant::T6IgnoreNum) {
         return counted().next().is_some();
     }
-    if probe::planted(Plant::T6CountTwice) {
+    if probe::is_bug_planted(Plant::T6CountTwice) {
         return counted().next().is_some_and(|a| counted().count() >= usize::from(a.num));
     }
     count_group(counted()) == GroupCount::Whole
@@ -425,7 +427,7 @@ struct BlocksBeyondPrefix {
 }
 
 /// Finds the blocks beyond the prefix: fresh ones, to be zeroed, and in-place updates, to be listed
-/// (T11).
+/// (trap T11).
 ///
 /// Extensions are neither zeroed nor listed: the prefix needs neither the old nor the new content
 /// of their blocks. If an extension extends a fresh write beyond the prefix, the undo zeroes that
@@ -434,7 +436,7 @@ struct BlocksBeyondPrefix {
 ///
 /// If a log was given up, fresh writes and extensions are listed as in doubt, and nothing is
 /// zeroed: the prefix may end before the state that the caller knows, and the content of the blocks
-/// may have been confirmed (T26).
+/// may have been confirmed (trap T26).
 fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksBeyondPrefix {
     let BlocksBeyondPrefix { mut undo, mut in_place, mut in_doubt } = BlocksBeyondPrefix::default();
     for list in lists {
@@ -450,10 +452,10 @@ fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksB
             };
             let is_update = attribute.flags.has(Flags::IN_PLACE);
             let is_extension = attribute.flags.has(Flags::EXTEND);
-            if is_update && !probe::planted(Plant::T11NotListed)
-                || is_extension && probe::planted(Plant::T11ListExtensions)
+            if is_update && !probe::is_bug_planted(Plant::T11NotListed)
+                || is_extension && probe::is_bug_planted(Plant::T11ListExtensions)
             {
-                probe::hit(Rare::InPlaceListed);
+                probe::count_rare(Rare::InPlaceListed);
                 in_place.push(InPlace { seq, extent });
             }
             if given_up {
@@ -462,12 +464,12 @@ fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksB
                 }
                 continue;
             }
-            let is_left_alone = is_update && !probe::planted(Plant::T11UndoInPlace)
-                || is_extension && !probe::planted(Plant::T11UndoExtensions);
+            let is_left_alone = is_update && !probe::is_bug_planted(Plant::T11UndoInPlace)
+                || is_extension && !probe::is_bug_planted(Plant::T11UndoExtensions);
             if !is_left_alone && !list.settled {
                 undo.push(extent);
             } else if is_extension {
-                probe::hit(Rare::ExtensionLeft);
+                probe::count_rare(Rare::ExtensionLeft);
             }
         }
     }
@@ -498,7 +500,7 @@ pub fn join(mut extents: Vec<DriveExtent>) -> Vec<DriveExtent> {
 /// The caller's tag of the newest group up to k that a log knows; 0 if no log knows one.
 ///
 /// A log that was given up may be an older copy. Beyond its released mark it may have groups of
-/// another history under the same numbers, so their tags do not count (T26).
+/// another history under the same numbers, so their tags do not count (trap T26).
 fn tag_of(lists: &[StreamList], k: Seq) -> u64 {
     let mut newest = GroupTag::NONE;
     for list in lists {

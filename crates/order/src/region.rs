@@ -1,4 +1,5 @@
-//! The medium of a log: bytes that become durable with a fence, in words of 8 bytes (M5).
+//! The medium of a log: bytes that become durable with a fence, in words of 8 bytes (assumption
+//! M5).
 //!
 //! The ordering log reads and writes through the trait [`Region`]. The crate `media` implements the
 //! trait for a drive's PMR, a persistent-memory mapping and a file mapping. Tests use
@@ -52,7 +53,7 @@ pub trait Region {
 
     /// Makes all bytes written so far survive a power cut. On most media a fence does this. A
     /// mapped file, whose fence does not, is written back to its disk. That is slow, so it is done
-    /// only when service begins and ends (T24).
+    /// only when service begins and ends (trap T24).
     ///
     /// # Errors
     ///

@@ -184,14 +184,19 @@ impl Topology {
     /// An upper bound of the number of requests into which a write of `blocks` blocks is split.
     #[must_use]
     pub fn request_count_max(&self, blocks: u32) -> u64 {
-        let smallest_limit = self.members.iter().map(|m| m.request_blocks_max).min().unwrap_or(1);
-        // On one member, adjacent units are adjacent on the drive, so a write is not cut there.
-        let unit = if self.members.len() == 1 { u32::MAX } else { self.unit_blocks };
-        // A write that does not begin at the start of a unit touches one unit more.
-        let units = u64::from(blocks).div_ceil(u64::from(unit)) + 1;
+        // On one member, adjacent units are adjacent on the drive. So the whole drive counts as one
+        // unit.
+        let unit_blocks = if self.members.len() == 1 { u32::MAX } else { self.unit_blocks };
+        // A write that begins in the middle of a unit touches one unit more. It is counted for
+        // every write, because this is only an upper bound. Each touched unit has at least one
+        // block of the write.
+        let units = u64::from(blocks).div_ceil(u64::from(unit_blocks)) + 1;
         let touched_units = units.min(u64::from(blocks));
-        // The transfer limit cuts the blocks of each touched unit.
-        let requests_per_unit = u64::from(unit.min(blocks).div_ceil(smallest_limit)).max(1);
+        // The smallest transfer limit of a drive cuts the blocks of each touched unit.
+        let limits = self.members.iter().map(|member| member.request_blocks_max);
+        let smallest_limit = limits.min().unwrap_or(1);
+        let blocks_in_unit = unit_blocks.min(blocks);
+        let requests_per_unit = u64::from(blocks_in_unit.div_ceil(smallest_limit)).max(1);
         touched_units * requests_per_unit
     }
 
@@ -291,7 +296,7 @@ impl Topology {
     }
 
     /// Whether `blocks` blocks at `lba` of a member's drive lie within one stripe unit. Always true
-    /// on a volume of one member. A merged request must not cross a unit (T16).
+    /// on a volume of one member. A merged request must not cross a unit (trap T16).
     #[must_use]
     pub fn is_within_unit(&self, member: Member, lba: u64, blocks: u32) -> bool {
         let unit_blocks = u64::from(self.unit_blocks);

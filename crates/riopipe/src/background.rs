@@ -1,11 +1,11 @@
 //! The background thread of a volume: drives the streams whose owners are not calling. The
 //! [`BackgroundDriver`] decides which streams these are.
 //!
-//! - **Taking a stream.** The thread takes a stream only if the stream's ownership flag is free. If a
-//!   thread waits for the marks of a stream that is not free, the background thread leaves a request at
-//!   the flag. The end of the owner's call then wakes the background thread.
-//! - **Sleeping.** The thread sleeps until a stream that it drives has an event, until another thread
-//!   begins to wait for a stream, or until the next deadline of the driver.
+//! - **Taking a stream.** The thread takes a stream only if the stream's ownership flag is free. If
+//!   a thread waits for the marks of a stream that is not free, the background thread leaves a
+//!   request at the flag. The end of the owner's call then wakes the background thread.
+//! - **Sleeping.** The thread sleeps until a stream that it drives has an event, until another
+//!   thread begins to wait for a stream, or until the next deadline of the driver.
 //! - **Begin and end.** The first stream that is opened starts the thread. The thread ends when no
 //!   stream is open. If it panics while streams are open, a new thread takes its place.
 
@@ -63,8 +63,8 @@ impl BackgroundThread {
     /// Adds a stream that is open from now on. The first stream starts the thread.
     ///
     /// # Errors
-    /// The thread can't be started. Then the stream is not added, because nothing would flush it while
-    /// it is idle, and its targets could not drop its log entries (T1).
+    /// The thread can't be started. Then the stream is not added, because nothing would flush it
+    /// while it is idle, and its targets could not drop its log entries (trap T1).
     pub(crate) fn add(self: &Arc<Self>, id: StreamId, stream: OpenStream) -> Result<(), Exhausted> {
         let mut open_streams = lock(&self.open_streams);
         if open_streams.is_thread_running {
@@ -95,8 +95,8 @@ impl BackgroundThread {
     }
 
     /// Removes a stream that has ended. The caller passes the handle of the stream, because another
-    /// stream may have the same id already: a closed stream may be opened again before the old one is
-    /// dropped. That other stream stays.
+    /// stream may have the same id already: a closed stream may be opened again before the old one
+    /// is dropped. That other stream stays.
     pub(crate) fn remove(&self, id: StreamId, handle: &Arc<StreamHandle>) {
         let mut open_streams = lock(&self.open_streams);
         if open_streams.by_id.get(&id).is_some_and(|open| Arc::ptr_eq(&open.handle, handle)) {
@@ -187,7 +187,8 @@ impl Drop for Worker<'_> {
 }
 
 impl Worker<'_> {
-    /// Adds new streams and removes ended ones. Returns false if no stream is open: the thread ends.
+    /// Adds new streams and removes ended ones. Returns false if no stream is open: the thread
+    /// ends.
     fn update_streams(&mut self) -> bool {
         let Self { background, version, driver, streams } = self;
         let mut open_streams = lock(&background.open_streams);
@@ -222,8 +223,8 @@ impl Worker<'_> {
         true
     }
 
-    /// Drives the streams that have an event or are due. Checks whether the owners of the other streams
-    /// call again.
+    /// Drives the streams that have an event or are due. Checks whether the owners of the other
+    /// streams call again.
     fn run_round(&mut self, now: u64, events: &[Event]) {
         let has_event = |id: StreamId| events.iter().any(|event| event.token == u64::from(id.0));
         let is_awaited = |id| {
@@ -260,7 +261,8 @@ impl Worker<'_> {
         wake_all(due_wakers);
     }
 
-    /// Makes the poller watch the stream if the stream has been taken over, and not watch it otherwise.
+    /// Makes the poller watch the stream if the stream has been taken over, and not watch it
+    /// otherwise.
     fn update_watch(&mut self, id: StreamId, now: u64) {
         let Some(WorkerStream { stream, is_watched }) = self.streams.get_mut(&id) else { return };
         let poller = &self.background.poller;

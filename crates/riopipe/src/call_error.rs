@@ -1,5 +1,5 @@
-//! The errors of a single target: a request to it failed ([`CallError`]), or an association with it could
-//! not be set up ([`AttachError`]).
+//! The errors of a single target: a request to it failed ([`CallError`]), or an association with it
+//! could not be set up ([`AttachError`]).
 
 use std::time::Duration;
 
@@ -49,7 +49,8 @@ pub enum CallError {
     /// The target did not answer within this time.
     #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
     TimedOut(Duration),
-    /// The target still owes this number of answers to earlier requests, so the request was not sent.
+    /// The target still owes this number of answers to earlier requests, so the request was not
+    /// sent.
     #[error("the target stalls: it owes {0} answers, and gets no further request before they come")]
     Behind(usize),
     /// The target answered with this status.
@@ -67,9 +68,9 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether the same call may succeed later, if only time passes: an unreachable target comes back,
-    /// or a stalled target answers. False: it fails again until the target, the volume or the call
-    /// changes.
+    /// Whether the same call may succeed later, if only time passes: an unreachable target comes
+    /// back, or a stalled target answers. False: it fails again until the target, the volume or the
+    /// call changes.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -82,8 +83,9 @@ impl CallError {
             | Self::Exhausted(_) => true,
             Self::Unreachable(why) => match why {
                 UnreachableCause::Changed(_) | UnreachableCause::Released => false,
-                // The manager sends a claim again only if its failure passes. After any other failure the
-                // target is lost to this owner: another owner may have fenced it (T8).
+                // The manager sends a claim again only if its failure passes. After any other
+                // failure the target is lost to this owner: another owner may have fenced it (trap
+                // T8).
                 UnreachableCause::Claim(status) => retry::is_claim_passing(*status),
                 _ => true,
             },
@@ -97,7 +99,8 @@ impl CallError {
         }
     }
 
-    /// The error of a call from the session's state machines; `timeout` is the time limit of the call.
+    /// The error of a call from the session's state machines; `timeout` is the time limit of the
+    /// call.
     pub(crate) fn of(failure: CallFailure, timeout: Duration) -> Self {
         match failure {
             CallFailure::Association(error) => error.into(),
@@ -166,8 +169,8 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// Whether the same call may succeed later, if only time passes. With several targets, this is true
-    /// if it is true for each of them.
+    /// Whether the same call may succeed later, if only time passes. With several targets, this is
+    /// true if it is true for each of them.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -178,8 +181,9 @@ impl AttachError {
         }
     }
 
-    /// Why there is no association with subsystem `nqn` of `target`. `connect_error` is the last failure
-    /// to connect. It has more details than [`AssociationError::Connect`], which only has its text.
+    /// Why there is no association with subsystem `nqn` of `target`. `connect_error` is the last
+    /// failure to connect. It has more details than [`AssociationError::Connect`], which only has
+    /// its text.
     pub(crate) fn of(
         target: &TargetAddr,
         nqn: String,

@@ -1,8 +1,8 @@
 //! Creating a volume.
 //!
 //! 1. Start the threads of the targets, which set up the associations ([`Targets`]).
-//! 2. Run the [`VolumeCreation`] to its end. It decides each request: it makes the log partitions, then
-//!    writes the labels.
+//! 2. Run the [`VolumeCreation`] to its end. It decides each request: it makes the log partitions,
+//! then writes the labels.
 //! 3. Inspect the new volume, to return its properties.
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct CreateOptions {
     /// The number of streams, 1 to 1024.
     pub streams: u16,
     /// The engine of the volume. `None`: `rio` if every target has Rio's extension and an ordering
-    /// log, else `sync` (T17).
+    /// log, else `sync` (trap T17).
     pub engine: Option<EngineKind>,
     /// Log slots for each stream on each target. 0: as many as fit.
     pub slots: u32,
@@ -98,7 +98,8 @@ fn run_creation(
     };
     let mut creation = VolumeCreation::new(config).map_err(|error| match error {
         VolumeCreateError::Options(error) => error.into(),
-        // Before the first request to a target, `VolumeCreation` finds no other error than a bad name.
+        // Before the first request to a target, `VolumeCreation` finds no other error than a bad
+        // name.
         _ => CreateError::Name,
     })?;
     let targets = Targets::start(members, &options.connect)?;

@@ -1,6 +1,6 @@
 //! The errors of this crate, one type for each operation. Each message contains the operation that
-//! failed, the place, the reason, and the remedy. `is_retryable` of each type is whether the same call may
-//! succeed later, if only time passes.
+//! failed, the place, the reason, and the remedy. `is_retryable` of each type is whether the same
+//! call may succeed later, if only time passes.
 
 use std::fmt;
 use std::time::Duration;
@@ -103,8 +103,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the same call may succeed later, if only time passes: an owner releases the volume or
-    /// its lease runs out, or a target comes back. In both cases the next attempt finds the same
+    /// Whether the same call may succeed later, if only time passes: an owner releases the volume
+    /// or its lease runs out, or a target comes back. In both cases the next attempt finds the same
     /// volume. False: it fails again until a target, the members or the options change.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -201,7 +201,8 @@ pub enum UnreachableReason {
     Passed,
 }
 
-/// The address of a target, for the middle of a message. Empty if the error concerns no single target.
+/// The address of a target, for the middle of a message. Empty if the error concerns no single
+/// target.
 fn on_target(target: &Option<TargetAddr>) -> String {
     match target {
         Some(target) => format!(" on {target}"),
@@ -267,8 +268,8 @@ impl AcknowledgeError {
     }
 }
 
-/// The address of the member that an error concerns, in brackets. Empty if the error concerns no single
-/// member.
+/// The address of the member that an error concerns, in brackets. Empty if the error concerns no
+/// single member.
 fn given_member(members: &[MemberAddr], error: &AssembleError) -> String {
     let index = match error {
         AssembleError::Label { given, .. }
@@ -314,7 +315,7 @@ pub enum StreamError {
     /// This process has no descriptors or threads left.
     #[error(transparent)]
     Exhausted(#[from] Exhausted),
-    /// The in-place updates beyond the stream's prefix have not been acknowledged (T9).
+    /// The in-place updates beyond the stream's prefix have not been acknowledged (trap T9).
     #[error(
         "stream {stream} was recovered, and {updates} in-place updates beyond its last group may or \
          may not be there: check these blocks (Volume::in_place), then acknowledge them \
@@ -345,9 +346,9 @@ pub enum StreamError {
 }
 
 impl StreamError {
-    /// Whether the same call may succeed later, if only time passes: a target comes back, or the last
-    /// connection of the stream ends. False: it fails again until another stream is closed, the
-    /// updates are acknowledged, or the call is changed.
+    /// Whether the same call may succeed later, if only time passes: a target comes back, or the
+    /// last connection of the stream ends. False: it fails again until another stream is closed,
+    /// the updates are acknowledged, or the call is changed.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -423,8 +424,8 @@ impl SubmitError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitErrorKind {
-    /// There is no space for the group now: wait for [`Until::Space`](crate::Until::Space) and submit
-    /// it again.
+    /// There is no space for the group now: wait for [`Until::Space`](crate::Until::Space) and
+    /// submit it again.
     #[error("no space for the group now ({0}): wait for space and submit it again")]
     Full(Bound),
     /// The group is larger than the bound, so it can never be admitted.
@@ -446,7 +447,8 @@ pub enum SubmitErrorKind {
         /// Blocks of the volume.
         volume: u64,
     },
-    /// The group violates a duty of the caller (T11, T15). Only an ownership checker reports this.
+    /// The group violates a duty of the caller (traps T11, T15). Only an ownership checker reports
+    /// this.
     #[error(transparent)]
     Violation(#[from] Violation),
     /// The stream has failed.
@@ -456,8 +458,8 @@ pub enum SubmitErrorKind {
 
 impl SubmitErrorKind {
     /// Whether the same group may be admitted later, if only time passes: wait for
-    /// [`Until::Space`](crate::Until::Space) and submit it again. False: it will be refused again. If
-    /// the stream has failed ([`Poisoned`](Self::Poisoned)), [`StreamFailure::is_retryable`] is
+    /// [`Until::Space`](crate::Until::Space) and submit it again. False: it will be refused again.
+    /// If the stream has failed ([`Poisoned`](Self::Poisoned)), [`StreamFailure::is_retryable`] is
     /// whether it can be [reopened](crate::Stream::reopen).
     #[must_use]
     pub fn is_retryable(&self) -> bool {
@@ -469,12 +471,12 @@ impl SubmitErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Bound {
-    /// The ordering log of this target (T13).
+    /// The ordering log of this target (trap T13).
     Log {
         /// The target.
         target: TargetAddr,
     },
-    /// The replay memory of the stream (T14):
+    /// The replay memory of the stream (trap T14):
     /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
     Memory,
 }
@@ -503,8 +505,8 @@ pub enum WaitError {
         /// The last group submitted.
         last: Seq,
     },
-    /// Another thread has called a [`StreamWaker`](crate::StreamWaker). The stream is as before, and
-    /// the same wait may still succeed.
+    /// Another thread has called a [`StreamWaker`](crate::StreamWaker). The stream is as before,
+    /// and the same wait may still succeed.
     #[error("another thread interrupted the wait; it may still succeed")]
     Woken,
     /// The stream was closed, and the group was never submitted.
@@ -530,9 +532,9 @@ pub enum WaitError {
 }
 
 impl WaitError {
-    /// Whether the same wait may succeed: it was only too short, or interrupted. False: the group was
-    /// never submitted, or the stream was closed, was dropped or has failed. A failed stream can be
-    /// reopened if [`StreamFailure::is_retryable`] is true.
+    /// Whether the same wait may succeed: it was only too short, or interrupted. False: the group
+    /// was never submitted, or the stream was closed, was dropped or has failed. A failed stream
+    /// can be reopened if [`StreamFailure::is_retryable`] is true.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Deadline(_) | Self::Woken)
@@ -605,9 +607,9 @@ impl From<StreamError> for ReadError {
 }
 
 impl ReadError {
-    /// Whether the same read may succeed later, if only time passes. False: the blocks do not exist,
-    /// the drive has lost them, the volume has been closed, or the stream has failed. A failed stream
-    /// can be reopened if [`StreamFailure::is_retryable`] is true.
+    /// Whether the same read may succeed later, if only time passes. False: the blocks do not
+    /// exist, the drive has lost them, the volume has been closed, or the stream has failed. A
+    /// failed stream can be reopened if [`StreamFailure::is_retryable`] is true.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -35,8 +35,8 @@ pub enum Exhausted {
     Threads,
 }
 
-/// The error of a stream that has failed (P6). Each later call of the stream returns the same one.
-/// Groups before `seq` are as they were reported; nothing later is reported complete.
+/// The error of a stream that has failed (promise P6). Each later call of the stream returns the
+/// same one. Groups before `seq` are as they were reported; nothing later is reported complete.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "stream {stream} of volume \"{volume}\" failed at group {seq} on {target}: {cause}; groups before \
@@ -65,10 +65,10 @@ fn remedy(cause: &FailureCause) -> &'static str {
 }
 
 impl StreamFailure {
-    /// Whether [`Stream::reopen`](crate::Stream::reopen) may restart the stream, now or later, if only
-    /// time passes: the target was unreachable, it stalled, or a write or FLUSH failed. Until then all
-    /// other calls return this failure. False: the stream is lost to this owner. Drop the volume,
-    /// remove the cause, and open the volume again.
+    /// Whether [`Stream::reopen`](crate::Stream::reopen) may restart the stream, now or later, if
+    /// only time passes: the target was unreachable, it stalled, or a write or FLUSH failed. Until
+    /// then all other calls return this failure. False: the stream is lost to this owner. Drop the
+    /// volume, remove the cause, and open the volume again.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.cause.is_retryable()
@@ -79,8 +79,8 @@ impl StreamFailure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureCause {
-    /// The target refused the stream with this status: the volume has another owner there, or none, or
-    /// the target does not know the volume any more.
+    /// The target refused the stream with this status: the volume has another owner there, or none,
+    /// or the target does not know the volume any more.
     NotOwner(Status),
     /// A write ended with this status.
     Write(Status),
@@ -88,15 +88,17 @@ pub enum FailureCause {
     Flush(Status),
     /// The connection was lost. The value is why the target is unreachable, if that is known.
     Disconnected(Option<Box<Absence>>),
-    /// The target owed an answer for longer than [`StreamOptions::timeout`](crate::StreamOptions::timeout).
-    /// The value is why the target is unreachable, if that is known.
+    /// The target owed an answer for longer than
+    /// [`StreamOptions::timeout`](crate::StreamOptions::timeout). The value is why the target is
+    /// unreachable, if that is known.
     TimedOut(Option<Box<Absence>>),
-    /// Another stream's FLUSH of the same drive failed, so the unflushed writes of this stream on that
-    /// drive may be lost (T22).
+    /// Another stream's FLUSH of the same drive failed, so the unflushed writes of this stream on
+    /// that drive may be lost (trap T22).
     SharedFlush,
-    /// The target's log does not match the entries that this stream has sent to it (T18, T19).
+    /// The target's log does not match the entries that this stream has sent to it (traps T18,
+    /// T19).
     LogMismatch,
-    /// The target came back, and its log or a drive has changed (T27).
+    /// The target came back, and its log or a drive has changed (trap T27).
     Changed(Option<Box<UnreachableCause>>),
     /// The target refused to drop the stream's log entries at its close, with this status.
     Forget(Status),
@@ -114,8 +116,8 @@ pub struct Absence {
 }
 
 impl FailureCause {
-    /// The cause of a failed request, from the engine's report. `is_flush` is whether the request was a
-    /// FLUSH. `absence` is why the target is unreachable, if it is.
+    /// The cause of a failed request, from the engine's report. `is_flush` is whether the request
+    /// was a FLUSH. `absence` is why the target is unreachable, if it is.
     pub(crate) fn of(cause: Cause, is_flush: bool, absence: Option<Absence>) -> Self {
         let absence = absence.map(Box::new);
         match cause {

@@ -11,8 +11,8 @@ use crate::staged::Staged;
 use crate::stream::Stream;
 
 /// A group that is being staged on a stream. Nothing of it is sent or logged until it is submitted.
-/// It is then admitted whole, or refused whole, and the error has its buffers. The submission ends the
-/// group, so no group lacks its boundary.
+/// It is then admitted whole, or refused whole, and the error has its buffers. The submission ends
+/// the group, so no group lacks its boundary.
 #[derive(Debug)]
 #[must_use = "a group that is not submitted is not written"]
 pub struct Group<'a> {
@@ -36,11 +36,11 @@ impl<'a> Group<'a> {
 
     /// Adds a write of `data` at volume block `lba`.
     ///
-    /// `place` declares whether the old content of the blocks is still needed (T11):
+    /// `place` declares whether the old content of the blocks is still needed (trap T11):
     ///
     /// - [`Place::Fresh`]: no state to which the volume may still recover needs the old content.
-    /// - [`Place::Extend`]: for each of these states, `data` serves as well as the old content, block
-    ///   by block.
+    /// - [`Place::Extend`]: for each of these states, `data` serves as well as the old content,
+    ///   block by block.
     /// - [`Place::InPlace`]: in all other cases.
     ///
     /// The stream keeps the buffer until it needs no replay of the write.
@@ -67,9 +67,9 @@ impl<'a> Group<'a> {
     }
 
     /// Submits the group and returns its seq at once, without waiting. The group leaves with the
-    /// stream's next [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read or
-    /// durable group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)). So groups
-    /// that are submitted one after another leave together.
+    /// stream's next [`send`](Stream::send), [`poll`](Stream::poll), [`wait`](Stream::wait), read
+    /// or durable group, or when 64 groups have gathered ([all cases](Stream#when-bytes-leave)). So
+    /// groups that are submitted one after another leave together.
     ///
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
@@ -77,9 +77,9 @@ impl<'a> Group<'a> {
         self.stream.submit_staged(self.tag, false)
     }
 
-    /// Submits the group with a joint FLUSH of all drives that the stream has written since its last
-    /// one, and returns the group's seq. When this group is durable, all earlier groups are durable,
-    /// too. The call sends this group and all earlier ones, and does not wait for answers.
+    /// Submits the group with a joint FLUSH of all drives that the stream has written since its
+    /// last one, and returns the group's seq. When this group is durable, all earlier groups are
+    /// durable, too. The call sends this group and all earlier ones, and does not wait for answers.
     ///
     /// # Errors
     /// [`SubmitError`] with the buffers; no write was admitted.
@@ -88,12 +88,12 @@ impl<'a> Group<'a> {
     }
 
     /// As [`submit`](Self::submit). If the replay memory or a log is full, waits for space, for
-    /// `timeout` at most. `None` means without limit; if a target stays unreachable, the stream fails,
-    /// and this ends.
+    /// `timeout` at most. `None` means without limit; if a target stays unreachable, the stream
+    /// fails, and this ends.
     ///
     /// # Errors
-    /// [`SubmitError`] with the buffers; no write was admitted. [`SubmitErrorKind::Full`] if there was
-    /// no space in time.
+    /// [`SubmitError`] with the buffers; no write was admitted. [`SubmitErrorKind::Full`] if there
+    /// was no space in time.
     ///
     /// [`SubmitErrorKind::Full`]: crate::SubmitErrorKind::Full
     pub fn submit_or_wait(self, timeout: Option<Duration>) -> Result<Seq, SubmitError> {

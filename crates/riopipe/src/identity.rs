@@ -13,18 +13,19 @@ pub struct ConnectOptions {
     pub header_digest: bool,
     /// CRC32C over every PDU's data. `None`: on, except over loopback.
     pub data_digest: Option<bool>,
-    /// The time limit for making a connection, and for an answer. Streams and readers have their own
-    /// limit for answers to reads and writes ([`StreamOptions::timeout`](crate::StreamOptions::timeout)).
+    /// The time limit for making a connection, and for an answer. Streams and readers have their
+    /// own limit for answers to reads and writes
+    /// ([`StreamOptions::timeout`](crate::StreamOptions::timeout)).
     pub timeout: Duration,
-    /// The keep-alive timeout (KATO): a target drops an association over which no command arrives for
-    /// this time. Keep-alives are sent three times as often. At least 300 ms; targets round it up to
-    /// their own unit.
+    /// The keep-alive timeout (KATO): a target drops an association over which no command arrives
+    /// for this time. Keep-alives are sent three times as often. At least 300 ms; targets round it
+    /// up to their own unit.
     pub keep_alive: Duration,
     /// How long a target of an open volume may be unreachable. Until then its streams wait for it,
-    /// and when it comes back they replay the requests that it has lost (P7); then they fail (P6).
-    /// Zero: the streams fail as soon as a connection is lost, and it is not made again. Targets keep a
-    /// volume for its owner for a day at most (T28): if an owner waits longer, another initiator may
-    /// own the volume by then.
+    /// and when it comes back they replay the requests that it has lost (promise P7); then they
+    /// fail (promise P6). Zero: the streams fail as soon as a connection is lost, and it is not
+    /// made again. Targets keep a volume for its owner for a day at most (trap T28): if an owner
+    /// waits longer, another initiator may own the volume by then.
     pub loss_timeout: Duration,
     /// How long to poll for an answer before going to sleep (hybrid waiting); zero: sleep at once.
     pub spin: Duration,

@@ -1,4 +1,5 @@
-//! Ordered volumes over NVMe-oF: writes keep their order, and the program does not wait between them.
+//! Ordered volumes over NVMe-oF: writes keep their order, and the program does not wait between
+//! them.
 //!
 //! A [`Volume`] spans drives on one or several targets. A [`Stream`] of it takes *groups* of
 //! writes. Groups are ordered; the writes inside one group are not. After a crash the volume holds,
@@ -33,23 +34,24 @@
 //! # Failures
 //!
 //! - **This process dies.** Its targets keep the volume for it until its lease is over
-//!   ([`OpenOptions::wait_for_lease`], [`OpenOptions::take_over`]). The next [`Volume::open`], by any
-//!   initiator, recovers the volume. It returns, for each stream, the last group and its tag, the
-//!   undone blocks, and the in-place updates that may be there or not. [`Volume::recover`] does the
-//!   same by hand, or only reports what it would do.
+//!   ([`OpenOptions::wait_for_lease`], [`OpenOptions::take_over`]). The next [`Volume::open`], by
+//!   any initiator, recovers the volume. It returns, for each stream, the last group and its tag,
+//!   the undone blocks, and the in-place updates that may be there or not. [`Volume::recover`] does
+//!   the same by hand, or only reports what it would do.
 //! - **A target dies or a connection breaks.** Streams wait for the target, for
-//!   [`ConnectOptions::loss_timeout`] at most. When it is back, they replay the requests that it has
-//!   lost. If it does not come back in time, the streams that need it fail.
+//!   [`ConnectOptions::loss_timeout`] at most. When it is back, they replay the requests that it
+//!   has lost. If it does not come back in time, the streams that need it fail.
 //! - **A stream fails.** Each of its calls returns the cause, and other streams continue.
 //!   [`Stream::reopen`] undoes the fresh writes beyond its last whole group, and restarts it.
 //!
 //! # A block that is written again as it fills
 //!
-//! The last block of a log is written again with each record that is added to it. Its old content may
-//! still be needed, so the write is not [`Place::Fresh`]. But the new content contains all of the
-//! old, so either serves: the caller declares [`Place::Extend`]. After a crash such a block is not
-//! zeroed, and needs no acknowledgement. It may hold records of groups beyond the recovered one. Each
-//! record has a number, and the recovered tag is the number of the last record that counts.
+//! The last block of a log is written again with each record that is added to it. Its old content
+//! may still be needed, so the write is not [`Place::Fresh`]. But the new content contains all of
+//! the old, so either serves: the caller declares [`Place::Extend`]. After a crash such a block is
+//! not zeroed, and needs no acknowledgement. It may hold records of groups beyond the recovered
+//! one. Each record has a number, and the recovered tag is the number of the last record that
+//! counts.
 //!
 //! ```no_run
 //! # use riopipe::{Place, Stream};
@@ -98,28 +100,28 @@
 //! }
 //! ```
 //!
-//! The example `extend_the_tail` is a whole program. `docs/ordering-contract.md` defines exactly what
-//! the caller declares (T11).
+//! The example `extend_the_tail` is a whole program. `docs/ordering-contract.md` defines exactly
+//! what the caller declares (trap T11).
 //!
 //! # Metrics
 //!
 //! [`Volume::stat`] returns the marks of each stream, and the time that groups spend in each stage.
-//! [`Volume::stat_source`] has the same figures as text for Prometheus and as JSON, for the program's
-//! own HTTP server. No stream waits for either.
+//! [`Volume::stat_source`] has the same figures as text for Prometheus and as JSON, for the
+//! program's own HTTP server. No stream waits for either.
 //!
 //! # Threads
 //!
-//! A stream belongs to one thread at a time, its *owner*. The owner's calls build the requests, send
-//! them, and receive the answers. A write passes through no lock and no other thread: there is only a
-//! flag that shows which thread has the stream. While the owner is not calling, the background thread
-//! of the volume drives the stream: at once if other threads watch it, and otherwise after 50 ms
-//! ([when bytes leave](Stream#when-bytes-leave)). One thread for each target keeps the association
-//! with it alive, and makes new connections.
+//! A stream belongs to one thread at a time, its *owner*. The owner's calls build the requests,
+//! send them, and receive the answers. A write passes through no lock and no other thread: there is
+//! only a flag that shows which thread has the stream. While the owner is not calling, the
+//! background thread of the volume drives the stream: at once if other threads watch it, and
+//! otherwise after 50 ms ([when bytes leave](Stream#when-bytes-leave)). One thread for each target
+//! keeps the association with it alive, and makes new connections.
 //!
 //! A [`Watch`] is for other threads and for async code: it blocks until a group is complete or
 //! durable, or returns a future for that. A [`StreamWaker`] interrupts the owner's
-//! [wait](Stream::wait). [`Stream::event_fd`] is for event loops. In the example `group_commit` many
-//! threads append, and one of them commits for all.
+//! [wait](Stream::wait). [`Stream::event_fd`] is for event loops. In the example `group_commit`
+//! many threads append, and one of them commits for all.
 
 mod addr;
 mod association;
@@ -194,7 +196,8 @@ pub use volume::{NotClosed, OpenOptions, RecoverOptions, RecoverProgress, Volume
 pub use waking::{StreamFd, StreamWaker};
 pub use watch::{MarkWait, Watch};
 
-/// The causes in this crate's errors that come from the layers below, for programs that match on them.
+/// The causes in this crate's errors that come from the layers below, for programs that match on
+/// them.
 pub mod cause {
     pub use riopipe_net::ConnectError;
     pub use riopipe_nvme::command::Status;

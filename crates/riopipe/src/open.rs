@@ -2,8 +2,8 @@
 //!
 //! 1. Start the threads of the targets, which set up the associations ([`Targets`]).
 //! 2. Run the [`VolumeOpening`] to its end ([`run_opening`]). It decides each request: it reads the
-//!    labels, claims the volume, and recovers it. This file reports its progress, saves the data that it
-//!    is about to zero, and sleeps until a target answers.
+//!    labels, claims the volume, and recovers it. This file reports its progress, saves the data
+//!    that it is about to zero, and sleeps until a target answers.
 //! 3. Make the [`OpenVolume`], and pass each association to a manager ([`open_volume`]).
 
 use std::path::{Path, PathBuf};
@@ -47,7 +47,8 @@ use crate::target::VolumeServer;
 use crate::time::nanos;
 use crate::undone::{SaveError, UndoneFileWriter};
 
-/// The attempt that claims a volume: the first over its connections. Later ones are counted (T23).
+/// The attempt that claims a volume: the first over its connections. Later ones are counted (trap
+/// T23).
 const FIRST_ATTEMPT: u32 = 0;
 /// The longest sleep until the next check, if there is no deadline.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
@@ -73,8 +74,8 @@ pub(crate) struct Opened {
     pub(crate) recovery: Recovery,
 }
 
-/// Claims the volume, and recovers every stream that needs it. If the volume is owned, waits for the end
-/// of the lease as `request` allows.
+/// Claims the volume, and recovers every stream that needs it. If the volume is owned, waits for
+/// the end of the lease as `request` allows.
 pub(crate) fn open(
     name: &str,
     members: &[MemberAddr],
@@ -258,8 +259,8 @@ impl<'a> UndoneSaver<'a> {
         self.error.is_none()
     }
 
-    /// Removes an unfinished file, because nothing will be zeroed. Returns the error of the step that
-    /// failed, if one did.
+    /// Removes an unfinished file, because nothing will be zeroed. Returns the error of the step
+    /// that failed, if one did.
     fn discard(self) -> Option<SaveError> {
         if let Some(writer) = self.writer {
             writer.discard();

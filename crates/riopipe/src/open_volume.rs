@@ -42,14 +42,14 @@ pub(crate) struct OpenVolume {
     pub(crate) connect_options: ConnectOptions,
     /// The streams that are open, and the queues of the targets that they use.
     pub(crate) state: Mutex<VolumeState>,
-    /// The failed FLUSHes of each drive. A failed FLUSH may have lost data of all streams on that drive,
-    /// so it fails all of them (T22).
+    /// The failed FLUSHes of each drive. A failed FLUSH may have lost data of all streams on that
+    /// drive, so it fails all of them (trap T22).
     pub(crate) flush_failures: Arc<FlushFailures>,
     /// Makes reads wait while a stream replays, because the target may have lost what the stream
-    /// replays (P9).
+    /// replays (promise P9).
     pub(crate) read_barrier: Arc<ReadBarrier>,
-    /// Checks the declarations of the caller about blocks (T11, T15). `None` unless the options or a
-    /// debug build require it.
+    /// Checks the declarations of the caller about blocks (traps T11, T15). `None` unless the
+    /// options or a debug build require it.
     pub(crate) ownership_checker: Option<Mutex<BlockOwnershipChecker>>,
     /// The time of the streams' groups in each stage.
     pub(crate) stages: Arc<Stages>,
@@ -66,7 +66,7 @@ impl Drop for OpenVolume {
     fn drop(&mut self) {
         for server in &self.servers {
             // The target detects at once that the owner has ended for good. So it does not keep the
-            // volume for the owner until the end of a lease (T25).
+            // volume for the owner until the end of a lease (trap T25).
             server.target.stop();
         }
     }

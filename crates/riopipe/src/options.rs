@@ -11,10 +11,10 @@ pub struct StreamOptions {
     /// Requests in flight per target, 1 to 1024.
     pub queue_depth: usize,
     /// The bound of the replay memory, bytes: the payload that the stream keeps because it is not
-    /// complete or not durable (T14). A single group may not be larger.
+    /// complete or not durable (trap T14). A single group may not be larger.
     pub kept_bytes_max: u64,
-    /// Whether requests for adjacent blocks are merged (T16), up to the largest in-capsule data of a
-    /// command (32 KiB on a Rio target). A larger group takes several log entries.
+    /// Whether requests for adjacent blocks are merged (trap T16), up to the largest in-capsule
+    /// data of a command (32 KiB on a Rio target). A larger group takes several log entries.
     pub merge: bool,
     /// How long a target may owe an answer. After that the stream gives up the connection.
     pub timeout: Duration,

@@ -7,13 +7,14 @@
 //! The life of a buffer:
 //!
 //! 1. The caller takes a [`Buf`] from the stream's [`BufPool`], and fills it.
-//! 2. The stream stages it in a group. The driver gets [`Piece`]s of it, and splits and clones them.
+//! 2. The stream stages it in a group. The driver gets [`Piece`]s of it, and splits and clones
+//! them.
 //! 3. [`KeptBufs`] keeps it until no replay needs its bytes.
 //! 4. When no piece is left, it goes back to the pool.
 //!
-//! The pieces are counted without locked instructions, because all pieces of a buffer are in one stream,
-//! and a stream is with one thread at a time. A write would need six locked instructions. Each of them
-//! waits until all earlier stores have left the processor.
+//! The pieces are counted without locked instructions, because all pieces of a buffer are in one
+//! stream, and a stream is with one thread at a time. A write would need six locked instructions.
+//! Each of them waits until all earlier stores have left the processor.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,17 +31,17 @@ use crate::BLOCK_BYTES;
 /// The bytes of a buffer, and the number of pieces that refer to them.
 struct SharedBytes {
     bytes: AlignedBuf,
-    /// The thread that has the pieces changes this with plain stores. Other threads only check whether
-    /// it is 0.
+    /// The thread that has the pieces changes this with plain stores. Other threads only check
+    /// whether it is 0.
     piece_count: AtomicUsize,
 }
 
-/// A buffer for writes: whole blocks, aligned to 4 KiB. A write takes the buffer, because a replay may
-/// need the bytes until they are durable. Afterwards the stream uses the buffer again.
+/// A buffer for writes: whole blocks, aligned to 4 KiB. A write takes the buffer, because a replay
+/// may need the bytes until they are durable. Afterwards the stream uses the buffer again.
 pub struct Buf(NonNull<SharedBytes>);
 
-// SAFETY: a buffer owns its bytes. Pieces in another thread may refer to the same bytes and the same
-// count. The count is atomic, and no thread writes to the bytes while there are pieces.
+// SAFETY: a buffer owns its bytes. Pieces in another thread may refer to the same bytes and the
+// same count. The count is atomic, and no thread writes to the bytes while there are pieces.
 unsafe impl Send for Buf {}
 // SAFETY: a shared reference only reads the bytes and the count.
 unsafe impl Sync for Buf {}
@@ -56,8 +57,8 @@ impl Buf {
     }
 
     fn shared(&self) -> &SharedBytes {
-        // SAFETY: the `SharedBytes` live until this buffer is dropped, and no code makes a `&mut` to all
-        // of them.
+        // SAFETY: the `SharedBytes` live until this buffer is dropped, and no code makes a `&mut`
+        // to all of them.
         unsafe { self.0.as_ref() }
     }
 
@@ -75,8 +76,8 @@ impl Buf {
         assert!(self.is_unique(), "the pieces of a buffer descend from one");
         self.shared().piece_count.store(1, Ordering::Relaxed);
         let bytes: &[u8] = self;
-        // The pointer comes from a slice of all bytes, so it is valid for all of them. It is only used
-        // for reads.
+        // The pointer comes from a slice of all bytes, so it is valid for all of them. It is only
+        // used for reads.
         let first_byte = NonNull::from(bytes).cast();
         let bytes = PieceBytes { shared: self.0, first_byte };
         Piece { bytes: Some(bytes), blocks: self.blocks() }
@@ -84,8 +85,8 @@ impl Buf {
 
     /// Whether the buffer has no pieces. Then it may be written to and reused.
     pub(crate) fn is_unique(&self) -> bool {
-        // The drop of a piece releases the count, and this acquires it. So all accesses through pieces,
-        // also those of other threads, happen before.
+        // The drop of a piece releases the count, and this acquires it. So all accesses through
+        // pieces, also those of other threads, happen before.
         self.shared().piece_count.load(Ordering::Acquire) == 0
     }
 }
@@ -100,11 +101,11 @@ impl Deref for Buf {
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // The caller moves a buffer into a group before the buffer gets pieces, and gets it back only
-        // after its pieces are dropped.
+        // The caller moves a buffer into a group before the buffer gets pieces, and gets it back
+        // only after its pieces are dropped.
         assert!(self.is_unique(), "a buffer in the caller's hands has no pieces");
-        // SAFETY: there are no pieces. While `&mut self` is borrowed, no code can make a piece or read
-        // the bytes.
+        // SAFETY: there are no pieces. While `&mut self` is borrowed, no code can make a piece or
+        // read the bytes.
         unsafe { &mut (*self.0.as_ptr()).bytes }
     }
 }
@@ -115,8 +116,8 @@ impl Drop for Buf {
             // SAFETY: `Box::leak` made the pointer, and no piece refers to the bytes.
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
         } else {
-            // The bytes are not freed, because the pieces would then point to freed memory. This only
-            // happens in a panic: the owner of a buffer and its pieces drops the pieces first.
+            // The bytes are not freed, because the pieces would then point to freed memory. This
+            // only happens in a panic: the owner of a buffer and its pieces drops the pieces first.
             debug_assert!(std::thread::panicking(), "a buffer outlives its pieces");
         }
     }
@@ -128,12 +129,12 @@ impl fmt::Debug for Buf {
     }
 }
 
-/// A reference to whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor change.
-/// So the stream sends the right bytes even if a target answers before it has received all of them
-/// (T18).
+/// A reference to whole blocks of a [`Buf`]. While there is a piece, the bytes neither move nor
+/// change. So the stream sends the right bytes even if a target answers before it has received all
+/// of them (trap T18).
 ///
-/// A piece is not `Send`, because only one thread at a time may count the pieces of a buffer. The pieces
-/// of a buffer change threads only together, inside a stream: first in
+/// A piece is not `Send`, because only one thread at a time may count the pieces of a buffer. The
+/// pieces of a buffer change threads only together, inside a stream: first in
 /// [`Staged`](crate::staged::Staged), then in [`StreamShell`](crate::stream_shell::StreamShell).
 pub(crate) struct Piece {
     /// `None` once the bytes were [taken](Payload::take).
@@ -157,8 +158,8 @@ impl Piece {
         let bytes = self.bytes.map(|PieceBytes { shared, first_byte }| {
             // SAFETY: the buffer outlives its pieces, and this is one of them.
             let piece_count = unsafe { &shared.as_ref().piece_count };
-            // A load and a store are enough, because one thread has all pieces. The count can't wrap,
-            // because each piece takes more than one byte of memory.
+            // A load and a store are enough, because one thread has all pieces. The count can't
+            // wrap, because each piece takes more than one byte of memory.
             piece_count.store(piece_count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             // SAFETY: the first block lies within this piece, as the assertion above has checked.
             let first_byte = unsafe { first_byte.add(first_block as usize * BLOCK_BYTES) };
@@ -177,8 +178,8 @@ impl Clone for Piece {
 impl Drop for Piece {
     fn drop(&mut self) {
         if let Some(PieceBytes { shared, .. }) = self.bytes {
-            // SAFETY: the buffer outlives its pieces, and this is one of them. After the store below,
-            // another thread may free the buffer, so the reference is not used any more.
+            // SAFETY: the buffer outlives its pieces, and this is one of them. After the store
+            // below, another thread may free the buffer, so the reference is not used any more.
             let piece_count = unsafe { &shared.as_ref().piece_count };
             piece_count.store(piece_count.load(Ordering::Relaxed) - 1, Ordering::Release);
         }
@@ -200,8 +201,8 @@ impl AsRef<[u8]> for Piece {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref().map_or(&[], |bytes| {
             let len = self.blocks as usize * BLOCK_BYTES;
-            // SAFETY: these bytes are in the buffer, which outlives this piece. No thread writes to them
-            // while there are pieces.
+            // SAFETY: these bytes are in the buffer, which outlives this piece. No thread writes to
+            // them while there are pieces.
             unsafe { std::slice::from_raw_parts(bytes.first_byte.as_ptr(), len) }
         })
     }
@@ -213,10 +214,10 @@ impl fmt::Debug for Piece {
     }
 }
 
-/// A value that can only be accessed through `&mut`. A shared reference to it gives no access, so it is
-/// `Sync` even if the value is not. The staged writes of a stream are such a value. They must not
-/// prevent that the stream is `Sync`, because a future with a reference to the stream may move to
-/// another thread only then.
+/// A value that can only be accessed through `&mut`. A shared reference to it gives no access, so
+/// it is `Sync` even if the value is not. The staged writes of a stream are such a value. They must
+/// not prevent that the stream is `Sync`, because a future with a reference to the stream may move
+/// to another thread only then.
 #[derive(Default)]
 pub(crate) struct Exclusive<T>(T);
 
@@ -254,8 +255,8 @@ impl BufPool {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Takes a buffer of `len` bytes out of the pool, with the content of its last use, or makes a zeroed
-    /// one. `None` if there is not so much memory.
+    /// Takes a buffer of `len` bytes out of the pool, with the content of its last use, or makes a
+    /// zeroed one. `None` if there is not so much memory.
     pub(crate) fn take(&mut self, len: usize) -> Option<Buf> {
         if let Some(list) = self.bufs_of_length(len)
             && let Some(buf) = list.pop()
@@ -285,14 +286,14 @@ impl BufPool {
     }
 }
 
-/// The buffers of submitted groups: their bytes are being sent, or may have to be sent again. The owner
-/// drops the pieces first.
+/// The buffers of submitted groups: their bytes are being sent, or may have to be sent again. The
+/// owner drops the pieces first.
 #[derive(Debug, Default)]
 pub(crate) struct KeptBufs {
     /// The buffers that a replay may need, oldest group first.
     by_group: VecDeque<GroupBuf>,
     /// The buffers that no replay needs, but of which some bytes are still being sent. A target may
-    /// answer a write before it has received all bytes (T18).
+    /// answer a write before it has received all bytes (trap T18).
     still_sending: Vec<Buf>,
 }
 
@@ -309,7 +310,8 @@ impl KeptBufs {
         self.by_group.extend(bufs.map(|buf| GroupBuf { seq, buf }));
     }
 
-    /// Returns the buffers of groups up to `last_unneeded` to the pool, as soon as they have no pieces.
+    /// Returns the buffers of groups up to `last_unneeded` to the pool, as soon as they have no
+    /// pieces.
     pub(crate) fn recycle(&mut self, last_unneeded: Seq, pool: &mut BufPool) {
         if !self.still_sending.is_empty() {
             for buf in self.still_sending.extract_if(.., |buf| buf.is_unique()) {

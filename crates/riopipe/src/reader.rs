@@ -1,8 +1,8 @@
 //! Reading a volume from any thread, beside its streams.
 //!
 //! A [`Reader`] shares a pool of sessions with its clones. A session is a set of connections to all
-//! targets. Each read takes an idle session for its duration, or makes a new one while there are fewer
-//! than the limit, or else waits for one.
+//! targets. Each read takes an idle session for its duration, or makes a new one while there are
+//! fewer than the limit, or else waits for one.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ use crate::time::nanos;
 /// # The data that a read returns
 ///
 /// - Of every stream: each group that was complete when the read began, as its owner or a
-///   [`Watch`](crate::Watch) could read from the marks (P9). While a target is unreachable, or while
-///   requests are replayed to it, the read waits.
+///   [`Watch`](crate::Watch) could read from the marks (promise P9). While a target is unreachable,
+///   or while requests are replayed to it, the read waits.
 /// - Of groups in flight: of each block the old content or the new, in any mixture. There is no
 ///   order among blocks, also not those of one group: to read a group whole, wait until it is
 ///   complete.
@@ -147,8 +147,9 @@ impl Reader {
         Self(Arc::new(SessionPool { volume, options, sessions, changed: Condvar::new() }))
     }
 
-    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
-    /// `None` means without limit. The possible content is described [above](Self#the-data-that-a-read-returns).
+    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at
+    /// most; `None` means without limit. The possible content is described
+    /// [above](Self#the-data-that-a-read-returns).
     ///
     /// # Errors
     /// [`ReadError`]; the content of the buffer is not defined then.
@@ -186,7 +187,7 @@ impl Reader {
         let result = reads.run(&mut session.shell, &mut session.spin, remaining());
         let has_failed = matches!(result, Err(ReadError::Failed(_)));
         // A session with reads in flight may not go back to the pool. There no thread would receive
-        // their data, and streams do not replay while reads are in flight (P9).
+        // their data, and streams do not replay while reads are in flight (promise P9).
         if has_failed || session.shell.driver.has_unanswered_reads() {
             self.0.discard(session);
         } else {
@@ -199,7 +200,8 @@ impl Reader {
 /// The error of a call with this timeout, for an error of its session.
 fn call_error(error: ReadError, timeout: Option<Duration>) -> ReadError {
     match (error, timeout) {
-        // The session only knows the remaining time. The caller expects its own timeout in the error.
+        // The session only knows the remaining time. The caller expects its own timeout in the
+        // error.
         (ReadError::Deadline(_), Some(timeout)) => ReadError::Deadline(timeout),
         (ReadError::Failed(failure), _) => {
             ReadError::Target { target: failure.target, cause: failure.cause }
@@ -268,12 +270,12 @@ impl SessionPool {
 }
 
 impl Sessions {
-    /// Handles an error of a session that could not be made. Returns the error of the call, or success
-    /// if the call may wait for another session.
+    /// Handles an error of a session that could not be made. Returns the error of the call, or
+    /// success if the call may wait for another session.
     fn on_start_error(&mut self, error: SessionError) -> Result<(), ReadError> {
         match error {
-            // The targets have no queues for more sessions than there are. The call waits for one of
-            // these.
+            // The targets have no queues for more sessions than there are. The call waits for one
+            // of these.
             SessionError::NoQueue { .. } if self.count > 0 => {
                 self.count_max = self.count;
                 Ok(())

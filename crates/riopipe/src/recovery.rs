@@ -31,10 +31,10 @@ pub struct Recovery {
     pub steps: Steps,
     /// The number of log slots with a torn entry: the crash left only a part of it.
     pub torn: u64,
-    /// The file with the zeroed data, if [`save_undone`](crate::RecoverOptions::save_undone) named one
-    /// and blocks were zeroed.
+    /// The file with the zeroed data, if [`save_undone`](crate::RecoverOptions::save_undone) named
+    /// one and blocks were zeroed.
     pub saved: Option<PathBuf>,
-    /// Why the volume runs with engine `sync`, if it was created for engine `rio` (T17).
+    /// Why the volume runs with engine `sync`, if it was created for engine `rio` (trap T17).
     pub fallback: Option<EngineUnavailable>,
 }
 
@@ -44,7 +44,7 @@ pub struct StreamRecovery {
     /// The stream.
     pub stream: StreamId,
     /// The recovered seq: every group up to it is wholly there, and no fresh block of a later one
-    /// (P1). Blocks that later groups extended may have the content that these groups wrote
+    /// (promise P1). Blocks that later groups extended may have the content that these groups wrote
     /// ([`Place::Extend`](crate::Place::Extend)).
     pub last: Seq,
     /// The caller's tag of that group; 0 if it has none.
@@ -55,16 +55,16 @@ pub struct StreamRecovery {
     pub kept: u64,
     /// Number of groups beyond `last` of which an entry was found.
     pub dropped: u64,
-    /// Requests that this process has sent again to targets that had been lost (P7). Only a
+    /// Requests that this process has sent again to targets that had been lost (promise P7). Only a
     /// reopened stream has them: a new owner has no request to send again.
     pub replayed: u64,
     /// The zeroed blocks: fresh blocks of groups beyond `last`, in volume blocks.
     pub undone: Vec<BlockRange>,
     /// In-place updates beyond `last`. These blocks were left alone. They may hold the old content,
-    /// the new, or, where a fresh write beyond `last` touched them too, zeroes (T11).
+    /// the new, or, where a fresh write beyond `last` touched them too, zeroes (trap T11).
     pub in_place: Vec<InPlaceRange>,
     /// Whether a target's ordering log was given up: then nothing was undone, on any target, and
-    /// groups beyond `last` may have been durable and confirmed (T26).
+    /// groups beyond `last` may have been durable and confirmed (trap T26).
     pub log_given_up: bool,
     /// Fresh and extending writes beyond `last` that were left because a log was given up: these
     /// blocks may hold the old content or the new. Writes that only the lost log recorded are in no

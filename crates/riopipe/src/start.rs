@@ -1,8 +1,8 @@
 //! Starting a stream or a reader, in the thread of the call that opens it.
 //!
-//! The [`StreamStart`] decides each step: which connection to make, when to drive the connections, and
-//! when to pause. This file makes the connections and sleeps. When the stream is bound on all targets,
-//! the driver, the connections and the volume become a [`StreamShell`].
+//! The [`StreamStart`] decides each step: which connection to make, when to drive the connections,
+//! and when to pause. This file makes the connections and sleeps. When the stream is bound on all
+//! targets, the driver, the connections and the volume become a [`StreamShell`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,8 +41,8 @@ pub(crate) fn start(
     run_start(volume, spec, volume.connect_options.timeout, handle)
 }
 
-/// Connects a reader of the volume to all targets. A reader is a stream that only reads, so it needs no
-/// engine and is not bound.
+/// Connects a reader of the volume to all targets. A reader is a stream that only reads, so it
+/// needs no engine and is not bound.
 pub(crate) fn start_reading(
     volume: &Arc<OpenVolume>,
     reader: StreamId,
@@ -62,8 +62,8 @@ pub(crate) fn start_reading(
     run_start(volume, spec, timeout, handle)
 }
 
-/// Makes the connections that the [`StreamStart`] requests, and drives it until the stream is bound on
-/// all targets.
+/// Makes the connections that the [`StreamStart`] requests, and drives it until the stream is bound
+/// on all targets.
 fn run_start(
     volume: &Arc<OpenVolume>,
     spec: StreamSpec,
@@ -142,8 +142,8 @@ impl<'a> StartRun<'a> {
         Ok(())
     }
 
-    /// Makes a connection that the start requests. If the target is unreachable, the start requests the
-    /// connection again later.
+    /// Makes a connection that the start requests. If the target is unreachable, the start requests
+    /// the connection again later.
     fn connect_or_postpone(&mut self, request: &ConnectRequest) -> Result<(), StreamError> {
         match self.connect(request) {
             Ok(()) => Ok(()),
@@ -162,8 +162,8 @@ impl<'a> StartRun<'a> {
         let index = usize::from(request.server);
         let server = &self.volume.servers[index];
         refuse_lost_target(server).map_err(ConnectStepError::Failed)?;
-        // The queue is made before the connection. If the association ends in between, the stream gets a
-        // message, because `create_io_queue` has registered its handle.
+        // The queue is made before the connection. If the association ends in between, the stream
+        // gets a message, because `create_io_queue` has registered its handle.
         let queue = server.target.create_io_queue(request, self.handle);
         let queue = queue.map_err(ConnectStepError::Unreachable)?;
         let timeout = self.volume.connect_options.timeout.min(remaining);
@@ -249,8 +249,8 @@ enum ConnectStepError {
     Failed(StreamError),
 }
 
-/// Returns an error if the target is lost for good. The start does not wait for such a target, because
-/// the wait would only hide the reason of the loss (T8, T27).
+/// Returns an error if the target is lost for good. The start does not wait for such a target,
+/// because the wait would only hide the reason of the loss (traps T8, T27).
 fn refuse_lost_target(server: &Server) -> Result<(), StreamError> {
     match server.target.absence().filter(|absence| absence.for_good) {
         Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),

@@ -1,8 +1,8 @@
 //! A stream, as its owner has it.
 //!
-//! Each call takes the [`StreamShell`] with an [`OwnerCall`], works in the caller's thread, and releases
-//! the shell: the owner's thread builds requests, sends them, and receives the answers. Between the
-//! calls the background thread may take the shell.
+//! Each call takes the [`StreamShell`] with an [`OwnerCall`], works in the caller's thread, and
+//! releases the shell: the owner's thread builds requests, sends them, and receives the answers.
+//! Between the calls the background thread may take the shell.
 
 mod close;
 mod submit;
@@ -45,21 +45,21 @@ use crate::watch::Watch;
 /// - The call that submits the 64th group in a row sends all of them.
 /// - Other groups leave with the owner's next [`send`](Self::send), [`poll`](Self::poll),
 ///   [`wait`](Self::wait), read or [`close`](Self::close).
-/// - If a socket or a queue is full, the rest leaves as soon as there is space: in one of these calls,
-///   or by the background thread.
+/// - If a socket or a queue is full, the rest leaves as soon as there is space: in one of these
+///   calls, or by the background thread.
 ///
 /// # While the owner is not calling
 ///
-/// The volume's background thread drives the stream: submitted groups are sent and complete, and the
-/// requests that a target has lost are replayed when the target is back. It begins at once when a
-/// [watch](Self::watch) waits for the marks or reads them, and otherwise after 50 ms without a call.
-/// So no watch waits for a timer.
+/// The volume's background thread drives the stream: submitted groups are sent and complete, and
+/// the requests that a target has lost are replayed when the target is back. It begins at once when
+/// a [watch](Self::watch) waits for the marks or reads them, and otherwise after 50 ms without a
+/// call. So no watch waits for a timer.
 ///
 /// # When a target is lost
 ///
-/// A lost target costs time, not data (P7): the stream waits for it for
-/// [`ConnectOptions::loss_timeout`](crate::ConnectOptions::loss_timeout), then fails (P6). A failed
-/// stream can be [reopened](Self::reopen).
+/// A lost target costs time, not data (promise P7): the stream waits for it for
+/// [`ConnectOptions::loss_timeout`](crate::ConnectOptions::loss_timeout), then fails (promise P6).
+/// A failed stream can be [reopened](Self::reopen).
 ///
 /// Dropping a stream without [`close`](Self::close) is a crash of the stream: durable groups stay,
 /// and opening the stream again recovers it.
@@ -132,20 +132,20 @@ impl Stream {
         self.begin_call().driver.last()
     }
 
-    /// The seq of the last group that is *released*: this group and all earlier ones are complete on
-    /// all targets, durable and delivered, so no recovery undoes them and no replay sends them again.
-    /// Two rules depend on it:
+    /// The seq of the last group that is *released*: this group and all earlier ones are complete
+    /// on all targets, durable and delivered, so no recovery undoes them and no replay sends them
+    /// again. Two rules depend on it:
     ///
     /// - A block whose old content was needed up to group `n` may be written as
-    ///   [`Place::Fresh`](crate::Place::Fresh) again once `n` is released (T11).
-    /// - Another stream may write a block once the group that wrote it is released (T15).
+    ///   [`Place::Fresh`](crate::Place::Fresh) again once `n` is released (trap T11).
+    /// - Another stream may write a block once the group that wrote it is released (trap T15).
     ///
     /// Other threads read this mark by [`Watch::released`].
     ///
-    /// A circular log is an example. A block of the ring is written again, as fresh, when its record
-    /// is no longer part of the log. A group of the log itself records where the log begins. Until
-    /// that group is released, the volume may recover to the state before it, which still needs the
-    /// block.
+    /// A circular log is an example. A block of the ring is written again, as fresh, when its
+    /// record is no longer part of the log. A group of the log itself records where the log begins.
+    /// Until that group is released, the volume may recover to the state before it, which still
+    /// needs the block.
     ///
     /// ```no_run
     /// # fn log(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -181,23 +181,23 @@ impl Stream {
         self.begin_call().driver.released()
     }
 
-    /// The findings of the stream's own recovery: when it was opened after a drop without a close, or
-    /// when it was reopened. `None` if there was none. The findings of the volume's recovery are in
-    /// the [`Recovery`](crate::Recovery) that [`Volume::open`](crate::Volume::open) returned.
+    /// The findings of the stream's own recovery: when it was opened after a drop without a close,
+    /// or when it was reopened. `None` if there was none. The findings of the volume's recovery are
+    /// in the [`Recovery`](crate::Recovery) that [`Volume::open`](crate::Volume::open) returned.
     #[must_use]
     pub fn recovery(&self) -> Option<&StreamRecovery> {
         self.recovery.as_ref()
     }
 
     /// The number of requests that the stream has sent again so far, to targets that had been lost
-    /// (P7).
+    /// (promise P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
         self.begin_call().driver.replayed()
     }
 
-    /// Returns a buffer of `len` bytes, a multiple of 4096. Its content is not defined: the buffer may
-    /// have been used before.
+    /// Returns a buffer of `len` bytes, a multiple of 4096. Its content is not defined: the buffer
+    /// may have been used before.
     ///
     /// # Errors
     /// `len` is 0, not a multiple of 4096, or more than
@@ -218,14 +218,15 @@ impl Stream {
         self.buf_pool.put_back(buf);
     }
 
-    /// Sends the submitted groups as far as the connections take them, receives the answers that have
-    /// arrived, and returns the marks. Never blocks.
+    /// Sends the submitted groups as far as the connections take them, receives the answers that
+    /// have arrived, and returns the marks. Never blocks.
     ///
     /// # Errors
-    /// The stream has failed (P6).
+    /// The stream has failed (promise P6).
     pub fn poll(&mut self) -> Result<Marks, StreamFailure> {
         let mut shell = OwnerCall::begin(&self.shell, &self.handle, &self.background);
-        // This comes first, so that a mark that moves from now on makes the descriptor readable again.
+        // This comes first, so that a mark that moves from now on makes the descriptor readable
+        // again.
         self.handle.reset_event_loop_poller();
         shell.work(&mut |_, _| ());
         let marks = shell.publish_marks()?;
@@ -238,7 +239,7 @@ impl Stream {
     /// blocks.
     ///
     /// # Errors
-    /// The stream has failed (P6).
+    /// The stream has failed (promise P6).
     pub fn send(&mut self) -> Result<(), StreamFailure> {
         let mut shell = self.begin_call();
         shell.send();
@@ -252,7 +253,7 @@ impl Stream {
     ///
     /// # Errors
     /// The time is up, another thread has called a [waker](Self::waker), the group was never
-    /// submitted, or the stream has failed (P6).
+    /// submitted, or the stream has failed (promise P6).
     pub fn wait(&mut self, until: Until, timeout: Option<Duration>) -> Result<Marks, WaitError> {
         let deadline = timeout.map(deadline_after);
         let Self { shell, handle, background, spin, buf_pool, .. } = self;
@@ -266,9 +267,9 @@ impl Stream {
             if let Some(end) = shell.driver.wait_step(until, deadline, now_ns) {
                 break (end, marks);
             }
-            // These waits may take without limit although the stream is idle. The background thread can't
-            // take the stream during a call. So the wait itself flushes an idle stream, after which the
-            // targets can drop its log entries (T1).
+            // These waits may take without limit although the stream is idle. The background thread
+            // can't take the stream during a call. So the wait itself flushes an idle stream, after
+            // which the targets can drop its log entries (trap T1).
             let may_wait_while_idle = matches!(until, Until::Moved | Until::Woken);
             if may_wait_while_idle && !worked {
                 let flush_ns = BackgroundConfig::default().flush_ns;
@@ -286,14 +287,14 @@ impl Stream {
         }
     }
 
-    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at most;
-    /// `None` means without limit. The read returns the data of all writes that this stream has
-    /// submitted, also of incomplete groups (P9). While a target is unreachable, or while requests are
-    /// replayed to it, the read waits.
+    /// Reads whole blocks at volume block `lba` into `into`, and waits for them for `timeout` at
+    /// most; `None` means without limit. The read returns the data of all writes that this stream
+    /// has submitted, also of incomplete groups (promise P9). While a target is unreachable, or
+    /// while requests are replayed to it, the read waits.
     ///
     /// # Errors
-    /// [`ReadError`]: the blocks are out of range, the time is up, the drive failed, or the stream has
-    /// failed. The content of the buffer is not defined then.
+    /// [`ReadError`]: the blocks are out of range, the time is up, the drive failed, or the stream
+    /// has failed. The content of the buffer is not defined then.
     pub fn read(
         &mut self,
         lba: u64,
@@ -347,8 +348,8 @@ impl Stream {
     }
 
     /// Makes a descriptor for epoll and event loops: it is readable when the loop must call
-    /// [`poll`](Self::poll). It does not borrow the stream, and outlives it. Other calls of the stream
-    /// may receive what made it readable, so call `poll` before the loop sleeps.
+    /// [`poll`](Self::poll). It does not borrow the stream, and outlives it. Other calls of the
+    /// stream may receive what made it readable, so call `poll` before the loop sleeps.
     ///
     /// ```no_run
     /// # fn runs(mut stream: riopipe::Stream) -> Result<(), Box<dyn std::error::Error>> {
@@ -369,22 +370,22 @@ impl Stream {
     }
 
     /// The time at which an event loop must call [`poll`](Self::poll) at the latest, even if the
-    /// [descriptor](Self::event_fd) is not readable: a target that stalls, or that is unreachable for
-    /// too long, is detected then. Each call of the stream may change it. `None`: no such time.
+    /// [descriptor](Self::event_fd) is not readable: a target that stalls, or that is unreachable
+    /// for too long, is detected then. Each call of the stream may change it. `None`: no such time.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadline = self.begin_call().deadline()?;
         Instant::now().checked_add(Duration::from_nanos(deadline.saturating_sub(now_ns())))
     }
 
-    /// Restarts a failed stream: closes its connections, waits until none of its writes is in flight
-    /// at any target (T8), finds its prefix, undoes the fresh writes beyond it, and continues after the
-    /// prefix. Other streams continue meanwhile.
+    /// Restarts a failed stream: closes its connections, waits until none of its writes is in
+    /// flight at any target (trap T8), finds its prefix, undoes the fresh writes beyond it, and
+    /// continues after the prefix. Other streams continue meanwhile.
     ///
-    /// Groups after [`last`](StreamRecovery::last) of the returned recovery are lost, and their seqs
-    /// are used again. The [marks](Self::watch) go back to `last`. Waits of other threads for lost
-    /// groups end with the failure, if they were [made](crate::MarkWait) before. With another engine
-    /// than `rio` nothing is undone: the stream continues after its last durable group.
+    /// Groups after [`last`](StreamRecovery::last) of the returned recovery are lost, and their
+    /// seqs are used again. The [marks](Self::watch) go back to `last`. Waits of other threads for
+    /// lost groups end with the failure, if they were [made](crate::MarkWait) before. With another
+    /// engine than `rio` nothing is undone: the stream continues after its last durable group.
     ///
     /// # Errors
     /// [`ReopenError`]. The stream is still failed, and this may be tried again. A stream with
@@ -393,21 +394,23 @@ impl Stream {
     /// the stream again.
     pub fn reopen(&mut self) -> Result<StreamRecovery, ReopenError> {
         let Self { shell, handle, volume, background, buf_pool, .. } = self;
-        // This call keeps the shell to its end, so that the background thread can't take the stream. It
-        // would receive the messages for the new incarnation, and pass them to the old driver (T27).
+        // This call keeps the shell to its end, so that the background thread can't take the
+        // stream. It would receive the messages for the new incarnation, and pass them to the old
+        // driver (trap T27).
         let mut shell = OwnerCall::begin(shell, handle, background);
         if shell.publish_marks().is_ok() {
             return Err(ReopenError::Healthy { stream: self.id });
         }
         // From here on no request of the old incarnation reaches a target.
         shell.close_connections();
-        // The waiters are woken before the recovery, which may take long. They end with the failure.
+        // The waiters are woken before the recovery, which may take long. They end with the
+        // failure.
         wake_all(shell.take_due_wakers());
         let qids: Vec<u16> = shell.driver.qids().collect();
         let mut recovery = if volume.has_logs() {
             volume.recover_stream(self.id)?
         } else {
-            // Without a log no group after the last durable one is known to be whole (P2).
+            // Without a log no group after the last durable one is known to be whole (promise P2).
             StreamRecovery::none(self.id, shell.driver.delivered().durable)
         };
         recovery.replayed = shell.driver.replayed();
@@ -434,8 +437,8 @@ impl Drop for Stream {
         self.background.remove(self.id, &self.handle);
         self.volume.remove_stream_from_targets(self.id, &self.handle);
         let last = self.last();
-        // The background thread may have a reference to the shell for a moment longer. So the connections
-        // are closed here, and not when the shell is dropped.
+        // The background thread may have a reference to the shell for a moment longer. So the
+        // connections are closed here, and not when the shell is dropped.
         self.shell.take().close_connections();
         let end = if self.is_closed { MarksEnd::Closed } else { MarksEnd::Dropped };
         if !self.is_closed {

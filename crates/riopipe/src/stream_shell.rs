@@ -1,5 +1,5 @@
-//! A stream in this process: its driver, its [`Connections`] and its buffers. The owner's thread and the
-//! background thread take it in turns, and drive it while they have it.
+//! A stream in this process: its driver, its [`Connections`] and its buffers. The owner's thread
+//! and the background thread take it in turns, and drive it while they have it.
 //!
 //! One round of work ([`StreamShell::work`]):
 //!
@@ -29,17 +29,17 @@ use crate::published_marks::MarksEnd;
 use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::waiters::wake_all;
 
-/// See the [module](self). It owns the buffers of all requests that the driver has in flight. All pieces
-/// of one buffer are in the same shell, and stay in it until they are dropped.
+/// See the [module](self). It owns the buffers of all requests that the driver has in flight. All
+/// pieces of one buffer are in the same shell, and stay in it until they are dropped.
 pub(crate) struct StreamShell {
     pub(crate) driver: StreamDriver<Piece>,
-    /// The buffers of the driver's pieces. The field is below `driver`, so that the pieces are dropped
-    /// first.
+    /// The buffers of the driver's pieces. The field is below `driver`, so that the pieces are
+    /// dropped first.
     pub(crate) kept_bufs: KeptBufs,
     connections: Connections,
     volume: Arc<OpenVolume>,
-    /// The time at which the last round began, ns. Other code of the round uses it, because to read the
-    /// clock costs about as much as the rest of a poll without its system call.
+    /// The time at which the last round began, ns. Other code of the round uses it, because to read
+    /// the clock costs about as much as the rest of a poll without its system call.
     pub(crate) round_begun_ns: u64,
     /// The failure of the stream, in the form that callers get.
     failure: Option<Box<StreamFailure>>,
@@ -47,20 +47,20 @@ pub(crate) struct StreamShell {
     released_to_checker: Seq,
     /// The marks that were published last.
     published_marks: Marks,
-    /// The waiters whose mark has been reached. The driving thread wakes them before it sleeps, or right
-    /// after it has released the stream.
+    /// The waiters whose mark has been reached. The driving thread wakes them before it sleeps, or
+    /// right after it has released the stream.
     due_wakers: Vec<Waker>,
 }
 
-// SAFETY: only the driver's pieces are not `Send` (asserted below), because only one thread at a time
-// may count the pieces of a buffer. Three facts make the shell `Send`:
+// SAFETY: only the driver's pieces are not `Send` (asserted below), because only one thread at a
+// time may count the pieces of a buffer. Three facts make the shell `Send`:
 // - All pieces of a buffer are in the driver. It hands out no piece, and drops them itself. So the
 //   pieces change threads only together with the shell.
-// - The counts of one thread happen before those of the next thread, as for any value that is sent to
-//   another thread.
-// - The buffers are in the shell, too (`kept_bufs`). A caller that gets a buffer back may free it in
-//   another thread. That buffer has no piece left: `Buf::is_unique` acquires the release of the last
-//   piece.
+// - The counts of one thread happen before those of the next thread, as for any value that is sent
+//   to another thread.
+// - The buffers are in the shell, too (`kept_bufs`). A caller that gets a buffer back may free it
+//   in another thread. That buffer has no piece left: `Buf::is_unique` acquires the release of the
+//   last piece.
 unsafe impl Send for StreamShell {}
 
 const _: () = {
@@ -107,8 +107,9 @@ impl StreamShell {
         self.connections.close_all();
     }
 
-    /// Replaces the stream by its next incarnation, which has new connections. The driver's attention is
-    /// kept, because it counts the owner's calls. The buffers of the old incarnation go to the pool.
+    /// Replaces the stream by its next incarnation, which has new connections. The driver's
+    /// attention is kept, because it counts the owner's calls. The buffers of the old incarnation
+    /// go to the pool.
     pub(crate) fn replace_incarnation(&mut self, mut next: Self, pool: &mut BufPool) {
         *next.driver.attention_mut() = std::mem::take(self.driver.attention_mut());
         next.due_wakers.append(&mut self.due_wakers);
@@ -159,8 +160,8 @@ impl StreamShell {
 
     /// Receives, handles messages, and sends. Returns whether any byte was received or sent.
     ///
-    /// The messages are handled after receiving, because the received bytes may come from the target's
-    /// next incarnation (T27).
+    /// The messages are handled after receiving, because the received bytes may come from the
+    /// target's next incarnation (trap T27).
     #[inline]
     fn receive_and_send(
         &mut self,
@@ -171,8 +172,8 @@ impl StreamShell {
         if self.connections.handle.poller().is_woken() {
             self.receive_messages();
         }
-        // This comes after the waker was reset, because a waiter enters the list before it calls the
-        // waker. So no waiter is missed.
+        // This comes after the waker was reset, because a waiter enters the list before it calls
+        // the waker. So no waiter is missed.
         self.request_awaited_durability();
         Ok(self.connections.send_all(&mut self.driver, now)? || has_received)
     }
@@ -222,15 +223,16 @@ impl StreamShell {
     /// Resets the waker, and handles the messages of the targets' threads.
     #[cold]
     fn receive_messages(&mut self) {
-        // The waker is reset before the messages are taken, so a message that is posted after that calls
-        // it again. The wait fails only when the process is out of memory. The messages are taken anyway.
+        // The waker is reset before the messages are taken, so a message that is posted after that
+        // calls it again. The wait fails only when the process is out of memory. The messages are
+        // taken anyway.
         let mut events = Vec::new();
         let _ = self.handle().poller().wait(&mut events, Some(Duration::ZERO));
         self.handle_messages();
     }
 
-    /// Passes an interrupt of the owner by another thread to the driver. The handle keeps the interrupt
-    /// until then, because there is no driver while the stream is being reopened.
+    /// Passes an interrupt of the owner by another thread to the driver. The handle keeps the
+    /// interrupt until then, because there is no driver while the stream is being reopened.
     #[inline]
     pub(crate) fn pass_owner_interrupt(&mut self) {
         let is_interrupted = &self.handle().is_owner_interrupted;
@@ -264,8 +266,8 @@ impl StreamShell {
         }
     }
 
-    /// Sleeps until bytes arrive, until the stream's waker is called, until `deadline` (ns), or until the
-    /// driver's own deadline.
+    /// Sleeps until bytes arrive, until the stream's waker is called, until `deadline` (ns), or
+    /// until the driver's own deadline.
     pub(crate) fn sleep(&mut self, deadline: Option<u64>) {
         let driver_deadline = self.driver.sleeps_until(now_ns());
         let sleep_end = deadline.map_or(driver_deadline, |at| at.min(driver_deadline));
@@ -282,9 +284,10 @@ impl StreamShell {
         std::mem::take(&mut self.due_wakers)
     }
 
-    /// Ends a round of the owner's call, and returns when the next round should begin: at once while
-    /// polling pays off, else after a sleep. First wakes the waiters whose mark has been reached. `worked`
-    /// is the result of [`work`](Self::work).
+    /// Ends a round of the owner's call: first wakes the waiters whose mark has been reached, and
+    /// then waits until the next round should begin. If the round has done work, or polling still
+    /// pays off, the next round begins at once; else the thread sleeps until bytes arrive or until
+    /// `deadline` (ns). `worked` is the result of [`work`](Self::work).
     pub(crate) fn poll_again_or_sleep(
         &mut self,
         spin: &mut AdaptiveSpin,
@@ -292,8 +295,8 @@ impl StreamShell {
         deadline: Option<u64>,
     ) {
         if !self.due_wakers.is_empty() {
-            // The owner has the stream here. A waker may run code that takes long, but it delays no
-            // other thread: only the owner ever waits for the ownership flag.
+            // A waker may run code that takes long. It delays no other thread, because only the
+            // owner, which is this thread, ever waits for the stream.
             wake_all(self.take_due_wakers());
         }
         if worked {
@@ -312,8 +315,8 @@ impl StreamShell {
         self.driver.deadline(now_ns())
     }
 
-    /// Returns the driver's marks. Publishes those that have moved, and passes the released mark to the
-    /// ownership checker.
+    /// Returns the driver's marks. Publishes those that have moved, and passes the released mark to
+    /// the ownership checker.
     pub(crate) fn publish_marks(&mut self) -> Result<Marks, StreamFailure> {
         if let Some(failure) = &self.failure {
             return Err((**failure).clone());
@@ -342,9 +345,10 @@ impl StreamShell {
         Ok(marks)
     }
 
-    /// Drives the stream for some rounds, in the background thread. Stops early after a round without
-    /// work. A stream that has been idle for `flush_ns` is flushed. Returns the time at which the
-    /// background thread must drive the stream again even if no byte arrives, ns; `None`: never.
+    /// Drives the stream for some rounds, in the background thread. Stops early after a round
+    /// without work. A stream that has been idle for `flush_ns` is flushed. Returns the time at
+    /// which the background thread must drive the stream again even if no byte arrives, ns; `None`:
+    /// never.
     pub(crate) fn drive_in_background(&mut self, flush_ns: u64) -> Option<u64> {
         let before = self.visible_progress();
         let mut worked = true;
@@ -368,9 +372,9 @@ impl StreamShell {
         }
     }
 
-    /// Records the first failure of the stream, and ends the waits for its marks. Returns the error for
-    /// callers. All calls return the first failure, because a failed stream must not seem to recover by
-    /// itself (P6).
+    /// Records the first failure of the stream, and ends the waits for its marks. Returns the error
+    /// for callers. All calls return the first failure, because a failed stream must not seem to
+    /// recover by itself (promise P6).
     #[cold]
     pub(crate) fn record_failure(&mut self, failure: Failure) -> StreamFailure {
         if let Some(failure) = &self.failure {
@@ -402,7 +406,8 @@ impl StreamShell {
         }
     }
 
-    /// Describes a failure of the whole stream at a server: it names the first member on that server.
+    /// Describes a failure of the whole stream at a server: it names the first member on that
+    /// server.
     pub(crate) fn failure_at_server(&self, server: u16, cause: FailureCause) -> StreamFailure {
         let members = self.driver.topology().members().iter();
         let first_member = members.zip(0..).find(|(member, _)| member.server == server);

@@ -10,9 +10,9 @@
 //! 2. start a *connect thread* if the association requests a connection;
 //! 3. sleep until bytes arrive, until another thread calls the waker, or until the next deadline.
 //!
-//! A connect thread makes one connection. The target's own thread may not do that: to resolve a name
-//! and to connect may take long, and without Keep Alive the target would drop the association
-//! meanwhile (T25).
+//! A connect thread makes one connection. The target's own thread may not do that: to resolve a
+//! name and to connect may take long, and without Keep Alive the target would drop the association
+//! meanwhile (trap T25).
 
 mod state;
 
@@ -127,8 +127,8 @@ impl Target {
     ) {
         let mut state = lock(&self.state);
         state.connect_attempt = None;
-        // The association or the request may have ended during the attempt. The result is dropped in
-        // that case. The next round begins a new attempt if a connection is requested.
+        // The association or the request may have ended during the attempt. The result is dropped
+        // in that case. The next round begins a new attempt if a connection is requested.
         if !state.is_stopped && state.requested_connection() == Some(attempt) {
             state.on_connect_result(attempt.connection, result, &self.poller);
         }
@@ -188,8 +188,8 @@ impl Target {
         });
     }
 
-    /// Calls `update` with the state and the present time (ns), and sends the bytes that `update` has
-    /// queued. Wakes the target's thread for the rest of the work, such as new connections.
+    /// Calls `update` with the state and the present time (ns), and sends the bytes that `update`
+    /// has queued. Wakes the target's thread for the rest of the work, such as new connections.
     fn update_state<T>(&self, update: impl FnOnce(&mut TargetState, u64) -> T) -> T {
         let mut state = lock(&self.state);
         let result = update(&mut state, now_ns());
@@ -199,8 +199,8 @@ impl Target {
         result
     }
 
-    /// Makes an I/O queue of the association for a stream. From now on the stream gets a message each
-    /// time the association ends, until [`remove_stream`](Self::remove_stream).
+    /// Makes an I/O queue of the association for a stream. From now on the stream gets a message
+    /// each time the association ends, until [`remove_stream`](Self::remove_stream).
     pub(crate) fn create_io_queue(
         &self,
         request: &ConnectRequest,
@@ -227,8 +227,8 @@ impl Target {
         }
     }
 
-    /// Passes the association to a manager, because the volume is open. From now on the association is
-    /// set up again when it is lost.
+    /// Passes the association to a manager, because the volume is open. From now on the association
+    /// is set up again when it is lost.
     pub(crate) fn begin_managing(&self, config: ManagerConfig, server: VolumeServer) {
         let mut state = lock(&self.state);
         state.begin_managing(config, server);

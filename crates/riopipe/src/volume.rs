@@ -37,15 +37,16 @@ use crate::stream_shell::StreamShell;
 pub struct OpenOptions {
     /// The engine. `None`: the one for which the volume was created.
     pub engine: Option<EngineKind>,
-    /// Fence an owner that is alive, or that may still come back (T8, T25).
+    /// Fence an owner that is alive, or that may still come back (traps T8, T25).
     pub take_over: bool,
     /// How long to wait for a volume that is owned. When an owner's connection is lost, its targets
     /// keep the volume for it for its [`loss_timeout`](ConnectOptions::loss_timeout) and a little
     /// longer, 45 s by default; then the volume is free. Zero: an owned volume is refused at once.
     pub wait_for_lease: Duration,
-    /// Give up an ordering log that is missing, damaged, or older than the labels (T24), or that
-    /// contradicts the others. The order of the writes that were in flight last is then not known
-    /// (T19). So nothing is undone, on any target, and the writes in doubt are listed (T26).
+    /// Give up an ordering log that is missing, damaged, or older than the labels (trap T24), or
+    /// that contradicts the others. The order of the writes that were in flight last is then not
+    /// known (trap T19). So nothing is undone, on any target, and the writes in doubt are listed
+    /// (trap T26).
     pub accept_lost_log: bool,
     /// Check the caller's duties T11 and T15, at some cost. Debug builds always do.
     pub check_ownership: bool,
@@ -64,12 +65,13 @@ pub struct RecoverOptions {
     /// Acknowledge the lists of in-place updates that the recovery returns: the targets drop them.
     /// The caller checks these blocks from the returned lists.
     pub acknowledge: bool,
-    /// Fence an owner that is alive, or that may still come back (T8, T25). With
+    /// Fence an owner that is alive, or that may still come back (traps T8, T25). With
     /// [`dry_run`](Self::dry_run), inspect the volume of an owner that may still come back.
     pub take_over: bool,
     /// How long to wait for a volume that is owned, as [`OpenOptions::wait_for_lease`].
     pub wait_for_lease: Duration,
-    /// Give up an ordering log that is lost, damaged or older than the labels (T19, T24, T26).
+    /// Give up an ordering log that is lost, damaged or older than the labels (traps T19, T24,
+    /// T26).
     pub accept_lost_log: bool,
     /// The options of the connections.
     pub connect: ConnectOptions,
@@ -95,8 +97,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Creates a volume of `members`, in this order: log partitions at every target with an ordering
-    /// log, and labels on every drive.
+    /// Creates a volume of `members`, in this order: log partitions at every target with an
+    /// ordering log, and labels on every drive.
     ///
     /// # Errors
     /// [`CreateError`]. The steps that were done are undone as far as the targets allow.
@@ -152,9 +154,9 @@ impl Volume {
     /// ```
     ///
     /// # Errors
-    /// [`OpenError`]: a member is missing, belongs to another volume, or is out of order; an owner is
-    /// alive; a log is not the one that the labels name; the recovery failed. In each case the next
-    /// attempt finds the same volume and the same prefixes.
+    /// [`OpenError`]: a member is missing, belongs to another volume, or is out of order; an owner
+    /// is alive; a log is not the one that the labels name; the recovery failed. In each case the
+    /// next attempt finds the same volume and the same prefixes.
     pub fn open(
         name: &str,
         members: &[MemberAddr],
@@ -246,24 +248,24 @@ impl Volume {
     }
 
     /// The time that groups have spent in each stage of the initiator since the volume was opened,
-    /// for all streams together. About one group in [`stages::ONE_IN`] is traced. Any thread may call
-    /// this at any time; no stream waits for it.
+    /// for all streams together. About one group in [`stages::ONE_IN`] is traced. Any thread may
+    /// call this at any time; no stream waits for it.
     #[must_use]
     pub fn stages(&self) -> Vec<(stages::Stage, stages::Distribution)> {
         self.open_volume.stages.snapshot().collect()
     }
 
-    /// The figures of the open volume: its targets, the marks of its open streams, and the time that
-    /// their groups have spent in each stage. Any thread may call this at any time; no stream waits
-    /// for it.
+    /// The figures of the open volume: its targets, the marks of its open streams, and the time
+    /// that their groups have spent in each stage. Any thread may call this at any time; no stream
+    /// waits for it.
     #[must_use]
     pub fn stat(&self) -> VolumeStat {
         self.open_volume.stat(self.background.published_marks())
     }
 
-    /// The same figures for a server of metrics: as OpenMetrics text for Prometheus, and as the JSON
-    /// of [`stat`](Self::stat), which `rio volume stat` reads at `/stat`. The library has no HTTP
-    /// server: pass this to the server of the program.
+    /// The same figures for a server of metrics: as OpenMetrics text for Prometheus, and as the
+    /// JSON of [`stat`](Self::stat), which `rio volume stat` reads at `/stat`. The library has no
+    /// HTTP server: pass this to the server of the program.
     ///
     /// It does not keep the volume open. After the volume and all its streams are gone, it returns
     /// [`StatError::Gone`](crate::StatError::Gone).
@@ -294,8 +296,8 @@ impl Volume {
         self.open_volume.engine
     }
 
-    /// Opens stream `id`; ids count from 0, and keep their meaning after a restart. If the stream was
-    /// open in this process before, and was dropped without a close, it is recovered first
+    /// Opens stream `id`; ids count from 0, and keep their meaning after a restart. If the stream
+    /// was open in this process before, and was dropped without a close, it is recovered first
     /// ([`Stream::recovery`] returns the findings). Other streams continue meanwhile.
     ///
     /// # Errors
@@ -310,8 +312,9 @@ impl Volume {
             return Err(StreamOptionsError::KeptBytes.into());
         }
         let reserved = volume.reserve(stream)?;
-        // If the start fails, the reservation ends here. After a start, the drop of the `Stream` ends it.
-        // It may only end once, because another thread may open the stream again right after that.
+        // If the start fails, the reservation ends here. After a start, the drop of the `Stream`
+        // ends it. It may only end once, because another thread may open the stream again right
+        // after that.
         let started = Self::start_reserved(volume, stream, &reserved, options)
             .inspect_err(|_| volume.on_stream_dropped(stream))?;
         let StartedStream { shell, handle, recovery } = started;
@@ -342,8 +345,8 @@ impl Volume {
         Ok(StartedStream { shell, handle, recovery })
     }
 
-    /// Makes a reader: a handle by which any thread reads the volume, beside its streams and without
-    /// waiting for them. Its connections are made when they are first needed.
+    /// Makes a reader: a handle by which any thread reads the volume, beside its streams and
+    /// without waiting for them. Its connections are made when they are first needed.
     ///
     /// ```no_run
     /// use riopipe::{OpenOptions, ReaderOptions, Volume};
@@ -371,15 +374,15 @@ impl Volume {
 
     /// The writes beyond the last group of stream `id` that wait to be
     /// [acknowledged](Self::acknowledge): in-place updates, and, if a log was given up, fresh and
-    /// extending writes in doubt. These blocks may hold the old content or the new (T11, T26). Empty
-    /// if none waits.
+    /// extending writes in doubt. These blocks may hold the old content or the new (traps T11,
+    /// T26). Empty if none waits.
     #[must_use]
     pub fn in_place(&self, id: u16) -> Vec<InPlaceRange> {
         lock(&self.open_volume.state).pending(StreamId(id)).map(<[_]>::to_vec).unwrap_or_default()
     }
 
-    /// Acknowledges the in-place updates of a recovered stream, once the caller has checked them. The
-    /// targets drop the list, and the stream can be opened (T9).
+    /// Acknowledges the in-place updates of a recovered stream, once the caller has checked them.
+    /// The targets drop the list, and the stream can be opened (trap T9).
     ///
     /// # Errors
     /// [`AcknowledgeError`].
@@ -387,8 +390,8 @@ impl Volume {
         self.open_volume.acknowledge_stream(StreamId(id))
     }
 
-    /// Releases the volume, so that any initiator may open it. All streams must have been closed. If
-    /// a target is unreachable, this waits for it, for [`ConnectOptions::timeout`] at most.
+    /// Releases the volume, so that any initiator may open it. All streams must have been closed.
+    /// If a target is unreachable, this waits for it, for [`ConnectOptions::timeout`] at most.
     ///
     /// # Errors
     /// [`NotClosed`], with the volume: streams are still open, or a target did not release it.

@@ -1,8 +1,9 @@
 //! The decision whether a volume may be claimed, and with which generation.
 //!
 //! The initiator asks every target of the volume for its status. [`plan`] checks the statuses: the
-//! volume must have no other owner (T8), and each log that the labels name must be there and valid
-//! (T19, T20, T24). The initiator then claims the volume on all targets with the same generation.
+//! volume must have no other owner (trap T8), and each log that the labels name must be there and
+//! valid (traps T19, T20, T24). The initiator then claims the volume on all targets with the same
+//! generation.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -19,7 +20,7 @@ use crate::wire::{self, VolumeStatus};
 pub struct Intent {
     /// The engine that will run.
     pub engine: EngineKind,
-    /// Whether the claim fences an owner that is connected or may still come back (T8, T25).
+    /// Whether the claim fences an owner that is connected or may still come back (traps T8, T25).
     pub take_over: bool,
     /// Whether the claim gives up a log that is missing, damaged, or older than the labels (T19,
     /// T24, T26).
@@ -31,7 +32,7 @@ pub struct Intent {
     /// The number of streams of the volume.
     pub streams: u16,
     /// How long a target keeps the volume for this owner after it has lost the owner's association,
-    /// milliseconds (T25). [`lease_ms`] computes it.
+    /// milliseconds (trap T25). [`lease_ms`] computes it.
     pub lease_ms: u32,
 }
 
@@ -40,10 +41,10 @@ pub struct Intent {
 ///
 /// The lease is long enough: when it has run out on the target, the owner has noticed the loss,
 /// too, and waits for the target no more. An owner that can't continue after a loss needs no lease:
-/// its `loss_ms` is 0, or its engine has no replay (T25).
+/// its `loss_ms` is 0, or its engine has no replay (trap T25).
 ///
 /// No target grants more than [`LEASE_MS_MAX`]. An owner that waits longer than that may find that
-/// another initiator has the volume (T28).
+/// another initiator has the volume (trap T28).
 #[must_use]
 pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
     if !engine.capabilities().can_replay || loss_ms == 0 {
@@ -56,9 +57,9 @@ pub fn lease_ms(engine: EngineKind, loss_ms: u64, keep_alive_ms: u32) -> u32 {
 /// The decision to claim the volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The generation of the new owner: higher than any on record (T8).
+    /// The generation of the new owner: higher than any on record (trap T8).
     pub generation: u32,
-    /// The largest released mark of each stream among all targets (T1).
+    /// The largest released mark of each stream among all targets (trap T1).
     pub released: Vec<Seq>,
     /// The first target whose log has entries to recover, and the number of these entries. The log
     /// of an owner that is connected counts as empty, because its content is known only after the
@@ -70,7 +71,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// The volume has an owner that is connected (T8), or whose lease runs (T25).
+    /// The volume has an owner that is connected (trap T8), or whose lease runs (trap T25).
     #[error("owned by {owner}{}", Advice(*.lease_left_ms))]
     Owned {
         /// The target that reports this.
@@ -81,7 +82,7 @@ pub enum ClaimError {
         /// is connected.
         lease_left_ms: u32,
     },
-    /// The log is of another boot, and was lost with it (T19).
+    /// The log is of another boot, and was lost with it (trap T19).
     #[error(
         "the ordering log did not survive the target's last boot (a file: log does not survive \
          power loss), so the writes in flight are unknown; to accept that, start the target and \
@@ -91,7 +92,7 @@ pub enum ClaimError {
         /// The target that reports this.
         target: usize,
     },
-    /// Partitions of the log can't be read (T19).
+    /// Partitions of the log can't be read (trap T19).
     #[error(
         "the target's ordering log is damaged, so the writes in flight are unknown (the target has \
          reported the damage); put the right log back, or open with accept_lost_log: then nothing \
@@ -124,7 +125,7 @@ pub enum ClaimError {
     },
     /// The generation of the log is lower than the one of the labels. Every claim is durable in all
     /// logs before it is on any label, so this log is not the one that the last owner has written
-    /// (T24).
+    /// (trap T24).
     #[error(
         "the target's ordering log is older than the volume's labels (generation {have}, the \
          labels have {label}): an older copy was put back, or a power cut has undone its last \
@@ -198,14 +199,14 @@ impl ClaimError {
 }
 
 /// Whether a target's log of the volume is older than the labels, whose largest generation is
-/// `label_generation` (T24). A newer log is valid: a claim may have been interrupted before it
+/// `label_generation` (trap T24). A newer log is valid: a claim may have been interrupted before it
 /// wrote the labels.
 #[must_use]
 pub fn is_behind(status: &VolumeStatus, label_generation: u32) -> bool {
     status.known
         && !status.unlogged
         && status.generation < label_generation
-        && !probe::planted(Plant::T24LabelUnchecked)
+        && !probe::is_bug_planted(Plant::T24LabelUnchecked)
 }
 
 /// Decides whether the volume may be claimed. `statuses` has the number and the status of each
@@ -261,15 +262,15 @@ pub fn plan(
 fn check_log(intent: &Intent, target: usize, status: &VolumeStatus) -> Result<bool, ClaimError> {
     let is_missing = !status.known || status.unlogged;
     if is_missing {
-        if intent.accept_lost_log || probe::planted(Plant::T19BlankLog) {
+        if intent.accept_lost_log || probe::is_bug_planted(Plant::T19BlankLog) {
             return Ok(false);
         }
-        probe::hit(Rare::LogRefused);
+        probe::count_rare(Rare::LogRefused);
         return Err(ClaimError::LogMissing { target });
     }
     let can_be_given_up = status.damaged && intent.accept_lost_log;
     if status.log_lost && !can_be_given_up {
-        probe::hit(Rare::LogRefused);
+        probe::count_rare(Rare::LogRefused);
         return Err(if status.damaged {
             ClaimError::LogDamaged { target }
         } else {
@@ -277,7 +278,7 @@ fn check_log(intent: &Intent, target: usize, status: &VolumeStatus) -> Result<bo
         });
     }
     if is_behind(status, intent.label_generation) {
-        probe::hit(Rare::LogBehind);
+        probe::count_rare(Rare::LogBehind);
         if !intent.accept_lost_log {
             let (have, label) = (status.generation, intent.label_generation);
             return Err(ClaimError::LogBehind { target, have, label });

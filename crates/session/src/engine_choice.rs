@@ -1,4 +1,4 @@
-//! The choice of the engine that can run on a volume's targets (T17).
+//! The choice of the engine that can run on a volume's targets (trap T17).
 //!
 //! Engine `rio` needs Rio's extension and an ordering log on every target. If a target lacks one of
 //! them, the volume is used with engine `sync`, and the promise is the one of `sync`. A caller that
@@ -99,7 +99,7 @@ fn choose_or_fall_back<Reason>(
     find_hindrance: impl FnOnce() -> Option<Reason>,
 ) -> Result<Choice<Reason>, Reason> {
     let engine = required.unwrap_or(preferred);
-    if !engine.capabilities().keeps_log || probe::planted(Plant::T17NoFallback) {
+    if !engine.capabilities().keeps_log || probe::is_bug_planted(Plant::T17NoFallback) {
         return Ok(Choice { engine, fallback: None });
     }
     let Some(hindrance) = find_hindrance() else {
@@ -108,8 +108,8 @@ fn choose_or_fall_back<Reason>(
     if required.is_some() {
         return Err(hindrance);
     }
-    probe::hit(Rare::FellBack);
-    let engine = if probe::planted(Plant::T17FallbackUnordered) {
+    probe::count_rare(Rare::FellBack);
+    let engine = if probe::is_bug_planted(Plant::T17FallbackUnordered) {
         EngineKind::None
     } else {
         EngineKind::FALLBACK

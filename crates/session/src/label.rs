@@ -99,7 +99,7 @@ pub struct Label {
     pub members: Vec<MemberId>,
 }
 
-/// Why a block is no valid label (T19).
+/// Why a block is no valid label (trap T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LabelError {
@@ -160,7 +160,7 @@ impl Label {
             return Err(LabelError::Blank);
         }
         let version = u32_at(bytes, offset::VERSION);
-        let accepts_newer = probe::planted(Plant::T19NewerLabel) && version > LABEL_VERSION;
+        let accepts_newer = probe::is_bug_planted(Plant::T19NewerLabel) && version > LABEL_VERSION;
         if version > LABEL_VERSION && !accepts_newer {
             return Err(LabelError::Newer(version));
         }
@@ -231,7 +231,8 @@ impl Label {
     /// same.
     ///
     /// The newer copy must be durable before the older one is overwritten. The newer copy may have
-    /// been read from a volatile cache only, and a power cut could then destroy both copies (T24).
+    /// been read from a volatile cache only, and a power cut could then destroy both copies (trap
+    /// T24).
     #[must_use]
     pub fn for_owner(&self, generation: u32, region: Option<[u8; 16]>) -> Self {
         let mut label = self.clone();
@@ -279,8 +280,8 @@ pub struct Found {
     pub label: Result<Label, LabelError>,
 }
 
-/// Why drives don't form the volume (T19, T20). `given` is the number of a drive, counted from 0,
-/// in the order in which the caller has named the drives.
+/// Why drives don't form the volume (traps T19, T20). `given` is the number of a drive, counted
+/// from 0, in the order in which the caller has named the drives.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AssembleError {
@@ -341,7 +342,8 @@ pub enum AssembleError {
         /// The number of the member, as given.
         given: usize,
     },
-    /// The target serves the drive with another log than the one that is due by the label (T19).
+    /// The target serves the drive with another log than the one that is due by the label (trap
+    /// T19).
     #[error(
         "member {given}: its target has {}; start the target with the volume's log, or {}open with \
          the loss accepted (accept_lost_log)",
@@ -396,7 +398,7 @@ fn check_same_volume(found: &[Found]) -> Result<&Label, AssembleError> {
         let label =
             drive.label.as_ref().map_err(|error| AssembleError::Label { given, error: *error })?;
         let head = *first.get_or_insert(label);
-        if label.volume != head.volume && !probe::planted(Plant::T19OtherVolume) {
+        if label.volume != head.volume && !probe::is_bug_planted(Plant::T19OtherVolume) {
             let (name, volume) = (label.name.clone(), label.volume);
             return Err(AssembleError::Foreign { given, name, volume });
         }
@@ -426,7 +428,7 @@ pub fn log_due(label: &Label) -> Option<[u8; 16]> {
     Some(member.region).filter(|region| *region != [0; 16])
 }
 
-/// Checks that the target of each drive has the log region that the drive's label names (T19).
+/// Checks that the target of each drive has the log region that the drive's label names (trap T19).
 ///
 /// # Errors
 /// The first drive whose target has no log or another log.

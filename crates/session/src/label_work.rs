@@ -1,4 +1,4 @@
-//! How a volume opening reads and rewrites the labels of a volume (T19, T20, T24):
+//! How a volume opening reads and rewrites the labels of a volume (traps T19, T20, T24):
 //!
 //! 1. Read the labels of all members and check them ([`check_labels`]).
 //! 2. Claim the volume on all targets.
@@ -58,14 +58,14 @@ pub fn check_labels(
     found: &[Found],
     accept_lost_log: bool,
 ) -> Result<Label, AssembleError> {
-    let head = assemble(name, found).inspect_err(|_| probe::hit(Rare::DrivesRefused))?;
-    if !accept_lost_log && !probe::planted(Plant::T19BlankLog) {
+    let head = assemble(name, found).inspect_err(|_| probe::count_rare(Rare::DrivesRefused))?;
+    if !accept_lost_log && !probe::is_bug_planted(Plant::T19BlankLog) {
         logs_due(found)?;
     }
     Ok(head)
 }
 
-/// The largest generation on any label. No log of the volume may have a lower one (T24).
+/// The largest generation on any label. No log of the volume may have a lower one (trap T24).
 #[must_use]
 pub fn max_generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
@@ -87,8 +87,8 @@ const STEPS_PER_MEMBER: usize = 4;
 /// The newer copy must be durable before the older one is overwritten, because it may have been
 /// read from a volatile cache: a power cut could then destroy both copies. A FLUSH alone is not
 /// enough. It covers only completed writes, and the newer copy may come from a write that failed
-/// (M2). So the newer copy is written again. Its bytes are the same, so a torn write does not
-/// change it.
+/// (assumption M2). So the newer copy is written again. Its bytes are the same, so a torn write
+/// does not change it.
 #[derive(Debug)]
 pub struct Relabel {
     /// The name that all labels must have.

@@ -2,7 +2,7 @@
 //!
 //! A target that has the extension reports this in the vendor area of Identify Controller
 //! ([`Extension`]). The initiator never sets any of these fields in commands to other targets
-//! (T17).
+//! (trap T17).
 //!
 //! * An **ordered request** is a Write, Write Zeroes or Flush command with Directive Type Fh
 //!   (vendor specific). Its attribute is in command dwords that NVMe leaves free on namespaces
@@ -41,7 +41,7 @@ pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};
 
 /// The highest seq that is accepted from a peer. A stream that counts from 1 never comes near it,
-/// and arithmetic on it never overflows (T18).
+/// and arithmetic on it never overflows (trap T18).
 pub const SEQ_MAX: Seq = Seq(1 << 62);
 
 /// The 16 bytes at `offset`.

@@ -1,8 +1,8 @@
 //! Runs scenarios. Survives code under test that panics or never ends.
 //!
-//! The world itself bounds the number of events of a run (P8). A loop inside one event has no such
-//! bound. So each run also has a bound in wall-clock time, which is read only here and never in the
-//! simulated world.
+//! The world itself bounds the number of events of a run (promise P8). A loop inside one event has
+//! no such bound. So each run also has a bound in wall-clock time, which is read only here and
+//! never in the simulated world.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -30,7 +30,7 @@ pub enum Fault {
     Broken(Violation),
     /// The code under test panicked: its message, and the place.
     Panicked(String),
-    /// The run did not end in this time (P8): it loops for ever.
+    /// The run did not end in this time (promise P8): it loops for ever.
     Endless(Duration),
 }
 

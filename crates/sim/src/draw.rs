@@ -546,7 +546,7 @@ fn themed(theme: u64, machines: &[MachineSpec], last: u64, rng: &mut Rng) -> Vec
     faults
 }
 
-/// Logs that are older than they should be, as a whole or in part (T24).
+/// Logs that are older than they should be, as a whole or in part (trap T24).
 fn old_logs(machines: &mut [MachineSpec], last: u64, faults: &mut Vec<Fault>, rng: &mut Rng) {
     let machine = machine(machines, rng);
     let at = rng.range(60, last / 2) as u32;
@@ -637,7 +637,7 @@ fn rare(machines: &[MachineSpec], volume: &VolumeSpec, rng: &mut Rng) -> What {
             What::PlainHost { machine, drive, lba, more: *rng.pick(&[0, 0, 4]), forgets: false }
         }
         2 => What::TakeOver { for_us: *rng.pick(&[0, 500, 5_000, 40_000]) },
-        // Longer than the loss timeout of an initiator: a member is missing (T20).
+        // Longer than the loss timeout of an initiator: a member is missing (trap T20).
         _ => What::PowerCut { machine, effects: 0, fences: false, down_us: 60_000 },
     }
 }

@@ -259,7 +259,8 @@ impl Drive {
     }
 
     /// Tears a label that was in flight when the power was cut: some sectors are old, some new.
-    /// Other blocks are written whole (M1). For labels the product does not rely on that.
+    /// Other blocks are written whole (assumption M1). For labels the product does not rely on
+    /// that.
     fn tear(&mut self, lba: u32, newer: Content) {
         let mut torn = self.bytes(&[self.blocks[lba as usize].durable]);
         let newer = self.bytes(&[newer]);
@@ -280,7 +281,8 @@ impl Drive {
         self.blocks[lba as usize].durable = content;
     }
 
-    /// Permits tears of this block: its writer does not need it to be written whole (M1).
+    /// Permits tears of this block: its writer does not need it to be written whole (assumption
+    /// M1).
     pub fn may_tear(&mut self, lba: u32) {
         self.tears.insert(lba);
     }

@@ -1,4 +1,4 @@
-//! A foreign target. It has NVMe over TCP, and does not have Rio's extension (T17).
+//! A foreign target. It has NVMe over TCP, and does not have Rio's extension (trap T17).
 //!
 //! It is Rio's own target behind a filter, the screen. The screen removes the extension's record
 //! from the target's answers, and checks each command that arrives. A foreign target may use for

@@ -2,7 +2,7 @@
 //!
 //! - `file:` keeps all stores when the process dies. The kernel writes pages back at any time. A
 //!   power cut returns each page to the state of its last write-back, or to its current state, or
-//!   to a state between them, word by word (T24).
+//!   to a state between them, word by word (trap T24).
 //! - `dax:` (and `pci:`) keep all stores when the process dies. After a power cut, each 8-byte word
 //!   that was not fenced is old or new, or any value stored in between.
 //! - `block:` is a drive behind a copy in memory. If the process is killed or the power is cut,
@@ -301,7 +301,7 @@ impl LogStore {
         }
     }
 
-    /// Applies the death of the process. Its requests to a drive continue (M4).
+    /// Applies the death of the process. Its requests to a drive continue (assumption M4).
     pub fn process_died(&self, rng: &mut Rng) {
         self.ended(false, rng);
     }

@@ -180,14 +180,14 @@ impl Machine {
     }
 
     /// Whether a drive still works on operations of an earlier process. A target that serves a
-    /// drive holds its lock until the last such operation has come back (T8).
+    /// drive holds its lock until the last such operation has come back (trap T8).
     #[must_use]
     pub fn has_late_operations(&self) -> bool {
         self.env.drives.iter().any(|drive| drive.has_late_operations())
     }
 
     /// Starts the target's process. Returns the defect of the log, if there is one. A log of
-    /// another boot is made anew if it is `given_up`; otherwise its volumes are refused (T19).
+    /// another boot is made anew if it is `given_up`; otherwise its volumes are refused (trap T19).
     ///
     /// # Errors
     /// The log store failed.
@@ -363,7 +363,7 @@ impl Machine {
     }
 
     /// The number of volumes that the target remembers, and the maximum: those in its log, and as
-    /// many without a log as it has drives (T28).
+    /// many without a log as it has drives (trap T28).
     #[must_use]
     pub fn remembers(&self, in_log: usize) -> Option<(usize, usize)> {
         let remembered = self.env.shared.as_ref()?.volumes().remembered();

@@ -1,4 +1,4 @@
-//! The bytes of a write, counted while any part of the program holds them (T14).
+//! The bytes of a write, counted while any part of the program holds them (trap T14).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

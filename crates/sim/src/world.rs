@@ -2,7 +2,7 @@
 //!
 //! A run has two phases. In the first phase the workload runs while faults strike. Then faults
 //! stop, all processes that are down start again, and everything submitted must end within bounds
-//! (P8).
+//! (promise P8).
 
 use std::collections::HashSet;
 
@@ -405,7 +405,7 @@ impl World {
                 oracle.drive_reports(at, number, &event, core.now);
             }
             for _ in 0..drive.take_late() {
-                probe::hit(Rare::LateWrite);
+                probe::count_rare(Rare::LateWrite);
             }
         }
         for line in machine.env.trace_lines.take() {
@@ -439,8 +439,8 @@ impl World {
         if machine.is_up() {
             return;
         }
-        if machine.has_late_operations() && !probe::planted(Plant::T8ServeNoWait) {
-            // The drives are locked as long as writes of the last process are in flight (T8).
+        if machine.has_late_operations() && !probe::is_bug_planted(Plant::T8ServeNoWait) {
+            // The drives are locked as long as writes of the last process are in flight (trap T8).
             return self.core.after(20 * US, Ev::StartMachine(at));
         }
         machine.env.now = self.core.now;
@@ -536,10 +536,10 @@ impl World {
     fn note_crash(&mut self) {
         self.crashes += 1;
         if self.clients.iter().any(Client::is_opening) {
-            probe::hit(Rare::CrashInRecovery);
+            probe::count_rare(Rare::CrashInRecovery);
         }
         if self.clients.iter().any(Client::is_replaying) {
-            probe::hit(Rare::CrashInReplay);
+            probe::count_rare(Rare::CrashInReplay);
         }
     }
 }

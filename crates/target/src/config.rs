@@ -34,10 +34,10 @@ pub struct Config {
     /// `block:/dev/nvme1n1`; without a log, engine `rio` is not available here.
     pub log: Option<String>,
     /// Create the log again, although it belongs to another boot or is damaged. Its state of
-    /// volumes that were not closed is lost (T19).
+    /// volumes that were not closed is lost (trap T19).
     pub accept_lost_log: bool,
     /// Milliseconds to wait at the start for another process that has a drive or the log locked. A
-    /// killed process keeps its locks until its last write has landed (T8).
+    /// killed process keeps its locks until its last write has landed (trap T8).
     pub lock_wait_ms: u64,
     /// Host NQNs that may connect; all hosts may if absent.
     pub hosts: Option<Vec<String>>,
@@ -53,10 +53,10 @@ pub struct Config {
     pub require_data_digest: bool,
     /// Number of I/O queues per controller.
     pub io_queues: u16,
-    /// Largest number of connections of all hosts together; others wait until one ends (T28).
+    /// Largest number of connections of all hosts together; others wait until one ends (trap T28).
     pub connections: usize,
     /// MiB of data that reads, transfers and unsent answers of all connections may take, beyond 1
-    /// MiB for each. Commands may bring four times as much in their capsules (T28).
+    /// MiB for each. Commands may bring four times as much in their capsules (trap T28).
     pub memory_mib: usize,
     /// Milliseconds that commands in flight may take to finish when the target stops.
     pub grace_ms: u64,

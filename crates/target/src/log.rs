@@ -1,8 +1,8 @@
 //! The ordering log of a target: its opening at the start, and the watch over its file.
 //!
-//! [`open_volumes`] opens the log's store, and the volumes in it. Each volume gets [`WatchedPart`]s of
-//! the store. [`Log::watch`] looks now and then whether the log's file still exists. Once the file
-//! is gone, every fence of every part fails.
+//! [`open_volumes`] opens the log's store, and the volumes in it. Each volume gets [`WatchedPart`]s
+//! of the store. [`Log::watch`] checks now and then whether the log's file still exists. Once the
+//! file is gone, every fence of every part fails.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum LogOpenError {
     /// The medium can't be opened.
     #[error(transparent)]
     Store(#[from] riopipe_media::OpenError),
-    /// The content of the medium was refused (T19).
+    /// The content of the medium was refused (trap T19).
     #[error(transparent)]
     Refused(#[from] Refused),
     /// A part of the medium is not available.
@@ -80,7 +80,7 @@ pub(crate) struct Log {
     /// Whether the store's file does not exist any more.
     is_gone: Arc<AtomicBool>,
     /// Whether the log had the stamp of a clean stop before it was opened. Opening clears the stamp
-    /// (T24).
+    /// (trap T24).
     was_synced: bool,
 }
 
@@ -91,7 +91,7 @@ impl Log {
     }
 
     /// Checks that the file still exists. If it does not, every later fence fails, and with the
-    /// fence its stream, because nothing in a deleted file is durable (P6).
+    /// fence its stream, because nothing in a deleted file is durable (promise P6).
     pub(crate) fn watch(&self) {
         if let Err(gone) = self.store.check()
             && !self.is_gone.swap(true, Ordering::Relaxed)
@@ -119,7 +119,8 @@ impl Log {
 }
 
 /// Ends the service of a log that no host has used, because the target does not start. Opening the
-/// log has cleared its stamp of a clean stop. If it had one, the log gets the stamp again (T24).
+/// log has cleared its stamp of a clean stop. If it had one, the log gets the stamp again (trap
+/// T24).
 pub(crate) fn end_unused_service(mut volumes: Volumes<WatchedPart>, log: &Log) {
     // Without the stamp, the file may lack pages that the kernel takes for clean. Only a write-back
     // of the whole log would bring all pages into the file, and a failed start must not take so
@@ -170,7 +171,7 @@ pub(crate) fn open_volumes(
         }
         Found::Lost => {
             // The log is served, so that the other namespaces stay usable. Its volumes are refused,
-            // and plain hosts may not write their members (T19, T21).
+            // and plain hosts may not write their members (traps T19, T21).
             tracing::error!(
                 log = spec,
                 "the log is of another boot, in which its target was not stopped cleanly: \
@@ -186,7 +187,7 @@ pub(crate) fn open_volumes(
     Ok((opened.volumes, Some(log)))
 }
 
-/// Whether a log has the stamp of a clean stop (T24).
+/// Whether a log has the stamp of a clean stop (trap T24).
 fn is_synced(store: &LogStore, boot: [u8; 16]) -> Result<bool, riopipe_media::PartError> {
     let len = store.len();
     let header = store.part(0..HEADER_BYTES.min(len))?;

@@ -3,7 +3,7 @@
 //!
 //! Each round of the loop
 //!
-//! 1. reads the clock, and looks for a shutdown request,
+//! 1. reads the clock, and checks for a shutdown request,
 //! 2. receives from the connections that were active a moment ago, and now and then asks the poller
 //!    for all others, for messages, and for new connections,
 //! 3. takes the completions of the drives,
@@ -250,7 +250,7 @@ impl Reactor {
                     }
                     return has_received;
                 }
-                Input::Left => return has_received,
+                Input::StaysInSocket => return has_received,
             };
             match received {
                 Ok(Received::Bytes(count)) => {

@@ -33,7 +33,8 @@ fn write_back_time_max(used: &[Range<usize>]) -> Duration {
 }
 
 /// Ends the service of a log in order, and writes the log back. After that the log is valid in
-/// every later boot (T24). A write-back that exceeds the time limit continues in the background.
+/// every later boot (trap T24). A write-back that exceeds the time limit continues in the
+/// background.
 pub(crate) fn end_service(shared: &SharedState, log: &Arc<Log>) -> Result<(), RegionError> {
     let (shared, log) = (Arc::clone(shared), Arc::clone(log));
     let used = lock(&shared).volumes().log_used();

@@ -167,7 +167,7 @@ impl Target {
             open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
         // A start that fails after the log is opened may leave it without its stamp of a clean
-        // stop, because opening clears the stamp (T24). So the pollers are created before.
+        // stop, because opening clears the stamp (trap T24). So the pollers are created before.
         let pollers: Vec<Poller> =
             (0..checked.reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let log_spec = config.log.as_deref();
@@ -285,7 +285,7 @@ fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
     config.listen.iter().chain(&config.discovery).map(|address| Listener::bind(address)).collect()
 }
 
-/// What the subsystem tells its hosts about itself, and which hosts it admits.
+/// The identity of the subsystem for its hosts, and the hosts that it admits.
 fn subsystem_identity(
     config: &Config,
     checked: &CheckedConfig,
@@ -472,9 +472,9 @@ impl Running {
 
     /// Stops in order: commands in flight finish, connections end, and drives are flushed. Volumes
     /// without an owner and without anything to recover are marked as closed, so that no lease
-    /// delays their next owner (T25). A `file:` log is written back so that it outlives this boot
-    /// (T24). The write-back takes at most 60 s, and a second more for each 32 MiB of the log's
-    /// volumes. Locks are released.
+    /// delays their next owner (trap T25). A `file:` log is written back so that it outlives this
+    /// boot (trap T24). The write-back takes at most 60 s, and a second more for each 32 MiB of the
+    /// log's volumes. Locks are released.
     ///
     /// # Errors
     /// [`StopError`], the first failure; the target has stopped even so.

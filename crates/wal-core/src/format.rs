@@ -10,7 +10,7 @@
 //! The nine words of a header: log, number, epoch, follows, Lsn, trim, oldest, checkpoint, settled.
 //! All numbers are little endian. `docs/wal-format.md` has the tables.
 
-use riopipe_order::probe::{Plant, planted};
+use riopipe_order::probe::{Plant, is_bug_planted};
 
 use crate::{BLOCK_BYTES, Crc32c, Lsn};
 
@@ -116,7 +116,7 @@ impl Header {
         let continues = self.number == before.number + 1
             && self.follows == before.epoch
             && self.lsn == before.end();
-        continues || planted(Plant::W4OldLap) && self.number < before.number
+        continues || is_bug_planted(Plant::W4OldLap) && self.number < before.number
     }
 
     /// Finishes a block whose records are in place already: writes the header before the records,
@@ -168,7 +168,7 @@ impl Header {
         if usize::from(used) > PAYLOAD_BYTES {
             return Err(BlockError::Torn);
         }
-        if !Self::has_valid_sum(block, used, crc) && !planted(Plant::W6TornBlock) {
+        if !Self::has_valid_sum(block, used, crc) && !is_bug_planted(Plant::W6TornBlock) {
             return Err(BlockError::Torn);
         }
         let header = Self::decode(block);

@@ -7,17 +7,17 @@
 //! → a check that no later block shows that the log was longer
 //! ```
 //!
-//! After a crash the ring holds a prefix of the blocks written to it (P1). If the tag of the
-//! stream's last group gives the end, one read confirms the end. Otherwise a binary search over the
-//! headers finds a block of the log. The chain of blocks is then followed from the last block that
-//! was durable when the found block was written.
+//! After a crash the ring holds a prefix of the blocks written to it (promise P1). If the tag of
+//! the stream's last group gives the end, one read confirms the end. Otherwise a binary search over
+//! the headers finds a block of the log. The chain of blocks is then followed from the last block
+//! that was durable when the found block was written.
 //!
 //! Engine `sync` may leave a hole in its last group. The log ends at such a hole, and blocks behind
 //! the hole do not belong to the log.
 
 use alloc::vec;
 
-use riopipe_order::probe::{Plant, planted};
+use riopipe_order::probe::{Plant, is_bug_planted};
 
 use crate::format::{Anchor, BlockError, Header};
 use crate::ring::Ring;
@@ -58,13 +58,13 @@ impl End {
         self.settled..self.number
     }
 
-    /// The blocks to be written again, in this order: [`unsettled`](Self::unsettled) says why. The
-    /// anchor is one of them as long as no block of the log shows that the log's creation was
+    /// The blocks to be written again, in this order, for the reason given at
+    /// [`unsettled`](Self::unsettled). The anchor is one of them as long as no block of the log shows that the log's creation was
     /// durable, because a crash may have interrupted the creation.
     pub fn to_settle(&self) -> impl Iterator<Item = Unsettled> + use<> {
         let anchor = (self.settled == 0).then_some(Unsettled::Anchor);
         let blocks = self.unsettled().map(Unsettled::Block);
-        anchor.into_iter().chain(blocks).filter(|_| !planted(Plant::W7NotSettled))
+        anchor.into_iter().chain(blocks).filter(|_| !is_bug_planted(Plant::W7NotSettled))
     }
 
     /// The end of a log whose last block has this header.
@@ -231,8 +231,8 @@ impl<E> Search<'_, '_, E> {
         }
     }
 
-    /// The header of a block near the end of the log. The error says what it means that the ring
-    /// has no block of the log.
+    /// The header of a block near the end of the log. If the ring has no block of the log, the
+    /// error is the reason.
     fn find_newest_block(&mut self, tag: Option<u64>) -> Result<Header, FindError<E>> {
         if let Some(header) = self.search_newest_lap()? {
             return Ok(header);

@@ -5,7 +5,7 @@
 
 use alloc::vec::Vec;
 
-use riopipe_order::probe::{Plant, planted};
+use riopipe_order::probe::{Plant, is_bug_planted};
 
 use crate::format::{BlockError, HEADER_BYTES, Header};
 use crate::opening::Read;
@@ -128,7 +128,7 @@ impl Assembler {
         }
         let payload = &block[HEADER_BYTES..HEADER_BYTES + usize::from(header.used)];
         let comes_after_crash = self.last.is_some_and(|last| last.epoch != header.epoch)
-            && !planted(Plant::W2TornRecord);
+            && !is_bug_planted(Plant::W2TornRecord);
         if comes_after_crash || self.next_record.is_none() {
             // The crash has cut the record that these bytes belong to, and it was never finished.
             // So the next record is the first one that begins in this block.
@@ -160,7 +160,7 @@ impl Assembler {
             if lsn < self.from {
                 continue;
             }
-            if !frame.fits(record, lsn, self.crc) && !planted(Plant::W2TornRecord) {
+            if !frame.fits(record, lsn, self.crc) && !is_bug_planted(Plant::W2TornRecord) {
                 return Err(ReadError::Record { lsn });
             }
             return Ok(Some(Record { lsn, kind: frame.kind, bytes: record.to_vec() }));

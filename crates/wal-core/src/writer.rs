@@ -11,11 +11,11 @@
 //!
 //! Each group begins with a new block, so no block with durable records is written again. A block
 //! is overwritten only after a group with a trim beyond the block is *released*. Until then the
-//! volume may recover to a state that needs the block (T11).
+//! volume may recover to a state that needs the block (trap T11).
 
 use alloc::collections::VecDeque;
 
-use riopipe_order::probe::{Plant, planted};
+use riopipe_order::probe::{Plant, is_bug_planted};
 
 use crate::format::{HEADER_BYTES, Header, PAYLOAD_BYTES};
 use crate::opening::End;
@@ -90,7 +90,7 @@ struct InFlight {
 struct UnreleasedGroup {
     /// The number of the group.
     seq: u64,
-    /// The oldest needed block, as the group's blocks say. Older blocks are free once the group is
+    /// The oldest needed block, by the blocks of the group. Older blocks are free once the group is
     /// released.
     oldest: u64,
 }
@@ -128,7 +128,8 @@ pub enum TrimError {
 /// The writer of a log. It decides; the caller moves the bytes and submits the groups.
 ///
 /// For each group: [`plan`](Self::plan), [`pack`](Self::pack), submit, then
-/// [`on_submitted`](Self::on_submitted). [`on_marks`](Self::on_marks) reports the stream's progress.
+/// [`on_submitted`](Self::on_submitted). [`on_marks`](Self::on_marks) reports the stream's
+/// progress.
 #[derive(Debug)]
 pub struct Writer {
     config: Config,
@@ -250,7 +251,8 @@ impl Writer {
 
     /// The block number below which blocks may be written.
     fn write_limit(&self) -> u64 {
-        let oldest = if planted(Plant::W3FreeEarly) { self.oldest } else { self.oldest_released };
+        let oldest =
+            if is_bug_planted(Plant::W3FreeEarly) { self.oldest } else { self.oldest_released };
         oldest + self.config.ring.blocks()
     }
 
@@ -406,7 +408,7 @@ impl Writer {
             self.last_record = lsn;
             self.next_record = end;
             if frame.kind == Kind::Checkpoint {
-                match end <= block_end || planted(Plant::W5CheckpointEarly) {
+                match end <= block_end || is_bug_planted(Plant::W5CheckpointEarly) {
                     true => self.checkpoint = Some(lsn),
                     false => self.open_checkpoint = Some(OpenCheckpoint { lsn, end }),
                 }
@@ -441,7 +443,7 @@ impl Writer {
             self.incomplete.pop_front();
         }
         let confirmed =
-            if planted(Plant::W1ConfirmComplete) { marks.complete } else { marks.durable };
+            if is_bug_planted(Plant::W1ConfirmComplete) { marks.complete } else { marks.durable };
         while let Some(group) = self.undurable.front()
             && group.seq <= confirmed
         {

@@ -229,7 +229,7 @@ impl Committer {
             let mut staged = self.stream.group().tag(group.first + group.blocks);
             for (Extent { lba, .. }, buf) in extents.into_iter().zip(bufs) {
                 // The blocks are fresh: no state to which the volume may recover needs their old
-                // content. The writer guarantees that (T11).
+                // content. The writer guarantees that (trap T11).
                 staged = staged.write(lba, buf, Place::Fresh);
             }
             let result = if group.flush { staged.submit_durable() } else { staged.submit() };

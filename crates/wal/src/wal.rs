@@ -91,7 +91,7 @@ pub struct Found {
     /// at which replay begins.
     pub checkpoint: Option<Record>,
     /// Writes of the log's stream that were in doubt because an ordering log of the volume was lost
-    /// (T26). The log checks its own blocks, so it has acknowledged them.
+    /// (trap T26). The log checks its own blocks, so it has acknowledged them.
     pub in_doubt: Vec<InPlaceRange>,
 }
 
@@ -330,8 +330,8 @@ impl Wal {
     }
 
     /// Declares that no record below `lsn` is needed any more. Their space is used again once a
-    /// later group with this trim is written and released (T11); if the log is full, one is written
-    /// for that alone. A crash before that may leave the records.
+    /// later group with this trim is written and released (trap T11); if the log is full, one is
+    /// written for that alone. A crash before that may leave the records.
     ///
     /// The log's thread may have to read blocks first. If it can't, nothing is dropped: this call
     /// has returned before. [`WalStat::trimmed`] does not move then; call this again.
@@ -476,7 +476,7 @@ fn group_blocks(volume: &Volume, options: &WalOptions) -> u64 {
 }
 
 /// Acknowledges the writes in doubt of the log's stream, if all of them are in the log, and returns
-/// their list. No content is trusted by that, because reading the log checks each block.
+/// their list. This does not accept their content, because reading the log checks each block.
 fn acknowledge(volume: &Volume, place: WalPlace) -> Result<Vec<InPlaceRange>, OpenError> {
     let in_doubt = volume.in_place(place.stream);
     let (start, end) = (place.lba, place.lba + place.blocks);

@@ -47,7 +47,8 @@ impl BlockStore {
         Ok(store)
     }
 
-    /// Drops the log's pages from the page cache, so that the log is read from its device (T24).
+    /// Drops the log's pages from the page cache, so that the log is read from its device (trap
+    /// T24).
     ///
     /// Without direct I/O, reads return the content of the page cache. If a write-back has failed
     /// for an earlier process, the cache still has the pages, marked clean, although the device

@@ -32,7 +32,7 @@ impl SharedMapping {
 
     /// Like [`sync`](Self::sync), but also writes those bytes in `used` whose pages the kernel
     /// takes for clean. After a failed write-back, the kernel takes pages for clean that are not in
-    /// the file (T24). No other thread may use the mapping.
+    /// the file (trap T24). No other thread may use the mapping.
     pub(super) fn sync_all(&self, used: &[Range<usize>]) -> std::io::Result<()> {
         if self.medium.is_some() {
             for range in used {
@@ -87,7 +87,7 @@ impl Memory for MappedMemory {
     #[inline]
     fn store(&mut self, offset: usize, value: u64) {
         // SAFETY: as in `load`. The store is volatile, so that the compiler makes it a single store
-        // of 8 bytes: persistent memory keeps or loses such a unit as a whole (M5).
+        // of 8 bytes: persistent memory keeps or loses such a unit as a whole (assumption M5).
         unsafe { ptr::write_volatile(self.address(offset).cast::<u64>(), value.to_le()) };
     }
 

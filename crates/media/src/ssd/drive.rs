@@ -4,7 +4,7 @@
 //!
 //! - copies the data of a write into frames of its own, which it has taken from the drive before,
 //! - collects operations, and submits them together in [`kick`](BlockDevice::kick),
-//! - does not look for completions before the time at which the next one is due.
+//! - asks for no completions before the time at which the next one is due.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,8 +4,8 @@
 //! all dirty blocks to the device, and waits until they are durable. This way,
 //!
 //! - no block of a log is written again while an earlier write of the block is in flight, because a
-//!   drive may execute the two writes in either order (M4),
-//! - the device only gets whole blocks, which a power cut does not tear (M1).
+//!   drive may execute the two writes in either order (assumption M4),
+//! - the device only gets whole blocks, which a power cut does not tear (assumption M1).
 //!
 //! Most fences write one block, which has the last append or one of the last persist words.
 //!
@@ -60,7 +60,7 @@ pub trait Blocks {
     fn read(&self, range: Range<usize>) -> Result<Self::Mirror, Self::ReadError>;
 
     /// Begins to write whole blocks at byte `offset` of the device. The write may land before or
-    /// after other writes in flight (M4).
+    /// after other writes in flight (assumption M4).
     ///
     /// # Errors
     /// The device refused the write, or had failed before.
@@ -96,7 +96,8 @@ pub trait Blocks {
 #[derive(Debug, Default)]
 pub struct FlushFailure {
     /// The first failure of a FLUSH, or of a write with [`Durability::OnCompletion`]. Writes of
-    /// every part may be lost by the failure, and the next FLUSH would not report the loss (T22).
+    /// every part may be lost by the failure, and the next FLUSH would not report the loss (trap
+    /// T22).
     first: Option<RegionError>,
 }
 
@@ -107,7 +108,7 @@ pub struct FlushFailure {
 /// # Errors
 /// The device could not flush.
 pub fn make_content_durable<B: Blocks>(blocks: &B) -> Result<(), RegionError> {
-    if !blocks.is_volatile() || probe::planted(Plant::T7UseUnfenced) {
+    if !blocks.is_volatile() || probe::is_bug_planted(Plant::T7UseUnfenced) {
         return Ok(());
     }
     blocks.flush()
@@ -129,7 +130,7 @@ pub struct BlockPart<B: Blocks> {
     runs: Vec<Range<usize>>,
     /// The failure of a fence. After it, the stores since the last successful fence may or may not
     /// be durable. So no later fence may succeed, because a success would report them as durable
-    /// (P6).
+    /// (promise P6).
     failed_fence: Option<RegionError>,
 }
 
@@ -196,7 +197,7 @@ impl<B: Blocks> BlockPart<B> {
             let offset = self.mirror_start + run.start;
             self.blocks.begin_write(offset, &mirror[run.clone()], durability)
         });
-        if probe::planted(Plant::M4LogBlockInFlight) {
+        if probe::is_bug_planted(Plant::M4LogBlockInFlight) {
             return begun;
         }
         // Wait also after a failure: the writes that have begun still read the mirror's memory.

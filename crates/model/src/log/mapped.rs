@@ -1,6 +1,6 @@
 //! A part of a log in mapped memory.
 //!
-//! Stores go to the memory directly, word by word. [`Persist`] says how a fence makes them durable:
+//! Stores go to the memory directly, word by word. How a fence makes them durable depends on [`Persist`]:
 //!
 //! | | a store | a fence |
 //! |---|---|---|
@@ -19,7 +19,7 @@ pub enum Persist {
     /// Nothing is done, because no call makes a store to this mapping survive a power cut. Stores
     /// survive the process, in their order.
     Stores,
-    /// Cache lines are written back, which is durable on persistent memory (M5).
+    /// Cache lines are written back, which is durable on persistent memory (assumption M5).
     Lines,
     /// The whole file is written back: for CPUs without a known instruction for cache lines.
     Sync,
@@ -88,7 +88,7 @@ pub fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
 /// # Errors
 /// The medium could not make it durable.
 pub fn make_content_durable<M: Memory>(memory: &mut M) -> Result<(), RegionError> {
-    if probe::planted(Plant::T7UseUnfenced) {
+    if probe::is_bug_planted(Plant::T7UseUnfenced) {
         return Ok(());
     }
     match memory.persist() {

@@ -68,7 +68,7 @@ pub enum Command<Page> {
         /// write.
         pages: PageList<Page>,
     },
-    /// Write zeroes, or deallocate: deallocated blocks read as zeroes, too (T10).
+    /// Write zeroes, or deallocate: deallocated blocks read as zeroes, too (trap T10).
     Zeroes {
         /// One of these two operations.
         what: Operation,
@@ -84,7 +84,7 @@ pub enum Command<Page> {
         /// Number of blocks.
         blocks: u64,
     },
-    /// Make durable all writes that have completed by now (M2).
+    /// Make durable all writes that have completed by now (assumption M2).
     Flush,
 }
 

@@ -118,7 +118,7 @@ impl<P: Pages> Store<P> {
     }
 
     /// The position that a flush covers if it is submitted now: it must make durable all writes
-    /// that have completed so far (M2).
+    /// that have completed so far (assumption M2).
     pub(super) fn position(&self) -> Position {
         Position(self.durable_count + self.losable.len() as u64)
     }

@@ -208,7 +208,7 @@ mod tests {
         assert!(drive.read(0, 0, 1) < flush);
     }
 
-    /// A stream flushes before its log is full even without a request (T1): twice per 2 MiB of
+    /// A stream flushes before its log is full even without a request (trap T1): twice per 2 MiB of
     /// 64-byte entries. That must cost little.
     #[test]
     fn flushing_twice_per_log_leaves_most_of_the_rate() {

@@ -152,15 +152,15 @@ impl<P: Payload> Base<P> {
 
     /// Whether the replay memory has space for a group with `bytes` bytes of payload now. A
     /// complete request still takes space until it is released, because it may have to be replayed
-    /// (T14).
+    /// (trap T14).
     #[inline]
     pub(super) fn has_space(&self, bytes: u64) -> bool {
         let fits = self.window.kept_bytes() + bytes <= self.limits.kept_bytes_max
             && self.window.len() < GROUPS_MAX
             && self.requests.len() < REQUESTS_MAX
-            || probe::planted(Plant::T14Unbounded);
+            || probe::is_bug_planted(Plant::T14Unbounded);
         if !fits {
-            probe::hit(Rare::MemoryFull);
+            probe::count_rare(Rare::MemoryFull);
         }
         fits
     }
@@ -219,7 +219,7 @@ impl<P: Payload> Base<P> {
         });
         let is_split = if count > 1 { IsSplit::Yes } else { IsSplit::No };
         if count > 1 {
-            probe::hit(Rare::Split);
+            probe::count_rare(Rare::Split);
         }
         if let Some(extents) = first_extents.get(..count) {
             for extent in extents {
@@ -276,7 +276,7 @@ impl<P: Payload> Base<P> {
             && let Some(last) = self.shaped.last().copied()
             && self.can_append_to(last, extent, kind, flags)
         {
-            probe::hit(Rare::MergedInGroup);
+            probe::count_rare(Rare::MergedInGroup);
             let last = self.request_mut(last);
             last.blocks += extent.blocks;
             last.pieces.extend(piece);
@@ -316,7 +316,7 @@ impl<P: Payload> Base<P> {
 
     /// Makes the shaped group flush every drive that has a write of the stream that no FLUSH
     /// covers. Otherwise the group would be reported durable while an earlier write on another
-    /// drive is not (T3).
+    /// drive is not (trap T3).
     ///
     /// The last write of the group to a drive carries the FLUSH of that drive. A drive that the
     /// group does not write gets a flush entry. A group without any entry gets a flush entry, too,
@@ -333,7 +333,7 @@ impl<P: Payload> Base<P> {
                 let request = self.request_mut(id);
                 request.flags = request.flags.with(Flags::FLUSH);
             } else if self.dirty[index].is_some()
-                && (self.shaped.is_empty() || !probe::planted(Plant::T3OwnDrivesOnly))
+                && (self.shaped.is_empty() || !probe::is_bug_planted(Plant::T3OwnDrivesOnly))
             {
                 self.add_flush(member, seq, tag);
             }
@@ -345,7 +345,7 @@ impl<P: Payload> Base<P> {
 
     /// Gives each request of the shaped group its index and the number of the group's entries, and
     /// marks the last request as the boundary. Recovery needs these numbers to find out whether an
-    /// entry is missing (T6).
+    /// entry is missing (trap T6).
     ///
     /// # Errors
     /// The group has more entries than 16 bits can count. Its requests are freed.
@@ -402,7 +402,7 @@ impl<P: Payload> Base<P> {
     /// Both must be whole groups of one request each, one after the other in the stream. Their
     /// blocks must be adjacent on one drive, and neither may be split. Only the last group of a
     /// merged request may have a FLUSH. Otherwise one log entry could not stand for all of them
-    /// (T16).
+    /// (trap T16).
     #[inline]
     pub(super) fn merge_into_tail(&mut self) -> bool {
         let [id] = self.shaped[..] else { return false };
@@ -423,7 +423,7 @@ impl<P: Payload> Base<P> {
         if !can_merge {
             return false;
         }
-        probe::hit(Rare::MergedGroups);
+        probe::count_rare(Rare::MergedGroups);
         let (tag, flags, blocks) = (new.tag, new.flags, new.blocks);
         let mut pieces = core::mem::take(&mut self.request_mut(id).pieces);
         let queued = self.request_mut(tail);
@@ -452,9 +452,9 @@ impl<P: Payload> Base<P> {
             && request.kind == kind
             && request.member == extent.member
             && !request.flags.has(Flags::SPLIT)
-            && (has_same_place || probe::planted(Plant::T16MergePlaces))
+            && (has_same_place || probe::is_bug_planted(Plant::T16MergePlaces))
             && (request_end == extent.lba
-                || request_end < extent.lba && probe::planted(Plant::T16MergeGaps))
+                || request_end < extent.lba && probe::is_bug_planted(Plant::T16MergeGaps))
             && (blocks <= self.limits.merged_blocks_max || kind == Kind::Discard)
             && blocks <= self.topology.member(extent.member).request_blocks_max
             && self.topology.is_within_unit(extent.member, request.lba, blocks)
@@ -492,7 +492,7 @@ impl<P: Payload> Base<P> {
     }
 
     /// Poisons the stream from the first group of a failed request on, because nothing later may be
-    /// reported complete (P6).
+    /// reported complete (promise P6).
     pub(super) fn poison_by_request(&mut self, id: RequestId, cause: Cause) {
         let request = self.request(id);
         self.poison(Failure {
@@ -521,7 +521,7 @@ impl<P: Payload> Base<P> {
     /// `None` if the stream has no write there that is not durable.
     ///
     /// A failed FLUSH may have lost the writes of all streams on that drive. A later FLUSH does not
-    /// bring them back, even if it succeeds (T22).
+    /// bring them back, even if it succeeds (trap T22).
     pub(super) fn failure_by_shared_flush(&self, member: Member) -> Option<Failure> {
         let durable = self.window.durable();
         (self.last_write[usize::from(member.0)] > durable).then(|| Failure {
@@ -532,7 +532,8 @@ impl<P: Payload> Base<P> {
         })
     }
 
-    /// Whether an incomplete write touches these volume blocks. A read must wait for it (P9).
+    /// Whether an incomplete write touches these volume blocks. A read must wait for it (promise
+    /// P9).
     pub(super) fn has_pending_write(&self, lba: u64, blocks: u32) -> bool {
         if self.incomplete_count() == 0 {
             return false;

@@ -2,7 +2,7 @@
 //!
 //! A target cannot append to a full log, so the initiator must not send it an entry without a free
 //! slot. The initiator counts the slots itself: a request takes a slot from its admission until it
-//! is released (T13).
+//! is released (trap T13).
 //!
 //! The last slots of each log are a reserve for the engine's own flush. Without it, a log full of
 //! unflushed writes could not be freed any more.
@@ -66,7 +66,7 @@ impl Credits {
     ) -> Result<(), Refusal> {
         for (server, (partition, &new)) in self.partitions.iter().zip(new_entries).enumerate() {
             let bound = Bound::Log { server: server as u16 };
-            let usable = if probe::planted(Plant::T13NoReserve) {
+            let usable = if probe::is_bug_planted(Plant::T13NoReserve) {
                 partition.slots
             } else {
                 partition.usable_slots()
@@ -75,8 +75,8 @@ impl Credits {
                 return Err(Refusal::TooLarge(bound));
             }
             let is_full = new > 0 && used_slots(server) as u32 + new > usable;
-            if is_full && !probe::planted(Plant::T13NoCredits) {
-                probe::hit(Rare::LogFull);
+            if is_full && !probe::is_bug_planted(Plant::T13NoCredits) {
+                probe::count_rare(Rare::LogFull);
                 return Err(Refusal::Full(bound));
             }
         }
@@ -86,7 +86,8 @@ impl Credits {
     /// Whether the `used_slots(server)` entries, those of forced flushes included, fit into each
     /// log.
     pub(super) fn are_respected(&self, used_slots: impl Fn(usize) -> usize) -> bool {
-        let is_planted = probe::planted(Plant::T13NoCredits) || probe::planted(Plant::T13NoReserve);
+        let is_planted = probe::is_bug_planted(Plant::T13NoCredits)
+            || probe::is_bug_planted(Plant::T13NoReserve);
         let fits = |(server, partition): (usize, &Partition)| {
             used_slots(server) <= partition.slots as usize
         };

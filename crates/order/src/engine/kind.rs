@@ -22,7 +22,7 @@ impl EngineKind {
     /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
 
-    /// The engine of a volume where [`PREFERRED`](Self::PREFERRED) cannot run (T17).
+    /// The engine of a volume where [`PREFERRED`](Self::PREFERRED) cannot run (trap T17).
     pub const FALLBACK: Self = Self::Sync;
 
     /// The capabilities of the engine.
@@ -75,15 +75,15 @@ pub struct Capabilities {
     /// before that. With such an engine, more than one group in flight gains nothing.
     pub completes_durable: bool,
     /// Whether the engine's entries are in the targets' ordering logs. Such a volume needs space in
-    /// the logs, its released marks must reach the targets so that slots become free (T1), and
+    /// the logs, its released marks must reach the targets so that slots become free (trap T1), and
     /// recovery finds a prefix and undoes the rest.
     pub keeps_log: bool,
     /// Whether the target keeps the order of the stream's commands. Such a stream is bound to its
     /// connection before it sends anything, and the target decides which streams a failed FLUSH
-    /// stops (T22).
+    /// stops (trap T22).
     pub needs_binding: bool,
     /// Whether a lost connection costs time only, because the engine sends again the requests that
-    /// are not durable (P7).
+    /// are not durable (promise P7).
     pub can_replay: bool,
 }
 

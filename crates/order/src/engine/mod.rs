@@ -50,8 +50,8 @@ pub trait Payload: Clone + fmt::Debug {
 }
 
 /// The caller's declaration about the old content of a write's blocks: whether recovery may still
-/// need it. The declaration decides whether an undo may zero the blocks (T11). There is no default,
-/// because only the caller knows the answer.
+/// need it. The declaration decides whether an undo may zero the blocks (trap T11). There is no
+/// default, because only the caller knows the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// No state to which the volume may still recover needs the old content: the blocks were free
@@ -95,7 +95,7 @@ pub enum Op<P> {
 
 impl<P> Op<P> {
     /// Whether the write, or its undo, destroys the old content of the blocks. For such a write no
-    /// state to which the volume may still recover may need that content (T11).
+    /// state to which the volume may still recover may need that content (trap T11).
     #[must_use]
     #[inline]
     pub const fn is_fresh(&self) -> bool {
@@ -222,15 +222,16 @@ pub enum Cause {
     /// The target did not answer in time.
     TimedOut,
     /// Another stream's FLUSH of the same drive failed. Unflushed data of this stream on that drive
-    /// may be lost, because a drive reports such a loss only once (T22).
+    /// may be lost, because a drive reports such a loss only once (trap T22).
     SharedFlush,
     /// The target's log of the stream differs from what the initiator sent to the target.
     LogMismatch,
-    /// The target came back, and its log or a drive is another one than before (T27).
+    /// The target came back, and its log or a drive is another one than before (trap T27).
     Changed,
 }
 
-/// The first failure of a stream. It poisons the stream: no later group is reported complete (P6).
+/// The first failure of a stream. It poisons the stream: no later group is reported complete
+/// (promise P6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The first group that the failure affects.
@@ -323,7 +324,8 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// - An entry that is durable there counts as complete.
     /// - [`next_request`](Self::next_request) returns all other requests that were given out for
     ///   this server and are not released. They come unchanged, in their first order, and before
-    ///   anything new. A later flush entry covers them only because of that order (P7, T4).
+    ///   anything new. A later flush entry covers them only because of that order (trap T4, promise
+    ///   P7).
     /// - The replayed entries keep their slots in the server's log, so they need no credits.
     ///
     /// On a stream that has failed meanwhile, nothing is sent again.
@@ -339,7 +341,8 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// Whether requests to this server wait to be sent again, or are in flight again. Until they
-    /// have ended, the server's blocks may hold older content than before, so reads must wait (P9).
+    /// have ended, the server's blocks may hold older content than before, so reads must wait
+    /// (promise P9).
     fn is_replaying(&self, server: u16) -> bool {
         let _ = server;
         false
@@ -352,7 +355,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// The marks. With this call all groups up to them count as delivered to the caller, so they
-    /// can be released (T1).
+    /// can be released (trap T1).
     fn poll(&mut self) -> Marks;
 
     /// Asks the engine to make all groups up to `seq` durable without waiting for a later group.
@@ -364,7 +367,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// The released mark: all groups up to it are complete, durable and delivered. The targets may
-    /// drop their log entries (T1).
+    /// drop their log entries (trap T1).
     fn released(&self) -> Seq {
         self.base().window.released()
     }
@@ -385,14 +388,15 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     }
 
     /// Handles the failure of another stream's FLUSH of `member`. It poisons this stream if the
-    /// stream has unflushed writes on that drive, because they may be lost (T22).
+    /// stream has unflushed writes on that drive, because they may be lost (trap T22).
     fn on_flush_failed_elsewhere(&mut self, member: Member) {
         if let Some(failure) = self.base().failure_by_shared_flush(member) {
             self.poison(failure);
         }
     }
 
-    /// Whether an incomplete write touches these volume blocks. A read of them must wait (P9).
+    /// Whether an incomplete write touches these volume blocks. A read of them must wait (promise
+    /// P9).
     fn has_pending_write(&self, lba: u64, blocks: u32) -> bool {
         self.base().has_pending_write(lba, blocks)
     }
@@ -409,7 +413,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The most payload bytes in flight or kept for a replay. This bounds the initiator's memory
-    /// (T14).
+    /// (trap T14).
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged.
     pub merge: bool,

@@ -50,7 +50,8 @@ impl FlushRound {
     }
 
     /// Starts a round if the caller wants one, none is in flight, and all writes that the round
-    /// must cover have completed. A FLUSH covers only writes that were complete before it (T2).
+    /// must cover have completed. A FLUSH covers only writes that were complete before it (trap
+    /// T2).
     #[inline]
     pub(super) fn start_if_due<P: Payload>(&mut self, base: &mut Base<P>) {
         let complete = base.window.complete();
@@ -84,7 +85,8 @@ impl FlushRound {
     /// Notes that a FLUSH of the round has succeeded.
     pub(super) fn on_flush_succeeded<P: Payload>(&mut self, base: &mut Base<P>) {
         if base.failure.is_some() {
-            // The failed FLUSH of another stream may have lost writes that this FLUSH covers (T22).
+            // The failed FLUSH of another stream may have lost writes that this FLUSH covers (trap
+            // T22).
             return;
         }
         let Some(round) = &mut self.in_flight else { return };
@@ -124,7 +126,7 @@ impl<P: Payload> Engine<P> for NoOrder<P> {
         base.note_dirty(seq);
         let request_count = base.shaped.len() as u32;
         let is_durable_when_complete =
-            !base.has_volatile_member || probe::planted(Plant::NoneNoFlush);
+            !base.has_volatile_member || probe::is_bug_planted(Plant::NoneNoFlush);
         base.window.add_group(request_count, is_durable_when_complete, bytes);
         if !base.merge_into_tail() {
             base.enqueue();

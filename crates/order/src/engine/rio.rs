@@ -3,7 +3,7 @@
 //! - The engine sends all requests at once, each with an ordering attribute. The targets log the
 //!   attributes.
 //! - The engine reports groups complete in order, whatever the order of the completions.
-//! - When a target has lost requests, the engine sends them again (P7).
+//! - When a target has lost requests, the engine sends them again (promise P7).
 //!
 //! # Why a replay reports no group as durable too early
 //!
@@ -14,12 +14,12 @@
 //! complete already, and still must not report them durable. Three kinds of requests can be on the
 //! list of the target:
 //!
-//! - A flush entry that is complete. The target persisted it before it sent the completion (T7). So
-//!   the target's log shows this entry, and all entries that it covers, as durable. None of them is
-//!   sent again.
+//! - A flush entry that is complete. The target persisted it before it sent the completion (trap
+//!   T7). So the target's log shows this entry, and all entries that it covers, as durable. None of
+//!   them is sent again.
 //! - A flush entry that is not complete. It is sent again behind the writes that it must cover. Its
 //!   group covers the others only when the entry ends. The gate delays that end until the replayed
-//!   writes before it have ended (T2).
+//!   writes before it have ended (trap T2).
 //! - A write that is complete and not durable. It is sent again, although the caller does not wait
 //!   for it. Its end changes no mark.
 //!
@@ -62,7 +62,7 @@ pub struct Rio<P> {
     last_flush: Seq,
     /// The group of the flush that the engine itself has added (a *forced* flush), until that group
     /// is released. Only this flush may use the slots reserved for flushes, so there is at most one
-    /// at a time (T13).
+    /// at a time (trap T13).
     forced_flush: Option<Seq>,
     /// The last group that the caller wants durable.
     wanted_durable: Seq,
@@ -120,13 +120,13 @@ impl<P: Payload> Rio<P> {
     fn commit(&mut self, flush: GroupFlush, bytes: u64) -> Seq {
         let base = &mut self.base;
         let mut request_count = base.shaped.len() as u32;
-        if probe::planted(Plant::T3NotCounted) {
+        if probe::is_bug_planted(Plant::T3NotCounted) {
             let flushes = base.shaped.iter().filter(|id| base.request(**id).kind == Kind::Flush);
             request_count -= (flushes.count() as u32).min(request_count - 1);
         }
         let servers = || base.shaped.iter().map(|id| base.request(*id).server);
         if servers().zip(servers().skip(1)).any(|(server, next)| server != next) {
-            probe::hit(Rare::GroupAcrossServers);
+            probe::count_rare(Rare::GroupAcrossServers);
         }
         let seq = base.window.last().next();
         base.note_dirty(seq);
@@ -160,13 +160,13 @@ impl<P: Payload> Rio<P> {
     ///
     /// On drives without power-loss protection, no group is released before it is flushed. A caller
     /// that never flushes would fill the log and the replay memory. So the engine flushes before
-    /// they are full (T1, T14).
+    /// they are full (traps T1, T14).
     fn force_flush(&mut self) {
         if self.forced_flush.is_some() || self.base.failure.is_some() || !self.is_any_drive_dirty()
         {
             return;
         }
-        probe::hit(Rare::ForcedFlush);
+        probe::count_rare(Rare::ForcedFlush);
         let seq = self.base.window.last().next();
         self.base.add_joint_flush(seq, self.last_tag);
         // The flush has at most one entry for each dirty member, so the reserved slots suffice.
@@ -312,7 +312,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         if is_first_completion && result.is_ok() {
             self.base.window.count_request(first, last);
         }
-        if probe::planted(Plant::T14ForgetEarly) {
+        if probe::is_bug_planted(Plant::T14ForgetEarly) {
             self.sent[server].free_unreleased(&mut self.base, id);
         }
     }
@@ -372,7 +372,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
     }
 
     fn payload_freed_up_to(&self) -> Seq {
-        if probe::planted(Plant::T14ForgetEarly) {
+        if probe::is_bug_planted(Plant::T14ForgetEarly) {
             return self.base.window.complete();
         }
         self.base.window.forgotten()

@@ -1,7 +1,8 @@
 //! The requests that were sent to one server.
 //!
 //! The engine keeps each request until it is released, because the server may lose it in a crash.
-//! When the server is back, the engine sends the lost requests again, before anything new (P7).
+//! When the server is back, the engine sends the lost requests again, before anything new (promise
+//! P7).
 
 use alloc::collections::VecDeque;
 
@@ -100,7 +101,8 @@ impl SentRequests {
     }
 
     /// Begins a new binding: queues all requests that are not durable to be sent again, unchanged
-    /// and before anything new. A later flush entry covers them only because of that order (T4).
+    /// and before anything new. A later flush entry covers them only because of that order (trap
+    /// T4).
     ///
     /// A request that is complete but not durable is sent again, too, because the server may have
     /// lost it with its cache. A request that is durable but not complete has lost only its
@@ -118,18 +120,18 @@ impl SentRequests {
         for id in &self.sent {
             let request = base.request_mut(*id);
             request.is_replayed = !is_durable(request.seq, request.index);
-            if !request.is_incomplete && probe::planted(Plant::T4ReplayIncompleteOnly) {
+            if !request.is_incomplete && probe::is_bug_planted(Plant::T4ReplayIncompleteOnly) {
                 request.is_replayed = false;
             }
             let (is_incomplete, is_replayed) = (request.is_incomplete, request.is_replayed);
             if is_replayed {
-                probe::hit(Rare::Replay);
+                probe::count_rare(Rare::Replay);
                 if !is_incomplete {
-                    probe::hit(Rare::ReplayComplete);
+                    probe::count_rare(Rare::ReplayComplete);
                 }
                 self.replays.push_back(*id);
             } else if is_incomplete {
-                probe::hit(Rare::CompletionFromList);
+                probe::count_rare(Rare::CompletionFromList);
                 self.incomplete_count -= 1;
                 on_completion_lost(base, *id);
             }
@@ -180,7 +182,7 @@ impl SentRequests {
     }
 
     /// Frees one request, released or not. Only for a plant: a request that is not released may
-    /// have to be replayed (T14).
+    /// have to be replayed (trap T14).
     pub(super) fn free_unreleased<P: super::Payload>(&mut self, base: &mut Base<P>, id: RequestId) {
         self.sent.retain(|other| *other != id);
         base.free(id);

@@ -66,7 +66,7 @@ impl<P: Payload> Sync<P> {
 
     /// Sends the next group if none is in flight.
     fn start_next(&mut self) {
-        while (self.current.is_none() || probe::planted(Plant::SyncNextEarly))
+        while (self.current.is_none() || probe::is_bug_planted(Plant::SyncNextEarly))
             && self.base.failure.is_none()
         {
             let Some(WaitingGroup { seq, mut requests }) = self.waiting.pop_front() else { return };
@@ -88,7 +88,8 @@ impl<P: Payload> Sync<P> {
     /// if no drive is dirty.
     fn flush_or_finish(&mut self, seq: Seq) {
         for index in 0..self.base.dirty.len() {
-            if self.base.dirty[index].take().is_some() && !probe::planted(Plant::SyncNoFlush) {
+            if self.base.dirty[index].take().is_some() && !probe::is_bug_planted(Plant::SyncNoFlush)
+            {
                 self.base.add_flush(Member(index as u8), seq, 0);
             }
         }

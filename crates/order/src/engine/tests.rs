@@ -769,9 +769,10 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Random groups, random ends. Checks: numbering (T6), dense ordinals (T5), credits (T13),
-    /// marks never ahead of the drives (T1, P3), durable only behind FLUSHes of all dirty drives
-    /// (T3), merging keeps every block (T16), and that all ends well (P8).
+    /// Random groups, random ends. Checks: numbering (trap T6), dense ordinals (trap T5), credits
+    /// (trap T13), marks never ahead of the drives (trap T1, promise P3), durable only behind
+    /// FLUSHes of all dirty drives (trap T3), merging keeps every block (trap T16), and that all
+    /// ends well (promise P8).
     #[test]
     fn rio_keeps_its_promises(steps in proptest::collection::vec(step(), 1..200), volatile in any::<[bool; 3]>()) {
         let slots = 24;

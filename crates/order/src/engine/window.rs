@@ -53,10 +53,10 @@ pub(super) struct Window {
     covered: Seq,
     /// The engine's own flush that has not ended. There is at most one.
     internal: Option<Seq>,
-    /// The first failed group. No group from this one on is ever reported complete (P6).
+    /// The first failed group. No group from this one on is ever reported complete (promise P6).
     failed_from: Option<Seq>,
     /// The oldest group with a request that is being replayed. Its data does not become durable,
-    /// and the group is not released, before the replay ends (T4).
+    /// and the group is not released, before the replay ends (trap T4).
     oldest_replay: Option<Seq>,
     /// Only groups before this seq may become durable: the least of `failed_from`, `oldest_replay`
     /// and `internal`. The window keeps this value, because every completion needs it.
@@ -175,7 +175,7 @@ impl Window {
         let index = seq.0.wrapping_sub(self.forgotten.0 + 1);
         let group = self.groups.get_mut(index as usize);
         let Some(group) = group.filter(|group| group.remaining > 0) else {
-            debug_assert!(probe::planted(Plant::T3NotCounted), "a request ends once");
+            debug_assert!(probe::is_bug_planted(Plant::T3NotCounted), "a request ends once");
             return;
         };
         group.remaining -= 1;
@@ -231,7 +231,7 @@ impl Window {
     #[inline]
     fn move_released(&mut self) {
         let mut mark = self.delivered.min(self.durable);
-        if probe::planted(Plant::T1ReleaseUndurable) {
+        if probe::is_bug_planted(Plant::T1ReleaseUndurable) {
             mark = self.internal.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
         }
         if mark < self.released_before {
@@ -269,7 +269,7 @@ impl Window {
         self.delivered = self.complete;
         self.move_released();
         let mut complete = self.complete;
-        if probe::planted(Plant::P3AnyOrder) {
+        if probe::is_bug_planted(Plant::P3AnyOrder) {
             let newest = self.groups.iter().rposition(|group| group.remaining == 0);
             complete = newest.map_or(complete, |index| self.forgotten.plus(index as u64 + 1));
         }

@@ -1,4 +1,4 @@
-//! Stops a stream after a failure, so that no later entry completes (P6).
+//! Stops a stream after a failure, so that no later entry completes (promise P6).
 //!
 //! A failure *poisons* the gate from some ordinal on. Every entry from there on is refused:
 //!
@@ -17,7 +17,8 @@ use crate::probe::{self, Plant, Rare};
 pub(super) struct Poison {
     /// The first cause.
     pub(super) cause: Cause,
-    /// The first ordinal that must not complete; `None` if no entry at the gate may complete.
+    /// The first ordinal that must not complete; `None` if the poison covers every entry at the
+    /// gate.
     from: Option<u32>,
 }
 
@@ -29,7 +30,7 @@ impl Gate {
 
     /// Handles a failed FLUSH of the drive, of this stream or of another one. If this stream has
     /// unflushed writes there, the stream is stopped, because they may be lost even if a later
-    /// FLUSH succeeds (T22). Returns whether the stream was stopped.
+    /// FLUSH succeeds (trap T22). Returns whether the stream was stopped.
     pub fn on_flush_failed(
         &mut self,
         table: &mut impl Table,
@@ -40,12 +41,12 @@ impl Gate {
             .drives
             .iter()
             .any(|drive| drive.cache.member == member && drive.flush_in_flight.is_some());
-        let is_spared_by_plant = is_own_flush && probe::planted(Plant::T22OwnFlush);
+        let is_spared_by_plant = is_own_flush && probe::is_bug_planted(Plant::T22OwnFlush);
         if !self.has_unflushed(member) || is_spared_by_plant {
             return false;
         }
         if !is_own_flush {
-            probe::hit(Rare::FlushFailedElsewhere);
+            probe::count_rare(Rare::FlushFailedElsewhere);
         }
         self.poison_from(table, Cause::FlushFailed { member }, None, steps);
         true
@@ -212,7 +213,7 @@ impl Gate {
     #[inline]
     pub(super) fn must_fail(&self, node: &Node) -> bool {
         let Some(Poison { from, .. }) = self.poison else { return false };
-        let is_spared_by_plant = probe::planted(Plant::T4CoverAfterFailure)
+        let is_spared_by_plant = probe::is_bug_planted(Plant::T4CoverAfterFailure)
             && node.has_flush
             && node.blockers == 0
             && from.is_some_and(|from| from != node.ordinal);
@@ -221,7 +222,7 @@ impl Gate {
 
     /// Refuses an entry, and for a failed FLUSH all entries that it would have covered, as if the
     /// failure affected nothing else. Only for the plants that remove the defence against failures
-    /// (T22).
+    /// (trap T22).
     #[cold]
     pub(super) fn refuse_without_poison(
         &mut self,

@@ -14,7 +14,7 @@ pub struct MemberCache {
     pub member: Member,
     /// Whether a power cut can destroy completed writes, because the drive has a volatile write
     /// cache without power-loss protection. On such a drive only a FLUSH makes a write durable
-    /// (M3).
+    /// (assumption M3).
     pub volatile: bool,
 }
 
@@ -36,7 +36,8 @@ pub enum Step {
         /// The ticket of the entry.
         ticket: Ticket,
         /// Whether to set the entry's persist word, and to fence the log, before the answer.
-        /// Otherwise the initiator could learn of a durable write that the log does not show (T7).
+        /// Otherwise the initiator could learn of a durable write that the log does not show (trap
+        /// T7).
         persist: bool,
     },
     /// Answer with failure. The ticket is free.
@@ -60,7 +61,7 @@ pub enum Cause {
         ordinal: u32,
     },
     /// A FLUSH failed on a drive where the stream had unflushed writes. They may be lost, even if a
-    /// later FLUSH succeeds (T22).
+    /// later FLUSH succeeds (trap T22).
     #[error("a FLUSH of member {} failed while the stream had unflushed writes there", member.0)]
     FlushFailed {
         /// The drive.
@@ -78,7 +79,7 @@ pub enum Cause {
 }
 
 /// The reason why an arrival was not accepted: the peer broke the protocol. The stream accepts
-/// nothing more on this connection, because what the peer sends is not reliable (T18).
+/// nothing more on this connection, because what the peer sends is not reliable (trap T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// The ordinal has arrived before.

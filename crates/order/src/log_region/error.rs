@@ -48,7 +48,7 @@ pub enum OpenError {
         /// The damage.
         what: &'static str,
     },
-    /// A `file:` log of another boot whose service was not ended by a clean stop (T24).
+    /// A `file:` log of another boot whose service was not ended by a clean stop (trap T24).
     #[error(
         "log region was last used before this system booted, and its target was not stopped in \
          good order: a file: log does not survive the power otherwise, so nothing may be undone \
@@ -116,7 +116,7 @@ pub enum ChangeError {
         volume: VolumeId,
     },
     /// The generation is not above the current one. Generations only rise, so that an earlier owner
-    /// cannot take the volume back unnoticed (T8).
+    /// cannot take the volume back unnoticed (trap T8).
     #[error(
         "generation {given} of volume {volume} is not above {current}: another owner came first"
     )]

@@ -14,7 +14,7 @@ use crate::ordering_log::partition_bytes;
 #[repr(u8)]
 pub enum LogKind {
     /// A mapped file. It survives the end of the process, but not a power cut. Its content is valid
-    /// only within the boot that wrote it, or if it was written back when service ended (T24).
+    /// only within the boot that wrote it, or if it was written back when service ended (trap T24).
     File = 1,
     /// Persistent memory.
     Dax = 2,
@@ -56,7 +56,7 @@ impl LogKind {
 }
 
 /// Whether an initiator may still need a volume's log. While it may, plain hosts must not write the
-/// volume's drives (T21).
+/// volume's drives (trap T21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum VolumeState {
@@ -92,7 +92,7 @@ pub struct VolumeRecord {
     /// The volume.
     pub id: VolumeId,
     /// The number of the current ownership. Each new owner raises it before it reads any list, so
-    /// that the log refuses what the earlier owner still sends (T8).
+    /// that the log refuses what the earlier owner still sends (trap T8).
     pub generation: u32,
     /// Whether the log of the volume may still be needed.
     pub state: VolumeState,
@@ -100,10 +100,10 @@ pub struct VolumeRecord {
     pub owner: [u8; 16],
     /// The generation of the last owner that gave up the content of the log; 0 for none. Groups of
     /// a stream that are older than this generation are in doubt, until the stream is started
-    /// again (T26).
+    /// again (trap T26).
     pub given_up_generation: u32,
     /// The time for which the target keeps the volume for an owner whose connection it has lost,
-    /// in milliseconds (T25).
+    /// in milliseconds (trap T25).
     pub lease_ms: u32,
     /// The number of streams. Each stream has a partition of its own.
     pub streams: u16,
@@ -145,7 +145,7 @@ pub struct RegionHeader {
     /// The boot in which the region was last opened for service.
     pub boot: [u8; 16],
     /// The target's incarnation. Every start of the target raises it, so that no entry covers an
-    /// entry of an earlier incarnation (T4).
+    /// entry of an earlier incarnation (trap T4).
     pub incarnation: u32,
     /// The kind of medium on which the region was made.
     pub kind: LogKind,

@@ -5,7 +5,7 @@ use super::header::RegionHeader;
 use super::{HEADER_BYTES, HEADER_COPY_BYTES};
 use crate::region::{Crc32c, Region};
 
-/// The classes of content at the start of a region. Only one of them may be served (T19).
+/// The classes of content at the start of a region. Only one of them may be served (trap T19).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Class {
     /// All zero: never used, or erased.
@@ -14,7 +14,7 @@ pub enum Class {
     Ours(RegionHeader),
     /// A `file:` log of another boot that has volumes and was not written back when its service
     /// ended. A power cut may have left its pages as they were at different moments. So nothing in
-    /// the log is valid, not even that a volume was closed (T24).
+    /// the log is valid, not even that a volume was closed (trap T24).
     StaleBoot(RegionHeader),
     /// A log region of a later version.
     Newer {

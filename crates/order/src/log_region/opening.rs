@@ -25,10 +25,11 @@ pub enum Decision {
     /// The place is blank, and a new region is made.
     Create,
     /// The old region is given up, and a new region is made. If the old header is readable, it is
-    /// the value here: its volumes get the same space in the new region (T26).
+    /// the value here: its volumes get the same space in the new region (trap T26).
     GiveUp(Option<RegionHeader>),
     /// The content of the region is lost, and the region is left as it is. Its volumes are refused
-    /// (T19), and plain hosts may not write their members (T21). Other namespaces are served.
+    /// (trap T19), and plain hosts may not write their members (trap T21). Other namespaces are
+    /// served.
     Lost(RegionHeader),
 }
 
@@ -60,7 +61,7 @@ pub enum Refused {
 ///
 /// The recorded kind decides whether the log is valid after a power cut. A region that records
 /// `block` but was last served through a mapped file would show entries as durable, although no
-/// fence had made them durable (T19).
+/// fence had made them durable (trap T19).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "it was made on {} and would be served {}: what a power cut leaves of it would not be known. \
@@ -99,7 +100,7 @@ const fn describe_use(kind: LogKind) -> &'static str {
 ///
 /// # Errors
 /// [`Refused`]: the reason, with advice. A region that cannot be read is never opened as one with
-/// "nothing to undo", because then the undo of a crash would be missing (T19).
+/// "nothing to undo", because then the undo of a crash would be missing (trap T19).
 pub fn decide<R: Region>(
     header: &R,
     place: Place,

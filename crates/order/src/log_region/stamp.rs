@@ -1,4 +1,4 @@
-//! The *synced* stamp: it makes a region on a mapped file valid in a later boot (T24).
+//! The *synced* stamp: it makes a region on a mapped file valid in a later boot (trap T24).
 //!
 //! A power cut takes each page of a mapped file back to the moment at which the kernel last wrote
 //! that page to the disk. So the header may be "closed" although the pages of the partitions are
@@ -25,7 +25,7 @@ impl RegionHeader {
             // Without a volume there is nothing to recover. An initiator that expects a volume here
             // learns that the volume is missing.
             || self.volumes.is_empty()
-            || probe::planted(Plant::T24StampUnchecked)
+            || probe::is_bug_planted(Plant::T24StampUnchecked)
     }
 }
 
@@ -47,7 +47,7 @@ impl<R: Region> LogRegion<R> {
         }
         if !self.header.kind.survives_power_cut() {
             let stamped = RegionHeader { synced: true, ..self.header.clone() };
-            if probe::planted(Plant::T24StampEarly) {
+            if probe::is_bug_planted(Plant::T24StampEarly) {
                 self.write_header_back(stamped)?;
                 write_back()?;
             } else {
@@ -62,7 +62,7 @@ impl<R: Region> LogRegion<R> {
     /// Begins an incarnation of the target with the content of `header`, without the stamp. The
     /// header is durable before this returns.
     pub(super) fn begin_incarnation(&mut self, header: RegionHeader) -> Result<(), RegionError> {
-        if header.kind.survives_power_cut() || probe::planted(Plant::T24StampKept) {
+        if header.kind.survives_power_cut() || probe::is_bug_planted(Plant::T24StampKept) {
             return self.write_header(header);
         }
         self.write_header_back(RegionHeader { synced: false, ..header })

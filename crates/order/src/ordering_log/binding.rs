@@ -40,7 +40,8 @@ impl<R: Region> StreamLog<R> {
     /// and ends the settled state. The change is durable before this returns.
     ///
     /// The log must be without entries, or recovery must have undone and flushed everywhere and
-    /// have settled all logs. Otherwise a crash would leave groups that no log lists any more (T9).
+    /// have settled all logs. Otherwise a crash would leave groups that no log lists any more (trap
+    /// T9).
     ///
     /// The numbers of groups continue across generations, so the caller passes `released`. The
     /// [newest tag](Self::newest_tag) up to `released` stays known.
@@ -173,7 +174,7 @@ impl<R: Region> StreamLog<R> {
             .map_err(|_| RegionError::new("it does not hold what was written to it"))?;
         let keeps_entries = live_entries == LiveEntries::Keep;
         let mut slots_to_blank = slots.torn.clone();
-        if keeps_entries && !probe::planted(Plant::T7NoCut) {
+        if keeps_entries && !probe::is_bug_planted(Plant::T7NoCut) {
             self.cut_at_first_hole(&slots, &mut slots_to_blank);
         }
         self.blank_slots(&slots_to_blank)?;
@@ -189,7 +190,7 @@ impl<R: Region> StreamLog<R> {
     /// the hole to `slots_to_blank`.
     fn cut_at_first_hole(&mut self, slots: &Slots, slots_to_blank: &mut Vec<u32>) {
         let Some(index) = slots.ends.iter().position(|end| *end == HOLE) else { return };
-        probe::hit(Rare::Cut);
+        probe::count_rare(Rare::Cut);
         let hole = self.head + index as u64;
         for (position, end) in (self.head..).zip(&slots.ends) {
             if position > hole && *end != HOLE {
@@ -220,7 +221,7 @@ impl<R: Region> StreamLog<R> {
     /// Sets the persist words of the entries at these positions to 0, because an older lap has left
     /// them. Entries that the log has cut off are blank already.
     fn clear_persist_words(&mut self, positions: &[Position]) {
-        if probe::planted(Plant::T7InvalidWordKept) {
+        if probe::is_bug_planted(Plant::T7InvalidWordKept) {
             return;
         }
         for position in positions.iter().filter(|position| position.0 < self.next) {

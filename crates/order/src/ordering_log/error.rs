@@ -6,7 +6,7 @@ use crate::entry::{PartitionId, Position};
 use crate::region::RegionError;
 
 /// Why a partition cannot be used. The caller must not go on as if there were nothing to undo,
-/// because then the undo of a crash would be missing (T19).
+/// because then the undo of a crash would be missing (trap T19).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
     /// The byte range cannot hold a partition.
@@ -216,7 +216,7 @@ pub enum BindError {
          stream anew"
     )]
     Settled {
-        /// The k of the recovery.
+        /// The last group of the prefix that the recovery has found (the recovered seq).
         released: Seq,
     },
     /// The region failed.

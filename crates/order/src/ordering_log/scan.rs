@@ -3,7 +3,7 @@
 //! A crash can tear an append that was not fenced. Such an append leaves a *hole*, which is no
 //! loss, because the target submits no write before the fence. But a hole among entries that were
 //! durable is damage, and the log is refused. It must not be read as a shorter one, because then
-//! the undo of the lost entries would be missing (T19).
+//! the undo of the lost entries would be missing (trap T19).
 
 use alloc::vec::Vec;
 
@@ -106,7 +106,7 @@ pub(crate) fn read_mark<R: Region>(
         let is_blank = blank_copies == 2;
         return Err(if is_blank { LogError::Blank { id } } else { damaged(id, Damage::NoMark) });
     };
-    if mark.id != id && !probe::planted(Plant::T19ForeignPartition) {
+    if mark.id != id && !probe::is_bug_planted(Plant::T19ForeignPartition) {
         return Err(LogError::Foreign { found: mark.id, expected: id });
     }
     if mark.slots != slots {
@@ -151,7 +151,7 @@ enum SlotContent {
 ///
 /// Each slot belongs to exactly one position from `head` to `head + slots`. Only the entry of that
 /// position is live there, because the log uses a slot again only after the mark that frees it has
-/// become durable (T1).
+/// become durable (trap T1).
 pub(crate) fn scan<R: Region>(
     region: &R,
     mark: &Mark,
@@ -186,7 +186,7 @@ pub(crate) fn scan<R: Region>(
         match persist {
             Persist::Yes => proven_durable = proven_durable.max(Position(position.0 + 1)),
             Persist::Invalid => {
-                probe::hit(Rare::InvalidPersist);
+                probe::count_rare(Rare::InvalidPersist);
                 slots.invalid.push(position);
             }
             Persist::No => {}
@@ -235,14 +235,14 @@ fn read_slot<R: Region>(
             return Err(LogError::NewerEntry { position, kind, flags });
         }
         Decoded::Torn | Decoded::Whole { .. } => {
-            probe::hit(Rare::TornEntry);
+            probe::count_rare(Rare::TornEntry);
             return Ok(SlotContent::Torn);
         }
     };
     let is_of_older_lap = entry.position < position;
     let is_of_older_owner = entry.origin.generation < mark.origin.generation;
     if is_of_older_lap || is_of_older_owner {
-        probe::hit(Rare::StaleEntry);
+        probe::count_rare(Rare::StaleEntry);
         return Ok(SlotContent::Stale);
     }
     // The log appends such an entry only after a newer mark is durable. That mark is lost.

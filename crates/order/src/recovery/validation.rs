@@ -16,16 +16,16 @@ use crate::probe::{self, Plant, Rare};
 ///
 /// - its persist word is set, or
 /// - a persisted flush entry on the same drive comes later in stream order. The gate issued that
-///   FLUSH after all earlier entries on the drive had completed without a failure (T4). Or
+///   FLUSH after all earlier entries on the drive had completed without a failure (trap T4). Or
 /// - a durable entry on the same drive comes later in stream order and overlaps it. The gate
-///   submitted the later one only after this one had completed (T12).
+///   submitted the later one only after this one had completed (trap T12).
 ///
 /// The last rule applies whether or not the drive has a volatile cache now. While a drive has one,
 /// only flush entries get a persist word, and these cover all earlier entries anyway. So if another
 /// entry has a persist word, the drive had no volatile cache *at that time*, and kept completed
 /// writes. An owner that came back at that time has counted the overlapped entry as done, and does
 /// not send it again. So the entry stays durable when the drive comes back without its protection
-/// (T27).
+/// (trap T27).
 ///
 /// An entry covers no entry of another drive or of another generation. (The live entries of a
 /// partition are of one generation.) But it covers entries of earlier incarnations: within a
@@ -43,14 +43,14 @@ pub fn validate(entries: &[LoggedEntry]) -> Vec<bool> {
     for &index in order.iter().rev() {
         let LoggedEntry { attribute, persisted, .. } = &entries[index];
         let is_covered_by_flush = flushed_members.contains(&attribute.member)
-            || probe::planted(Plant::T4CoverOtherDrive) && !flushed_members.is_empty();
+            || probe::is_bug_planted(Plant::T4CoverOtherDrive) && !flushed_members.is_empty();
         let is_covered_by_overlap =
-            overwritten.overlaps(attribute) && !probe::planted(Plant::T12NoOverlapCover);
+            overwritten.overlaps(attribute) && !probe::is_bug_planted(Plant::T12NoOverlapCover);
         durable[index] = *persisted || is_covered_by_flush || is_covered_by_overlap;
         if !persisted && is_covered_by_flush {
-            probe::hit(Rare::CoveredByFlush);
+            probe::count_rare(Rare::CoveredByFlush);
         } else if !persisted && is_covered_by_overlap {
-            probe::hit(Rare::CoveredByOverlap);
+            probe::count_rare(Rare::CoveredByOverlap);
         }
         if *persisted && attribute.is_flush() && !flushed_members.contains(&attribute.member) {
             flushed_members.push(attribute.member);

@@ -66,9 +66,9 @@ pub(super) struct TargetState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnectAttempt {
     pub(super) connection: ConnectionId,
-    /// The [number](AssociationManager::number) of the association for which the connection is made.
-    /// Each association that is set up again has a higher number. So a connection that was made for an
-    /// earlier association is not used for a later one (T27).
+    /// The [number](AssociationManager::number) of the association for which the connection is
+    /// made. Each association that is set up again has a higher number. So a connection that was
+    /// made for an earlier association is not used for a later one (trap T27).
     association_number: u32,
 }
 
@@ -168,8 +168,8 @@ impl TargetState {
         Some(ConnectAttempt { connection, association_number })
     }
 
-    /// Begins an attempt, if a connection is requested and no connect thread runs. The caller starts
-    /// the connect thread.
+    /// Begins an attempt, if a connection is requested and no connect thread runs. The caller
+    /// starts the connect thread.
     pub(super) fn begin_connect_attempt(&mut self) -> Option<ConnectAttempt> {
         if self.connect_attempt.is_some() {
             return None;
@@ -186,8 +186,8 @@ impl TargetState {
         }
     }
 
-    /// Passes the connection that was requested to the association, or the reason why it could not be
-    /// made.
+    /// Passes the connection that was requested to the association, or the reason why it could not
+    /// be made.
     pub(super) fn on_connect_result(
         &mut self,
         connection: ConnectionId,
@@ -278,8 +278,8 @@ impl TargetState {
 }
 
 impl ManagedAssociation {
-    /// Reports an event of the manager to the streams and to the log of the program. `stream_socket`
-    /// is the connection that was made for a stream, if there is one.
+    /// Reports an event of the manager to the streams and to the log of the program.
+    /// `stream_socket` is the connection that was made for a stream, if there is one.
     fn handle_event(
         &mut self,
         target: &TargetAddr,

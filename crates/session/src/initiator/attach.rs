@@ -56,7 +56,7 @@ pub struct Controller {
     pub write_zeroes: bool,
     /// Whether it has Dataset Management.
     pub deallocate: bool,
-    /// The Rio extension, if the target has the same version as this crate (T17).
+    /// The Rio extension, if the target has the same version as this crate (trap T17).
     pub extension: Option<Extension>,
     /// Its active namespaces.
     pub namespaces: Vec<Namespace>,

@@ -2,7 +2,8 @@
 //!
 //! When a volume is opened, it reads properties from its targets. They decide how it keeps its
 //! promises: where a FLUSH is needed, which log has its entries, which blocks are its own. So a
-//! target that comes back is checked again before any command is sent to its drives (T19, T27).
+//! target that comes back is checked again before any command is sent to its drives (traps T19,
+//! T27).
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -107,14 +108,14 @@ pub enum Changed {
          the volume again: it is then flushed first"
     )]
     Unprotected(u32),
-    /// Its label has the generation of a newer owner (T8).
+    /// Its label has the generation of a newer owner (trap T8).
     #[error(
         "a newer owner has taken the volume over: the label of namespace {0} has its generation. \
          Close the volume; this owner's waiting groups are not written any more"
     )]
     TakenOver(u32),
     /// Its label has the generation of an earlier owner. This owner wrote its own generation there
-    /// when it opened the volume. So the drive is an older copy (T27).
+    /// when it opened the volume. So the drive is an older copy (trap T27).
     #[error(
         "namespace {0} came back as it was before the volume was opened (its label has an earlier \
          generation): an older copy of the drive is in its place. Let the target serve the right \
@@ -200,7 +201,7 @@ impl KnownTarget {
             }
             if controller.vwc
                 && !self.has_volatile_cache
-                && !probe::planted(Plant::T27AssumeProtection)
+                && !probe::is_bug_planted(Plant::T27AssumeProtection)
             {
                 return Err(Changed::Unprotected(nsid));
             }
@@ -210,7 +211,7 @@ impl KnownTarget {
 
     /// Checks the label that was read from a drive: it must still be the volume's, and have the
     /// generation of this owner. A target that keeps no log of the volume forgets the volume's
-    /// owners when it is started again. Then only the labels record the last owner (T8).
+    /// owners when it is started again. Then only the labels record the last owner (trap T8).
     ///
     /// # Errors
     /// [`Changed::Label`], [`Changed::Older`], [`Changed::TakenOver`].

@@ -1,5 +1,5 @@
 //! The association manager of one target of an open volume: keeps the association alive, and sets
-//! it up again when it is lost (P7).
+//! it up again when it is lost (promise P7).
 //!
 //! ```text
 //! Standing → Unreachable: pause → attach → open drives queue → read labels → claim → Standing
@@ -10,8 +10,8 @@
 //!
 //! The manager checks a target that comes back before it sends any command to the drives: identity,
 //! log region, volatility and the labels on the drives. Another drive or another log in their place
-//! would break the promises of the volume (T19, T27). Then the manager claims the volume again, so
-//! that no other owner can write (T8, T25).
+//! would break the promises of the volume (traps T19, T27). Then the manager claims the volume
+//! again, so that no other owner can write (traps T8, T25).
 //!
 //! Streams request connections with [`request`](AssociationManager::request). The manager requests
 //! none from the program before the new association stands. [`ManagerEvent::Back`] comes before the
@@ -51,8 +51,9 @@ pub struct ManagerConfig {
     /// The claim by which the same owner claims the volume again on the target; `None` if the
     /// target does not have the extension.
     pub claim: Option<Claim>,
-    /// The time for which the streams wait for a lost target, ns. The manager continues its
-    /// attempts after that. 0: it makes no attempt.
+    /// The time for which the streams wait for a lost target, ns. After that the streams fail, but
+    /// the manager continues its attempts. With 0 the streams fail at once, and the manager makes no
+    /// attempt.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
@@ -64,9 +65,10 @@ pub struct ManagerConfig {
 #[derive(Debug)]
 pub enum ManagerEvent {
     /// The association is lost, and with it all its connections, also one that is being made. Every
-    /// stream must get this event before any later event is handled, because a late Connect could
-    /// join the next association before the target is checked again (T27): in each incarnation a
-    /// target numbers its controllers from the beginning.
+    /// stream must get this event before any later event is handled. Else a stream could send a
+    /// Connect of the lost association after the target has started again. A target numbers its
+    /// controllers from the beginning at each start, so this Connect could join the next association
+    /// before the target has been checked again (trap T27).
     Lost {
         /// The cause.
         why: UnreachableCause,
@@ -273,7 +275,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
 
     /// Records that the target has released the volume. If this association is lost, the manager
     /// sets up no other one: it would claim the volume, and nothing would release it any more
-    /// (T25).
+    /// (trap T25).
     pub fn set_released(&mut self) {
         self.is_released = true;
     }
@@ -285,8 +287,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     }
 
     /// Ends the association because the volume is closed. First sends a release, so that the target
-    /// keeps the volume for no owner (T25). The program must send the contents of the admin queue's
-    /// outbox before it closes the connection.
+    /// keeps the volume for no owner (trap T25). The program must send the contents of the admin
+    /// queue's outbox before it closes the connection.
     pub fn stop(&mut self, now: u64) {
         let owns_volume = self.is_standing() && !self.is_released;
         if let Some(claim) = &self.config.claim
@@ -342,7 +344,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             absence: Absence { since: now, why: why.clone(), for_good: false },
             reattachment: Reattachment { attempt: 1, step, reported_given_up: false },
         };
-        if self.is_released && !probe::planted(Plant::T25ClaimedAgain) {
+        if self.is_released && !probe::is_bug_planted(Plant::T25ClaimedAgain) {
             self.refuse(UnreachableCause::Released, Cause::Disconnected);
         } else if self.config.loss_ns == 0 {
             self.refuse(why, Cause::Disconnected);
@@ -362,7 +364,7 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
 
     /// The end of the pause before an attempt, ns.
     fn end_of_pause(&mut self, attempt: u32, now: u64) -> u64 {
-        if probe::planted(Plant::P8NeverAgain) && attempt > 1 {
+        if probe::is_bug_planted(Plant::P8NeverAgain) && attempt > 1 {
             return u64::MAX;
         }
         let random = self.next_random();

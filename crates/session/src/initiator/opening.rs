@@ -13,8 +13,8 @@
 //! A [phase](Phase) begins only when all targets have ended the phase before. So the undo is done
 //! and flushed on *all* targets before any log is shortened, and no stream starts before all logs
 //! are shortened. A crash in between leaves logs from which the next recovery finds the same
-//! prefixes (T9). The phases in italics are pauses: the driver does its own part and then calls
-//! [`Opening::end_pause`].
+//! prefixes (trap T9). The phases in italics are pauses: the driver does its own part and then
+//! calls [`Opening::end_pause`].
 //!
 //! The driver takes each target's commands from [`Opening::next_command`], sends them in any order,
 //! several at once, and passes each answer to [`Opening::on_answer`]. If a connection is lost, or a
@@ -69,9 +69,9 @@ pub struct OpeningMember {
 /// A target of the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpeningServer {
-    /// Whether the target is reachable (T20).
+    /// Whether the target is reachable (trap T20).
     pub present: bool,
-    /// Whether the target has Rio's extension. A target without it takes no part (T17).
+    /// Whether the target has Rio's extension. A target without it takes no part (trap T17).
     pub has_extension: bool,
     /// Whether the labels name a log on the target.
     pub logged: bool,
@@ -88,7 +88,7 @@ pub struct OpeningServer {
 pub struct OpeningConfig {
     /// The volume.
     pub volume: VolumeId,
-    /// *All* targets of the volume (T20), in the order in which the topology counts them.
+    /// *All* targets of the volume (trap T20), in the order in which the topology counts them.
     pub servers: Vec<OpeningServer>,
 }
 
@@ -195,7 +195,7 @@ pub struct Progress {
 ///
 /// The answers to commands of an abandoned opening may arrive during a later opening, over the same
 /// connections. Each opening numbers its commands from 0. By the number of the attempt an opening
-/// distinguishes its own answers from earlier ones (T23).
+/// distinguishes its own answers from earlier ones (trap T23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket {
     /// The attempt that was given to [`Opening::new`].
@@ -292,7 +292,7 @@ pub struct Opening {
     lists: Lists,
     /// Why a log can't be read. [`decide`](Self::decide) reports it, when no command is in flight.
     log_error: Option<OpeningError>,
-    /// Whether the logs are not valid, and are given up with the claim (T26).
+    /// Whether the logs are not valid, and are given up with the claim (trap T26).
     logs_invalid: bool,
     /// The streams whose partitions are to be settled, from [`Phase::Decided`] on.
     streams_to_settle: Vec<SettleStream>,
@@ -302,14 +302,14 @@ pub struct Opening {
 impl Opening {
     /// An opening whose first commands are ready. `attempt` must differ from the number of every
     /// earlier opening of which an answer may still arrive over the same connections. The owner of
-    /// the connections counts the attempts (T23).
+    /// the connections counts the attempts (trap T23).
     ///
     /// # Errors
-    /// A target of the volume is missing (T20).
+    /// A target of the volume is missing (trap T20).
     pub fn new(config: OpeningConfig, mode: Mode, attempt: u32) -> Result<Self, OpeningError> {
         if let Some(server) = config.servers.iter().position(|server| !server.present) {
-            probe::hit(Rare::MemberMissing);
-            if !probe::planted(Plant::T20MissingServer) {
+            probe::count_rare(Rare::MemberMissing);
+            if !probe::is_bug_planted(Plant::T20MissingServer) {
                 return Err(OpeningError::Missing { server });
             }
         }
@@ -365,11 +365,12 @@ impl Opening {
         Some((Ticket { attempt: self.attempt, number }, call))
     }
 
-    /// Takes the answer to a command: its data, or the status of its failure. The answer to a command
-    /// of an earlier, abandoned attempt is dropped, because its content may be out of date (T23).
+    /// Takes the answer to a command: its data, or the status of its failure. The answer to a
+    /// command of an earlier, abandoned attempt is dropped, because its content may be out of date
+    /// (trap T23).
     ///
-    /// After an error no further command is returned. Before [`Phase::Undo`] the lists on the targets
-    /// are unchanged; after it, a new opening repeats what is not done.
+    /// After an error no further command is returned. Before [`Phase::Undo`] the lists on the
+    /// targets are unchanged; after it, a new opening repeats what is not done.
     ///
     /// # Errors
     /// The reason why the volume or stream can't be claimed or recovered.
@@ -379,8 +380,8 @@ impl Opening {
         answer: Result<&[u8], Status>,
     ) -> Result<(), OpeningError> {
         if ticket.attempt != self.attempt {
-            probe::hit(Rare::LateAnswer);
-            if !probe::planted(Plant::T23LateAnswers) {
+            probe::count_rare(Rare::LateAnswer);
+            if !probe::is_bug_planted(Plant::T23LateAnswers) {
                 return Ok(());
             }
         }

@@ -8,8 +8,8 @@
 //! [`QueuePair`] initializes the connection, creates the queue (Fabrics Connect), sends commands
 //! and takes completions. It answers R2Ts by itself. The queue pair checks every PDU from the
 //! target against the commands in flight, because a PDU that fits no command could complete a
-//! command too early (T18). A target that breaks the protocol loses the connection. The termination
-//! request that the specification gives for the error is then already in the outbox.
+//! command too early (trap T18). A target that breaks the protocol loses the connection. The
+//! termination request that the specification gives for the error is then already in the outbox.
 
 mod config;
 mod error;
@@ -445,8 +445,8 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         let mut cqe = *cqe;
         // An answer to a command that was not sent cannot be genuine. If the queue pair accepted
         // it, the caller could submit the next command at once, and the outbox would grow without a
-        // limit (T18). A write may fail before all its data was sent. So after a failure only the
-        // capsule must have been sent, which was put into the outbox before the data.
+        // limit (trap T18). A write may fail before all its data was sent. So after a failure only
+        // the capsule must have been sent, which was put into the outbox before the data.
         let must_be_sent = if cqe.status().is_ok() { slot.queued_end } else { slot.capsule_end };
         if !outbox.has_sent(must_be_sent) {
             return Err(PduError::sequence("a completion before its command was sent").into());
@@ -468,7 +468,7 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
             }
         } else if cqe.status().is(Status::QUEUE_DELETED) {
             // This status does not concern the command itself. The command stays outstanding, so
-            // that the caller sends it again on another connection (P7).
+            // that the caller sends it again on another connection (promise P7).
             return Err(SessionError::QueueDeleted);
         }
         let context = slot.context;

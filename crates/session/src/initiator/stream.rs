@@ -64,8 +64,8 @@ pub struct StreamConfig {
     /// The time for which a target may make no progress while commands are in flight, ns.
     pub timeout_ns: u64,
     /// The time for which a server may be unreachable before the stream gives the server up, ns. If
-    /// the server comes back within that time, the stream continues (P7). 0: a lost connection
-    /// poisons the stream at once, as with engines that cannot replay.
+    /// the server comes back within that time, the stream continues (promise P7). 0: a lost
+    /// connection poisons the stream at once, as with engines that cannot replay.
     pub loss_ns: u64,
 }
 
@@ -141,7 +141,8 @@ pub struct StreamSession<P> {
     /// Whether the session only reads. Then it is bound nowhere, and the loss of a connection does
     /// not poison it.
     reads_only: bool,
-    /// The failed FLUSHes of all streams of the volume. They affect this stream's data, too (T22).
+    /// The failed FLUSHes of all streams of the volume. They affect this stream's data, too (trap
+    /// T22).
     flush_failures: Arc<FlushFailures>,
     /// The failures among them that this stream has handled.
     handled_failures: HandledFailures,
@@ -189,7 +190,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Turns the session into one that only reads: no group may be admitted, and the engine needs
-    /// no bind. Its reads return all groups that are complete in all streams (P9).
+    /// no bind. Its reads return all groups that are complete in all streams (promise P9).
     #[must_use]
     pub fn reads_only(self) -> Self {
         Self { reads_only: true, ..self }
@@ -278,8 +279,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Sends the released mark of an idle stream to a server, in a command of its own (T1). So a
-    /// crash of an idle initiator leaves a log that needs no recovery.
+    /// Sends the released mark of an idle stream to a server, in a command of its own (trap T1). So
+    /// a crash of an idle initiator leaves a log that needs no recovery.
     #[inline]
     fn send_idle_mark(&mut self, server: u16, now: u64) {
         let Some(released) = idle_mark(&*self.engine, self.config.engine) else { return };
@@ -289,7 +290,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let is_due = self.closing || now.saturating_sub(connection.last_mark.at) >= IDLE_MARK_NS;
         if is_due && connection.send_mark(released, now) {
-            probe::hit(Rare::IdleMark);
+            probe::count_rare(Rare::IdleMark);
         }
     }
 
@@ -327,17 +328,17 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Whether a read command has no answer yet. Until then no stream can replay on its server
-    /// (P9).
+    /// (promise P9).
     #[must_use]
     pub fn has_unanswered_reads(&self) -> bool {
         self.connections.iter().any(|connection| connection.reads_in_flight > 0)
     }
 
     /// Whether a read of these blocks must wait, because a write of this stream to them is not
-    /// complete (P9).
+    /// complete (promise P9).
     #[must_use]
     pub fn read_must_wait(&self, lba: u64, blocks: u32) -> bool {
-        self.engine.has_pending_write(lba, blocks) && !probe::planted(Plant::P9OwnReads)
+        self.engine.has_pending_write(lba, blocks) && !probe::is_bug_planted(Plant::P9OwnReads)
     }
 
     /// Whether a read is in flight.
@@ -407,10 +408,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         Ok(used)
     }
 
-    /// The marks. The stream counts all groups that they report as delivered (T1).
+    /// The marks. The stream counts all groups that they report as delivered (trap T1).
     ///
     /// # Errors
-    /// The failure that poisoned the stream (P6).
+    /// The failure that poisoned the stream (promise P6).
     pub fn poll(&mut self) -> Result<Marks, Failure> {
         let Self { flush_failures, handled_failures, engine, .. } = self;
         flush_failures
@@ -471,7 +472,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let released = self.engine.released();
         let keeps_log = self.config.engine.capabilities().keeps_log
-            && !probe::planted(Plant::T1CloseWithoutMark);
+            && !probe::is_bug_planted(Plant::T1CloseWithoutMark);
         if !keeps_log {
             return Ok(true);
         }
@@ -545,5 +546,5 @@ fn idle_mark<P: Payload>(engine: &dyn Engine<P>, kind: EngineKind) -> Option<Seq
         return None;
     }
     let (released, last) = (engine.released(), engine.last_admitted());
-    (released == last || probe::planted(Plant::T1IdleMarkEarly)).then_some(last)
+    (released == last || probe::is_bug_planted(Plant::T1IdleMarkEarly)).then_some(last)
 }

@@ -136,7 +136,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         let ns_index = match attribute.kind {
             Kind::Flush => context.namespace(sqe)?.0,
-            Kind::Write | Kind::Discard => context.extent(sqe)?,
+            Kind::Write | Kind::Discard => context.check_blocks(sqe)?,
         };
         self.gate_index_of(ns_index, attribute.member)
             .ok_or(wire::status::BAD_ATTRIBUTE.with_dnr())?;
@@ -153,7 +153,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         };
         if attribute.seq_end() > self.highest_seq {
             if attribute.seq_end().0 >> 32 != self.highest_seq.0 >> 32 {
-                probe::hit(Rare::SeqWrap);
+                probe::count_rare(Rare::SeqWrap);
             }
             self.highest_seq = attribute.seq_end();
         }
@@ -195,10 +195,10 @@ impl<E: TargetEnv> Context<E> {
     ///
     /// - A request whose data is still missing gets its completion when the data has arrived. It is
     ///   marked as refused now, because the connection may carry another stream by then, and the
-    ///   gate of that stream does not know the request (T8).
+    ///   gate of that stream does not know the request (trap T8).
     /// - A request whose FLUSH is in doubt gets its completion when the doubt is resolved.
     /// - A request that waits at the gate gets its completion now, because the gate is gone, and
-    ///   every request must get one (P8).
+    ///   every request must get one (promise P8).
     pub(super) fn refuse_unfinished(&mut self, outbox: &mut Outbox<E::Buf>) {
         for (_, command) in self.commands.iter_mut().filter(|(_, command)| command.is_ordered) {
             match command.stage {

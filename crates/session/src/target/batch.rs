@@ -65,13 +65,13 @@ impl<E: TargetEnv> OrderedQueue<E> {
     fn fence_persist_words(&mut self, context: &mut Context<E>, persisted_count: u32, env: &mut E) {
         let is_shared = persisted_count > 1;
         if is_shared {
-            probe::hit(Rare::FenceShared);
+            probe::count_rare(Rare::FenceShared);
         }
         let must_fence = persisted_count > 0
-            && !probe::planted(Plant::T7AnswerBeforeFence)
-            && !(is_shared && probe::planted(Plant::T7BatchBeforeFence));
+            && !probe::is_bug_planted(Plant::T7AnswerBeforeFence)
+            && !(is_shared && probe::is_bug_planted(Plant::T7BatchBeforeFence));
         if must_fence && self.log.fence().is_err() {
-            probe::hit(Rare::LogFailed);
+            probe::count_rare(Rare::LogFailed);
             self.gate.on_fence_failed(&mut context.commands, &mut self.to_answer);
             context.report_problem("the ordering log failed; its stream is stopped", env);
         }
@@ -100,9 +100,9 @@ impl<E: TargetEnv> OrderedQueue<E> {
         // to wait at the gate, and then the gate returns no step for the entry yet.
         while self.has_unfenced_appends || !self.gate_steps.is_empty() {
             let must_fence = mem::take(&mut self.has_unfenced_appends)
-                && !probe::planted(Plant::T7WriteBeforeFence);
+                && !probe::is_bug_planted(Plant::T7WriteBeforeFence);
             if must_fence && self.log.fence().is_err() {
-                probe::hit(Rare::LogFailed);
+                probe::count_rare(Rare::LogFailed);
                 self.gate.on_fence_failed(&mut context.commands, &mut self.gate_steps);
                 context.report_problem("the ordering log failed; its stream is stopped", env);
             }
@@ -205,8 +205,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         let stream_has_ended = context.is_fenced
             || matches!(self.gate.poison_cause(), Some(Cause::LogFailed | Cause::Closed));
         if command.entry.data_state == DataState::Bad || stream_has_ended {
-            // A fenced owner must not write (T8). After a failure of the log, the attribute may be
-            // missing in the log, so the write must not reach the drive.
+            // A fenced owner must not write (trap T8). After a failure of the log, the attribute
+            // may be missing in the log, so the write must not reach the drive.
             return self.report_write(context, index, false);
         }
         let (ns_index, op) = (usize::from(command.ns_index), OpId::new(context.key, index));
@@ -317,7 +317,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             return;
         }
         if !has_succeeded {
-            probe::hit(Rare::WriteFailed);
+            probe::count_rare(Rare::WriteFailed);
         }
         self.report_write(context, index, has_succeeded);
     }
@@ -330,7 +330,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Takes in the result of a FLUSH. A success is in doubt while a FLUSH of another connection on
-    /// the same drive is in flight. A success in doubt is reported to the gate later (T29).
+    /// the same drive is in flight. A success in doubt is reported to the gate later (trap T29).
     #[inline(never)]
     fn on_flush_result(
         &mut self,
@@ -343,14 +343,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
             return;
         }
         if !has_succeeded {
-            probe::hit(Rare::FlushFailed);
+            probe::count_rare(Rare::FlushFailed);
             self.count_own_flush_failure(usize::from(context.commands[index].ns_index));
         }
         self.report_flush(context, index, has_succeeded);
     }
 
     /// Reports the result of a FLUSH to the gate. Before that, reports the failed FLUSHes of other
-    /// connections, because a failed FLUSH may have lost writes that this FLUSH covers (T22).
+    /// connections, because a failed FLUSH may have lost writes that this FLUSH covers (trap T22).
     pub(super) fn report_flush(
         &mut self,
         context: &mut Context<E>,

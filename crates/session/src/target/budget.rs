@@ -1,4 +1,4 @@
-//! The memory for the data of all connections together (T28).
+//! The memory for the data of all connections together (trap T28).
 //!
 //! A connection holds the data of its reads and R2T transfers, and the bytes that wait to be sent.
 //! The first [`CONNECTION_BYTES`] are its own share. It reserves more from the [`Budget`] that all

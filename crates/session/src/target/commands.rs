@@ -30,7 +30,7 @@ pub(super) enum Stage {
     /// A FLUSH that belongs to the command (FUA, ordered flush) is in flight.
     DeviceFlush,
     /// The FLUSH of the command has succeeded. Another FLUSH of the drive was in flight meanwhile
-    /// and may have failed, so the success is in doubt (T29).
+    /// and may have failed, so the success is in doubt (trap T29).
     InDoubt,
     /// The command is an admin command that is being carried out. A claim or a release waits in
     /// this stage for other connections.
@@ -66,7 +66,7 @@ pub(super) struct Command<B> {
     pub(super) is_ordered: bool,
     /// For a plain FLUSH: the drive's count of failed FLUSHes when the oldest write that the FLUSH
     /// covers was submitted. If the count is higher when the FLUSH succeeds, writes may be lost
-    /// (T22).
+    /// (trap T22).
     pub(super) failure_count_before: Option<u64>,
     /// The ticket of the command's FLUSH while that FLUSH is at the drive.
     pub(super) flush_ticket: Option<Ticket>,

@@ -54,7 +54,7 @@ const NS_PER_MS: u64 = 1_000_000;
 ///
 /// When any of them returns [`Closed`], or the socket fails, call [`close`](Self::close), keep
 /// handing in `device_done`, and drop the connection once it [`is_drained`](Self::is_drained). Only
-/// then is its stream free for another owner (T8).
+/// then is its stream free for another owner (trap T8).
 pub struct TargetConn<E: TargetEnv> {
     /// The state that all parts of the connection share.
     context: Context<E>,
@@ -246,7 +246,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Whether the connection takes more input. It takes none while too much waits to be sent
-    /// (T18).
+    /// (trap T18).
     #[must_use]
     pub fn wants_input(&self, outbox: &Outbox<E::Buf>) -> bool {
         !self.context.is_closing && !self.is_starved && outbox.len_bytes() <= UNSENT_BYTES_MAX
@@ -279,7 +279,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Notes that the socket takes no more bytes at time `now`. The connection waits for the peer
-    /// from now on, with a time limit (T28).
+    /// from now on, with a time limit (trap T28).
     pub const fn unsent(&mut self, now: u64) {
         if self.unsent_since_ns.is_none() {
             self.unsent_since_ns = Some(now);
@@ -313,7 +313,7 @@ impl<E: TargetEnv> TargetConn<E> {
 
     /// Ends a batch of one or more [`device_done`](Self::device_done), and must be called after
     /// them. The persist words of the batch share one fence of the log. The completions follow the
-    /// fence (T7).
+    /// fence (trap T7).
     pub fn batch_ended(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         if let Some(ordered) = &mut self.ordered {
             ordered.finish_batch(&mut self.context, &[], env, outbox);
@@ -388,7 +388,7 @@ impl<E: TargetEnv> TargetConn<E> {
         };
         if self.context.queue.is_none() {
             // Refused commands do not extend the limit from the accept to Connect. Otherwise a peer
-            // that may not connect could keep its connection open without end (T28).
+            // that may not connect could keep its connection open without end (trap T28).
             let limit = (self.input_progress_ns + STALL_NS).min(self.accepted_at_ns + CONNECT_NS);
             add(limit, "no Fabrics Connect came in time");
         } else if self.has_partial_pdu {
@@ -436,7 +436,7 @@ impl<E: TargetEnv> TargetConn<E> {
             ordered.end_stream(&mut self.context);
             // There is no peer, so the completions go into an outbox that is dropped.
             ordered.finish_batch(&mut self.context, &[], env, &mut Outbox::new());
-            if probe::planted(Plant::T8ReplayNoWait) {
+            if probe::is_bug_planted(Plant::T8ReplayNoWait) {
                 self.return_stream(env, &mut Outbox::new());
             }
         }

@@ -70,13 +70,13 @@ pub(super) struct Context<E: TargetEnv> {
     pub(super) waiting_for_budget: VecDeque<u16>,
     /// Bytes of buffers held by commands.
     pub(super) held_bytes: usize,
-    /// Memory reserved for these buffers, and for the bytes that wait to be sent (T28).
+    /// Memory reserved for these buffers, and for the bytes that wait to be sent (trap T28).
     pub(super) reservation: Reservation,
     /// The namespaces for which this connection is noted as a writer. A claim of one of them asks
-    /// the connection to drain (T8).
+    /// the connection to drain (trap T8).
     pub(super) noted_namespaces: NotedNamespaces,
     /// The owner of the stream that this connection carries, or carried last, has been fenced. The
-    /// stream has ended (T8).
+    /// stream has ended (trap T8).
     pub(super) is_fenced: bool,
     /// The connection has ended: no operation begins, and no completion is sent.
     pub(super) is_closing: bool,
@@ -255,7 +255,7 @@ impl<E: TargetEnv> Context<E> {
     /// Checks the namespace of a block command, and that its blocks exist. Returns the namespace's
     /// index.
     #[inline]
-    pub(super) fn extent(&self, sqe: &Sqe) -> Result<usize, Status> {
+    pub(super) fn check_blocks(&self, sqe: &Sqe) -> Result<usize, Status> {
         let (index, namespace) = self.namespace(sqe)?;
         match sqe.slba().checked_add(u64::from(sqe.nlb())) {
             Some(end) if end <= namespace.config.blocks => Ok(index),
@@ -309,10 +309,10 @@ pub(super) fn is_in_capsule(sqe: &Sqe, data_len: u32, data: &[u8]) -> Result<boo
     }
 }
 
-/// The status for a command of an owner that another owner has replaced (T8).
+/// The status for a command of an owner that another owner has replaced (trap T8).
 #[cold]
 pub(super) fn fenced_owner() -> Status {
-    probe::hit(Rare::FencedOwner);
+    probe::count_rare(Rare::FencedOwner);
     wire::status::STALE_GENERATION.with_dnr()
 }
 

@@ -118,7 +118,7 @@ impl PlainIo {
             if range.blocks == 0 {
                 continue;
             }
-            // Another host may have claimed the volume since the previous range (T21).
+            // Another host may have claimed the volume since the previous range (trap T21).
             if let Err(status) = context.guard(ns_index, env) {
                 return context.complete_command(index, status, 0, outbox);
             }

@@ -72,7 +72,7 @@ pub trait TargetEnv {
     fn ordered(&mut self, _requests: u64) {}
     /// Reports that a traced write has been answered, with its time in each stage.
     fn traced(&mut self, _spent: &Spent) {}
-    /// Reports that an ordered stream has failed (P6).
+    /// Reports that an ordered stream has failed (promise P6).
     fn stopped(&mut self, _why: Cause) {}
 }
 
@@ -123,7 +123,7 @@ pub enum Event<'a> {
         /// The volume and its generation.
         what: &'a String,
     },
-    /// All places for connections are taken. No more are accepted until one is free (T28).
+    /// All places for connections are taken. No more are accepted until one is free (trap T28).
     Full {
         /// How many connections are open.
         connections: usize,

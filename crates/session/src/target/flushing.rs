@@ -1,6 +1,6 @@
 //! The submission of a connection's FLUSHes, and their results. The success of a FLUSH may be in
 //! doubt because of FLUSHes of other connections, on any core: [`flushes`](super::flushes) explains
-//! it (T22, T29).
+//! it (traps T22, T29).
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
@@ -40,11 +40,11 @@ impl<E: TargetEnv> Context<E> {
         // Only a success may be in doubt. On a connection that ends, no completion is sent, and the
         // gate ignores the result.
         let is_certain =
-            !has_succeeded || self.is_closing || probe::planted(Plant::T29AcceptAtOnce);
+            !has_succeeded || self.is_closing || probe::is_bug_planted(Plant::T29AcceptAtOnce);
         if is_certain || !self.is_in_doubt(index, env) {
             return false;
         }
-        probe::hit(Rare::FlushInDoubt);
+        probe::count_rare(Rare::FlushInDoubt);
         self.commands[index].stage = Stage::InDoubt;
         true
     }

@@ -1,8 +1,8 @@
-//! The guard: the check whether a connection may make plain writes to a namespace (T21).
+//! The guard: the check whether a connection may make plain writes to a namespace (trap T21).
 //!
 //! A namespace of a volume is guarded while the volume has an owner or a log to recover: only the
 //! association of the owner may make plain writes. The guard also stops a fenced owner, which may
-//! not know yet that another owner has replaced it (T8).
+//! not know yet that another owner has replaced it (trap T8).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::probe::{self, Plant, Rare};
@@ -12,7 +12,7 @@ use super::env::TargetEnv;
 use crate::wire;
 
 impl<E: TargetEnv> Context<E> {
-    /// Checks whether this association may make plain writes to the namespace (T21).
+    /// Checks whether this association may make plain writes to the namespace (trap T21).
     ///
     /// # Errors
     /// The status with which the write is refused.
@@ -28,16 +28,16 @@ impl<E: TargetEnv> Context<E> {
     /// The status with which a plain read of the namespace is refused; `None` if it is allowed.
     ///
     /// The read of a fenced owner is refused, because it could find blocks that the new owner has
-    /// undone or has written (T8, P9). Every read of an association that has ended is refused, too:
-    /// its queues notice the end one after the other, and a new owner may have fenced it meanwhile.
-    /// The host must connect again, and then finds out whether it is still the owner.
+    /// undone or has written (trap T8, promise P9). Every read of an association that has ended is
+    /// refused, too: its queues notice the end one after the other, and a new owner may have fenced
+    /// it meanwhile. The host must connect again, and then finds out whether it is still the owner.
     #[inline]
     pub(super) fn refuses_read(&self, ns_index: usize) -> Option<Status> {
         let Queue { rights, .. } = self.queue.as_ref()?;
         if rights.is_good() {
             None
         } else if rights.has_ended() {
-            (!probe::planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
+            (!probe::is_bug_planted(Plant::T8EndedReads)).then_some(Status::QUEUE_DELETED)
         } else {
             (!self.namespaces.at(ns_index).state.is_guarded_for(self.association()))
                 .then(fenced_owner)
@@ -52,16 +52,16 @@ impl<E: TargetEnv> Context<E> {
         let state = &namespaces.at(ns_index).state;
         // A fenced owner must not write the namespaces that another owner has taken over. This
         // holds even after the other owner has released them and any plain host may write them
-        // (T8).
+        // (trap T8).
         let is_fenced_owner = || {
             queue.as_ref().is_some_and(|queue: &Queue| !queue.rights.is_good())
                 && !state.is_guarded_for(association)
-                && !probe::planted(Plant::T8FencedPlain)
+                && !probe::is_bug_planted(Plant::T8FencedPlain)
         };
         let guard_allows = || {
             state.may_write(association) && !is_fenced_owner()
-                || probe::planted(Plant::T21NoGuard)
-                || probe::planted(Plant::T8StaleOwner) && *is_fenced
+                || probe::is_bug_planted(Plant::T21NoGuard)
+                || probe::is_bug_planted(Plant::T8StaleOwner) && *is_fenced
         };
         noted_namespaces.may_write(ns_index, guard_allows, || {
             env.with_shared(|shared| shared.note_writer(ns_index, *id))
@@ -69,7 +69,7 @@ impl<E: TargetEnv> Context<E> {
     }
 
     /// Decides about a write that the guard does not allow. If the namespace is guarded for a lease
-    /// that has run out, frees the volume and checks the guard again (T25).
+    /// that has run out, frees the volume and checks the guard again (trap T25).
     #[cold]
     fn check_guarded_write(
         &mut self,
@@ -90,7 +90,7 @@ impl<E: TargetEnv> Context<E> {
                 return Ok(());
             }
         }
-        probe::hit(Rare::Guarded);
+        probe::count_rare(Rare::Guarded);
         Err(wire::status::GUARDED.with_dnr())
     }
 }

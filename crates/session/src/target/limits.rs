@@ -1,8 +1,8 @@
 //! The limits of one connection, and of all connections together. They keep a host from using up
-//! the memory or the time of a target (T18, T28).
+//! the memory or the time of a target (traps T18, T28).
 
 /// Bytes of a logical block. The target serves no smaller blocks, because the assumption about
-/// atomic writes of a drive (M1) is about 4096 bytes.
+/// atomic writes of a drive (assumption M1) is about 4096 bytes.
 pub const BLOCK_SIZE: u32 = riopipe_order::block_device::BLOCK_BYTES as u32;
 /// In-capsule data of I/O commands, bytes; advertised as IOCCSZ.
 pub const IN_CAPSULE_BYTES: u32 = 32 * 1024;
@@ -44,14 +44,15 @@ pub const CAPSULES_TO_MEMORY: usize = 4;
 /// succeeded, also the limit from the accept to the first PDU, and from one PDU to the next.
 pub const STALL_NS: u64 = 10_000_000_000;
 /// The time limit from the accept to a successful Fabrics Connect, ns. Refused commands do not
-/// extend it (T28).
+/// extend it (trap T28).
 pub const CONNECT_NS: u64 = 3 * STALL_NS;
 /// The time limit for data that an R2T has requested, and for a peer that takes no bytes, ns.
 pub const DATA_STALL_NS: u64 = 30_000_000_000;
 /// The unit in which the target measures keep-alive timeouts, milliseconds (KAS counts 100 ms).
 pub const KEEP_ALIVE_STEP_MS: u32 = 100;
 /// The longest lease that a target grants, milliseconds: one day. A host that claims a volume and
-/// then disappears blocks its namespaces for this time, except for a host that takes over (T25).
+/// then disappears blocks its namespaces for this time, except for a host that takes over (trap
+/// T25).
 pub const LEASE_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 /// The most log slots of one stream: 16 MiB of log, 16 times as many as the target itself chooses.
 pub const STREAM_SLOTS_MAX: u32 = 1 << 18;

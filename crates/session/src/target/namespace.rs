@@ -43,7 +43,7 @@ pub struct NamespaceState {
     /// [`GUARDED_WITHOUT_OWNER`].
     guard: AtomicU64,
     /// The end of the lease for which the namespace is guarded, ns of the environment's clock; or
-    /// [`NO_LEASE_END`] (T25).
+    /// [`NO_LEASE_END`] (trap T25).
     lease_end_ns: AtomicU64,
     pub(super) flushes: DriveFlushes,
 }
@@ -67,7 +67,7 @@ const GUARDED_WITHOUT_OWNER: u64 = u64::MAX;
 const NO_LEASE_END: u64 = u64::MAX;
 
 impl NamespaceState {
-    /// Whether this association may make plain writes, outside of ordered streams (T21).
+    /// Whether this association may make plain writes, outside of ordered streams (trap T21).
     #[inline]
     #[must_use]
     pub fn may_write(&self, association: u64) -> bool {
@@ -101,9 +101,9 @@ impl NamespaceState {
         self.guard.store(OPEN_TO_ALL, Ordering::SeqCst);
     }
 
-    /// How many FLUSHes of this drive have failed (T22), as far as the cores that sent them have
-    /// received the results. A core uses the success of a FLUSH only when every failure that
-    /// concerns it has been counted (T29).
+    /// How many FLUSHes of this drive have failed (trap T22), as far as the cores that sent them
+    /// have received the results. A core uses the success of a FLUSH only when every failure that
+    /// concerns it has been counted (trap T29).
     #[inline]
     #[must_use]
     pub fn flush_failures(&self) -> u64 {

@@ -37,7 +37,7 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     /// By namespace index: the index of the drive in `drives`, or [`NO_DRIVE`].
     pub(super) drive_index_of: Vec<u8>,
     /// The highest seq that has arrived. A command has only the lower 32 bits of its seq. The upper
-    /// bits are derived from this seq, because the two seqs are near each other (T5).
+    /// bits are derived from this seq, because the two seqs are near each other (trap T5).
     pub(super) highest_seq: Seq,
     /// The steps that the gate has returned and that are not carried out yet, in the gate's order.
     pub(super) gate_steps: Vec<Step>,
@@ -67,7 +67,7 @@ struct DriveOfStream {
     ns_index: usize,
     /// The drive's member number in the volume.
     member: Member,
-    /// How many FLUSHes of the drive had failed at the last check (T22).
+    /// How many FLUSHes of the drive had failed at the last check (trap T22).
     reported_flush_failures: u64,
 }
 
@@ -183,7 +183,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
             Err(error) => Err(match error {
                 AppendError::Full { .. } => Cause::LogFull,
                 // A replayed request must have the same shape as its entry in the log. If the
-                // shapes differ, the request is of another stream, or the initiator has a bug (T6).
+                // shapes differ, the request is of another stream, or the initiator has a bug (trap
+                // T6).
                 AppendError::OtherShape { .. } => {
                     let Attribute { member, ordinal, .. } = entry.attribute;
                     Cause::WriteFailed { member, ordinal }
@@ -206,7 +207,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         true
     }
 
-    /// Carries out a Mark command: releases the entries of the log up to the owner's mark (T1).
+    /// Carries out a Mark command: releases the entries of the log up to the owner's mark (trap
+    /// T1).
     pub(super) fn release_mark(
         &mut self,
         context: &mut Context<E>,
@@ -237,7 +239,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if self.log.release_now(mark).is_ok() {
             return Status::SUCCESS;
         }
-        probe::hit(Rare::LogFailed);
+        probe::count_rare(Rare::LogFailed);
         self.gate.poison(&mut context.commands, Cause::LogFailed, &mut self.gate_steps);
         wire::status::LOG_FAILED
     }
@@ -263,7 +265,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Reports to the gate the FLUSHes of the stream's drives that have failed on other connections
-    /// since the last report (T22).
+    /// since the last report (trap T22).
     pub(super) fn report_flush_failures(&mut self, context: &mut Context<E>) {
         let Context { namespaces, commands, .. } = context;
         for (drive_index, drive) in self.drives.iter_mut().enumerate() {
@@ -273,10 +275,10 @@ impl<E: TargetEnv> OrderedQueue<E> {
             }
             drive.reported_flush_failures = failures;
             let member = Member(drive_index as u8);
-            if !probe::planted(Plant::T22OtherStreams)
+            if !probe::is_bug_planted(Plant::T22OtherStreams)
                 && self.gate.on_flush_failed(commands, member, &mut self.gate_steps)
             {
-                probe::hit(Rare::FlushFailedElsewhere);
+                probe::count_rare(Rare::FlushFailedElsewhere);
             }
         }
     }
@@ -291,14 +293,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Ends the stream, because its owner is fenced or the connection ends. The gate refuses every
-    /// request that is not at a drive yet (T8).
+    /// request that is not at a drive yet (trap T8).
     pub(super) fn end_stream(&mut self, context: &mut Context<E>) {
         context.is_fenced = true;
         self.gate.poison(&mut context.commands, Cause::Closed, &mut self.gate_steps);
     }
 
     /// Stops the stream because of a request that is not valid and does not pass the gate. The
-    /// later requests of the stream must not be carried out without this one (P6).
+    /// later requests of the stream must not be carried out without this one (promise P6).
     pub(super) fn stop_stream(&mut self, context: &mut Context<E>, member: Member, ordinal: u32) {
         let cause = Cause::WriteFailed { member, ordinal };
         self.gate.poison(&mut context.commands, cause, &mut self.gate_steps);

@@ -25,7 +25,8 @@ use crate::wire;
 pub(super) struct PlainIo {
     /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
     /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
-    /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (T22).
+    /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
+    /// T22).
     failures_at_first_write: alloc::vec::Vec<Option<u64>>,
 }
 
@@ -48,7 +49,7 @@ impl PlainIo {
         data: &[u8],
         env: &mut E,
     ) -> Result<CheckedWrite, Status> {
-        let ns_index = context.extent(sqe)?;
+        let ns_index = context.check_blocks(sqe)?;
         context.guard(ns_index, env)?;
         // Rio's own directive marks ordered requests. No other directive is supported.
         if wire::directive_type(sqe) != 0 {
@@ -126,7 +127,7 @@ impl PlainIo {
     ) {
         let command = &context.commands[index];
         let (ns_index, lba) = (usize::from(command.ns_index), command.sqe.slba());
-        // Another host may have claimed the volume while the data was in transit (T21).
+        // Another host may have claimed the volume while the data was in transit (trap T21).
         if let Err(status) = context.guard(ns_index, env) {
             return context.complete_command(index, status, 0, outbox);
         }
@@ -143,7 +144,7 @@ impl PlainIo {
         }
     }
 
-    /// Begins a Read when the connection may hold the buffer for its data (T28).
+    /// Begins a Read when the connection may hold the buffer for its data (trap T28).
     #[inline]
     pub(super) fn read<E: TargetEnv>(
         &mut self,
@@ -153,7 +154,7 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let data_len = sqe.nlb() * BLOCK_SIZE;
-        let checked = context.extent(sqe).and_then(|ns_index| match sqe.sgl() {
+        let checked = context.check_blocks(sqe).and_then(|ns_index| match sqe.sgl() {
             _ if data_len > TRANSFER_BYTES_MAX => Err(Status::INVALID_FIELD.with_dnr()),
             Ok(Sgl::Transport { len }) if len == data_len => Ok(ns_index),
             Ok(Sgl::Transport { .. }) => Err(Status::SGL_LENGTH_INVALID.with_dnr()),
@@ -186,9 +187,10 @@ impl PlainIo {
             return context.request_data_or_fail(index, env, outbox);
         }
         // A fenced host may not know yet that it is fenced. Its read could find zeroes where the
-        // recovery of the new owner has undone completed writes of the host's stream (T8, P9).
+        // recovery of the new owner has undone completed writes of the host's stream (trap T8,
+        // promise P9).
         if let Some(refusal) = refusal
-            && !probe::planted(Plant::T8FencedReads)
+            && !probe::is_bug_planted(Plant::T8FencedReads)
         {
             return context.complete_command(index, refusal, 0, outbox);
         }
@@ -272,7 +274,7 @@ impl PlainIo {
     /// of some connection has failed since the oldest of these writes was submitted.
     ///
     /// Returns true once for each failure, in the same way in which Linux reports a failure once to
-    /// `fsync`. The host then writes and flushes again (T22).
+    /// `fsync`. The host then writes and flushes again (trap T22).
     fn may_have_lost_writes<E: TargetEnv>(&mut self, context: &Context<E>, index: u16) -> bool {
         let command = &context.commands[index];
         let Some(failures_before) = command.failure_count_before else {
@@ -280,7 +282,8 @@ impl PlainIo {
         };
         let ns_index = usize::from(command.ns_index);
         let failures = context.namespaces.at(ns_index).state.flush_failures();
-        let may_be_lost = failures != failures_before && !probe::planted(Plant::T22PlainFlush);
+        let may_be_lost =
+            failures != failures_before && !probe::is_bug_planted(Plant::T22PlainFlush);
         if may_be_lost
             && let Some(failures_at_first_write) = self.failures_at_first_write.get_mut(ns_index)
         {
@@ -299,7 +302,7 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let checked = context
-            .extent(sqe)
+            .check_blocks(sqe)
             .and_then(|ns_index| context.guard(ns_index, env).map(|()| ns_index));
         let Some(InsertedCommand { index, ns_index }) =
             context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
@@ -409,10 +412,10 @@ fn finish_read<E: TargetEnv>(
     outbox: &mut Outbox<E::Buf>,
 ) {
     // The host may have been fenced while the read was in flight. No fence waits for reads, so the
-    // data may be of blocks that the new owner has undone or written (T8, P9).
+    // data may be of blocks that the new owner has undone or written (trap T8, promise P9).
     if let Some(refusal) = context.refuses_read(ns_index)
-        && !probe::planted(Plant::T8LateReads)
-        && !probe::planted(Plant::T8FencedReads)
+        && !probe::is_bug_planted(Plant::T8LateReads)
+        && !probe::is_bug_planted(Plant::T8FencedReads)
     {
         return context.complete_command(index, refusal, 0, outbox);
     }

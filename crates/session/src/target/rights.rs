@@ -1,4 +1,4 @@
-//! The rights of an association: whether its queues may make plain reads and writes (T8).
+//! The rights of an association: whether its queues may make plain reads and writes (trap T8).
 //!
 //! ```text
 //! GOOD ──another owner has taken over a volume──→ FENCED ──claims a volume itself──→ GOOD

@@ -39,7 +39,7 @@ struct ConnEntry {
     cntlid: u16,
     /// The id of the queue; 0 for an admin queue.
     qid: u16,
-    /// Bytes of memory reserved for the in-capsule data of the queue's commands (T28).
+    /// Bytes of memory reserved for the in-capsule data of the queue's commands (trap T28).
     capsule_bytes: usize,
     /// The notices that the connection has not read yet.
     notices: Vec<Notice>,
@@ -53,18 +53,18 @@ pub struct Shared<R: Region> {
     controllers: BTreeMap<u16, Controller>,
     /// The connections that are queues.
     conns: BTreeMap<ConnId, ConnEntry>,
-    /// The fences that wait for operations in flight, by fence id (T8).
+    /// The fences that wait for operations in flight, by fence id (trap T8).
     fences: BTreeMap<u64, Fence>,
-    /// By namespace: the connections that may have writes in flight there (T8).
+    /// By namespace: the connections that may have writes in flight there (trap T8).
     writers: Writers,
-    /// The memory that connections share (T28).
+    /// The memory that connections share (trap T28).
     budget: Arc<Budget>,
     /// Bytes of memory reserved for the in-capsule data of all I/O queues.
     capsule_bytes: usize,
     next_cntlid: u16,
     next_association: u64,
     next_fence_id: u64,
-    /// By namespace index: the connections with a FLUSH whose success is in doubt (T29).
+    /// By namespace index: the connections with a FLUSH whose success is in doubt (trap T29).
     conns_in_doubt: BTreeMap<usize, Vec<ConnId>>,
     /// The connections to wake when the lock is released.
     conns_to_wake: Vec<ConnId>,
@@ -76,7 +76,7 @@ pub struct Shared<R: Region> {
 impl<R: Region> Shared<R> {
     /// A target without connections that begins to serve at time `now`, in ns of the clock of its
     /// [`TargetEnv`](super::TargetEnv)s. The leases of the volumes that had an owner when the
-    /// target last stopped begin to run (T25).
+    /// target last stopped begin to run (trap T25).
     #[must_use]
     pub fn new(
         identity: Identity,
@@ -150,8 +150,8 @@ impl<R: Region> Shared<R> {
     }
 
     /// Ends the service by a clean stop. First records as closed the volumes whose lease has run
-    /// out and that need no recovery (T25). Then calls [`Volumes::end_service`]. Every operation
-    /// must have come back before.
+    /// out and that need no recovery (trap T25). Then calls [`Volumes::end_service`]. Every
+    /// operation must have come back before.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.
@@ -165,7 +165,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Frees the volume of a namespace if its lease has run out, because a host is about to write
-    /// the namespace (T25).
+    /// the namespace (trap T25).
     pub(super) fn free_namespace(&mut self, nsid: u32, now: u64) {
         self.volumes.free_namespace(nsid, &self.namespaces, now);
     }
@@ -186,7 +186,7 @@ impl<R: Region> Shared<R> {
         let claimant = host.association;
         let claimed = self.volumes.claim(claim, host, &self.namespaces, now)?;
         // A former owner that is fenced loses its rights. The claimant gets its rights back, in
-        // case another owner has fenced it before (T8).
+        // case another owner has fenced it before (trap T8).
         for controller in self.controllers.values() {
             if claimed.fenced_association == Some(controller.association) {
                 controller.rights.fence();
@@ -216,7 +216,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that `conn` is about to read the guard of namespace `ns_index` for the first time
-    /// (T8).
+    /// (trap T8).
     pub(super) fn note_writer(&mut self, ns_index: usize, conn: ConnId) {
         if self.conns.contains_key(&conn) {
             self.writers.note(ns_index, conn);
@@ -265,7 +265,7 @@ impl<R: Region> Shared<R> {
     ///
     /// The owner needs the streams on other connections, or forgets the volume. So the owner has
     /// given up these connections, although their end was not noticed here yet. The owner repeats
-    /// its command, which succeeds when the connections have ended (P7, P8).
+    /// its command, which succeeds when the connections have ended (promises P7, P8).
     fn end_old_carriers<T>(
         &mut self,
         result: Result<T, Refusal>,
@@ -296,7 +296,7 @@ impl<R: Region> Shared<R> {
         if was_owner && released == Ok(false) {
             // A plain command of the owner may still arrive, such as a Write Zeroes of a recovery
             // that the owner has given up. It must not land over data that is written from now on
-            // (T8).
+            // (trap T8).
             for controller in self.controllers.values() {
                 if controller.association == association {
                     controller.rights.fence();

@@ -1,4 +1,5 @@
-//! Data that a host sends on request, and the budget that bounds the buffers of a connection (T18).
+//! Data that a host sends on request, and the budget that bounds the buffers of a connection (trap
+//! T18).
 //!
 //! ```text
 //! command → budget allows its buffer → R2T to the host → H2CData pieces → command has its data

@@ -82,11 +82,11 @@ impl<R: Region> Volumes<R> {
 
     /// A target whose log region was opened for a new incarnation. Reads every partition. Also
     /// returns the problems of the damaged partitions: their volumes are refused until the owner
-    /// accepts the loss (T19).
+    /// accepts the loss (trap T19).
     ///
     /// A volume in the log's directory that was never claimed is forgotten: a crash has interrupted
     /// its creation. If the volume stayed, its blank partitions could be taken for the log that its
-    /// labels name (T24).
+    /// labels name (trap T24).
     #[must_use]
     pub fn with_log(
         mut region: LogRegion<R>,
@@ -111,7 +111,7 @@ impl<R: Region> Volumes<R> {
                 let is_given_up = record.given_up_generation > record.generation;
                 let opened = open_partition(&mut split, range, id, is_given_up, crc);
                 partitions.push(opened.unwrap_or_else(|problem| {
-                    probe::hit(Rare::LogRefused);
+                    probe::count_rare(Rare::LogRefused);
                     problems.push(problem);
                     is_log_lost = true;
                     Partition::Damaged
@@ -133,7 +133,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// A target whose log region is of another boot. The volumes in it are known and guarded. They
-    /// can't be claimed until a host accepts the loss of the log (T19).
+    /// can't be claimed until a host accepts the loss of the log (trap T19).
     #[must_use]
     pub fn with_lost_log(header: RegionHeader, crc: Crc32c) -> Self {
         let list = header.volumes.iter().map(|record| Volume::from_record(record, true));
@@ -175,8 +175,8 @@ impl<R: Region> Volumes<R> {
         self.find(volume).map(Volume::unsettled_entry_count)
     }
 
-    /// Begins the leases of the volumes that have an owner in the log's directory (T25), and sets
-    /// the guards of all namespaces.
+    /// Begins the leases of the volumes that have an owner in the log's directory (trap T25), and
+    /// sets the guards of all namespaces.
     pub(super) fn begin_service(&mut self, namespaces: &Namespaces, now: u64) {
         let header = match &self.target_log {
             TargetLog::None => None,
@@ -234,7 +234,7 @@ impl<R: Region> Volumes<R> {
 }
 
 /// Opens a partition. A partition that is not valid and was given up is made anew, because the
-/// claim that has given it up was interrupted before it did that (T26).
+/// claim that has given it up was interrupted before it did that (trap T26).
 ///
 /// # Errors
 /// The problem of the partition, for the operator.

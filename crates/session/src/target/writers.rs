@@ -1,7 +1,8 @@
-//! The connections that may have writes in flight, by namespace. A claim waits for them (T8).
+//! The connections that may have writes in flight, by namespace. A claim waits for them (trap T8).
 //!
 //! A claim does not wait for any other connection, so its cost does not grow with connections that
-//! never write (T28). This is safe only if every connection that writes a namespace is noted here:
+//! never write (trap T28). This is safe only if every connection that writes a namespace is noted
+//! here:
 //!
 //! - A connection is noted before it reads the guard of the namespace for the first time.
 //! - A claim changes the guard before it reads which connections are noted.

@@ -23,27 +23,28 @@ use super::{array_at, u16_at, u32_at};
 pub struct Claim {
     /// The volume.
     pub volume: VolumeId,
-    /// The owner's generation: higher than any on record (T8).
+    /// The owner's generation: higher than any on record (trap T8).
     pub generation: u32,
     /// Whether the target makes log partitions for the volume, which has none there.
     pub create: bool,
     /// Whether the content of the target's log for the volume is given up. The log records that,
-    /// and then makes the partitions anew that can't be read; with `create`, all of them (T26).
+    /// and then makes the partitions anew that can't be read; with `create`, all of them (trap
+    /// T26).
     pub give_up: bool,
-    /// Whether an owner that is connected, or whose lease runs, is fenced (T8).
+    /// Whether an owner that is connected, or whose lease runs, is fenced (trap T8).
     pub take_over: bool,
     /// Whether the volume gets an owner but no partitions, because its engine needs no ordering log
     /// (`none`, `sync`).
     pub unlogged: bool,
     /// Whether the same owner comes back after its association or the target has ended.
-    /// `generation` is then the one on record, and the content of the logs stays (P7).
+    /// `generation` is then the one on record, and the content of the logs stays (promise P7).
     pub resume: bool,
     /// The number of streams of the volume, 1 to [`STREAMS_MAX`].
     pub streams: u16,
     /// With `create`: the number of log slots per stream; 0 lets the target choose.
     pub slots: u32,
     /// How long the target keeps the volume for its owner, and guards it, after the loss of the
-    /// owner's association, milliseconds (T25).
+    /// owner's association, milliseconds (trap T25).
     pub lease_ms: u32,
     /// The member namespaces on this target, with the volume's numbers for them.
     pub members: Vec<MemberNamespace>,
@@ -131,7 +132,7 @@ impl Claim {
             | flag(self.give_up, FLAG_GIVE_UP)
     }
 
-    /// Reads a claim; `None` if it is short or not valid (T18).
+    /// Reads a claim; `None` if it is short or not valid (trap T18).
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < CLAIM_LEN {

@@ -31,8 +31,9 @@ pub const ADMIN_LIST: u8 = 0xc6;
 /// Admin: record the recovered seqs of streams.
 pub const ADMIN_SETTLE: u8 = 0xc9;
 /// I/O: bind this queue to a stream, which starts after the released mark in CDW2–3. With CDW10 bit
-/// 31, the stream continues after a lost connection with the content of the log (P7). Dword 0 of
-/// the completion is the number of log slots of the partition, dword 1 the target's incarnation.
+/// 31, the stream continues after a lost connection with the content of the log (promise P7). Dword
+/// 0 of the completion is the number of log slots of the partition, dword 1 the target's
+/// incarnation.
 pub const IO_BIND: u8 = 0x84;
 /// I/O: report the released mark in CDW2–3. With CDW10 bit 0, the mark must be durable before the
 /// completion; this is used at a clean close, or if the log is full.
@@ -78,7 +79,7 @@ pub fn bind_command(volume: VolumeId, stream: StreamId, generation: u32, release
 }
 
 /// The bind command of an owner that comes back: the stream continues with the content of the log,
-/// and the owner replays the requests that are not durable (P7).
+/// and the owner replays the requests that are not durable (promise P7).
 #[must_use]
 pub fn resume_command(volume: VolumeId, stream: StreamId, generation: u32, released: Seq) -> Sqe {
     let mut sqe = bind_command(volume, stream, generation, released);

@@ -55,7 +55,7 @@ impl Extension {
     }
 
     /// Finds the record; `None` if the target doesn't have the extension, has another version of
-    /// it, or reports a log kind that this version doesn't know (T17).
+    /// it, or reports a log kind that this version doesn't know (trap T17).
     #[must_use]
     pub fn find(identify: &[u8]) -> Option<Self> {
         let record = identify.get(EXTENSION_OFFSET..EXTENSION_OFFSET + RECORD_LEN)?;
@@ -81,11 +81,11 @@ impl Extension {
 }
 
 /// The record of a target that reports none. It is `None`, because nothing may be assumed about
-/// such a target (T17). Only a plant, which removes this defence on purpose, returns a record.
+/// such a target (trap T17). Only a plant, which removes this defence on purpose, returns a record.
 fn assumed_extension() -> Option<Extension> {
     let (version, log_kind) = (EXTENSION_VERSION, Some(LogKind::Dax));
     let (incarnation, region, boot) = (1, [0; 16], [0; 16]);
-    probe::planted(Plant::T17AssumeExtension).then_some(Extension {
+    probe::is_bug_planted(Plant::T17AssumeExtension).then_some(Extension {
         version,
         log_kind,
         incarnation,

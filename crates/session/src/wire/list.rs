@@ -48,10 +48,10 @@ pub struct Page {
     pub stream: StreamId,
     /// Whether more entries follow on further pages.
     pub more: bool,
-    /// Whether an earlier recovery has settled the partition (T9).
+    /// Whether an earlier recovery has settled the partition (trap T9).
     pub settled: bool,
     /// Whether the log's content for the stream was given up, and the stream has not started again
-    /// (T26).
+    /// (trap T26).
     pub in_doubt: bool,
     /// The released mark.
     pub released: Seq,
@@ -93,7 +93,7 @@ impl Page {
         bytes
     }
 
-    /// Reads a page; `None` if it is short or not valid (T18).
+    /// Reads a page; `None` if it is short or not valid (trap T18).
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < RECORD_BYTES {
@@ -170,7 +170,7 @@ fn encode_entry(entry: &ListedEntry, record: &mut [u8]) {
     record[52..56].copy_from_slice(&entry.incarnation.to_le_bytes());
 }
 
-/// Reads an entry from its record of a page; `None` if it is not valid (T18).
+/// Reads an entry from its record of a page; `None` if it is not valid (trap T18).
 fn decode_entry(record: &[u8]) -> Option<ListedEntry> {
     let attribute = Attribute {
         seq: Seq(u64_at(record, 8)),
@@ -241,7 +241,7 @@ pub struct SettleStream {
     /// The stream.
     pub stream: StreamId,
     /// Whether the log keeps its entries of in-place writes beyond k until the owner has
-    /// acknowledged them (T9).
+    /// acknowledged them (trap T9).
     pub keep: bool,
     /// The seq of the last group of the prefix, k.
     pub k: Seq,
@@ -268,7 +268,7 @@ impl Settle {
         bytes
     }
 
-    /// Reads a settlement; `None` if it is short or not valid (T18).
+    /// Reads a settlement; `None` if it is short or not valid (trap T18).
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < SETTLE_LEN {
@@ -288,7 +288,7 @@ impl Settle {
     }
 }
 
-/// Reads a stream from its record of a settlement; `None` if it is not valid (T18).
+/// Reads a stream from its record of a settlement; `None` if it is not valid (trap T18).
 fn decode_settle_stream(record: &[u8]) -> Option<SettleStream> {
     let (flags, k) = (record[2], Seq(u64_at(record, 8)));
     if flags & !SETTLE_KEEP != 0 || k > SEQ_MAX {

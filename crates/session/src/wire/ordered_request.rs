@@ -75,10 +75,10 @@ pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
 ///
 /// The command has only the lower 32 bits of its seq. This function returns the whole seq that has
 /// these bits and is nearest to `near`, the highest seq that has arrived on the stream. In the same
-/// way, the released mark becomes the one nearest to the request's seq (T5).
+/// way, the released mark becomes the one nearest to the request's seq (trap T5).
 ///
 /// # Errors
-/// [`BadAttribute`] names the field that is not valid (T18).
+/// [`BadAttribute`] names the field that is not valid (trap T18).
 #[inline]
 pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
     use riopipe_nvme::command::opcode;
@@ -92,7 +92,7 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
     let flags = Flags((span_flags_member >> 16) as u8);
     let is_flush = matches!(kind, Kind::Flush);
     let attribute = Attribute {
-        seq: match probe::planted(Plant::T5NotWidened) {
+        seq: match probe::is_bug_planted(Plant::T5NotWidened) {
             false => Seq::widen(sqe.dword(2), near),
             true => Seq(u64::from(sqe.dword(2))),
         },

@@ -32,8 +32,8 @@ pub(crate) fn is_connect_passing(status: Status) -> bool {
 /// Whether a claim that was refused with `status` may succeed later.
 ///
 /// A status of the extension reports a state of the volume that does not change by itself. There
-/// are two exceptions: operations of the last connection are in flight (T8), or the target's log
-/// store has failed and may be repaired.
+/// are two exceptions: operations of the last connection are in flight (trap T8), or the target's
+/// log store has failed and may be repaired.
 #[must_use]
 pub fn is_claim_passing(status: Status) -> bool {
     is_one_of(status, &[STREAM_BUSY, LOG_FAILED]) || !status.dnr() && meaning(status).is_none()

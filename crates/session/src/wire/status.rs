@@ -4,28 +4,29 @@ use alloc::string::{String, ToString};
 
 use riopipe_nvme::command::Status;
 
-/// The volume has an owner that is connected, or whose lease runs (T8, T25).
+/// The volume has an owner that is connected, or whose lease runs (traps T8, T25).
 pub const OWNED: Status = Status(0x701);
 /// The generation of the command is not higher than the one on record, or the owner was fenced
-/// (T8).
+/// (trap T8).
 pub const STALE_GENERATION: Status = Status(0x702);
 /// Only the owner of the volume may send the command, and this association is not the owner.
 pub const NOT_OWNER: Status = Status(0x703);
-/// The volume's log holds entries that have not been recovered (T19).
+/// The volume's log holds entries that have not been recovered (trap T19).
 pub const UNRECOVERED: Status = Status(0x704);
 /// The stream's log partition is full, because the initiator has sent more than its credits allow
-/// (T13).
+/// (trap T13).
 pub const LOG_FULL: Status = Status(0x705);
 /// The target has no ordering log, or none for this volume.
 pub const NO_LOG: Status = Status(0x706);
-/// The stream has failed earlier, so no later request of the stream is carried out (P6, T22).
+/// The stream has failed earlier, so no later request of the stream is carried out (trap T22,
+/// promise P6).
 pub const POISONED: Status = Status(0x707);
-/// The attribute of an ordered request is not valid (T18).
+/// The attribute of an ordered request is not valid (trap T18).
 pub const BAD_ATTRIBUTE: Status = Status(0x708);
 /// The stream is bound to another connection, or operations in flight have not come back yet.
 pub const STREAM_BUSY: Status = Status(0x709);
 /// A plain write is refused, because the namespace is a member of a volume that has an owner or a
-/// log to recover (T21).
+/// log to recover (trap T21).
 pub const GUARDED: Status = Status(0x70a);
 /// The log region has not enough space for the volume's partitions. Dword 0 of the completion is
 /// the number of bytes needed, dword 1 the number of bytes free.
@@ -38,21 +39,22 @@ pub const VOLUME_EXISTS: Status = Status(0x70d);
 pub const NO_SUCH_STREAM: Status = Status(0x70e);
 /// An ordered request was sent on a queue that is bound to no stream.
 pub const NOT_BOUND: Status = Status(0x70f);
-/// The log belongs to another boot of the target and is not valid (T19).
+/// The log belongs to another boot of the target and is not valid (trap T19).
 pub const LOG_LOST: Status = Status(0x710);
 /// The log store itself failed.
 pub const LOG_FAILED: Status = Status(0x711);
-/// The stream's in-place list has not been acknowledged (T9).
+/// The stream's in-place list has not been acknowledged (trap T9).
 pub const IN_PLACE_PENDING: Status = Status(0x712);
 /// The partition was settled at another group.
 pub const SETTLED: Status = Status(0x713);
-/// An owner has come back after its lease has run out. The volume was free for others since (T25).
+/// An owner has come back after its lease has run out. The volume was free for others since (trap
+/// T25).
 pub const LEASE_OVER: Status = Status(0x714);
 /// A claim requests a longer lease than the target grants. Dword 0 of the completion is the longest
-/// lease, milliseconds (T28).
+/// lease, milliseconds (trap T28).
 pub const LEASE_TOO_LONG: Status = Status(0x715);
 /// The target can't keep as many more log slots as the volume needs. Dword 0 of the completion is
-/// the most slots per stream that a volume with so many streams can get now (T28).
+/// the most slots per stream that a volume with so many streams can get now (trap T28).
 pub const TOO_MANY_SLOTS: Status = Status(0x716);
 /// The directory of the log has no free record. Dword 0 of the completion is the number of volumes
 /// that the directory can hold.

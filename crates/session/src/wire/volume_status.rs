@@ -42,18 +42,18 @@ pub struct VolumeStatus {
     /// Whether the volume has an owner that is connected, or whose lease runs.
     pub owned: bool,
     /// The rest of the lease of an owner whose connection is lost, milliseconds; 0 if the owner is
-    /// connected (T25).
+    /// connected (trap T25).
     pub lease_left_ms: u32,
     /// Whether the owner is the association that has sent the status command.
     pub own: bool,
     /// Whether the log holds entries beyond the released marks that no recovery has settled.
     pub unrecovered: bool,
-    /// Whether the log holds lists of in-place updates that wait to be acknowledged (T9).
+    /// Whether the log holds lists of in-place updates that wait to be acknowledged (trap T9).
     pub kept: bool,
-    /// Whether the log is of another boot and is not valid (T19).
+    /// Whether the log is of another boot and is not valid (trap T19).
     pub log_lost: bool,
     /// Whether the log is not valid because partitions of it can't be read. A claim can give up
-    /// their content (T26).
+    /// their content (trap T26).
     pub damaged: bool,
     /// Whether the volume has no log here.
     pub unlogged: bool,
@@ -124,7 +124,7 @@ impl VolumeStatus {
             | flag(self.damaged, FLAG_DAMAGED)
     }
 
-    /// Reads a status; `None` if it is short or not valid (T18).
+    /// Reads a status; `None` if it is short or not valid (trap T18).
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() < STATUS_LEN {

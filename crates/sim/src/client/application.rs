@@ -110,7 +110,7 @@ impl Stream {
     pub(super) fn start_steps(&mut self, process: &mut Process<'_, '_>, core: &mut Core) {
         if self.opened_before {
             let (stream, last) = (self.id, self.start);
-            probe::hit(Rare::Reopened);
+            probe::count_rare(Rare::Reopened);
             process.ownership_checker.on_recovered(StreamId(stream), last);
             let found = Recovered { stream, last, ..Recovered::default() };
             core.oracle.reopened((self.era, self.made_at), &found, process.drives);
@@ -318,7 +318,7 @@ impl Stream {
         }
         let checked = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
         if let Err(violation) = process.ownership_checker.check(StreamId(id), checked)
-            && !probe::planted(Plant::T15ReuseEarly)
+            && !probe::is_bug_planted(Plant::T15ReuseEarly)
         {
             let what = format!("a group that keeps its caller's duties is refused: {violation}");
             core.oracle.broken(Promise::P8, what);

@@ -1,5 +1,6 @@
 //! A host that does not use the volume. It claims volumes of its own on a drive, one after the
-//! other, and releases each. The volumes that the target remembers because of it are bounded (T28).
+//! other, and releases each. The volumes that the target remembers because of it are bounded (trap
+//! T28).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::VolumeId;

@@ -26,7 +26,7 @@ pub(super) fn stage(
         let holder = if again { Some(own) } else { ownership_checker.holder(block.into()) };
         let place = match holder {
             Some(other) if other != own => {
-                if !probe::planted(Plant::T15ReuseEarly) {
+                if !probe::is_bug_planted(Plant::T15ReuseEarly) {
                     continue;
                 }
                 wanted

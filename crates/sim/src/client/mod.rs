@@ -49,11 +49,11 @@ const TICK_NS: u64 = MS;
 /// The outcome of an attempt to open the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// A log is lost, or another log is in its place (T19).
+    /// A log is lost, or another log is in its place (trap T19).
     Log(usize),
-    /// A log is older than the labels (T24).
+    /// A log is older than the labels (trap T24).
     OldLog,
-    /// The drives are not the volume's, by their labels (T19).
+    /// The drives are not the volume's, by their labels (trap T19).
     Drives,
     /// A log store has failed: its target has to be started again.
     LogFailed(usize),
@@ -365,7 +365,7 @@ impl Client {
     }
 
     /// Whether its owner has left streams that are not durable yet, and waits for the background
-    /// driver to make them durable (T1).
+    /// driver to make them durable (trap T1).
     #[must_use]
     pub fn has_left(&self, core: &Core) -> bool {
         self.leaves
@@ -466,7 +466,7 @@ impl Client {
         core.trace(|| format!("initiator: cannot resume on target {server}: {why}"));
         self.fenced |= matches!(cause, Cause::Status(code) if is_fenced(Status(code)));
         if cause == Cause::Changed {
-            probe::hit(Rare::Changed);
+            probe::count_rare(Rare::Changed);
         }
         // The process opens the volume again, as a program with this error does.
         self.broken |= !self.fenced;

@@ -60,7 +60,7 @@ impl Client {
 
     /// Begins to open the volume. Sometimes a dry run of the recovery comes first, and the volume
     /// is opened after that. An initiator that waits for an owner to end asks again by itself
-    /// (T25).
+    /// (trap T25).
     pub(super) fn begin_opening(&mut self, core: &mut Core) {
         let dry_run = !core::mem::take(&mut self.dry_run_made) && core.rng.one_in(DRY_RUN_ONE_IN);
         self.dry_run_made = dry_run;

@@ -1,5 +1,5 @@
 //! A plain host: it reads and writes blocks of a drive with the standard's commands, and does not
-//! know volumes (T21).
+//! know volumes (trap T21).
 
 use std::sync::Arc;
 

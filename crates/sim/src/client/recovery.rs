@@ -38,8 +38,8 @@ impl Client {
         if matches!(goal, RecoveryGoal::Reopen(_)) {
             core.recoveries = (core.recoveries.0 + 1, core.events);
         }
-        // An owner with a short limit begins the recovery again; the connections stay (T23). Slow
-        // drives can exceed the limit each time, so it does not outlast the faults.
+        // An owner with a short limit begins the recovery again; the connections stay (trap T23).
+        // Slow drives can exceed the limit each time, so it does not outlast the faults.
         let limit = u64::from(core.scenario.client.wait_limit_us) * US;
         let timeout = if limit == 0 || core.faults_stopped { ANSWER_NS } else { limit };
         let machine = StreamsRecovery::new(opening, attempt, timeout, core.now);
@@ -109,7 +109,7 @@ impl Client {
             RecoveryGoal::Reopen(stream) => {
                 let all = found(&outcome, core);
                 core.trace(|| format!("initiator: reopened: {all:?}"));
-                probe::hit(Rare::Reopened);
+                probe::count_rare(Rare::Reopened);
                 if let (Some(recovered), Some(found)) = (all.first(), outcome.streams.first()) {
                     core.oracle.reopened((volume.era, asked_at), recovered, drives);
                     let (id, last) = (found.plan.stream, found.plan.k);

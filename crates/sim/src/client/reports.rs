@@ -80,7 +80,7 @@ impl Stream {
             {
                 Poison::Fenced
             }
-            // Only the owner may send plain writes (T21).
+            // Only the owner may send plain writes (trap T21).
             Cause::Status(code) if is_status(code, status::GUARDED) && !core.is_logged() => {
                 Poison::Fenced
             }

@@ -462,7 +462,7 @@ impl Stream {
 
     /// The same request for another queue, which is not always the one before, as in the library. A
     /// target must not rely on the queue number, and may not have dropped the earlier queue yet
-    /// (T8).
+    /// (trap T8).
     fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
         self.reconnects += 1;
         ConnectRequest { qid: request.qid + 8 * (self.reconnects / 2 % 3), ..request }

@@ -1,7 +1,7 @@
 //! Streams of engines without an ordering log (`sync`, `none`). Nothing is replayed over a new
 //! connection, and nothing is undone. A stream whose connection is lost has failed. It begins again
 //! behind its durable mark, once no write of its last use is in flight anywhere: a target accepts
-//! the same queue again only then (T8).
+//! the same queue again only then (trap T8).
 
 use riopipe_order::attribute::StreamId;
 
@@ -24,7 +24,7 @@ impl Client {
         // writes of the next association are not.
         self.guarded = if stream.guarded { self.guarded + 1 } else { 0 };
         self.fenced |= self.guarded > GUARDED_MAX;
-        // With an engine without a log, only the durable groups are known to be there (P2).
+        // With an engine without a log, only the durable groups are known to be there (promise P2).
         let last = stream.durable();
         if let Some(volume) = &mut self.volume {
             volume.state.on_stream_recovered(StreamId(id), last, None);

@@ -1,5 +1,5 @@
 //! Other threads of an initiator's process that wait for the marks of a stream, as with the
-//! library's watches; and the checks of the promises to them (P8).
+//! library's watches; and the checks of the promises to them (promise P8).
 //!
 //! Sometimes a thread begins to wait when the owner of a stream has submitted or waited: while the
 //! owner is in a call, or while it is not calling. The time alone decides whether a thread begins

@@ -130,7 +130,7 @@ pub(super) fn at(event: u64, what: What) -> Fault {
 }
 
 /// An owner leaves its stream with writes that are not durable. The background driver takes it
-/// over, sends its mark when it is idle, and flushes it. The power is cut meanwhile (T1).
+/// over, sends its mark when it is idle, and flushes it. The power is cut meanwhile (trap T1).
 fn left_to_the_background_driver(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
@@ -164,7 +164,7 @@ fn left_to_the_background_driver(rng: &mut Rng) -> Scenario {
 }
 
 /// A target is unreachable for about as long as its streams wait for it. Some streams resume in
-/// time; others give it up (P6, P7).
+/// time; others give it up (promises P6, P7).
 fn unreachable_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2, 3]);
@@ -203,7 +203,7 @@ fn unreachable_for_about_the_loss_time(rng: &mut Rng) -> Scenario {
 }
 
 /// Streams are being opened while their target dies and comes back with a drive without power-loss
-/// protection. Their late requests reach the next target process (T27).
+/// protection. Their late requests reach the next target process (trap T27).
 fn connected_late(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     (drive(&mut scenario).plp, drive(&mut scenario).latency_us) = (true, 10);
@@ -227,7 +227,7 @@ fn connected_late(rng: &mut Rng) -> Scenario {
 }
 
 /// FLUSHes of several streams on one drive fail, and the reactors receive the results late. The
-/// data that another stream's FLUSH should cover is gone when that FLUSH succeeds (T29).
+/// data that another stream's FLUSH should cover is gone when that FLUSH succeeds (trap T29).
 fn flushes_beside_failing_ones(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(48, rng);
     scenario.machines[0].cores = *rng.pick(&[2, 3]);
@@ -249,7 +249,7 @@ fn flushes_beside_failing_ones(rng: &mut Rng) -> Scenario {
 }
 
 /// A stream fails, and its undo is interrupted. The drive zeroes the requested blocks long after
-/// the stream has begun to write there again (T8).
+/// the stream has begun to write there again (trap T8).
 fn undone_again(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.slots = 32;
@@ -270,7 +270,8 @@ fn undone_again(rng: &mut Rng) -> Scenario {
 }
 
 /// The same block is written again and again. Answers are lost with a connection, and the power is
-/// cut while the stream replays. A durable write that is sent again overwrites a newer one (P7).
+/// cut while the stream replays. A durable write that is sent again overwrites a newer one (promise
+/// P7).
 fn replayed_over_newer(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     drive(&mut scenario).plp = true;
@@ -299,7 +300,7 @@ fn replayed_over_newer(rng: &mut Rng) -> Scenario {
 }
 
 /// A power cut leaves whole entries with persist words of an older lap. Their data is sent again
-/// without being made durable at once, and the target starts once more (T7).
+/// without being made durable at once, and the target starts once more (trap T7).
 fn words_of_older_laps(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.slots = *rng.pick(&[6, 8, 12]);
@@ -319,7 +320,7 @@ fn words_of_older_laps(rng: &mut Rng) -> Scenario {
 }
 
 /// A target dies between a store into its log and the fence. The next one accepts the word that it
-/// reads, and the owner learns that the write is durable. Then the power is cut (T7).
+/// reads, and the owner learns that the write is durable. Then the power is cut (trap T7).
 fn words_that_were_never_fenced(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = true;
@@ -344,7 +345,7 @@ fn words_that_were_never_fenced(rng: &mut Rng) -> Scenario {
 }
 
 /// A write waits for an earlier one to its block. Both are recorded as durable in one fence, and
-/// the power is cut in that fence. Of the two words, the older one is lost (T12).
+/// the power is cut in that fence. Of the two words, the older one is lost (trap T12).
 fn overlap_in_one_fence(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let spec = drive(&mut scenario);
@@ -365,7 +366,7 @@ fn overlap_in_one_fence(rng: &mut Rng) -> Scenario {
 }
 
 /// One stream reads slowly the blocks of another stream, whose connection breaks. The other stream
-/// resumes, and sends its older writes again, before the read has ended (P9).
+/// resumes, and sends its older writes again, before the read has ended (promise P9).
 fn reads_beside_replays(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
@@ -392,7 +393,7 @@ fn reads_beside_replays(rng: &mut Rng) -> Scenario {
 }
 
 /// The volume is closed, and a target is unreachable when the marks of the streams are sent to it
-/// (T1).
+/// (trap T1).
 fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.volume.streams = *rng.pick(&[1, 2]);
@@ -416,7 +417,7 @@ fn closed_while_cut_off(rng: &mut Rng) -> Scenario {
 }
 
 /// A target with a mapped log stops again and again (clean stop), and its machine loses its power
-/// in the last steps of a stop (T24).
+/// in the last steps of a stop (trap T24).
 fn stopped_and_cut_off(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.machines[0].log = LogStoreKind::File;
@@ -433,7 +434,8 @@ fn stopped_and_cut_off(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// Streams are opened again while answers come late: those to one attempt during the next (T23).
+/// Streams are opened again while answers come late: those to one attempt during the next (trap
+/// T23).
 fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
@@ -457,7 +459,7 @@ fn answers_of_the_last_attempt(rng: &mut Rng) -> Scenario {
 }
 
 /// A target comes back with a log that is corrupt, or with its partitions in the wrong places
-/// (T19).
+/// (trap T19).
 fn corrupt_logs(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);
@@ -486,7 +488,7 @@ fn corrupt_logs(rng: &mut Rng) -> Scenario {
 }
 
 /// A log is lost with the power, and two initiators want the volume. The operator gives the log up,
-/// and its store fails again and again (T26).
+/// and its store fails again and again (trap T26).
 fn stores_that_fail_while_given_up(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.machines[0].log = LogStoreKind::File;
@@ -514,7 +516,7 @@ fn stores_that_fail_while_given_up(rng: &mut Rng) -> Scenario {
 }
 
 /// A target dies with writes in flight and is there again at once. The earlier requests to its
-/// drive land after newer writes of the same blocks (T8).
+/// drive land after newer writes of the same blocks (trap T8).
 fn writes_of_a_dead_target(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let spec = drive(&mut scenario);

@@ -1,4 +1,4 @@
-//! Writes that extend the content of their blocks (T11).
+//! Writes that extend the content of their blocks (trap T11).
 
 use super::coincidence::{at, cluster, drive};
 use crate::drive::DriveFault;
@@ -42,7 +42,7 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
 
 /// Logs of records, one for each stream. The last block is written again with each record, until it
 /// is full. Other blocks of the group lie on another target. A target or an initiator dies
-/// meanwhile (T11).
+/// meanwhile (trap T11).
 fn tails_of_logs(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);

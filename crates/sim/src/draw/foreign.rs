@@ -43,7 +43,7 @@ fn site(rng: &mut Rng) -> Scenario {
 }
 
 /// A foreign target does not have Rio's extension, so the volume has engine `sync` and its promise
-/// (T17).
+/// (trap T17).
 ///
 /// Such a target does not prevent any host from writing. So there is one initiator, and connections
 /// break only with a process that dies. Writes that the process has left in flight do not meet
@@ -77,7 +77,7 @@ fn foreign_targets(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// An operator replaces a drive by another one, and the volume is opened again (T19).
+/// An operator replaces a drive by another one, and the volume is opened again (trap T19).
 fn wrong_drives(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     if scenario.machines.len() == 1 {
@@ -98,7 +98,7 @@ fn wrong_drives(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// A host claims volumes on a drive of its own, or on the volume's, one after the other (T28).
+/// A host claims volumes on a drive of its own, or on the volume's, one after the other (trap T28).
 fn claimants(rng: &mut Rng) -> Scenario {
     let mut scenario = site(rng);
     let spec: DriveSpec = *drive(&mut scenario);

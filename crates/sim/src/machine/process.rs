@@ -344,7 +344,7 @@ impl Machine {
                         reactor.core.closed(key, "the connection has ended", env);
                     }
                 }
-                Input::Left => {}
+                Input::StaysInSocket => {}
             }
         }
         self.finish_round(core);

@@ -48,7 +48,7 @@ pub(super) fn is_of(base: &[Content], content: Content) -> bool {
 
 impl Wr {
     /// Whether the other write, to the same block, surely comes after this one. A block passes from
-    /// one stream to another only when released (T15).
+    /// one stream to another only when released (trap T15).
     pub(super) fn precedes(&self, other: &Self) -> bool {
         let same = self.era == other.era && self.stream == other.stream;
         self.number < other.number && (!same || self.seq <= other.follows)
@@ -62,7 +62,7 @@ impl Wr {
         }
     }
 
-    /// Whether the old content of its block may be lost (T11).
+    /// Whether the old content of its block may be lost (trap T11).
     const fn may_lose_old_content(&self) -> bool {
         matches!(self.place, Place::Fresh | Place::Discard)
     }
@@ -219,15 +219,15 @@ impl Block {
         let drive = drives.of(self.at);
         let inside = |wr: &Wr| wr.seq <= prefix[usize::from(wr.stream)];
         let newest = self.writes.iter().rposition(inside);
-        // A block passes to another stream only when released (T15), so writes beyond the prefix
-        // come last.
+        // A block passes to another stream only when released (trap T15), so writes beyond the
+        // prefix come last.
         let beyond = &self.writes[newest.map_or(0, |at| at + 1)..];
         let due = |content: Content| match newest {
             Some(at) => self.writes[at].is(content),
             None => self.base.contains(&content),
         };
         // An update or extension behind a fresh write entered the log behind it, so both are zeroed
-        // (T11).
+        // (trap T11).
         let fresh = beyond.iter().position(Wr::may_lose_old_content);
         let left = &beyond[..fresh.unwrap_or(beyond.len())];
         // A power cut right after this must not restore anything.

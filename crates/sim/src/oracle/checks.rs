@@ -121,13 +121,14 @@ impl Oracle {
     }
 
     /// P5: a foreign target was sent a command or field of Rio's extension. Its reaction is
-    /// undefined (T17).
+    /// undefined (trap T17).
     pub fn extension_was_sent(&mut self, machine: usize, by: &str) {
         let what = format!("target {machine} does not have Rio's extension and was sent {by}");
         self.broken(Promise::P5, what);
     }
 
-    /// P8: the number of volumes that a target remembers is bounded, whatever the requests (T28).
+    /// P8: the number of volumes that a target remembers is bounded, whatever the requests (trap
+    /// T28).
     pub fn remembers(&mut self, machine: usize, volumes: usize, most: usize) {
         if volumes > most {
             let what = format!(

@@ -6,9 +6,9 @@
 //! - `none`: keeps no order. Writes that were confirmed durable are there. Every block holds the
 //!   content of some write that no write confirmed since then has overwritten.
 //!
-//! Neither engine undoes or replays anything. A lost connection fails the stream (P6), and the
-//! stream begins again behind its durable mark. An owner owns its volume on a target as long as its
-//! association exists.
+//! Neither engine undoes or replays anything. A lost connection fails the stream (promise P6), and
+//! the stream begins again behind its durable mark. An owner owns its volume on a target as long as
+//! its association exists.
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
@@ -133,7 +133,7 @@ impl Oracle {
 
     /// Notes that a machine loses its power. Without a log, writes that were complete there and not
     /// durable may be gone, and are not sent again. Readers miss them from now on, although
-    /// the stream may learn of the loss later (P9).
+    /// the stream may learn of the loss later (promise P9).
     pub fn loses_power(&mut self, machine: usize) {
         if !self.promised.is_logged() {
             self.promised.cuts[machine] = self.completed.len() as u64;

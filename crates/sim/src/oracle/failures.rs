@@ -1,16 +1,16 @@
 //! The permitted effects of each fault, and the streams affected. Any other failure breaks a
-//! promise (P6, P9).
+//! promise (promises P6, P9).
 //!
 //! - A write that fails affects its stream, until the stream is reopened or the volume recovered
-//!   (T22).
+//!   (trap T22).
 //! - A FLUSH that fails affects the streams with data on the drive that is not durable yet. It also
-//!   affects the streams that write the drive before they learn of the failure (T22). Readers miss
-//!   the data that the drive has lost.
+//!   affects the streams that write the drive before they learn of the failure (trap T22). Readers
+//!   miss the data that the drive has lost.
 //! - A log that is lost, replaced or failing affects every stream, until its target has been
 //!   started with a log that works. It affects a stream that was open meanwhile until that is
 //!   reopened.
-//! - A drive that comes back changed affects the streams that are open then (T27), and those of an
-//!   owner that is opening the volume at that time.
+//! - A drive that comes back changed affects the streams that are open then (trap T27), and those
+//!   of an owner that is opening the volume at that time.
 
 use super::{Group, Oracle, StreamHistory};
 use crate::core::MS;

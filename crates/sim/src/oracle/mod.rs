@@ -230,14 +230,14 @@ pub struct Oracle {
     violation: Option<Violation>,
     failures: Failures,
     /// Whether the log of a machine was lost, replaced or failing at some time. Without its log a
-    /// target can't know which writers to refuse (T21).
+    /// target can't know which writers to refuse (trap T21).
     logless: Vec<bool>,
     /// In-place updates that were reported and not acknowledged, by stream.
     unacknowledged: Vec<Vec<Where>>,
     /// Machines, each with the time at which one of its drives was last replaced by another, ns.
     replaced: Vec<(usize, u64)>,
     /// Machines whose logs were given up. The content of the drives is then no prefix, but
-    /// everything that was durable is still there (T26).
+    /// everything that was durable is still there (trap T26).
     lost: BTreeSet<usize>,
     /// Streams that a recovery has begun to settle on some target, while that recovery has not
     /// ended.
@@ -305,7 +305,7 @@ impl Oracle {
     }
 
     /// Sets the content of a block outside of the volume's data area. No action of the volume's
-    /// owners may ever change it (P5).
+    /// owners may ever change it (promise P5).
     pub fn outside(&mut self, at: Where, content: Content) {
         self.outside.push((at, content));
     }
@@ -438,7 +438,8 @@ impl Oracle {
         {
             return;
         }
-        // Fencing is not a failure of another part: a claim breaks connections and bindings (T8).
+        // Fencing is not a failure of another part: a claim breaks connections and bindings (trap
+        // T8).
         if self.ownership.may_be_fenced(now) && cause != Poison::Failed {
             return;
         }
@@ -476,19 +477,20 @@ impl Oracle {
     }
 
     /// Checks a read that has succeeded. The volume may have been taken over during the read. Then
-    /// the data of the read came back before anything was undone, or the read is refused (T8, P9).
+    /// the data of the read came back before anything was undone, or the read is refused (trap T8,
+    /// promise P9).
     pub fn read_ends(&mut self, read: &Read, found: &[Content]) {
         for ((block, due), found) in (read.block..).zip(&read.due).zip(found) {
             let b = &self.blocks[block as usize];
             // The writes of a failed stream may be undone at any moment. They have been undone when
-            // the stream is reopened (P6).
+            // the stream is reopened (promise P6).
             let failed = |stream: u16| self.eras[read.era][usize::from(stream)].failed;
             let since = if read.stale { 0 } else { read.recoveries };
             if b.reopened > since || b.of_era(read.era, due.past).any(|wr| failed(wr.stream)) {
                 continue;
             }
-            // Readers miss the data that a drive loses in a failed FLUSH (T22). A take-over that
-            // settles the block during the read does not restore that data.
+            // Readers miss the data that a drive loses in a failed FLUSH (trap T22). A take-over
+            // that settles the block during the read does not restore that data.
             let uncertain = b.failures > due.settled_failures || self.cut(b) > due.cut;
             if !uncertain && !b.may_read(read.era, due, *found) {
                 let over = if self.is_stale(read.era) { ", whose owner was fenced," } else { "" };

@@ -1,4 +1,4 @@
-//! The owner of the volume, and the actions that are forbidden to all others (T8, T21, T25).
+//! The owner of the volume, and the actions that are forbidden to all others (traps T8, T21, T25).
 
 use super::blocks::Block;
 use super::{Oracle, Promise, Where};
@@ -63,7 +63,7 @@ impl Ownership {
         self.generation = generation;
     }
 
-    /// Whether the owner's lease runs on a machine, or on any machine if `None` (T25).
+    /// Whether the owner's lease runs on a machine, or on any machine if `None` (trap T25).
     fn is_leased(&self, machine: Option<usize>, now: u64) -> bool {
         let Some(last_received) = self.owner.map(|owner| &self.last_received[owner]) else {
             return false;
@@ -88,9 +88,10 @@ impl Ownership {
 
     /// Whether the owner may have lost the volume on some target. It is not enough that another
     /// initiator wants the volume, or asks for it and is refused. One owner continues undisturbed
-    /// until a claim with a higher generation that may fence it is in flight (T8): by take-over, or
-    /// because its lease is over somewhere (T25). From then on the owner may be fenced on one
-    /// target after the other, also if the claiming initiator dies before it owns the volume.
+    /// until a claim with a higher generation that may fence it is in flight (trap T8): by
+    /// take-over, or because its lease is over somewhere (trap T25). From then on the owner may be
+    /// fenced on one target after the other, also if the claiming initiator dies before it owns the
+    /// volume.
     pub(super) fn may_be_fenced(&self, now: u64) -> bool {
         let is_claimed = self.claimed > self.generation;
         let leased_everywhere = self.owner.is_some_and(|owner| {
@@ -152,7 +153,7 @@ impl Oracle {
 
     /// Whether a machine must accept plain writes to the volume's drives: it has answered that the
     /// volume is released, the volume has not been claimed since, and no data waits there for
-    /// recovery (T21).
+    /// recovery (trap T21).
     #[must_use]
     pub fn must_accept(&self, machine: usize) -> bool {
         let Ownership { owner, generation, claimed, ref released, .. } = self.ownership;
@@ -179,8 +180,8 @@ impl Oracle {
     }
 
     /// Whether a machine must refuse plain writes to the volume's drives: its owner is there or may
-    /// resume within its lease (T25), or it has left data that waits for recovery (T21). During a
-    /// take-over, neither answer is certain.
+    /// resume within its lease (trap T25), or it has left data that waits for recovery (trap T21).
+    /// During a take-over, neither answer is certain.
     #[must_use]
     pub fn is_in_use(&self, machine: usize, now: u64) -> bool {
         !self.ownership.may_be_fenced(now)

@@ -177,7 +177,7 @@ impl LogHistory {
         }
         let count = kept.count();
         if self.records.get(count).is_some_and(|record| record.lsn < end) {
-            probe::hit(Rare::RecordCut);
+            probe::count_rare(Rare::RecordCut);
         }
         self.records.truncate(count);
         (self.end, self.durable, self.trim_due) = (end, end, trim);

@@ -102,7 +102,7 @@ struct Args {
     /// With --seed or --scenario: print the trace of all events
     #[arg(long)]
     trace: bool,
-    /// Remove a defence. NAME is a planted bug, a trap (T7) with all its planted bugs, or all;
+    /// Remove a defence. NAME is a planted bug, a trap (trap T7) with all its planted bugs, or all;
     /// --plant help lists them
     #[arg(long, value_name = "NAME")]
     plant: Option<String>,

@@ -4,7 +4,8 @@ use super::World;
 
 impl World {
     /// Reports to the oracle the machines with an association of the owner. A log's lease can't
-    /// show that: there is no lease, and a target that has lost the owner is free at once (T25).
+    /// show that: there is no lease, and a target that has lost the owner is free at once (trap
+    /// T25).
     pub(super) fn note_holders(&mut self) {
         if self.core.is_logged() {
             return;

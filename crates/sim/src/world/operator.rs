@@ -23,7 +23,7 @@ impl World {
                     self.clients[at].set_may_take_over(!waits);
                 }
                 Some(Refused::Log(machine)) => self.log_refused(at, machine),
-                // Only an operator does that. Otherwise the volume stays closed (P8).
+                // Only an operator does that. Otherwise the volume stays closed (promise P8).
                 Some(Refused::OldLog) => self.put_logs_back(),
                 Some(Refused::LogFailed(machine)) => self.repair_log(machine),
                 Some(Refused::Drives) => self.put_drives_back(),
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// An owner that has closed the volume with a clean stop leaves nothing to recover (T1).
+    /// An owner that has closed the volume with a clean stop leaves nothing to recover (trap T1).
     fn check_closed(&mut self) {
         if !self.core.oracle.is_free() {
             return;

@@ -22,7 +22,7 @@ pub(super) struct RegionView {
     uuid: String,
     boot: String,
     this_boot: bool,
-    /// Whether a target would accept it (T19).
+    /// Whether a target would accept it (trap T19).
     trusted: bool,
     served: bool,
     incarnation: u32,

@@ -13,7 +13,7 @@ use super::*;
 use crate::seed::Seed;
 
 /// Blocks in memory with a power cut on demand. Each block of the writes in flight is then either
-/// there as a whole or not at all (M1), independently of the others (M4).
+/// there as a whole or not at all (assumption M1), independently of the others (assumption M4).
 struct Fake(Mutex<State>);
 
 #[derive(Default)]
@@ -249,7 +249,7 @@ fn live(log: &mut StreamLog<Watched>, expected: &mut Expected, ops: &[Op]) {
                 Err(_) => return,
             },
             Op::Release(back) => {
-                // Only durable entries are ever released (T1).
+                // Only durable entries are ever released (trap T1).
                 let fenced = expected.fenced.last_key_value().map_or(0, |(&seq, _)| seq);
                 let mark = Seq(fenced.saturating_sub(u64::from(back)));
                 expected.released = expected.released.max(mark);

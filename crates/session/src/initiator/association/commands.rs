@@ -29,7 +29,7 @@ enum CommandSource {
 #[derive(Debug)]
 struct PendingCommand {
     /// The number of the command. It is unique in the association, so that no late answer is used
-    /// for another command (T23).
+    /// for another command (trap T23).
     number: u64,
     source: CommandSource,
     /// The data of a read: as long as requested, and filled as far as data has arrived.

@@ -144,7 +144,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
                     let outbox = &mut self.outboxes[ControlQueue::Admin as usize];
                     admin.keep_alive(self.commands_sent, now, outbox);
                 }
-                if probe::planted(Plant::P8KeepAliveUnanswered) {
+                if probe::is_bug_planted(Plant::P8KeepAliveUnanswered) {
                     admin.drop_keep_alives();
                 }
                 is_overdue(admin, admin_answer_ns, now).then_some(admin_answer_ns)

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! An [`Association`] is one attempt. Once it is lost, it stays lost, and a new attempt needs a new
-//! `Association`. So an answer that belongs to an earlier attempt is never used (T23).
+//! `Association`. So an answer that belongs to an earlier attempt is never used (trap T23).
 //!
 //! An association decides which connections it needs, which commands it sends on them and in which
 //! order, when it sends Keep Alive, and when an answer has been missing for too long. The program
@@ -283,8 +283,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
 
     /// Opens the queue to the drives, unless it is open or being opened. It is always the same
     /// queue: the target accepts it again only when all commands that it had before have come back,
-    /// so that no zeroes of an earlier attempt land late (T8). The association waits for that, for
-    /// `answer_ns` at most.
+    /// so that no zeroes of an earlier attempt land late (trap T8). The association waits for that,
+    /// for `answer_ns` at most.
     pub fn open_drives(&mut self, now: u64) {
         if self.is_attached() && matches!(self.drives, Drives::Closed | Drives::Failed(_)) {
             self.drives =

@@ -73,7 +73,7 @@ impl<P: AsRef<[u8]> + Clone> Drives<P> {
     /// queue is always the same one. Only a plant draws another, by `commands_sent`, which differs
     /// from one request to the next.
     pub(super) fn wanted(give_up_at: u64, commands_sent: u64) -> Self {
-        let takes_another = probe::planted(Plant::T8UndoNoWait);
+        let takes_another = probe::is_bug_planted(Plant::T8UndoNoWait);
         let qid = if takes_another { 26 + (commands_sent % 6) as u16 } else { DRIVES_QUEUE };
         Self::Wanted { qid, give_up_at }
     }

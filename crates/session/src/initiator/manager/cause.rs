@@ -13,7 +13,7 @@ pub enum UnreachableCause {
     /// The association with it is lost, or could not be set up again.
     #[error(transparent)]
     Association(#[from] AssociationError),
-    /// It came back, and its properties have changed (T27).
+    /// It came back, and its properties have changed (trap T27).
     #[error(transparent)]
     Changed(#[from] Changed),
     /// It came back, and the label of one of its drives could not be read.

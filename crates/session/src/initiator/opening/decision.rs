@@ -37,7 +37,7 @@ impl Opening {
             let has_kept_list = lists.iter().any(|list| list.settled && !list.entries.is_empty());
             let is_kept_list_due = has_kept_list && !(pending && is_settled_everywhere);
             if settle_all || is_unsettled || is_kept_list_due {
-                let keep = pending && !probe::planted(Plant::T9ForgetInPlace);
+                let keep = pending && !probe::is_bug_planted(Plant::T9ForgetInPlace);
                 streams_to_settle.push(SettleStream { stream, keep, k: plan.k, tag: plan.tag });
             }
             outcomes.push(StreamOutcome { plan, pending });
@@ -48,8 +48,8 @@ impl Opening {
         Ok(())
     }
 
-    /// Whether a target reports that it is unrecovered although its lists show nothing to settle. Then
-    /// all its partitions are settled.
+    /// Whether a target reports that it is unrecovered although its lists show nothing to settle.
+    /// Then all its partitions are settled.
     fn is_unrecovered_without_cause(&self, server: u16) -> bool {
         let status = self.status_of(usize::from(server));
         let is_unrecovered = status.is_some_and(|status| status.unrecovered);
@@ -60,8 +60,8 @@ impl Opening {
     /// The lists of a stream from all targets.
     ///
     /// # Errors
-    /// An entry's blocks lie outside of the data area. The labels lie there, and undo must never zero
-    /// them (T19).
+    /// An entry's blocks lie outside of the data area. The labels lie there, and undo must never
+    /// zero them (trap T19).
     fn lists_of(&self, stream: StreamId, servers: &[u16]) -> Result<Vec<StreamList>, OpeningError> {
         let mut lists = self.lists.lists_of(stream, servers);
         if matches!(self.mode, Mode::DryRun(_)) {
@@ -90,8 +90,8 @@ impl Opening {
         Ok(lists)
     }
 
-    /// Marks the lists of logs that an opening would give up as in doubt. A dry run gives no log up,
-    /// but it reports the result that this would have.
+    /// Marks the lists of logs that an opening would give up as in doubt. A dry run gives no log
+    /// up, but it reports the result that this would have.
     fn mark_logs_to_give_up(&self, lists: &mut Vec<StreamList>) {
         for server in self.logged_servers() {
             if !self.gives_up(server) {
@@ -150,11 +150,12 @@ impl Opening {
         cut
     }
 
-    /// The drives to be flushed: every volatile drive of the targets that have logs. A drive without
-    /// anything to undo is flushed, too. Its cache may hold an in-place update of a dropped group, and
-    /// the content that the caller reads before it acknowledges the update must not change again.
+    /// The drives to be flushed: every volatile drive of the targets that have logs. A drive
+    /// without anything to undo is flushed, too. Its cache may hold an in-place update of a dropped
+    /// group, and the content that the caller reads before it acknowledges the update must not
+    /// change again.
     pub(super) fn drives_to_flush(&self) -> Vec<(usize, Member)> {
-        if probe::planted(Plant::T9UndoNotFlushed) {
+        if probe::is_bug_planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
         }
         let members = self.logged_servers().into_iter().flat_map(|server| {

@@ -18,7 +18,7 @@ use crate::wire;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpeningError {
-    /// A target is missing (T20).
+    /// A target is missing (trap T20).
     #[error(
         "a target of the volume is unreachable, and without all of them the last writes can't be \
          determined: make it reachable again"
@@ -30,7 +30,7 @@ pub enum OpeningError {
     /// The volume's state on the targets forbids claiming it.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// The volume was taken over, while it was being opened or while it was open (T8).
+    /// The volume was taken over, while it was being opened or while it was open (trap T8).
     #[error(
         "the volume was taken over by {}, and nothing is written for this owner any more: drop the \
          volume; to own it again, open it again (take_over fences an owner that is connected)",
@@ -54,7 +54,7 @@ pub enum OpeningError {
         /// The status that the target answered.
         status: Status,
     },
-    /// A target's answer is not valid (T18).
+    /// A target's answer is not valid (trap T18).
     #[error("{what}: it is damaged, or of another version; nothing was changed")]
     Nonsense {
         /// The target.
@@ -64,7 +64,7 @@ pub enum OpeningError {
         /// The part that is wrong.
         what: &'static str,
     },
-    /// An entry for blocks outside the drive's data area (T19).
+    /// An entry for blocks outside the drive's data area (trap T19).
     #[error(
         "the log has an entry of stream {stream}, group {seq}, for blocks {lba} to {} of member \
          {member}, outside its data area: it is damaged, or not this volume's; {ADVICE}; nothing was \

@@ -52,13 +52,13 @@ impl Opening {
                 let settle = Settle { volume, generation: self.generation, streams };
                 admin(wire::settle_command(), settle.encode(), 0)
             }
-            // Without DEAC: deallocated blocks may read as anything (T10).
+            // Without DEAC: deallocated blocks may read as anything (trap T10).
             Job::Undo(DriveExtent { member, lba, blocks }) => Call::Io {
                 sqe: Sqe::write_zeroes(
                     self.nsid(member),
                     lba,
                     blocks as u32,
-                    probe::planted(Plant::T10Deallocate),
+                    probe::is_bug_planted(Plant::T10Deallocate),
                 ),
             },
             Job::Flush(member) => Call::Io { sqe: Sqe::flush(self.nsid(member)) },
@@ -70,7 +70,7 @@ impl Opening {
         let server = &self.config.servers[at];
         let intent = self.intent();
         let accepts_loss = intent.is_some_and(|intent| intent.accept_lost_log)
-            || probe::planted(Plant::T19BlankLog);
+            || probe::is_bug_planted(Plant::T19BlankLog);
         let has_partitions = |status: &VolumeStatus| status.known && !status.unlogged;
         let lacks_partitions = self.status_of(at).is_some_and(|status| !has_partitions(status));
         Claim {
@@ -118,7 +118,7 @@ impl Opening {
                     let (member, blocks) = (member.0, blocks as u32);
                     return Err(OpeningError::Undo { server, member, lba, blocks, status });
                 }
-                probe::hit(Rare::Undo);
+                probe::count_rare(Rare::Undo);
                 self.outcome.counts.undos += 1;
                 self.outcome.counts.undone_blocks += blocks;
             }
@@ -137,8 +137,8 @@ impl Opening {
         Ok(())
     }
 
-    /// Checks that a command has not failed because another initiator owns the volume by now. Such an
-    /// error is expected while the volume is not claimed, and in a dry run.
+    /// Checks that a command has not failed because another initiator owns the volume by now. Such
+    /// an error is expected while the volume is not claimed, and in a dry run.
     fn check_still_owner(
         &self,
         server: usize,
@@ -171,8 +171,8 @@ impl Opening {
     /// which the target has refused the claim, if it has.
     ///
     /// The targets are claimed one after the other, in the members' order, which is the same for
-    /// every initiator. So if two initiators claim the volume at the same time, one of them gets all
-    /// targets.
+    /// every initiator. So if two initiators claim the volume at the same time, one of them gets
+    /// all targets.
     fn on_claim_answer(
         &mut self,
         server: usize,
@@ -211,8 +211,8 @@ impl Opening {
         }
     }
 
-    /// Adds a page to the list of a partition. Requests the next page if there is one. Returns whether
-    /// this was the last.
+    /// Adds a page to the list of a partition. Requests the next page if there is one. Returns
+    /// whether this was the last.
     pub(super) fn add_page(
         &mut self,
         server: usize,
@@ -247,7 +247,7 @@ fn refused_claim(server: usize, status: Status) -> OpeningError {
 }
 
 /// Whether a target has refused a command with this status because another initiator is the owner
-/// now (T8, T21).
+/// now (traps T8, T21).
 fn is_of_another_owner(status: Status) -> bool {
     use wire::status::{GUARDED, NOT_OWNER, STALE_GENERATION};
     [NOT_OWNER, STALE_GENERATION, GUARDED].iter().any(|one| one.is(status))

@@ -9,8 +9,8 @@ use riopipe_order::recovery::StreamPlan;
 pub struct StreamOutcome {
     /// The prefix, the undone blocks and the lists.
     pub plan: StreamPlan,
-    /// Whether its list of in-place updates waits to be acknowledged. Until then the stream can't start
-    /// (T9).
+    /// Whether its list of in-place updates waits to be acknowledged. Until then the stream can't
+    /// start (trap T9).
     pub pending: bool,
 }
 

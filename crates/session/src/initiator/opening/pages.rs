@@ -30,8 +30,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Adds the page of `stream` on `server` that starts at `from`. Returns the start of the next page
-    /// if there is one.
+    /// Adds the page of `stream` on `server` that starts at `from`. Returns the start of the next
+    /// page if there is one.
     ///
     /// # Errors
     /// The page is not one that a target sends by the protocol; the text describes why.
@@ -73,7 +73,7 @@ impl Lists {
             return Err("the log's list changed while it was read");
         }
         let read = list.entries.len() + page.entries.len();
-        // A log has a largest length, but a hostile target could send pages without end (T18).
+        // A log has a largest length, but a hostile target could send pages without end (trap T18).
         let announced = live as usize;
         if live > SLOTS_MAX || read > announced || page.more != (read < announced) {
             return Err("a list of the log whose length is not the stated one, or is not possible");
@@ -82,8 +82,8 @@ impl Lists {
         Ok(page.more.then_some(page.next))
     }
 
-    /// The length of the next page to request, in bytes: space for the missing entries if their number
-    /// is known, else for `expected` entries; `most` is the limit.
+    /// The length of the next page to request, in bytes: space for the missing entries if their
+    /// number is known, else for `expected` entries; `most` is the limit.
     pub(super) fn page_bytes(
         &self,
         server: u16,

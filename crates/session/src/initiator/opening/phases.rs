@@ -27,8 +27,8 @@ impl Opening {
         }
     }
 
-    /// Ends the present phase if all its commands are done, and begins the next one. A pause is ended
-    /// only by [`end_pause`](Self::end_pause).
+    /// Ends the present phase if all its commands are done, and begins the next one. A pause is
+    /// ended only by [`end_pause`](Self::end_pause).
     pub(super) fn end_phase_if_done(&mut self) -> Result<(), OpeningError> {
         let is_busy = |queue: &ServerQueue| queue.in_flight > 0 || !queue.waiting.is_empty();
         if self.queues.iter().any(is_busy) || self.phase.is_pause() || self.phase == Phase::Over {
@@ -75,7 +75,7 @@ impl Opening {
             Phase::Settle => {
                 let batches = self.streams_to_settle.len().div_ceil(SETTLE_STREAMS_MAX);
                 let mut servers = self.logged_servers();
-                if probe::planted(Plant::T9RestartEarly) {
+                if probe::is_bug_planted(Plant::T9RestartEarly) {
                     servers.truncate(1);
                 }
                 for server in servers {
@@ -139,12 +139,14 @@ impl Opening {
                 }
             },
             Phase::Decided if self.streams_to_settle.is_empty() => Phase::Over,
-            Phase::Decided if probe::planted(Plant::T9SettleEarly) => Phase::Settle,
+            Phase::Decided if probe::is_bug_planted(Plant::T9SettleEarly) => Phase::Settle,
             Phase::Decided => Phase::Undo,
             Phase::Undo => Phase::Flush,
-            Phase::Flush if probe::planted(Plant::T9SettleEarly) => Phase::Over,
+            Phase::Flush if probe::is_bug_planted(Plant::T9SettleEarly) => Phase::Over,
             Phase::Flush => Phase::Settle,
-            Phase::Settle if probe::planted(Plant::T9SettleEarly) && !self.is_acknowledgement() => {
+            Phase::Settle
+                if probe::is_bug_planted(Plant::T9SettleEarly) && !self.is_acknowledgement() =>
+            {
                 Phase::Undo
             }
             Phase::Settle | Phase::Over => Phase::Over,
@@ -163,7 +165,7 @@ impl Opening {
 
     /// Checks that no target knows a later owner. Without this check, a target would let a fenced
     /// owner read the lists while the later owner is unreachable, and the lists no longer show the
-    /// fenced owner's state (T8).
+    /// fenced owner's state (trap T8).
     pub(super) fn check_ownership(&mut self) -> Result<(), OpeningError> {
         let later = |(_, status): &&(usize, VolumeStatus)| status.generation > self.generation;
         if let Some((server, status)) = self.statuses.iter().find(later) {
@@ -175,7 +177,7 @@ impl Opening {
         Ok(())
     }
 
-    /// Whether logs that don't fit together, or can't be read, may be given up (T26).
+    /// Whether logs that don't fit together, or can't be read, may be given up (trap T26).
     pub(super) fn may_give_up(&self, error: &OpeningError) -> bool {
         let accepts = self.intent().is_some_and(|intent| intent.accept_lost_log);
         let is_about_logs = match error {
@@ -186,8 +188,9 @@ impl Opening {
         accepts && is_about_logs && !self.logs_invalid
     }
 
-    /// Claims the volume once more with a higher generation, and reads all lists again. By this claim
-    /// each log durably records that it is given up, before recovery uses its content (T26).
+    /// Claims the volume once more with a higher generation, and reads all lists again. By this
+    /// claim each log durably records that it is given up, before recovery uses its content (trap
+    /// T26).
     pub(super) fn claim_again(&mut self) -> Result<(), OpeningError> {
         self.generation = self.generation.checked_add(1).ok_or(ClaimError::Generations)?;
         self.lists = Lists::default();
@@ -210,7 +213,7 @@ impl Opening {
         self.logs_invalid || self.status_of(server).is_some_and(is_invalid)
     }
 
-    /// Whether the mode only drops lists that the caller has acknowledged (T9).
+    /// Whether the mode only drops lists that the caller has acknowledged (trap T9).
     pub(super) fn is_acknowledgement(&self) -> bool {
         matches!(self.mode, Mode::Acknowledge { .. })
     }
@@ -237,17 +240,18 @@ impl Opening {
         servers
     }
 
-    /// The targets whose logs are read: all that have one (T20).
+    /// The targets whose logs are read: all that have one (trap T20).
     pub(super) fn servers_to_list(&self) -> Vec<usize> {
         let mut servers = self.logged_servers();
         if matches!(self.mode, Mode::DryRun(_)) {
-            // A lost log that is given up is made anew only by the claim, so a dry run can't list it.
+            // A lost log that is given up is made anew only by the claim, so a dry run can't list
+            // it.
             servers.retain(|server| {
                 self.status_of(*server)
                     .is_some_and(|status| status.known && !status.unlogged && !status.log_lost)
             });
         }
-        if probe::planted(Plant::T20MissingServer) && servers.len() > 1 {
+        if probe::is_bug_planted(Plant::T20MissingServer) && servers.len() > 1 {
             servers.pop();
         }
         servers
@@ -283,7 +287,7 @@ impl Opening {
         // place for it. So the volume is refused before any target is claimed.
         let lacks_log = |server: &usize| !self.config.servers[*server].has_log;
         if let Some(target) = self.logged_servers().into_iter().find(lacks_log) {
-            probe::hit(Rare::LogRefused);
+            probe::count_rare(Rare::LogRefused);
             return Err(ClaimError::NoLog { target });
         }
         let logged = |server: usize| self.config.servers[server].logged;

@@ -79,8 +79,8 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
         }
         if self.engine.request(id).kind == Kind::Flush {
             // When another stream's FLUSH failed, the drive may have dropped data of this stream.
-            // This successful FLUSH then covers nothing (T22). So the engine learns of the failures
-            // first.
+            // This successful FLUSH then covers nothing (trap T22). So the engine learns of the
+            // failures first.
             let Self { flush_failures, handled_failures, engine, .. } = self;
             flush_failures
                 .for_each_new(handled_failures, |member| engine.on_flush_failed_elsewhere(member));
@@ -93,7 +93,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
     /// failure.
     fn on_failed_request(&mut self, id: RequestId, status: Status) {
         // With an engine that binds its streams, the target reports a failed FLUSH to every stream
-        // there (T22). With other engines, this session must report the failure to the other
+        // there (trap T22). With other engines, this session must report the failure to the other
         // streams, also if its own connection ends.
         let request = self.engine.request(id);
         let must_report = request.kind == Kind::Flush

@@ -1,4 +1,5 @@
-//! The state that the streams of a volume share: failed FLUSHes (T22), and the read barrier (P9).
+//! The state that the streams of a volume share: failed FLUSHes (trap T22), and the read barrier
+//! (promise P9).
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -9,7 +10,8 @@ use riopipe_order::probe::{self, Plant};
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Failed FLUSHes of a volume's drives, shared by its streams. After a failed FLUSH a drive may
-/// have dropped the data of all streams, and not only of the stream that has sent the FLUSH (T22).
+/// have dropped the data of all streams, and not only of the stream that has sent the FLUSH (trap
+/// T22).
 #[derive(Debug)]
 pub struct FlushFailures {
     /// The number of failures of all drives.
@@ -75,7 +77,7 @@ impl FlushFailures {
 }
 
 /// The read barrier: decides which servers of a volume may be read. All streams of the volume share
-/// it (P9).
+/// it (promise P9).
 ///
 /// After a restart, a target may not have all data that a stream has delivered. While a stream
 /// replays, the content of an older write may be on the drive for a moment. So a server may be read
@@ -144,7 +146,7 @@ impl ReadBarrier {
     pub fn readable(&self, server: u16) -> bool {
         let bits = self.servers[usize::from(server)].state.load(Ordering::SeqCst);
         let state = ServerState::from_bits(bits);
-        state.streams == state.up_to_date || probe::planted(Plant::P9ReadsRaceReplay)
+        state.streams == state.up_to_date || probe::is_bug_planted(Plant::P9ReadsRaceReplay)
     }
 
     /// The part of a stream that has not been bound on `server` yet.
@@ -274,7 +276,7 @@ impl Participant {
     /// Whether no stream reads the server. A replay may then start.
     pub(super) fn has_no_reads(&self) -> bool {
         debug_assert!(!self.is_up_to_date, "reads may begin again");
-        if probe::planted(Plant::P9ReplayRacesReads) {
+        if probe::is_bug_planted(Plant::P9ReplayRacesReads) {
             return true;
         }
         // A plain load could return an earlier value. After this read-modify-write, a stream that

@@ -50,14 +50,14 @@ pub(super) enum Step {
     /// Bind has been sent.
     Bind,
     /// The target has answered STREAM_BUSY, because operations of the old connection are still in
-    /// flight (T8). Bind is sent again later.
+    /// flight (trap T8). Bind is sent again later.
     Busy {
         /// The time of the next bind, ns.
         at: u64,
     },
     /// A page of the target's list has been requested.
     List,
-    /// The list is complete. The replay waits until no stream reads the server (P9).
+    /// The list is complete. The replay waits until no stream reads the server (promise P9).
     Reads,
 }
 
@@ -154,7 +154,7 @@ impl<P: AsRef<[u8]> + Clone> Connection<P> {
 
     /// The number of commands in flight from which on no request is sent: `queue_depth`, or less if
     /// the queue has no space for that beside reads, marks and bind. A target that comes back may
-    /// grant a smaller queue than before, so the session must not rely on the old size (T18).
+    /// grant a smaller queue than before, so the session must not rely on the old size (trap T18).
     #[inline]
     pub(super) fn depth(&self, queue_depth: usize) -> usize {
         queue_depth.min(self.queue.depth().saturating_sub(CONTROL_COMMANDS).max(1))

@@ -120,7 +120,7 @@ impl Reading {
         }
     }
 
-    /// Sends the parts for `server`, if it may be read now (P9).
+    /// Sends the parts for `server`, if it may be read now (promise P9).
     pub(super) fn send_parts<P: AsRef<[u8]> + Clone>(
         &mut self,
         server: u16,

@@ -1,9 +1,9 @@
-//! The loss of a connection, and its replacement (P7).
+//! The loss of a connection, and its replacement (promise P7).
 //!
 //! ```text
 //! lost → Down → rejoin: handshake → bind (resume) → the target's list → wait for reads → replay → Up
 //!                                    ↑______| STREAM_BUSY: the target still has operations of the
-//!                                             old connection in flight (T8)
+//!                                             old connection in flight (trap T8)
 //! ```
 //!
 //! The engine holds the requests that may have to be sent again. The list shows which of them are
@@ -30,7 +30,7 @@ use crate::wire::{self, status};
 
 /// The longest pause before the bind is sent again after the answer STREAM_BUSY, ns.
 const BUSY_PAUSE_MAX_NS: u64 = 100_000_000;
-/// The time between two checks whether this stream may read or replay (P9), ns.
+/// The time between two checks whether this stream may read or replay (promise P9), ns.
 const CHECK_NS: u64 = 2_000_000;
 
 /// An event of setting up a connection.
@@ -48,9 +48,9 @@ pub(super) enum SetUpEvent {
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Handles the loss of the connection to a server, also of one that has sent nothing for too
-    /// long. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (P7). If
-    /// the engine cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the stream is
-    /// poisoned (P6).
+    /// long. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (promise
+    /// P7). If the engine cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the
+    /// stream is poisoned (promise P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
         let connection = &mut self.connections[usize::from(server)];
         if !connection.has_connection() {
@@ -58,7 +58,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         let can_continue = self.config.engine.capabilities().can_replay || self.reads_only;
         let waits_for_server = self.config.loss_ns > 0
-            && !probe::planted(Plant::P7GiveUpAtOnce)
+            && !probe::is_bug_planted(Plant::P7GiveUpAtOnce)
             && can_continue
             && self.engine.failure().is_none()
             && (!connection.was_bound || self.engine.suspend(server));
@@ -99,7 +99,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.queue.start(&mut connection.outbox);
     }
 
-    /// Gives up a server that will not come back. The stream is poisoned (P6).
+    /// Gives up a server that will not come back. The stream is poisoned (promise P6).
     pub fn give_up(&mut self, server: u16, cause: Cause) {
         let connection = &mut self.connections[usize::from(server)];
         if connection.state == State::Dead {
@@ -109,7 +109,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.state = State::Dead;
         self.is_connecting = true;
         self.reading.give_up_server(server);
-        probe::hit(Rare::GivenUp);
+        probe::count_rare(Rare::GivenUp);
         self.marks = self.engine.poll();
         let member = self.topology.members().iter().position(|m| m.server == server).unwrap_or(0);
         self.engine.poison(Failure {
@@ -197,7 +197,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 _ => {}
             }
         }
-        // A read that waits for the read barrier is tried again (P9).
+        // A read that waits for the read barrier is tried again (promise P9).
         let may_wait_for_barrier = |connection: &super::Connection<P>| {
             connection.sends_requests() && connection.reads_in_flight == 0
         };
@@ -226,7 +226,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             let connection = &mut self.connections[server];
             match connection.state {
                 State::Joining(Step::Busy { at })
-                    if now >= at && !probe::planted(Plant::P8BusyForEver) =>
+                    if now >= at && !probe::is_bug_planted(Plant::P8BusyForEver) =>
                 {
                     self.send_bind(server as u16, now);
                 }
@@ -237,7 +237,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
             // This is checked also for a replay that has just begun. If it has nothing to send, no
             // answer will arrive, and no deadline would call the session again for this server
-            // (P8).
+            // (promise P8).
             let connection = &mut self.connections[server];
             if connection.state == State::Replaying && !self.engine.is_replaying(server as u16) {
                 connection.state = State::Up;
@@ -261,7 +261,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             SetUpEvent::Connected => {
                 let connection = &mut self.connections[usize::from(server)];
                 // In a new incarnation, the target may not have all data that streams have
-                // delivered. No stream reads there until those streams are bound again (P9).
+                // delivered. No stream reads there until those streams are bound again (promise
+                // P9).
                 if let Some(incarnation) = connection.queue.config().incarnation {
                     connection.participant.note_incarnation(incarnation);
                 }
@@ -334,7 +335,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Gives up a server whose target refuses to bind the stream again.
     fn on_bind_refused(&mut self, server: u16, answer: Status) {
         if answer.is(status::STALE_GENERATION) {
-            probe::hit(Rare::FencedOwner);
+            probe::count_rare(Rare::FencedOwner);
         }
         self.give_up(server, Cause::Status(answer.code()));
     }
@@ -367,7 +368,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     }
 
     /// Handles a page of the target's list. After the last one, a replay waits until no stream
-    /// reads the server (P9).
+    /// reads the server (promise P9).
     fn on_list_page(&mut self, server: u16, cqe: &Cqe, now: u64) {
         let answer = cqe.status();
         if !answer.is_ok() {
@@ -384,7 +385,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let connection = &mut connections[usize::from(server)];
         let listing = &mut connection.listing;
         // The page must be valid and belong to this stream: the decision which requests are
-        // replayed depends on it (T18, T19).
+        // replayed depends on it (traps T18, T19).
         let page = Page::decode(&listing.page).filter(|page| {
             let entry_count = listing.entries.len() + page.entries.len();
             let continues = page.next > listing.from && !page.entries.is_empty();
@@ -414,10 +415,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         let connection = &mut self.connections[usize::from(server)];
         let log_entries = LogEntries::new(core::mem::take(&mut connection.listing.entries));
         let match_ours = log_entries.match_sent_requests(&*self.engine, server);
-        if !match_ours && !probe::planted(Plant::T14ForgetEarly) {
+        if !match_ours && !probe::is_bug_planted(Plant::T14ForgetEarly) {
             return self.give_up(server, Cause::LogMismatch);
         }
-        let replays_durable = probe::planted(Plant::P7ReplayDurable);
+        let replays_durable = probe::is_bug_planted(Plant::P7ReplayDurable);
         self.engine.resume(server, &mut |seq, index| {
             !replays_durable && log_entries.is_durable(seq, index)
         });
@@ -461,7 +462,7 @@ impl LogEntries {
         Self(entries)
     }
 
-    /// The entries of a request. There may be several, which count as one (T6).
+    /// The entries of a request. There may be several, which count as one (trap T6).
     fn entries_of(&self, request: RequestKey) -> &[ListedEntry] {
         let start = self.0.partition_point(|entry| RequestKey::of(&entry.attribute) < request);
         let rest = &self.0[start..];
@@ -475,7 +476,7 @@ impl LogEntries {
     }
 
     /// Whether every entry that is not released belongs to a request that the stream has sent, with
-    /// the same attributes (T19).
+    /// the same attributes (trap T19).
     fn match_sent_requests<P: Payload>(&self, engine: &dyn Engine<P>, server: u16) -> bool {
         let released = engine.released();
         let is_unreleased = |entry: &ListedEntry| entry.attribute.seq_end() > released;

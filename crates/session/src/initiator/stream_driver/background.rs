@@ -3,9 +3,9 @@
 //! A stream belongs to its owner, which drives it in its own calls. The background driver takes
 //! over a stream that its owner has not called for
 //! [`unreachable_ns`](BackgroundConfig::unreachable_ns). It takes in answers, sends waiting
-//! requests, sends the released mark of an idle stream, flushes it (T1), and binds the stream again
-//! on a target that comes back. The driver sleeps until a stream that it has taken over has an
-//! event, or until the next owner may have stopped calling.
+//! requests, sends the released mark of an idle stream, flushes it (trap T1), and binds the stream
+//! again on a target that comes back. The driver sleeps until a stream that it has taken over has
+//! an event, or until the next owner may have stopped calling.
 //!
 //! A stream is *awaited* if another thread waits for its marks. The driver takes over an awaited
 //! stream at once whenever its owner is in no call: the shell wakes the driver when the first
@@ -160,7 +160,7 @@ impl BackgroundDriver {
         now: u64,
     ) -> Finding {
         let unreachable_ns = self.config.unreachable_ns;
-        let is_awaited = is_awaited && !probe::planted(Plant::P8AwaitedLeft);
+        let is_awaited = is_awaited && !probe::is_bug_planted(Plant::P8AwaitedLeft);
         let Some(stream) = self.streams.get_mut(&stream) else { return Finding::Owner };
         stream.in_call = false;
         let mut must_drive = must_drive;
@@ -173,7 +173,7 @@ impl BackgroundDriver {
             }
             must_drive = true;
         }
-        if probe::planted(Plant::P8OwnerNotCalling) {
+        if probe::is_bug_planted(Plant::P8OwnerNotCalling) {
             stream.due = Some(now.saturating_add(unreachable_ns));
             return Finding::Owner;
         }

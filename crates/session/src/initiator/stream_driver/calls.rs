@@ -212,7 +212,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
 
     /// Whether a read command has no answer yet, also one of a read that was given up. A stream
     /// that only reads must be driven until then, because no stream can replay before the answer
-    /// (P9).
+    /// (promise P9).
     #[must_use]
     pub fn has_unanswered_reads(&self) -> bool {
         self.session.has_unanswered_reads()
@@ -233,7 +233,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// Continues the read. The caller calls this once after [`begin_read`](Self::begin_read) and
     /// after each round. Returns how the read ended, if it has.
     ///
-    /// The read starts only when all writes of this stream to its blocks are complete (P9).
+    /// The read starts only when all writes of this stream to its blocks are complete (promise P9).
     pub fn read_step(&mut self, now: u64) -> Option<Result<(), ReadFailure>> {
         if !self.read.unstarted.is_empty() && !self.read_must_wait() {
             let extents = core::mem::take(&mut self.read.unstarted);

@@ -76,17 +76,19 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
 
     /// Handles the end of a server's association: its connection counts as lost, also if it is
     /// open. The target may have lost its power while nothing was in flight. A connection that is
-    /// being made could join the next association before the target is checked again (T27). Reads
-    /// of other streams wait until this stream is bound again (P9).
+    /// being made could join the next association before the target is checked again (trap T27).
+    /// Reads of other streams wait until this stream is bound again (promise P9).
     #[cold]
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_being_set_up = self.session.connection(server) == ConnectionState::Joining;
-        if self.is_open(server) && !(is_being_set_up && probe::planted(Plant::T27LateConnect)) {
+        if self.is_open(server)
+            && !(is_being_set_up && probe::is_bug_planted(Plant::T27LateConnect))
+        {
             self.closed(server, now);
         }
     }
 
-    /// Gives up a server that will not come back. The stream fails (P6).
+    /// Gives up a server that will not come back. The stream fails (promise P6).
     #[cold]
     pub fn give_up(&mut self, server: u16, cause: Cause) {
         self.session.give_up(server, cause);

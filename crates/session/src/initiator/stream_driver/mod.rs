@@ -15,8 +15,9 @@
 //!
 //! The shell reports the end of an association after the bytes that arrived before it, and before
 //! it sends anything in answer to them. The bytes may come from a target that has been started
-//! again since, and nothing may be sent to that target before it is checked (T27). The shell reads
-//! the [`marks`](StreamDriver::marks) between rounds. Times are nanoseconds of one monotonic clock.
+//! again since, and nothing may be sent to that target before it is checked (trap T27). The shell
+//! reads the [`marks`](StreamDriver::marks) between rounds. Times are nanoseconds of one monotonic
+//! clock.
 
 mod attention;
 mod background;
@@ -71,7 +72,8 @@ pub enum StreamEvent {
 }
 
 /// The longest sleep of an owner in a call, ns. The owner must check the stream from time to time,
-/// because another stream's failed FLUSH makes this stream fail although nothing arrives (T22).
+/// because another stream's failed FLUSH makes this stream fail although nothing arrives (trap
+/// T22).
 const SLEEP_NS_MAX: u64 = 1_000_000_000;
 
 /// The number of admitted groups from which on the stream should send without a request of the
@@ -107,7 +109,7 @@ pub struct StreamDriver<P> {
     has_unsent: bool,
     /// The number of groups admitted since the last [`pump`](Self::pump).
     admitted_count: usize,
-    /// The first failure that was reported (P6).
+    /// The first failure that was reported (promise P6).
     failure: Option<Failure>,
     attention: Attention,
     /// Set while the stream is idle and its last group is not durable.
@@ -170,7 +172,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     ) -> Result<Seq, Refusal> {
         let seq = self.session.admit(writes, tag, durable)?;
         self.admitted_count += 1;
-        if durable && !probe::planted(Plant::P8DurableUnsent) {
+        if durable && !probe::is_bug_planted(Plant::P8DurableUnsent) {
             // A thread waits until the group is durable, or will do so. The owner may make no
             // further call before that, so the group is sent at once.
             self.admitted_count = UNSENT_GROUPS_MAX;
@@ -198,10 +200,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         &mut self.attention
     }
 
-    /// The marks; groups up to them count as delivered (T1).
+    /// The marks; groups up to them count as delivered (trap T1).
     ///
     /// # Errors
-    /// The failure of the stream: each call returns the same one (P6).
+    /// The failure of the stream: each call returns the same one (promise P6).
     #[inline]
     pub fn marks(&mut self) -> Result<Marks, Failure> {
         if let Some(failure) = self.failure {
@@ -341,8 +343,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
 
     /// The background driver calls this after its rounds, and after [`marks`](Self::marks). A
     /// stream that has been idle for `flush_ns` is flushed, so that the targets can drop its
-    /// entries from their logs (T1). Returns when the next round is due even if nothing arrives: at
-    /// once if the last round `worked`, and never (`None`) for a stream that has failed.
+    /// entries from their logs (trap T1). Returns when the next round is due even if nothing
+    /// arrives: at once if the last round `worked`, and never (`None`) for a stream that has
+    /// failed.
     pub fn finish_background_rounds(
         &mut self,
         worked: bool,
@@ -365,7 +368,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let needs_flush = self.session.config().engine.capabilities().keeps_log
             && self.session.marks().durable < last
             && engine.is_idle();
-        if !needs_flush || probe::planted(Plant::T1NoBackgroundFlush) {
+        if !needs_flush || probe::is_bug_planted(Plant::T1NoBackgroundFlush) {
             self.idle_undurable = None;
             return None;
         }
@@ -378,7 +381,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if now < due {
             return Some(due);
         }
-        probe::hit(Rare::BackgroundFlush);
+        probe::count_rare(Rare::BackgroundFlush);
         self.session.ask_durable(last);
         self.has_unsent = true;
         self.idle_undurable = None;
@@ -409,14 +412,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.engine().last_admitted()
     }
 
-    /// The released mark: groups up to it are complete, durable and delivered (T1).
+    /// The released mark: groups up to it are complete, durable and delivered (trap T1).
     #[inline]
     #[must_use]
     pub fn released(&self) -> Seq {
         self.session.engine().released()
     }
 
-    /// The number of requests that were sent again to targets that had been lost (P7).
+    /// The number of requests that were sent again to targets that had been lost (promise P7).
     #[must_use]
     pub fn replayed(&self) -> u64 {
         self.session.engine().replayed_count()

@@ -7,8 +7,9 @@
 //!
 //! After a failure that may pass, the start closes all connections, pauses, and begins again. There
 //! are three such failures. A target refuses the queue, because commands of the stream's last
-//! connection are still in flight (T8). A target is unreachable. A target was lost since its
-//! connection was begun: a stream starts only over associations that have stood all the time (T27).
+//! connection are still in flight (trap T8). A target is unreachable. A target was lost since its
+//! connection was begun: a stream starts only over associations that have stood all the time (trap
+//! T27).
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -35,9 +36,9 @@ pub struct StreamSpec {
     /// The volume's topology.
     pub topology: Topology,
     /// Limit of the replay memory: the payload bytes that are kept because they are not durable or
-    /// not complete (T14).
+    /// not complete (trap T14).
     pub kept_bytes_max: u64,
-    /// Whether adjacent requests are merged (T16), up to the data that a command can carry.
+    /// Whether adjacent requests are merged (trap T16), up to the data that a command can carry.
     pub merge: bool,
     /// The id of the stream's queue on each server.
     pub qids: Vec<u16>,
@@ -49,9 +50,9 @@ pub struct StreamSpec {
 /// The state that all streams of a volume share in one process.
 #[derive(Clone, Debug)]
 pub struct StreamShared {
-    /// The record of failed FLUSHes (T22).
+    /// The record of failed FLUSHes (trap T22).
     pub flush_failures: Arc<FlushFailures>,
-    /// The read barrier (P9).
+    /// The read barrier (promise P9).
     pub read_barrier: Arc<ReadBarrier>,
 }
 
@@ -243,7 +244,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     }
 
     /// Handles the end of a server's association. A connection that was begun before, and the
-    /// answers on it, cannot be used any more (T27). The start begins again.
+    /// answers on it, cannot be used any more (trap T27). The start begins again.
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_affected = match &self.progress {
             Progress::Connecting(pending) => {
@@ -259,7 +260,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             }
             Progress::Pausing { .. } | Progress::Failed(_) => false,
         };
-        if is_affected && !probe::planted(Plant::T27LateConnect) {
+        if is_affected && !probe::is_bug_planted(Plant::T27LateConnect) {
             self.put_off(server, now);
         }
     }

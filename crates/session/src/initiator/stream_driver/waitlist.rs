@@ -6,7 +6,7 @@
 //!
 //! A stream that is reopened begins another [`StreamIncarnation`], and uses the seqs of lost groups
 //! again. So a wait belongs to the incarnation in which it was begun: a later group with the same
-//! seq never ends it (P2).
+//! seq never ends it (promise P2).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -164,7 +164,7 @@ impl<W> Waitlist<W> {
         self.last_token += 1;
         let place = Place { seq, token: self.last_token };
         self.list(mark).insert(place, waiter);
-        if probe::planted(Plant::P8WaiterNotChecked) {
+        if probe::is_bug_planted(Plant::P8WaiterNotChecked) {
             return Entry::Waits { place, is_first };
         }
         let snapshot = snapshot();
@@ -209,7 +209,7 @@ impl<W> Waitlist<W> {
 
     /// Takes all waiters out of the list, because the marks cannot move any more.
     pub fn take_all(&mut self) -> Vec<W> {
-        if probe::planted(Plant::P8WaiterNotWoken) {
+        if probe::is_bug_planted(Plant::P8WaiterNotWoken) {
             return Vec::new();
         }
         let complete = core::mem::take(&mut self.complete).into_values();

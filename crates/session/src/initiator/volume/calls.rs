@@ -1,7 +1,8 @@
 //! Questions to a volume's targets, and the matching of the answers to them.
 //!
 //! A *question* is a command of the opening or the creation itself, beside the commands by which an
-//! association attaches. Each has a purpose, which [`Targets::next_answer`] returns with its answer.
+//! association attaches. Each has a purpose, which [`Targets::next_answer`] returns with its
+//! answer.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -43,7 +44,7 @@ pub(super) struct Targets<Q> {
     /// Questions without an answer, by number.
     pending: BTreeMap<u64, PendingQuestion<Q>>,
     /// The number of the next question. No number is used twice, so no late answer is taken for the
-    /// answer to another question (T23).
+    /// answer to another question (trap T23).
     next_number: u64,
 }
 

@@ -11,11 +11,11 @@
 //!
 //! An *old volume* is a volume to which some of the drives belonged before.
 //!
-//! The old volumes keep their partitions until the new labels are written. So a crash leaves the old
-//! volume or the new one, or, between two labels, drives that make no volume. There are two
-//! exceptions: a log has no space beside the old volume, or the old volume waits for recovery there.
-//! Then the old volume is dropped from that log first. A crash or a failure after that leaves the
-//! old volume with a lost log.
+//! The old volumes keep their partitions until the new labels are written. So a crash leaves the
+//! old volume or the new one, or, between two labels, drives that make no volume. There are two
+//! exceptions: a log has no space beside the old volume, or the old volume waits for recovery
+//! there. Then the old volume is dropped from that log first. A crash or a failure after that
+//! leaves the old volume with a lost log.
 //!
 //! A creation that cannot succeed should leave the old volume its log. So the checks that need no
 //! log come before the first claim. Where a log is full, an old volume is dropped first only if, by
@@ -24,15 +24,15 @@
 //! dropped first in any case: the space is not known until that volume is dropped.
 //!
 //! An old volume whose log is older than its labels is not dropped first: the claim would make that
-//! log count as the newest (T24). Where it takes the space, the creation is refused.
+//! log count as the newest (trap T24). Where it takes the space, the creation is refused.
 //!
-//! Only its owner may drop a volume, so an old volume is claimed first (T18). No owner is displaced
-//! (T8). An old volume that cannot be dropped stays in the log: the new volume does not depend on
-//! it.
+//! Only its owner may drop a volume, so an old volume is claimed first (trap T18). No owner is
+//! displaced (trap T8). An old volume that cannot be dropped stays in the log: the new volume does
+//! not depend on it.
 //!
-//! The program drives a creation like a [`VolumeOpening`](super::opening::VolumeOpening). A creation
-//! has no deadline of its own. If it fails after partitions were made, it asks the targets to forget
-//! the new volume.
+//! The program drives a creation like a [`VolumeOpening`](super::opening::VolumeOpening). A
+//! creation has no deadline of its own. If it fails after partitions were made, it asks the targets
+//! to forget the new volume.
 
 mod config;
 mod drives;
@@ -93,8 +93,9 @@ enum Step {
     MakingPartitions(usize),
     /// The targets are asked for the number of slots of the new partitions.
     CountingSlots,
-    /// The labels are read again, because another initiator may have made a volume of the same drives
-    /// after the first reading. Once the partitions are made, no other initiator can do that.
+    /// The labels are read again, because another initiator may have made a volume of the same
+    /// drives after the first reading. Once the partitions are made, no other initiator can do
+    /// that.
     ReadingLabelsAgain,
     /// The labels are being written.
     WritingLabels,
@@ -165,7 +166,7 @@ impl VolumeCreation {
     }
 
     /// The reason why the volume is made for engine `sync`, if the caller did not request that
-    /// engine. It is returned once (T17).
+    /// engine. It is returned once (trap T17).
     pub fn take_fallback(&mut self) -> Option<Lacking> {
         self.fallback.take()
     }

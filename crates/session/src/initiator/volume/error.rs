@@ -16,7 +16,7 @@ use crate::initiator::association::{AskError, AssociationError};
 use crate::initiator::opening::OpeningError;
 use crate::label::AssembleError;
 
-/// An error in a target's answer (T18).
+/// An error in a target's answer (trap T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Nonsense {
@@ -64,7 +64,7 @@ pub enum CallFailure {
     /// The command could not be sent.
     #[error(transparent)]
     Ask(AskError),
-    /// The target's answer is not valid (T18).
+    /// The target's answer is not valid (trap T18).
     #[error("the target's answer is not valid: {0}")]
     Nonsense(Nonsense),
 }
@@ -103,7 +103,7 @@ pub enum VolumeOpenError {
     /// The drives don't make the volume.
     #[error(transparent)]
     Members(#[from] MembersError),
-    /// The engine that the caller insists on can't run (T17).
+    /// The engine that the caller insists on can't run (trap T17).
     #[error("engine {engine} can't run on the volume")]
     Engine {
         /// The engine.
@@ -217,7 +217,7 @@ pub enum VolumeCreateError {
         /// The owner's host NQN.
         owner: String,
     },
-    /// The engine that the caller insists on can't run on a target (T17).
+    /// The engine that the caller insists on can't run on a target (trap T17).
     #[error("engine {engine} can't run on target {}", .lacking.target)]
     Engine {
         /// The engine.
@@ -255,7 +255,7 @@ pub enum VolumeCreateError {
         /// The number of volumes in it.
         volumes: u32,
     },
-    /// More log slots than the target keeps (T28).
+    /// More log slots than the target keeps (trap T28).
     #[error("target {target} keeps at most {most} more log slots per stream{}", requested(*.slots))]
     TooManySlots {
         /// The target.

@@ -44,7 +44,7 @@ pub struct MemberPlace {
     pub nsid: u32,
 }
 
-/// The time for which an owner may be unreachable (T25).
+/// The time for which an owner may be unreachable (trap T25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTimes {
     /// The time for which an owner waits for a lost target, ms; 0: a loss is a failure at once.
@@ -107,9 +107,9 @@ pub struct Members {
 }
 
 impl Members {
-    /// The members, after a check of the labels that were found on their drives. `name` is the volume
-    /// that the caller requests, if it requests one. With `accept_lost_log`, a target may have
-    /// another log than the one that the labels name (T19, T20).
+    /// The members, after a check of the labels that were found on their drives. `name` is the
+    /// volume that the caller requests, if it requests one. With `accept_lost_log`, a target may
+    /// have another log than the one that the labels name (traps T19, T20).
     ///
     /// # Errors
     /// [`MembersError`]: the first error found.
@@ -133,7 +133,7 @@ impl Members {
         Ok(Self { controllers, places: places.to_vec(), namespaces, labels, head, layout })
     }
 
-    /// The largest generation on any label (T24).
+    /// The largest generation on any label (trap T24).
     #[must_use]
     pub fn label_generation(&self) -> u32 {
         label_work::max_generation(&self.labels)
@@ -212,7 +212,7 @@ impl Members {
     }
 
     /// The claim with which an owner of the volume claims it again on a target that it has lost
-    /// (P7); `None` where the target does not have the extension.
+    /// (promise P7); `None` where the target does not have the extension.
     #[must_use]
     pub fn resume_claim(&self, target: usize, generation: u32, lease_ms: u32) -> Option<Claim> {
         self.controllers[target].extension.map(|_| Claim {
@@ -230,7 +230,7 @@ impl Members {
         })
     }
 
-    /// The properties that must be found again on a target that was lost (T19, T27).
+    /// The properties that must be found again on a target that was lost (traps T19, T27).
     #[must_use]
     pub fn known_target(&self, target: usize, generation: u32) -> KnownTarget {
         let drives = self.members_on(target).into_iter().map(|place| {

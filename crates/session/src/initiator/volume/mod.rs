@@ -5,7 +5,7 @@
 //!   attempt over the targets of an open volume, and the release of the volume;
 //! - [`state`]: the open streams, their queues, and the group after which each stream continues;
 //! - [`block_ownership`]: the ownership checker, which checks that the caller keeps its duties
-//!   between streams (T11, T15);
+//!   between streams (traps T11, T15);
 //! - [`members`], [`ranges`]: the layout that follows from the drives and their labels.
 
 pub mod block_ownership;

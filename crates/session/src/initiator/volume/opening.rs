@@ -1,6 +1,6 @@
-//! Volume opening: attach to all targets of a volume, find its drives, check their labels, claim the
-//! volume on all targets, write the new owner's generation into the labels, and recover the state
-//! that a crash has left.
+//! Volume opening: attach to all targets of a volume, find its drives, check their labels, claim
+//! the volume on all targets, write the new owner's generation into the labels, and recover the
+//! state that a crash has left.
 //!
 //! ```text
 //! attaching → reading labels → reading statuses, if the volume is only inspected → ended
@@ -19,9 +19,9 @@
 //! saves the data that will be zeroed ([`save_step`](VolumeOpening::save_step)), and takes the
 //! [`result`](VolumeOpening::take_result).
 //!
-//! If the volume has an owner, the opening makes further attempts for the time that the caller allows
-//! (T25), each over new associations. If an attempt fails after the volume may have been claimed,
-//! the opening releases the volume.
+//! If the volume has an owner, the opening makes further attempts for the time that the caller
+//! allows (trap T25), each over new associations. If an attempt fails after the volume may have
+//! been claimed, the opening releases the volume.
 
 mod failing;
 mod recovering;
@@ -72,11 +72,12 @@ pub struct VolumeOpeningConfig {
     pub purpose: Purpose,
     /// The engine that the caller insists on; `None`: the engine for which the volume was made.
     pub engine: Option<EngineKind>,
-    /// Whether an owner that is connected, or may still come back, is fenced (T8, T25).
+    /// Whether an owner that is connected, or may still come back, is fenced (traps T8, T25).
     pub take_over: bool,
-    /// Whether a log that is lost, damaged or older than the labels is given up (T19, T24, T26).
+    /// Whether a log that is lost, damaged or older than the labels is given up (traps T19, T24,
+    /// T26).
     pub accept_lost_log: bool,
-    /// The time for which the opening waits for an owner that may still come back (T25).
+    /// The time for which the opening waits for an owner that may still come back (trap T25).
     pub wait: OwnerWait,
     /// The times from which the new owner's lease follows.
     pub lease: LeaseTimes,
@@ -84,7 +85,7 @@ pub struct VolumeOpeningConfig {
     pub save_undone: bool,
     /// The limit for an answer to recovery, and for putting its commands off, ns.
     pub timeout_ns: u64,
-    /// The number of the attempt (T23).
+    /// The number of the attempt (trap T23).
     pub attempt: u32,
     /// The layout of the volume's blocks on its drives.
     pub layout: Layout,
@@ -123,7 +124,8 @@ pub enum OpeningEvent {
         /// The command.
         call: Call,
     },
-    /// The volume has been claimed on all targets with this generation. The labels are written next.
+    /// The volume has been claimed on all targets with this generation. The labels are written
+    /// next.
     Claimed {
         /// The owner's generation.
         generation: u32,
@@ -154,7 +156,7 @@ pub struct OpenedVolume {
     pub members: Members,
     /// The engine that runs.
     pub engine: EngineKind,
-    /// The reason, if that is not the engine for which the volume was made (T17).
+    /// The reason, if that is not the engine for which the volume was made (trap T17).
     pub fallback: Option<Hindrance>,
     /// The owner's generation; 0 if the volume was only inspected.
     pub generation: u32,
@@ -177,13 +179,14 @@ impl OpenedVolume {
         self.members.opening_config()
     }
 
-    /// The claim with which the owner claims the volume again on a target that it has lost (P7).
+    /// The claim with which the owner claims the volume again on a target that it has lost (promise
+    /// P7).
     #[must_use]
     pub fn resume_claim(&self, target: usize) -> Option<Claim> {
         self.members.resume_claim(target, self.generation, self.lease_ms)
     }
 
-    /// The state that must be found again on a target that was lost (T27).
+    /// The state that must be found again on a target that was lost (trap T27).
     #[must_use]
     pub fn known_target(&self, target: usize) -> KnownTarget {
         self.members.known_target(target, self.generation)
@@ -364,8 +367,8 @@ impl VolumeOpening {
         }
     }
 
-    /// Takes the result of the step that [`save_step`](Self::save_step) returned last, and continues.
-    /// If the program could not do the step, the attempt fails.
+    /// Takes the result of the step that [`save_step`](Self::save_step) returned last, and
+    /// continues. If the program could not do the step, the attempt fails.
     pub fn save_step_done(
         &mut self,
         succeeded: bool,

@@ -38,7 +38,7 @@ pub fn volume_ranges(topology: &Topology, extents: &[DriveExtent]) -> Vec<BlockR
         while lba < end {
             // Within a stripe unit, adjacent blocks of a drive are adjacent in the volume.
             let blocks = (unit - (lba - start) % unit).min(end - lba);
-            // Extents outside the volume were refused before (T19).
+            // Extents outside the volume were refused before (trap T19).
             if let Some(first) = topology.volume_block(extent.member, lba) {
                 ranges.push(BlockRange { lba: first, blocks });
             }
@@ -67,7 +67,8 @@ pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRan
 }
 
 /// The blocks that a stream's owner must check before the stream starts again: in-place updates
-/// beyond the prefix, and writes in doubt; empty if nothing waits to be acknowledged (T9, T26).
+/// beyond the prefix, and writes in doubt; empty if nothing waits to be acknowledged (traps T9,
+/// T26).
 #[must_use]
 pub fn to_acknowledge(topology: &Topology, found: &StreamOutcome) -> Option<Vec<InPlaceRange>> {
     found.pending.then(|| {

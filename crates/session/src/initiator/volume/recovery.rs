@@ -5,7 +5,7 @@
 //! command that a target has put off again after a delay. If a target puts commands off for too
 //! long, or does not answer for too long, the attempt ends with an error. Then another attempt with
 //! the next number may begin. Answers to commands of the earlier attempt may still arrive, and the
-//! new attempt drops them (T23).
+//! new attempt drops them (trap T23).
 
 use alloc::vec::Vec;
 
@@ -89,8 +89,8 @@ impl StepTimes {
 /// The times of one target.
 #[derive(Clone, Copy, Debug, Default)]
 struct TargetState {
-    /// When the target last answered, or, if later, when it got the first of the commands in flight,
-    /// ns.
+    /// When the target last answered, or, if later, when it got the first of the commands in
+    /// flight, ns.
     last_progress: u64,
     /// The time before which nothing is sent, because the target has put a command off, ns.
     retry_at: u64,
@@ -110,7 +110,8 @@ pub struct RecoveryDriver {
     step_times: StepTimes,
     /// When the present phase began, ns.
     phase_began: u64,
-    /// Whether the recovered seqs have been decided, and the time of the decision is not counted yet.
+    /// Whether the recovered seqs have been decided, and the time of the decision is not counted
+    /// yet.
     decide_time_pending: bool,
 }
 
@@ -148,8 +149,8 @@ impl RecoveryDriver {
         Some(next)
     }
 
-    /// Takes the answer to a command: its data, or the status of its failure. The answer to a command
-    /// of an earlier attempt is dropped (T23).
+    /// Takes the answer to a command: its data, or the status of its failure. The answer to a
+    /// command of an earlier attempt is dropped (trap T23).
     ///
     /// # Errors
     /// [`RecoveryError`]: the attempt has failed.

@@ -21,7 +21,7 @@ pub enum ReserveError {
     /// The stream is open already.
     #[error("the stream is open already")]
     Open,
-    /// In-place updates beyond its prefix have not been acknowledged (T9).
+    /// In-place updates beyond its prefix have not been acknowledged (trap T9).
     #[error("{updates} in-place updates of the stream have not been acknowledged")]
     Pending {
         /// The number of those updates.
@@ -47,7 +47,8 @@ pub struct Reserved {
     pub qids: Vec<u16>,
     /// The group after which it continues.
     pub start: Seq,
-    /// Whether its last run ended without a close. Its logs must then be recovered before it starts.
+    /// Whether its last run ended without a close. Its logs must then be recovered before it
+    /// starts.
     pub unrecovered: bool,
 }
 
@@ -69,13 +70,13 @@ pub struct VolumeState {
     readers: BTreeMap<StreamId, Vec<u16>>,
     /// Streams that ended without a close. Their last writes may still be in flight, so the stream
     /// takes the same queues when it is opened again: a target grants a queue again only once all
-    /// operations of its last connection have come back from the drives (T8).
+    /// operations of its last connection have come back from the drives (trap T8).
     ended: BTreeMap<StreamId, Vec<u16>>,
     /// Streams that ended without a close, and have not been recovered since.
     unrecovered: BTreeSet<StreamId>,
-    /// In-place updates that have not been acknowledged (T9).
+    /// In-place updates that have not been acknowledged (trap T9).
     pending: BTreeMap<StreamId, Vec<InPlaceRange>>,
-    /// The last attempt to recover something (T23).
+    /// The last attempt to recover something (trap T23).
     attempt: u32,
 }
 
@@ -131,7 +132,7 @@ impl VolumeState {
         // The last queues of another stream that has ended can be used: a target grants them once
         // the writes of that stream have come back. That is not safe without a log. The ended
         // stream could then be opened again on other queues, while late writes of its last queues
-        // are in flight. Such a write could overwrite a newer one (T8).
+        // are in flight. Such a write could overwrite a newer one (trap T8).
         let ended = if self.logged { self.ended.pop_first() } else { None };
         match ended {
             Some((_, qids)) => Ok(qids),
@@ -151,8 +152,8 @@ impl VolumeState {
         }
     }
 
-    /// Keeps the queues of a stream that has ended without a close, because its requests may still be
-    /// in flight. Returns whether the stream was open.
+    /// Keeps the queues of a stream that has ended without a close, because its requests may still
+    /// be in flight. Returns whether the stream was open.
     pub fn on_stream_ended(&mut self, stream: StreamId) -> bool {
         let Some(qids) = self.open.remove(&stream) else { return false };
         self.ended.insert(stream, qids);
@@ -160,8 +161,8 @@ impl VolumeState {
         true
     }
 
-    /// Records that a stream has been recovered and continues after group `last`. If `pending` lists
-    /// in-place updates, the stream cannot be opened before they are acknowledged (T9).
+    /// Records that a stream has been recovered and continues after group `last`. If `pending`
+    /// lists in-place updates, the stream cannot be opened before they are acknowledged (trap T9).
     pub fn on_stream_recovered(
         &mut self,
         stream: StreamId,
@@ -233,7 +234,7 @@ impl VolumeState {
     }
 
     /// The number of the next attempt to recover something. A late answer to an earlier attempt
-    /// does not belong to it (T23).
+    /// does not belong to it (trap T23).
     pub fn next_attempt(&mut self) -> u32 {
         self.attempt = self.attempt.wrapping_add(1);
         self.attempt

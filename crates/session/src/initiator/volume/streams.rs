@@ -57,8 +57,8 @@ impl From<RecoveryError> for StreamsRecoveryError {
     }
 }
 
-/// The association with a target at the first call of a request. All commands of the request go over
-/// this association: answers to commands that were sent over an earlier one never arrive.
+/// The association with a target at the first call of a request. All commands of the request go
+/// over this association: answers to commands that were sent over an earlier one never arrive.
 #[derive(Clone, Copy, Debug, Default)]
 struct PinnedAssociation {
     /// Its [number](AssociationManager::number); `None` before the first call with the manager.
@@ -79,8 +79,8 @@ impl PinnedAssociation {
     }
 }
 
-/// The recovery of some streams of an open volume, or the acknowledgement of their lists of in-place
-/// updates; see the [module](self).
+/// The recovery of some streams of an open volume, or the acknowledgement of their lists of
+/// in-place updates; see the [module](self).
 #[derive(Debug)]
 pub struct StreamsRecovery {
     driver: RecoveryDriver,
@@ -92,8 +92,8 @@ pub struct StreamsRecovery {
 
 impl StreamsRecovery {
     /// An attempt that begins at `now`, ns. `attempt` is the number with which `opening` was made,
-    /// and differs from that of every earlier attempt (T23). A target may leave a command without
-    /// an answer for `timeout_ns` nanoseconds.
+    /// and differs from that of every earlier attempt (trap T23). A target may leave a command
+    /// without an answer for `timeout_ns` nanoseconds.
     #[must_use]
     pub fn new(opening: Opening, attempt: u32, timeout_ns: u64, now: u64) -> Self {
         let pinned = alloc::vec![PinnedAssociation::default(); opening.servers()];
@@ -145,13 +145,14 @@ impl StreamsRecovery {
         };
         if is_first_call {
             // An earlier attempt may have left commands on this queue. The target accepts the queue
-            // again only when those have come back from the drives (T8).
+            // again only when those have come back from the drives (trap T8).
             association.close_drives();
         }
         while let Some(Answer { question, cqe, page, .. }) = association.next_answer() {
             let status = cqe.status();
             let answer = if status.is_ok() { Ok(&page[..]) } else { Err(status) };
-            // The answer may belong to an earlier attempt. The driver drops such an answer (T23).
+            // The answer may belong to an earlier attempt. The driver drops such an answer (trap
+            // T23).
             self.driver.on_answer(server, Ticket::from_bits(question), answer, now)?;
         }
         let doing = self.driver.phase().action_name();
@@ -200,8 +201,8 @@ impl StreamsRecovery {
         core::mem::take(&mut self.sent)
     }
 
-    /// Closes a target's drives queue, after the attempt has ended or has been given up. The next user
-    /// of the queue opens it again.
+    /// Closes a target's drives queue, after the attempt has ended or has been given up. The next
+    /// user of the queue opens it again.
     pub fn close_drives_queue<P: AsRef<[u8]> + Clone>(manager: &mut AssociationManager<P>) {
         if let Some(association) = manager.association() {
             association.close_drives();
@@ -236,8 +237,8 @@ pub struct VolumeRelease {
 }
 
 impl VolumeRelease {
-    /// A release that [`advance`](Self::advance) begins. `has_extension` has one item for each target.
-    /// Only targets that have the extension are asked.
+    /// A release that [`advance`](Self::advance) begins. `has_extension` has one item for each
+    /// target. Only targets that have the extension are asked.
     #[must_use]
     pub fn new(volume: VolumeId, has_extension: Vec<bool>) -> Self {
         let asked_over = alloc::vec![None; has_extension.len()];

@@ -285,7 +285,7 @@ fn namespace_page(config: &NamespaceConfig) -> Namespace {
         ncap: config.blocks,
         nuse: config.blocks,
         nmic: NMIC_SHARED,
-        // Deallocated blocks read as zeroes (T10).
+        // Deallocated blocks read as zeroes (trap T10).
         dlfeat: identify::DLFEAT_ZEROES | identify::DLFEAT_DEAC,
         nguid: config.nguid,
         // Blocks of 2¹² bytes.

@@ -1,5 +1,5 @@
 //! The commands by which a host becomes and ceases to be the owner of a volume: claim, status and
-//! release, on the admin queue (T8).
+//! release, on the admin queue (trap T8).
 //!
 //! A claim and a release change the ownership in three steps, because operations of the former
 //! owner and of other hosts may be in flight:
@@ -85,7 +85,7 @@ impl Admin {
             let claim_number = shared.claim(&claim, host, now)?;
             // From here on, the target refuses writes of plain hosts and streams of former owners.
             // Their operations in flight must come back before the new owner reads a log or writes.
-            // Otherwise a late write could land over newer data (T8, T21).
+            // Otherwise a late write could land over newer data (traps T8, T21).
             let fence = shared.raise_fence(conn, claim.volume, None);
             Ok(GrantedClaim { claim_number, fence })
         });

@@ -1,5 +1,5 @@
 //! The commands of a recovery, on the admin queue: list reads the entries of a stream's log, settle
-//! records the recovered seqs (T4, T9).
+//! records the recovered seqs (traps T4, T9).
 
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::entry::PartitionId;

@@ -155,7 +155,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Refuses an ordered request on a queue that carries no stream. The host relies on the order
-    /// of its requests, and nothing would keep that order here (T17).
+    /// of its requests, and nothing would keep that order here (trap T17).
     #[cold]
     fn refuse_ordered_without_stream(
         &mut self,
@@ -163,7 +163,7 @@ impl<E: TargetEnv> TargetConn<E> {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
-        if self.context.is_fenced && probe::planted(Plant::T8StaleOwner) {
+        if self.context.is_fenced && probe::is_bug_planted(Plant::T8StaleOwner) {
             let plain = wire::without_attribute(capsule.sqe);
             return self.execute_io(Capsule { sqe: &plain, ..capsule }, env, outbox);
         }
@@ -226,7 +226,8 @@ impl<E: TargetEnv> TargetConn<E> {
                 Some(ordered) if command.is_ordered => {
                     ordered.start_transfer(context, index, env, outbox);
                     // A request that gets no memory fails at the gate. The batch is finished here,
-                    // so that the request gets its completion even if no other event follows (P8).
+                    // so that the request gets its completion even if no other event follows
+                    // (promise P8).
                     if context.commands[index].stage == Stage::Gate {
                         ordered.finish_batch(context, &[], env, outbox);
                     }
@@ -254,7 +255,8 @@ impl<E: TargetEnv> TargetConn<E> {
             Some(ordered) => ordered.on_device_result(context, index, result, env),
             None => {
                 debug_assert!(
-                    probe::planted(Plant::T8ClaimNoWait) || probe::planted(Plant::T8ReplayNoWait),
+                    probe::is_bug_planted(Plant::T8ClaimNoWait)
+                        || probe::is_bug_planted(Plant::T8ReplayNoWait),
                     "a stream was released with operations in flight (T8)"
                 );
                 context.complete_command(index, fenced_owner(), 0, outbox);
@@ -263,7 +265,7 @@ impl<E: TargetEnv> TargetConn<E> {
     }
 
     /// Notes that a round of FLUSHes has ended. Continues the commands of this connection whose
-    /// FLUSH is not in doubt any more (T29).
+    /// FLUSH is not in doubt any more (trap T29).
     pub(super) fn resolve_doubts(&mut self, env: &mut E, outbox: &mut Outbox<E::Buf>) {
         let Self { context, plain, ordered, .. } = self;
         for index in context.resolve_doubts(env) {

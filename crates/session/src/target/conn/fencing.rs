@@ -1,5 +1,5 @@
 //! The beginning and the end of a stream on a connection: the Bind command, and the fence that
-//! makes a change of owner safe (T8).
+//! makes a change of owner safe (trap T8).
 //!
 //! The steps of a fence:
 //!
@@ -37,7 +37,7 @@ const BIND_RESERVED: u32 = 0x7fff_0000;
 /// A round waits for the device operations that were in flight at its beginning, and then
 /// acknowledges its fences. A fence that is raised during a round belongs to the next round. So a
 /// fence waits for two rounds at most, even if the connection always has operations in flight
-/// (T28).
+/// (trap T28).
 #[derive(Debug, Default)]
 pub(super) struct Fences {
     /// How many of the device operations for which the current round waits are still in flight.
@@ -151,9 +151,9 @@ impl<E: TargetEnv> TargetConn<E> {
         fences.next_round.push(id);
         let is_for_all = scope == FenceScope::AllAssociations;
         if is_for_all && context.commands.iter_mut().any(|(_, command)| command.is_on_device()) {
-            probe::hit(Rare::FenceWaited);
+            probe::count_rare(Rare::FenceWaited);
         }
-        let skips_wait = is_for_all && probe::planted(Plant::T8ClaimNoWait);
+        let skips_wait = is_for_all && probe::is_bug_planted(Plant::T8ClaimNoWait);
         if skips_wait && self.carries_fenced_stream() {
             self.return_stream(env, outbox);
         }

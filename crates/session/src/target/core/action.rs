@@ -90,7 +90,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
         if let Some(core) = self.assign_queue_to_core(at)
             && core != self.config.index
         {
-            probe::hit(Rare::HandedOver);
+            probe::count_rare(Rare::HandedOver);
             return self.take_out(at).map(|connection| Action::HandOver { core, connection });
         }
         let connection = self.get(at)?;

@@ -64,7 +64,7 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     /// Puts an operation at the end of the waiting ones.
     #[cold]
     fn enqueue(&mut self, op: u64, lba: u64, kind: OperationKind<D::Buf>) -> Submitted<D::Buf> {
-        probe::hit(Rare::DriveFull);
+        probe::count_rare(Rare::DriveFull);
         self.waiting.push_back(WaitingOperation { op, lba, kind });
         Submitted::Pending
     }

@@ -70,7 +70,7 @@ pub struct Connection<E: TargetEnv, T> {
     /// The connection is on its core's list of changed connections.
     pub(super) is_in_changed_list: bool,
     /// The connection's place among all connections of the target. It is free when the connection
-    /// is dropped (T28).
+    /// is dropped (trap T28).
     _place: Place,
 }
 
@@ -119,7 +119,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         match self.linger_deadline_ns {
             Some(_) => InputTreatment::Dropped,
             None if self.session.wants_input(&self.output) => InputTreatment::Wanted,
-            None => InputTreatment::Left,
+            None => InputTreatment::StaysInSocket,
         }
     }
 
@@ -268,7 +268,7 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
 
     /// The events for which the socket must be watched.
     pub(super) fn interest(&self) -> Interest {
-        let takes_input = self.input_treatment() != InputTreatment::Left;
+        let takes_input = self.input_treatment() != InputTreatment::StaysInSocket;
         interest(takes_input, self.is_blocked)
     }
 }
@@ -281,13 +281,13 @@ pub(super) enum InputTreatment {
     /// Receive the bytes and drop them.
     Dropped,
     /// Leave the bytes in the socket.
-    Left,
+    StaysInSocket,
 }
 
 /// The events for which a socket must be watched.
 ///
 /// While too much waits to be sent, the connection takes no input, and the socket is not watched
-/// for input. Otherwise the input in the socket would wake the core again and again (T28).
+/// for input. Otherwise the input in the socket would wake the core again and again (trap T28).
 const fn interest(takes_input: bool, is_blocked: bool) -> Interest {
     match (takes_input, is_blocked) {
         (_, false) => Interest::Read,

@@ -29,12 +29,12 @@ impl<E: TargetEnv, T> Message<E, T> {
     /// The messages that inform `cores` cores of a notice for a connection, each with its receiver:
     /// all cores, the sender included.
     pub fn notices(conn: ConnId, cores: usize) -> impl Iterator<Item = (usize, Self)> {
-        let receives = |core: &usize| *core == 0 || !probe::planted(Plant::T8NoticeLost);
+        let receives = |core: &usize| *core == 0 || !probe::is_bug_planted(Plant::T8NoticeLost);
         (0..cores).filter(receives).map(move |core| (core, Self::Notice(conn)))
     }
 
-    /// The messages that inform all others of `cores` cores that a core moves no connection any more,
-    /// each with its receiver.
+    /// The messages that inform all others of `cores` cores that a core moves no connection any
+    /// more, each with its receiver.
     pub fn moves_ended(index: usize, cores: usize) -> impl Iterator<Item = (usize, Self)> {
         (0..cores)
             .filter(move |core| *core != index)

@@ -19,7 +19,8 @@
 //! 3. Carry out the actions of `next_action` until there are none left.
 //!
 //! All operations that come back from the drives in one round are one batch. Their persist words
-//! share one fence of the log for each stream, and no completion is sent before that fence (T7).
+//! share one fence of the log for each stream, and no completion is sent before that fence (trap
+//! T7).
 //!
 //! Cores share [`Shared`](super::Shared) behind a lock, two counters ([`Places`], [`QueueCounts`]),
 //! and send each other the rest in [`Message`]s. The real target (crate `riopipe-target`) carries
@@ -88,8 +89,9 @@ pub enum Input<'a, T> {
     Wanted(&'a mut T),
     /// Receive it and drop it: the connection is being closed.
     Dropped(&'a mut T),
-    /// Leave it in the socket: too much waits to be sent (T28). Or there is no such connection.
-    Left,
+    /// Leave it in the socket: too much waits to be sent (trap T28). Or there is no such
+    /// connection.
+    StaysInSocket,
 }
 
 /// The decisions of one core of a target about its connections. The shell around it carries them
@@ -100,7 +102,7 @@ pub struct TargetCore<E: TargetEnv, T> {
     connections: Vec<Option<Box<Connection<E, T>>>>,
     /// The places in `connections` that are free.
     free_places: Vec<u32>,
-    /// The place of each connection in `connections`, so that a notice needs no search (T28).
+    /// The place of each connection in `connections`, so that a notice needs no search (trap T28).
     place_of: BTreeMap<ConnId, u32>,
     /// The places of the connections whose device operations have come back in this batch.
     conns_in_batch: Vec<u32>,
@@ -199,8 +201,9 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     }
 
     /// Takes a place for one more connection. The shell calls this before it accepts a socket. So a
-    /// peer without a place waits in the kernel's queue, which has a limit of its own (T28). `None`
-    /// means that nothing must be accepted now. [`Action::Listen`] then reports when to try again.
+    /// peer without a place waits in the kernel's queue, which has a limit of its own (trap T28).
+    /// `None` means that nothing must be accepted now. [`Action::Listen`] then reports when to try
+    /// again.
     pub fn place(&mut self, env: &mut E) -> Option<Place> {
         if !self.accepts_connections() {
             return None;
@@ -291,12 +294,12 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     #[inline]
     pub fn input(&mut self, key: ConnKey) -> Input<'_, T> {
         let Some(connection) = self.get(key.0) else {
-            return Input::Left;
+            return Input::StaysInSocket;
         };
         match connection.input_treatment() {
             InputTreatment::Wanted => Input::Wanted(connection.transport_mut()),
             InputTreatment::Dropped => Input::Dropped(connection.transport_mut()),
-            InputTreatment::Left => Input::Left,
+            InputTreatment::StaysInSocket => Input::StaysInSocket,
         }
     }
 
@@ -311,7 +314,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
 
     /// The bytes that a connection must send now. `None` while results of its device operations are
     /// being reported, because the completions must wait for the fence at the end of the batch
-    /// (T7).
+    /// (trap T7).
     #[inline]
     pub fn outgoing(&mut self, key: ConnKey) -> Option<(&mut T, &Outbox<E::Buf>)> {
         self.get(key.0)?.bytes_to_send()
@@ -358,7 +361,7 @@ impl<E: TargetEnv, T: Transport> TargetCore<E, T> {
     }
 
     /// Ends the batch of this round: each connection fences the persist words of its operations
-    /// once, and then sends their completions (T7).
+    /// once, and then sends their completions (trap T7).
     fn end_batch(&mut self, env: &mut E) {
         for i in 0..self.conns_in_batch.len() {
             let at = self.conns_in_batch[i];

@@ -1,5 +1,5 @@
-//! Two counters that all cores share: how many connections are open on all cores together (T28),
-//! and how many I/O queues each core has.
+//! Two counters that all cores share: how many connections are open on all cores together (trap
+//! T28), and how many I/O queues each core has.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -190,7 +190,7 @@ impl<R: Region> Shared<R> {
         if let Some(&old) = controller.queues.get(&qid) {
             // A host connects a queue again only if it has given up the old connection. So the old
             // connection is closed. The queue id is free when the operations of the old connection
-            // have come back (P7, T8).
+            // have come back (trap T8, promise P7).
             self.leave_notice(old, Notice::Close("its host has connected the queue anew"));
             return Err(AttachError::Taken);
         }
@@ -234,7 +234,7 @@ impl<R: Region> Shared<R> {
         controller.dying = true;
         // A queue may read its notice late. A claim does not wait for a queue that has not written
         // yet. So the rights of the queue end now: the queue can't begin to write as a plain host,
-        // not even after the volume is released (T8).
+        // not even after the volume is released (trap T8).
         controller.rights.end();
         let queues: Vec<ConnId> = controller.queues.values().copied().collect();
         for queue in queues {

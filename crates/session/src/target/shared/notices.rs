@@ -1,5 +1,5 @@
 //! The messages from one connection to another: notices, and the fences that wait for
-//! acknowledgements (T8).
+//! acknowledgements (trap T8).
 //!
 //! A connection that needs something from another one leaves a [`Notice`] here. The environment
 //! then wakes the other connection, which may belong to another core.
@@ -20,7 +20,7 @@ pub enum Notice {
     /// The connection must be closed, for this reason.
     Close(&'static str),
     /// The connection must end its stream if the stream belongs to this volume. It must acknowledge
-    /// the fence when every device operation that is in flight now has come back (T8).
+    /// the fence when every device operation that is in flight now has come back (trap T8).
     Fence {
         /// The fence to acknowledge.
         id: u64,
@@ -35,7 +35,7 @@ pub enum Notice {
         id: u64,
     },
     /// A round of FLUSHes of a drive has ended. The success of a FLUSH of this connection may be
-    /// certain from now on (T29).
+    /// certain from now on (trap T29).
     FlushRoundEnded,
 }
 
@@ -49,7 +49,7 @@ pub enum FenceScope {
 }
 
 /// A fence that has been raised. The connection that raised it, the *claimant*, waits until others
-/// have acknowledged it (T8).
+/// have acknowledged it (trap T8).
 #[derive(Debug)]
 pub(super) struct Fence {
     /// The connections that have not acknowledged the fence yet.
@@ -80,7 +80,7 @@ impl<R: Region> Shared<R> {
     /// Returns the id of the fence; `None` if there is no connection to wait for.
     ///
     /// The claimant's own I/O queues are asked, too, because an earlier recovery that the claimant
-    /// has given up may have left a late write (T8).
+    /// has given up may have left a late write (trap T8).
     pub(in crate::target) fn raise_fence(
         &mut self,
         claimant: ConnId,
@@ -111,7 +111,7 @@ impl<R: Region> Shared<R> {
         for conn in &waiting_for {
             self.leave_notice(*conn, Notice::Fence { id, volume, scope });
         }
-        if scope == FenceScope::AllAssociations && probe::planted(Plant::T8ClaimNoWait) {
+        if scope == FenceScope::AllAssociations && probe::is_bug_planted(Plant::T8ClaimNoWait) {
             return None;
         }
         self.fences.insert(id, Fence { waiting_for, claimant });
@@ -147,7 +147,7 @@ impl<R: Region> Shared<R> {
     }
 
     /// Notes that `conn` has a FLUSH in doubt, so that it receives a notice when the current round
-    /// of FLUSHes of the drive ends (T29).
+    /// of FLUSHes of the drive ends (trap T29).
     pub(in crate::target) fn await_flush_round(&mut self, ns_index: usize, conn: ConnId) {
         let conns = self.conns_in_doubt.entry(ns_index).or_default();
         if !conns.contains(&conn) {

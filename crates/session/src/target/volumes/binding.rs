@@ -21,8 +21,8 @@ use crate::wire;
 /// The request to bind a stream.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::target) struct Binding {
-    /// Whether the stream continues with the entries that its log has (P7). Otherwise the stream
-    /// starts anew with an empty log.
+    /// Whether the stream continues with the entries that its log has (promise P7). Otherwise the
+    /// stream starts anew with an empty log.
     pub(in crate::target) resume: bool,
     /// The owner's generation.
     pub(in crate::target) generation: u32,
@@ -64,9 +64,9 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
         // An old generation is checked before the owner, so that a fenced owner receives the status
-        // for a fenced owner (T8).
+        // for a fenced owner (trap T8).
         if generation < volume.generation {
-            probe::hit(Rare::FencedOwner);
+            probe::count_rare(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
         }
         if !volume.is_owned_by(association) {
@@ -82,14 +82,14 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::NO_LOG);
         }
         // Operations that were in flight at the claim may still write. The claim has no completion
-        // yet (T8).
+        // yet (trap T8).
         if !volume.is_drained {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
         // Recovery lists the entries of all streams of the volume, to find the blocks to undo. A
         // stream that starts earlier would change these entries. So no stream starts before all
-        // streams are recovered (T9, T20).
-        let skips_recovery_check = probe::planted(Plant::T9RestartEarly);
+        // streams are recovered (traps T9, T20).
+        let skips_recovery_check = probe::is_bug_planted(Plant::T9RestartEarly);
         if !volume.is_recovered && !skips_recovery_check {
             if volume.has_failed_log() {
                 return Err(Refusal::retry_later(wire::status::LOG_FAILED));
@@ -103,7 +103,7 @@ impl<R: Region> Volumes<R> {
         let in_place_entry_count = partition.in_place_entry_count();
         let log = match partition {
             Partition::Bound { .. } => {
-                probe::hit(Rare::BindWaited);
+                probe::count_rare(Rare::BindWaited);
                 return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
             }
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
@@ -127,7 +127,7 @@ impl<R: Region> Volumes<R> {
                 return refuse(wire::status::STALE_GENERATION);
             }
             Err(BindError::Region(_)) => {
-                probe::hit(Rare::LogFailed);
+                probe::count_rare(Rare::LogFailed);
                 return Err(Refusal::retry_later(wire::status::LOG_FAILED));
             }
         }

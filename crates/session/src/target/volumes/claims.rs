@@ -1,4 +1,4 @@
-//! Claims: a volume gets an owner, and its partitions of the log if it needs them (T8, T21).
+//! Claims: a volume gets an owner, and its partitions of the log if it needs them (traps T8, T21).
 //!
 //! ```text
 //! free expired leases → check the claim → make or give up the log → record the owner durably
@@ -33,8 +33,8 @@ fn check_fields(claim: &Claim) -> Result<(), Refusal> {
         return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION));
     }
     // The owner relies on the lease that it requests. So a lease that is too long is refused and
-    // not shortened: a shorter one would end while the owner still waits for the target (T25).
-    if claim.lease_ms > LEASE_MS_MAX && !probe::planted(Plant::T28AnyLease) {
+    // not shortened: a shorter one would end while the owner still waits for the target (trap T25).
+    if claim.lease_ms > LEASE_MS_MAX && !probe::is_bug_planted(Plant::T28AnyLease) {
         return Err(
             Refusal::do_not_retry(wire::status::LEASE_TOO_LONG).with_result(LEASE_MS_MAX.into())
         );
@@ -49,7 +49,7 @@ fn check_fields(claim: &Claim) -> Result<(), Refusal> {
 
 impl<R: Region> Volumes<R> {
     /// Makes `host` the owner of a volume. The new generation is durable before this function
-    /// returns (T8).
+    /// returns (trap T8).
     ///
     /// The caller must call [`on_claim_drained`](Self::on_claim_drained) when the operations that
     /// are in flight now have come back. Before that, no stream of the volume is bound, listed or
@@ -122,7 +122,7 @@ impl<R: Region> Volumes<R> {
     /// one. Returns its place in the list.
     fn add_unknown(&mut self, claim: &Claim) -> Result<usize, Refusal> {
         if !claim.create && !claim.unlogged {
-            probe::hit(Rare::LogRefused);
+            probe::count_rare(Rare::LogRefused);
             return Err(match self.target_log {
                 TargetLog::None => Refusal::do_not_retry(wire::status::NO_LOG),
                 TargetLog::Lost(_) => Refusal::do_not_retry(wire::status::LOG_LOST),
@@ -160,7 +160,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Notes that every operation has come back that was in flight when the claim number
-    /// `claim_number` of the volume was granted (T8).
+    /// `claim_number` of the volume was granted (trap T8).
     pub(in crate::target) fn on_claim_drained(&mut self, volume: VolumeId, claim_number: u64) {
         if let Some(volume) = self.find_mut(volume)
             && volume.claim_count == claim_number
@@ -170,7 +170,7 @@ impl<R: Region> Volumes<R> {
     }
 
     /// Checks the members of a claim: each exists, none is named twice, and none belongs to another
-    /// volume that has an owner or is not recovered (T20, T21).
+    /// volume that has an owner or is not recovered (traps T20, T21).
     fn check_members(&self, claim: &Claim, namespaces: &Namespaces) -> Result<(), Refusal> {
         let members = &claim.members;
         let is_repeated = |i: usize| {
@@ -202,7 +202,7 @@ impl<R: Region> Volumes<R> {
         let has_log = !volume.partitions.is_empty();
         let can_give_up = claim.give_up && matches!(self.target_log, TargetLog::Live { .. });
         if volume.is_log_lost && !can_give_up {
-            probe::hit(Rare::LogRefused);
+            probe::count_rare(Rare::LogRefused);
             return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
         let is_of_other_owner =
@@ -231,7 +231,7 @@ impl<R: Region> Volumes<R> {
 
     /// Checks whether `host` may resume as the owner of a volume that the target knows: it must be
     /// the recorded owner. An owner resumes after the loss of its association, or after a restart
-    /// of the target (P7).
+    /// of the target (promise P7).
     fn check_resume_of_known(
         &self,
         volume: &Volume<R>,
@@ -239,19 +239,20 @@ impl<R: Region> Volumes<R> {
         host: &Owner,
     ) -> Result<(), Refusal> {
         if volume.is_log_lost {
-            probe::hit(Rare::LogRefused);
+            probe::count_rare(Rare::LogRefused);
             return Err(Refusal::do_not_retry(wire::status::LOG_LOST));
         }
         // The owner's generation was durable in the log before its claim succeeded. If this log has
-        // a lower generation, its content is older than the content that the owner has used (T24).
+        // a lower generation, its content is older than the content that the owner has used (trap
+        // T24).
         if claim.generation > volume.generation && !volume.partitions.is_empty() {
-            probe::hit(Rare::LogBehind);
+            probe::count_rare(Rare::LogBehind);
             return Err(
                 Refusal::do_not_retry(wire::status::LOG_LOST).with_result(volume.generation.into())
             );
         }
         // The generation is checked before the host, so that a fenced owner receives the status for
-        // a fenced owner (T8).
+        // a fenced owner (trap T8).
         if claim.generation != volume.generation {
             return Err(Refusal::do_not_retry(wire::status::STALE_GENERATION)
                 .with_result(volume.generation.into()));
@@ -259,7 +260,8 @@ impl<R: Region> Volumes<R> {
         if volume.last_owner_hostid != host.hostid {
             return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
-        // The lease is over, and the volume was freed. Another host may have written since (T25).
+        // The lease is over, and the volume was freed. Another host may have written since (trap
+        // T25).
         if volume.lease.is_vacant() {
             return Err(Refusal::do_not_retry(wire::status::LEASE_OVER));
         }
@@ -270,7 +272,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Checks that the claim has the volume's number of streams, and its members (T20).
+    /// Checks that the claim has the volume's number of streams, and its members (trap T20).
     fn check_shape(volume: &Volume<R>, claim: &Claim) -> Result<(), Refusal> {
         let has_same_members = volume.members.len() == claim.members.len()
             && volume.members.iter().all(|member| claim.members.contains(member));
@@ -284,7 +286,7 @@ impl<R: Region> Volumes<R> {
     /// of them if the claim creates the volume.
     ///
     /// The log records durably that it was given up before any partition is made anew. Without this
-    /// record, recovery would take an empty partition for "nothing to undo" (T26).
+    /// record, recovery would take an empty partition for "nothing to undo" (trap T26).
     fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
         let is_unreadable = |log: &StreamLog<R>| {
             log.scan().is_err_and(|error| !matches!(error, LogError::Region(_)))
@@ -330,7 +332,7 @@ impl<R: Region> Volumes<R> {
         if let TargetLog::Live { region, .. } = &mut self.target_log
             && region.volume(volume.id).is_some()
         {
-            probe::hit(Rare::LogGivenUp);
+            probe::count_rare(Rare::LogGivenUp);
             let recorded = region.give_up(volume.id, generation);
             recorded.map_err(|_| Refusal::retry_later(wire::status::LOG_FAILED))?;
             volume.given_up_generation = generation;
@@ -351,7 +353,7 @@ impl<R: Region> Volumes<R> {
             slots => slots,
         };
         // Each slot takes memory of the target, so a host must not choose any number of slots
-        // (T28).
+        // (trap T28).
         if slots > slots_max(region.header(), claim.streams) {
             return Err(too_many_slots_refusal(region.header(), claim.streams));
         }

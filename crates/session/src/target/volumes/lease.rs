@@ -153,7 +153,7 @@ impl Lease {
             Self::Vacant => false,
             Self::Held(_) => true,
             Self::Lost(lost) => {
-                now < lost.lease_end_ns && !probe::planted(Plant::T25LeaseWithConnection)
+                now < lost.lease_end_ns && !probe::is_bug_planted(Plant::T25LeaseWithConnection)
             }
         }
     }

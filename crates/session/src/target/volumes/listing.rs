@@ -1,4 +1,5 @@
-//! The list command of a recovery: sends the validated entries of one partition, page by page (T4).
+//! The list command of a recovery: sends the validated entries of one partition, page by page (trap
+//! T4).
 //!
 //! The first request reads and validates the whole partition into a [`Listing`]. Each further
 //! request takes the next page from the same `Listing`, so that the log is not read once for every
@@ -71,8 +72,8 @@ impl Listing {
             stream: self.id.stream,
             more: end < self.entries.len(),
             settled: self.is_settled,
-            // A stream that a connection carries has been started, so it is not in doubt (T26). For
-            // a partition at rest, `Volumes::list` sets this.
+            // A stream that a connection carries has been started, so it is not in doubt (trap
+            // T26). For a partition at rest, `Volumes::list` sets this.
             in_doubt: false,
             released: self.released,
             newest_tag: self.newest_tag,
@@ -135,7 +136,7 @@ impl<R: Region> Volumes<R> {
         let Some(partition) = volume.partitions.get(usize::from(id.stream.0)) else {
             return refuse(wire::status::NO_SUCH_STREAM);
         };
-        // No list is read before the operations in flight at the claim have come back (T8).
+        // No list is read before the operations in flight at the claim have come back (trap T8).
         if owner.is_some() && !volume.is_drained {
             return Err(Refusal::retry_later(wire::status::STREAM_BUSY));
         }
@@ -163,7 +164,7 @@ pub(in crate::target) fn status_of_unreadable(error: &LogError) -> Status {
 }
 
 /// Checks the length of a page that a host requests: it has a limit, and must be whole records
-/// (T18).
+/// (trap T18).
 pub(in crate::target) const fn check_page_len(len: usize) -> Result<(), Status> {
     if len == 0 || len > PAGE_BYTES_MAX || !len.is_multiple_of(RECORD_BYTES) {
         Err(Status::INVALID_FIELD.with_dnr())

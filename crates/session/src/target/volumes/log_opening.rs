@@ -43,7 +43,8 @@ impl<R: Region> Volumes<R> {
     /// the id `new_uuid`.
     ///
     /// # Errors
-    /// The content is refused, or the log store has failed. Refused content is unchanged (T19).
+    /// The content is refused, or the log store has failed. Refused content is unchanged (trap
+    /// T19).
     pub fn open(
         header: R,
         split: Split<R>,

@@ -1,6 +1,6 @@
 //! The end of the ownership of a volume. The owner releases the volume, or the owner is lost for
-//! longer than its lease, or the target stops (T8, T25). Also sets the guards of the namespaces
-//! whenever the ownership changes (T21).
+//! longer than its lease, or the target stops (traps T8, T25). Also sets the guards of the
+//! namespaces whenever the ownership changes (trap T21).
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -20,7 +20,7 @@ use crate::wire;
 impl<R: Region> Volumes<R> {
     /// Checks whether the host with this association may release the volume. Only the owner may,
     /// with one exception: a volume whose log is lost cannot be claimed and has no owner, so any
-    /// host may make the target forget it (T19).
+    /// host may make the target forget it (trap T19).
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
@@ -31,7 +31,7 @@ impl<R: Region> Volumes<R> {
             self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
         let is_lost_without_owner = volume.is_log_lost && volume.lease.owner().is_none();
         let may_any_host =
-            forget && (is_lost_without_owner || probe::planted(Plant::T18AnyoneForgets));
+            forget && (is_lost_without_owner || probe::is_bug_planted(Plant::T18AnyoneForgets));
         if !volume.is_owned_by(association) && !may_any_host {
             return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
@@ -47,8 +47,8 @@ impl<R: Region> Volumes<R> {
     /// recover.
     ///
     /// If something is left to recover, or a connection of a fenced owner still carries a stream,
-    /// only the lease ends. The volume is then freed later (T21). If the log fails, the owner keeps
-    /// the volume.
+    /// only the lease ends. The volume is then freed later (trap T21). If the log fails, the owner
+    /// keeps the volume.
     pub(in crate::target) fn release(
         &mut self,
         volume: VolumeId,
@@ -135,7 +135,7 @@ impl<R: Region> Volumes<R> {
         }
     }
 
-    /// Notes that an association is lost. The leases of its volumes begin to run (T25).
+    /// Notes that an association is lost. The leases of its volumes begin to run (trap T25).
     pub(in crate::target) fn on_association_lost(
         &mut self,
         association: u64,
@@ -175,7 +175,7 @@ impl<R: Region> Volumes<R> {
         namespaces: &Namespaces,
     ) {
         if let Some(volume) = self.find_mut(volume)
-            && !probe::planted(Plant::T21EarlierOwnerForgotten)
+            && !probe::is_bug_planted(Plant::T21EarlierOwnerForgotten)
         {
             volume.fence_ids.push(fence);
             self.update_guards(namespaces);
@@ -211,7 +211,7 @@ impl<R: Region> Volumes<R> {
             }
             // If the log fails here, the volume stays owned and guarded.
             if self.close(at) == Ok(true) {
-                probe::hit(Rare::LeaseOver);
+                probe::count_rare(Rare::LeaseOver);
                 self.list[at].lease = Lease::Vacant;
                 has_changed = true;
             }
@@ -238,7 +238,7 @@ impl<R: Region> Volumes<R> {
         self.free_expired(|_| true, namespaces, now);
     }
 
-    /// Sets the guard of every namespace, according to the state of its volumes (T21).
+    /// Sets the guard of every namespace, according to the state of its volumes (trap T21).
     pub(super) fn update_guards(&self, namespaces: &Namespaces) {
         for namespace in namespaces.iter() {
             let nsid = namespace.config.nsid;
@@ -246,7 +246,7 @@ impl<R: Region> Volumes<R> {
                 self.list.iter().find(|volume| volume.has_member(nsid) && volume.is_guarded());
             match guarding {
                 Some(volume)
-                    if probe::planted(Plant::T25GuardWithConnection)
+                    if probe::is_bug_planted(Plant::T25GuardWithConnection)
                         && volume.freeable_from().is_some() =>
                 {
                     namespace.state.open_to_all();
@@ -275,7 +275,7 @@ impl<R: Region> Volumes<R> {
 
     /// Ends the service by a clean stop: `write_back` must write back the part of the log whose
     /// content counts ([`log_used`](Self::log_used)). Then the header gets the stamp of a clean
-    /// stop (T24). No connection may be left, and the volumes must not be used afterwards.
+    /// stop (trap T24). No connection may be left, and the volumes must not be used afterwards.
     ///
     /// # Errors
     /// The log could not be written back: it is valid in this boot only.

@@ -1,5 +1,5 @@
 //! The settle command, at the end of a recovery: the log of each stream records the recovered seq
-//! durably, and only then forgets the entries (T9).
+//! durably, and only then forgets the entries (trap T9).
 
 use riopipe_nvme::command::Status;
 use riopipe_order::entry::PartitionId;
@@ -22,9 +22,9 @@ impl<R: Region> Volumes<R> {
             return refuse(wire::status::UNKNOWN_VOLUME);
         };
         // An old generation is checked before the owner, so that a fenced owner receives the status
-        // for a fenced owner (T8).
+        // for a fenced owner (trap T8).
         if settle.generation < volume.generation {
-            probe::hit(Rare::FencedOwner);
+            probe::count_rare(Rare::FencedOwner);
             return refuse(wire::status::STALE_GENERATION);
         }
         if !volume.is_owned_by(assoc) {
@@ -50,7 +50,7 @@ impl<R: Region> Volumes<R> {
             match settle_one(log, stream) {
                 Ok(in_place_entry_count) => *entry_count = in_place_entry_count,
                 Err(_) => {
-                    probe::hit(Rare::LogFailed);
+                    probe::count_rare(Rare::LogFailed);
                     outcome = Err(Refusal::retry_later(wire::status::LOG_FAILED));
                     break;
                 }
@@ -110,7 +110,7 @@ fn settle_one<R: Region>(log: &mut StreamLog<R>, stream: &SettleStream) -> Resul
         log.settle_later(stream.k, stream.tag)?;
     }
     let in_place_entry_count = log.scan()?.entries.len() as u32;
-    if stream.keep && in_place_entry_count > 0 && !probe::planted(Plant::T9ForgetInPlace) {
+    if stream.keep && in_place_entry_count > 0 && !probe::is_bug_planted(Plant::T9ForgetInPlace) {
         return Ok(in_place_entry_count);
     }
     log.remove_entries()?;

@@ -1,15 +1,15 @@
 //! Volumes without a log. The target knows them only in memory, so their number must have a limit:
-//! otherwise hosts could fill the memory with claims (T28).
+//! otherwise hosts could fill the memory with claims (trap T28).
 //!
 //! The target remembers a volume without a log until another volume gets one of its namespaces. So
 //! no two of these volumes have a namespace in common, and there are never more of them than
 //! namespaces.
 //!
 //! A remembered volume has its generation and its last owner, which keep a fenced owner from coming
-//! back (T8, T25). When the target forgets the volume, it forgets both. It still knows for each
-//! namespace whether a volume has had it. An owner may resume an unknown volume only if no other
-//! volume has had the namespaces in this incarnation of the target. Such an owner has claimed the
-//! volume in an earlier incarnation.
+//! back (traps T8, T25). When the target forgets the volume, it forgets both. It still knows for
+//! each namespace whether a volume has had it. An owner may resume an unknown volume only if no
+//! other volume has had the namespaces in this incarnation of the target. Such an owner has claimed
+//! the volume in an earlier incarnation.
 
 use alloc::collections::BTreeSet;
 
@@ -40,10 +40,10 @@ impl UsedNamespaces {
 
 impl<R: Region> Volumes<R> {
     /// Checks whether an owner may resume a volume without a log that the target does not know: no
-    /// other volume may have had its namespaces in this incarnation of the target (T25).
+    /// other volume may have had its namespaces in this incarnation of the target (trap T25).
     pub(super) fn check_resume_of_unknown(&self, claim: &Claim) -> Result<(), Refusal> {
         if self.used_namespaces.has_any_of(&claim.members)
-            && !probe::planted(Plant::T28ForgottenResumes)
+            && !probe::is_bug_planted(Plant::T28ForgottenResumes)
         {
             return Err(Refusal::do_not_retry(wire::status::LEASE_OVER));
         }
@@ -60,9 +60,9 @@ impl<R: Region> Volumes<R> {
                 || is_recorded(target_log, volume)
                 || !claim.members.iter().any(|member| volume.has_member(member.nsid));
             if !stays {
-                probe::hit(Rare::Forgotten);
+                probe::count_rare(Rare::Forgotten);
             }
-            stays || probe::planted(Plant::T28RememberAll)
+            stays || probe::is_bug_planted(Plant::T28RememberAll)
         });
         self.used_namespaces.note(&claim.members);
     }

@@ -37,7 +37,7 @@ pub(super) enum TargetLog<R> {
     /// The log region is valid and in use.
     Live { region: LogRegion<R>, split: Split<R> },
     /// The log region is of another boot, so its content is not valid. The target does not
-    /// overwrite the region before a host has given up its content (T19).
+    /// overwrite the region before a host has given up its content (trap T19).
     Lost(RegionHeader),
 }
 
@@ -69,27 +69,27 @@ pub(in crate::target) struct Volume<R> {
     /// The present owner, or the rest of the lease of an owner that was lost.
     pub(super) lease: Lease,
     /// How long the target keeps the volume for its owner after the loss of the association,
-    /// milliseconds (T25).
+    /// milliseconds (trap T25).
     pub(super) lease_ms: u32,
     /// The identifier of the host that has made the last claim, also if that was in an earlier
     /// incarnation of the target; all 0 for none.
     pub(super) last_owner_hostid: [u8; 16],
     /// One partition for each stream; empty if the volume has no log here.
     pub(super) partitions: Vec<Partition<R>>,
-    /// The log of the volume is not valid, so the volume can't be claimed (T19).
+    /// The log of the volume is not valid, so the volume can't be claimed (trap T19).
     pub(super) is_log_lost: bool,
-    /// The generation of the claim that has last given up the log; 0 for none (T26).
+    /// The generation of the claim that has last given up the log; 0 for none (trap T26).
     pub(super) given_up_generation: u32,
     /// How many times the volume was claimed in this incarnation of the target.
     pub(super) claim_count: u64,
     /// The ids of the fences of this volume that have not ended: operations of earlier owners and
     /// of plain hosts may be in flight. Claims raise fences, and so do commands to forget the
     /// volume. No plain host may write before all of them have ended, even if the claimant is gone
-    /// (T8, T21).
+    /// (traps T8, T21).
     pub(super) fence_ids: Vec<u64>,
-    /// Every operation that was in flight at the last claim has come back (T8).
+    /// Every operation that was in flight at the last claim has come back (trap T8).
     pub(super) is_drained: bool,
-    /// No entry of an earlier owner waits for recovery here, so streams may start (T9).
+    /// No entry of an earlier owner waits for recovery here, so streams may start (trap T9).
     pub(super) is_recovered: bool,
 }
 
@@ -99,10 +99,10 @@ pub(in crate::target) struct Claimed {
     /// The number of this claim among the claims of the volume, for
     /// [`Volumes::on_claim_drained`](super::Volumes::on_claim_drained).
     pub(in crate::target) claim_number: u64,
-    /// The association that must end because of the claim: an earlier one of the same owner (P7),
-    /// or, for a volume without a log, the one of the former owner (T8).
+    /// The association that must end because of the claim: an earlier one of the same owner
+    /// (promise P7), or, for a volume without a log, the one of the former owner (trap T8).
     pub(in crate::target) association_to_end: Option<u64>,
-    /// The association of the former owner, which still exists and is fenced from now on (T8).
+    /// The association of the former owner, which still exists and is fenced from now on (trap T8).
     pub(in crate::target) fenced_association: Option<u64>,
 }
 
@@ -158,7 +158,7 @@ impl<R: Region> Volume<R> {
         self.members.iter().any(|member| member.nsid == nsid)
     }
 
-    /// Whether the stream of this log has not been started since the log was given up (T26).
+    /// Whether the stream of this log has not been started since the log was given up (trap T26).
     pub(super) fn is_in_doubt(&self, log: &StreamLog<R>) -> bool {
         self.given_up_generation > log.origin().generation
     }
@@ -169,7 +169,7 @@ impl<R: Region> Volume<R> {
     }
 
     /// How many entries of in-place writes the settled partitions have. Recovery keeps these
-    /// entries until the owner has acknowledged them (T9).
+    /// entries until the owner has acknowledged them (trap T9).
     pub(super) fn in_place_entry_count(&self) -> u32 {
         self.partitions.iter().map(Partition::in_place_entry_count).sum()
     }
@@ -191,7 +191,7 @@ impl<R: Region> Volume<R> {
 
     /// Refuses another fence if the volume already has [`FENCES_MAX`]. A fence outlives the
     /// association of the host that has raised it. Without this limit, hosts could raise fences
-    /// without end while a drive hangs (T28).
+    /// without end while a drive hangs (trap T28).
     pub(super) fn check_fence_limit(&self) -> Result<(), Refusal> {
         if self.fence_ids.len() < FENCES_MAX {
             Ok(())
@@ -200,7 +200,7 @@ impl<R: Region> Volume<R> {
         }
     }
 
-    /// Whether plain hosts may not write the drives of the volume now (T21).
+    /// Whether plain hosts may not write the drives of the volume now (trap T21).
     pub(super) fn is_guarded(&self) -> bool {
         !self.lease.is_vacant()
             || self.is_log_lost
@@ -232,8 +232,9 @@ impl<R: Region> Volume<R> {
         // With a log, each stream is bound with a generation, which fences the stream. Without a
         // log, the requests of a stream are plain commands, which no generation fences. So the
         // association of the old owner must end: the old owner then knows that it is fenced, and
-        // does not read data of the new one (T8, P9).
-        let is_unlogged = self.partitions.is_empty() && !probe::planted(Plant::T8FencedPlain);
+        // does not read data of the new one (trap T8, promise P9).
+        let is_unlogged =
+            self.partitions.is_empty() && !probe::is_bug_planted(Plant::T8FencedPlain);
         let association_to_end = previous.filter(|_| claim.resume || is_unlogged);
         let fenced_association = previous.filter(|_| !claim.resume);
         self.generation = claim.generation;
@@ -253,7 +254,7 @@ impl<R: Region> Volume<R> {
     /// The decision uses only durable state. A log may have no entry of an earlier owner only
     /// because of a released mark that is not durable yet. Such a mark becomes durable first.
     /// Otherwise the entries would be there again after a crash of the target, and the streams that
-    /// were started meanwhile could not be bound again (P7).
+    /// were started meanwhile could not be bound again (promise P7).
     pub(super) fn update_recovered(&mut self) {
         let generation = self.generation;
         if self.is_recovered {
@@ -264,7 +265,7 @@ impl<R: Region> Volume<R> {
             Partition::AtRest { log, entry_count } => {
                 let has_nothing_to_recover = log.is_settled() || *entry_count == 0;
                 has_nothing_to_recover
-                    && (probe::planted(Plant::T9MarkInMemory)
+                    && (probe::is_bug_planted(Plant::T9MarkInMemory)
                         || log.release_now(log.released()).is_ok())
             }
             Partition::Bound { .. } | Partition::Damaged => false,
@@ -307,7 +308,7 @@ impl<R: Region> Partition<R> {
     }
 
     /// How many entries of in-place writes recovery has kept after the settlement, until the owner
-    /// acknowledges them (T9).
+    /// acknowledges them (trap T9).
     pub(super) fn in_place_entry_count(&self) -> u32 {
         match self {
             Self::AtRest { log, entry_count } if log.is_settled() => *entry_count,
@@ -325,8 +326,8 @@ pub(super) fn log_too_small_refusal(needed_bytes: usize, free_bytes: usize) -> R
         .with_result(clamp(needed_bytes) | clamp(free_bytes) << 32)
 }
 
-/// The refusal of a claim with more slots than the target keeps in memory (T28). The result is the
-/// most slots that the claim may have for each stream.
+/// The refusal of a claim with more slots than the target keeps in memory (trap T28). The result is
+/// the most slots that the claim may have for each stream.
 pub(super) fn too_many_slots_refusal(header: &RegionHeader, streams: u16) -> Refusal {
     Refusal::do_not_retry(wire::status::TOO_MANY_SLOTS)
         .with_result(slots_max(header, streams).into())
@@ -339,7 +340,8 @@ pub(super) fn too_many_slots_refusal(header: &RegionHeader, streams: u16) -> Ref
 /// former volumes that are still missing, as far as it keeps enough space for itself.
 ///
 /// # Errors
-/// Not even the smallest partitions fit, either into the log or below the limit of slots (T28).
+/// Not even the smallest partitions fit, either into the log or below the limit of slots (trap
+/// T28).
 pub(super) fn choose_slots(
     header: &RegionHeader,
     former: &[VolumeRecord],
@@ -373,7 +375,7 @@ pub(super) fn choose_slots(
     })
 }
 
-/// The most slots per stream that a claim with so many streams gets (T28).
+/// The most slots per stream that a claim with so many streams gets (trap T28).
 pub(super) fn slots_max(header: &RegionHeader, streams: u16) -> u32 {
     let share = free_slot_count(header) / u64::from(streams.max(1));
     u32::try_from(share).unwrap_or(u32::MAX).min(STREAM_SLOTS_MAX)

@@ -86,7 +86,7 @@ impl Stream {
     }
 
     /// Prepares a sleep of the log's thread, perhaps without end: the wait does the work that the
-    /// background driver does elsewhere (T1).
+    /// background driver does elsewhere (trap T1).
     pub(in crate::client) fn prepare_log_sleep(&mut self, core: &Core) {
         let flush_ns = u64::from(core.scenario.client.flush_us) * US;
         if self.committer.as_ref().is_some_and(|committer| committer.waits_for_marks())

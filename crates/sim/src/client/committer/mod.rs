@@ -311,7 +311,7 @@ impl Committer {
             open.wanted = open.end;
             let durable = open.writer.durable();
             if durable > open.trimmed {
-                probe::hit(Rare::RecordsFull);
+                probe::count_rare(Rare::RecordsFull);
                 let nth = self.nth;
                 core.trace(|| format!("log {nth}: full"));
                 self.trim(durable);

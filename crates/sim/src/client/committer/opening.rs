@@ -122,7 +122,7 @@ impl Committer {
         };
         self.read.clear();
         self.job = Job::Settle { log, end, settling, last: Some(seq), at: at + 1 };
-        probe::hit(Rare::RecordsSettled);
+        probe::count_rare(Rare::RecordsSettled);
         if blocks.next().is_none()
             && let Some(driver) = stream.driver()
         {
@@ -175,7 +175,7 @@ impl Committer {
             match core.logs[nth].opened(&found) {
                 Ok(number) => {
                     if end.number > self.ring.blocks() {
-                        probe::hit(Rare::RecordsLapped);
+                        probe::count_rare(Rare::RecordsLapped);
                     }
                     core.logs[nth].is_created = true;
                     opening = Some(number);

@@ -6,7 +6,7 @@ use crate::rng::Rng;
 use crate::scenario::{Ends, Engine, Fault, Op, Place, Scenario, Step, What, When};
 
 /// A target comes back and gets the marks of the streams. The volume gets another owner before the
-/// marks are durable, and the target dies before all streams have started (T9).
+/// marks are durable, and the target dies before all streams have started (trap T9).
 pub(super) fn taken_over_while_coming_back(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = true;
@@ -29,7 +29,7 @@ pub(super) fn taken_over_while_coming_back(rng: &mut Rng) -> Scenario {
 }
 
 /// An owner reads slowly the blocks that it has written and not made durable. The volume is taken
-/// over, and these blocks are undone (T8, P9).
+/// over, and these blocks are undone (trap T8, promise P9).
 pub(super) fn reads_of_a_fenced_owner(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (300, 30);
@@ -53,7 +53,7 @@ pub(super) fn reads_of_a_fenced_owner(rng: &mut Rng) -> Scenario {
 }
 
 /// A reader of the volume reads very slowly the blocks that its owner has written and not made
-/// durable. Meanwhile the volume is taken over, and these blocks are undone (T8, P9).
+/// durable. Meanwhile the volume is taken over, and these blocks are undone (trap T8, promise P9).
 pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(8, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (500, 15);
@@ -72,7 +72,8 @@ pub(super) fn reads_that_outlive_the_owner(rng: &mut Rng) -> Scenario {
 }
 
 /// The admin connection of an owner breaks while another initiator takes the volume over. A reader
-/// of the volume is on a core that is busy, and learns late of the end of its association (T8, P9).
+/// of the volume is on a core that is busy, and learns late of the end of its association (trap T8,
+/// promise P9).
 pub(super) fn reads_that_outlive_the_association(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(4, rng);
     (drive(&mut scenario).plp, drive(&mut scenario).at_once) = (true, 90);
@@ -101,7 +102,7 @@ pub(super) fn reads_that_outlive_the_association(rng: &mut Rng) -> Scenario {
 }
 
 /// An owner is fenced while it is unreachable, and the volume is released before the owner learns
-/// of that. The requests that it has sent arrive when the volume is free (T8).
+/// of that. The requests that it has sent arrive when the volume is free (trap T8).
 pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.streams = 2;
@@ -124,8 +125,8 @@ pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// Between two events a plain host writes one of the first `blocks` blocks, and asks for six further
-/// operations.
+/// Between two events a plain host writes one of the first `blocks` blocks, and asks for six
+/// further operations.
 fn plain_writes(scenario: &mut Scenario, blocks: u64, (first, last): (u64, u64), rng: &mut Rng) {
     let lba = FIRST + rng.below(blocks) as u32;
     let what = What::PlainHost { machine: 0, drive: 0, lba, more: 6, forgets: false };
@@ -133,7 +134,7 @@ fn plain_writes(scenario: &mut Scenario, blocks: u64, (first, last): (u64, u64),
 }
 
 /// An owner without a log is fenced while its writes are slow. The next owner ends while its claim
-/// waits for them. Just then another host writes the same blocks (T8, T21).
+/// waits for them. Just then another host writes the same blocks (traps T8, T21).
 pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(4, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (200, *rng.pick(&[20, 40]));
@@ -154,7 +155,7 @@ pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
 }
 
 /// An owner is fenced and does not know it: its streams are still connected. The next owner cannot
-/// reach all targets and releases the volume. Just then another host writes there (T8, T21).
+/// reach all targets and releases the volume. Just then another host writes there (traps T8, T21).
 pub(super) fn released_before_the_fenced_owner_leaves(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     let second = scenario.machines[0].clone();
@@ -178,7 +179,7 @@ pub(super) fn released_before_the_fenced_owner_leaves(rng: &mut Rng) -> Scenario
 }
 
 /// A target stops while the volume is being closed. Another target has released it, and is started
-/// again before the first one is back. Just then another host writes there (T25).
+/// again before the first one is back. Just then another host writes there (trap T25).
 pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     let second = scenario.machines[0].clone();
@@ -207,7 +208,8 @@ pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
     scenario
 }
 
-/// Hosts that have not claimed the volume ask a target to forget its log, and write (T18, T21).
+/// Hosts that have not claimed the volume ask a target to forget its log, and write (traps T18,
+/// T21).
 pub(super) fn commands_of_plain_hosts(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     scenario.client.think_ns = *rng.pick(&[5_000, 200_000]);
@@ -224,7 +226,7 @@ pub(super) fn commands_of_plain_hosts(rng: &mut Rng) -> Scenario {
 }
 
 /// An owner with durable blocks loses its connections for a moment, and just then another host
-/// writes there (T21, T25).
+/// writes there (traps T21, T25).
 pub(super) fn plain_hosts_while_the_owner_is_unreachable(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(24, rng);
     drive(&mut scenario).plp = rng.one_in(2);

@@ -1,5 +1,5 @@
-//! The options of a creation, the checks that need no target's log, and the label and the claims that
-//! follow from the options.
+//! The options of a creation, the checks that need no target's log, and the label and the claims
+//! that follow from the options.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -41,7 +41,8 @@ pub struct VolumeCreationConfig {
     pub unit_blocks: u32,
     /// The number of streams.
     pub streams: u16,
-    /// The engine of the volume; `None`: `rio` if it can run on every target, else `sync` (T17).
+    /// The engine of the volume; `None`: `rio` if it can run on every target, else `sync` (trap
+    /// T17).
     pub engine: Option<EngineKind>,
     /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
@@ -186,8 +187,8 @@ impl VolumeCreationConfig {
         Ok(())
     }
 
-    /// The fewest slots per stream on a target. The log reserves slots for the flush entries of each
-    /// member, and a stream needs more slots than these (T13).
+    /// The fewest slots per stream on a target. The log reserves slots for the flush entries of
+    /// each member, and a stream needs more slots than these (trap T13).
     pub(super) fn min_slots(&self, target: usize) -> u32 {
         2 * self.member_count(target) as u32 + 2
     }

@@ -152,8 +152,8 @@ impl VolumeCreation {
 /// Both copies of a new label, in the order in which they are written, each with its block (LBA).
 ///
 /// The first one replaces the older copy of the drive's `old` label, and counts as newer than the
-/// other copy. So a crash leaves the newest label of the old volume, or the new label. If it left an
-/// earlier label of the old volume, an older copy of a log would count as the newest (T24).
+/// other copy. So a crash leaves the newest label of the old volume, or the new label. If it left
+/// an earlier label of the old volume, an older copy of a log would count as the newest (trap T24).
 fn new_copies(label: &Label, old: Option<&Label>, crc32c: Crc32c) -> [(u64, Vec<u8>); 2] {
     let last = old.map_or(0, |old| old.sequence);
     let last = if last > u32::MAX - 2 { 0 } else { last };

@@ -1,5 +1,5 @@
-//! The old volumes of a creation: their state in the logs, the choice of those to be dropped, and the
-//! commands that drop them.
+//! The old volumes of a creation: their state in the logs, the choice of those to be dropped, and
+//! the commands that drop them.
 //!
 //! An old volume is dropped in two steps: it is claimed, and then its target forgets it.
 
@@ -65,8 +65,8 @@ impl OldVolume {
         u64::from(self.streams) * u64::from(self.slots)
     }
 
-    /// The bytes of its partitions. The target has sent the numbers of streams and slots, so they may
-    /// have any value, but the product of the two does not overflow (T18).
+    /// The bytes of its partitions. The target has sent the numbers of streams and slots, so they
+    /// may have any value, but the product of the two does not overflow (trap T18).
     fn partition_bytes(&self) -> u64 {
         let entries = u64::from(self.slots) * ENTRY_BYTES as u64;
         let partition = partition_bytes(0) as u64 + entries;
@@ -84,11 +84,12 @@ pub(super) enum OldState {
     /// Partitions.
     Partitions {
         /// Whether something in the partitions waits for recovery. The target then refuses other
-        /// writes to the drives (T21).
+        /// writes to the drives (trap T21).
         guards: bool,
         /// Whether the log is older than the labels of the volume. Such a volume is dropped only
         /// after the new labels were written. The claim that comes first would make the log as new
-        /// as the labels, and a crash after it would leave a volume that opens with that log (T24).
+        /// as the labels, and a crash after it would leave a volume that opens with that log (trap
+        /// T24).
         is_behind: bool,
     },
     /// Partitions of a volume that has been claimed.
@@ -96,8 +97,8 @@ pub(super) enum OldState {
 }
 
 impl VolumeCreation {
-    /// Lists the old volumes, and asks their targets whether they have owners. If old volumes may not
-    /// be given up, the first drive that belongs to one is an error.
+    /// Lists the old volumes, and asks their targets whether they have owners. If old volumes may
+    /// not be given up, the first drive that belongs to one is an error.
     pub(super) fn begin_old_statuses(
         &mut self,
         now: u64,
@@ -168,7 +169,7 @@ impl VolumeCreation {
         members
     }
 
-    /// The place of the drive whose label says that it is member `at` of the old volume.
+    /// The place of the drive whose label has the number `at` in the old volume.
     fn place_by_label(&self, drives: &Drives, old: &Label, at: usize) -> Option<MemberPlace> {
         let labels = drives.labels_of(old.volume);
         let (member, _) = labels.filter(|(_, label)| usize::from(label.index) == at).last()?;
@@ -296,7 +297,7 @@ impl VolumeCreation {
     ///
     /// Old volumes are claimed one after the other. After a creation that a crash has cut off, two
     /// old volumes may have the same drives, and a target refuses the claim of one while the other
-    /// has an owner (T21).
+    /// has an owner (trap T21).
     pub(super) fn claim_next_old(
         &mut self,
         dropping: Dropping,

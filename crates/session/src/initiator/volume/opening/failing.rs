@@ -1,5 +1,5 @@
-//! The end of an attempt that has failed: its error, the release of the volume, and the wait for the
-//! next attempt.
+//! The end of an attempt that has failed: its error, the release of the volume, and the wait for
+//! the next attempt.
 
 use super::super::calls::Associations;
 use super::super::error::{CallFailure, VolumeOpenError};
@@ -58,8 +58,8 @@ impl VolumeOpening {
         self.step = Step::Releasing(error);
     }
 
-    /// Ends the attempt, once every reachable target has answered the release. Then the opening waits
-    /// for its next attempt, or ends with the error.
+    /// Ends the attempt, once every reachable target has answered the release. Then the opening
+    /// waits for its next attempt, or ends with the error.
     pub(super) fn continue_release(&mut self, now: u64, associations: &mut impl Associations) {
         // The content of the answers does not matter.
         while self.targets.next_answer(associations).is_some() {}
@@ -78,7 +78,7 @@ impl VolumeOpening {
     }
 
     /// The time of the next attempt, ns, if this one has failed because the volume has an owner and
-    /// the caller allows a longer wait (T25). Reports the wait as an event from time to time.
+    /// the caller allows a longer wait (trap T25). Reports the wait as an event from time to time.
     pub(super) fn time_of_next_attempt(
         &mut self,
         error: &VolumeOpenError,

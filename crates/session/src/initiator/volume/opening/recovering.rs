@@ -1,4 +1,5 @@
-//! The steps of an opening from the claim to the end of recovery, with the two pauses of the driver.
+//! The steps of an opening from the claim to the end of recovery, with the two pauses of the
+//! driver.
 //!
 //! ```text
 //! continue_recovery → pause after the claim: begin_relabeling → continue_relabeling
@@ -22,8 +23,9 @@ use crate::initiator::queue_pair::Data;
 use crate::label_work::Relabel;
 
 impl VolumeOpening {
-    /// Continues the recovery: sends the commands that are due. If the recovery has come to a pause or
-    /// to its end, begins the step that belongs there. Returns whether there may be more to do now.
+    /// Continues the recovery: sends the commands that are due. If the recovery has come to a pause
+    /// or to its end, begins the step that belongs there. Returns whether there may be more to do
+    /// now.
     pub(super) fn continue_recovery(
         &mut self,
         now: u64,
@@ -77,7 +79,8 @@ impl VolumeOpening {
     }
 
     /// After the claim, begins to write the new generation into the labels. That happens before
-    /// recovery changes anything, so that a log from before this claim is known to be old (T24).
+    /// recovery changes anything, so that a log from before this claim is known to be old (trap
+    /// T24).
     pub(super) fn begin_relabeling(&mut self) {
         let (Some(driver), Some(members)) = (&self.driver, &self.members) else { return };
         let generation = driver.opening().generation();
@@ -170,8 +173,8 @@ impl VolumeOpening {
     }
 
     /// Continues to save the data that will be zeroed: reads it, and prepares each step for the
-    /// program, which writes the file. After the last step, recovery continues. A dry run ends then.
-    /// Returns whether saving is done.
+    /// program, which writes the file. After the last step, recovery continues. A dry run ends
+    /// then. Returns whether saving is done.
     pub(super) fn continue_saving(
         &mut self,
         now: u64,

@@ -26,8 +26,8 @@ use crate::label_work::{self, LabelIo};
 use crate::wire::VolumeStatus;
 
 impl VolumeOpening {
-    /// Handles failures and answers of targets. Then runs steps until one must wait for a target, for
-    /// the program or for the clock.
+    /// Handles failures and answers of targets. Then runs steps until one must wait for a target,
+    /// for the program or for the clock.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -133,8 +133,8 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// Once all targets are attached, opens the drives queues and begins to read the labels. Returns
-    /// whether that is done.
+    /// Once all targets are attached, opens the drives queues and begins to read the labels.
+    /// Returns whether that is done.
     pub(super) fn continue_attaching(
         &mut self,
         now: u64,
@@ -142,7 +142,7 @@ impl VolumeOpening {
     ) -> Result<bool, VolumeOpenError> {
         let Some(attached) = self.targets.attach_results(associations) else { return Ok(false) };
         let controllers = attached.map_err(|failed| {
-            probe::hit(Rare::MemberMissing);
+            probe::count_rare(Rare::MemberMissing);
             VolumeOpenError::Attach(failed)
         })?;
         let namespaces = namespaces(&self.config.places, &controllers)
@@ -154,8 +154,8 @@ impl VolumeOpening {
         Ok(true)
     }
 
-    /// Reads the labels of all members. Once all have been read, checks them, and begins the claim or
-    /// the inspection. Returns whether that is done.
+    /// Reads the labels of all members. Once all have been read, checks them, and begins the claim
+    /// or the inspection. Returns whether that is done.
     pub(super) fn read_labels(
         &mut self,
         now: u64,
@@ -233,8 +233,8 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// Chooses the engine, and makes the driver that claims and recovers the volume. In a dry run, the
-    /// driver changes nothing.
+    /// Chooses the engine, and makes the driver that claims and recovers the volume. In a dry run,
+    /// the driver changes nothing.
     pub(super) fn begin_claim(
         &mut self,
         members: Members,
@@ -270,8 +270,8 @@ impl VolumeOpening {
         Ok(())
     }
 
-    /// Ends the inspection, once all targets have reported their state of the volume. Returns false:
-    /// nothing follows.
+    /// Ends the inspection, once all targets have reported their state of the volume. Returns
+    /// false: nothing follows.
     pub(super) fn finish_inspection(
         &mut self,
         associations: &mut impl Associations,
