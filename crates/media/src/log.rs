@@ -172,7 +172,6 @@ impl LogStore {
 
     /// A log in a mapped file. `dax`: the file should be on persistent memory. If it is not, the
     /// log is opened even so, and does not survive a power cut.
-
     fn in_file(
         path: &str,
         size: Option<u64>,
@@ -210,7 +209,6 @@ impl LogStore {
 
     /// A log on a block device. `plp`: the device has power-loss protection, although it reports a
     /// volatile cache.
-
     fn on_device(path: &str, plp: bool, lock_wait: LockWait) -> Result<LogStore, OpenError> {
         let medium = Medium::device(path, lock_wait)?;
         let is_volatile = !plp && medium.device_has_volatile_cache();

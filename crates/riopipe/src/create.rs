@@ -2,7 +2,7 @@
 //!
 //! 1. Start the threads of the targets, which set up the associations ([`Targets`]).
 //! 2. Run the [`VolumeCreation`] to its end. It decides each request: it makes the log partitions,
-//! then writes the labels.
+//!    then writes the labels.
 //! 3. Inspect the new volume, to return its properties.
 
 use std::time::Duration;

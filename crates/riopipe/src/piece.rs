@@ -8,7 +8,7 @@
 //!
 //! 1. The caller takes a [`Buf`] from the stream's [`BufPool`], and fills it.
 //! 2. The stream stages it in a group. The driver gets [`Piece`]s of it, and splits and clones
-//! them.
+//!    them.
 //! 3. [`KeptBufs`] keeps it until no replay needs its bytes.
 //! 4. When no piece is left, it goes back to the pool.
 //!

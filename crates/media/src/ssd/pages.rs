@@ -137,7 +137,8 @@ impl DrivePages {
     pub(crate) fn in_memory(blocks: u64, losable: u64, prefault: bool) -> io::Result<Self> {
         let content_frames = u32::try_from(blocks + losable).map_err(|_| too_large())?;
         let count = u32::try_from(blocks + losable + IN_FLIGHT_FRAMES).map_err(|_| too_large())?;
-        if count >= ZEROES {
+        // The highest number is no frame.
+        if count == ZEROES {
             return Err(too_large());
         }
         let frames = FramePool::new(count, if prefault { content_frames } else { 0 })?;

@@ -76,9 +76,9 @@ impl Page {
         let mut bytes = alloc::vec![0; len];
         bytes[0..16].copy_from_slice(&self.volume.0);
         bytes[16..18].copy_from_slice(&self.stream.0.to_le_bytes());
-        bytes[18] = u8::from(self.more) * PAGE_MORE
-            | u8::from(self.settled) * PAGE_SETTLED
-            | u8::from(self.in_doubt) * PAGE_IN_DOUBT;
+        bytes[18] = flag(self.more, PAGE_MORE)
+            | flag(self.settled, PAGE_SETTLED)
+            | flag(self.in_doubt, PAGE_IN_DOUBT);
         bytes[20..24].copy_from_slice(&(self.entries.len() as u32).to_le_bytes());
         bytes[24..32].copy_from_slice(&self.released.0.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.newest_tag.seq.0.to_le_bytes());
@@ -165,8 +165,7 @@ fn encode_entry(entry: &ListedEntry, record: &mut [u8]) {
     record[46] = attribute.member.0;
     record[47] = attribute.kind as u8;
     record[48] = attribute.flags.0;
-    record[49] =
-        u8::from(entry.persisted) * ENTRY_PERSISTED | u8::from(entry.durable) * ENTRY_DURABLE;
+    record[49] = flag(entry.persisted, ENTRY_PERSISTED) | flag(entry.durable, ENTRY_DURABLE);
     record[52..56].copy_from_slice(&entry.incarnation.to_le_bytes());
 }
 
@@ -300,6 +299,11 @@ fn decode_settle_stream(record: &[u8]) -> Option<SettleStream> {
         k,
         tag: u64_at(record, 16),
     })
+}
+
+/// `bit` if the flag is set, else 0.
+const fn flag(is_set: bool, bit: u8) -> u8 {
+    if is_set { bit } else { 0 }
 }
 
 #[cfg(test)]

@@ -87,15 +87,15 @@ pub struct Closed {
     pub released: Seq,
 }
 
-/// The steps of closing a stream, in order.
+/// The condition for which the close of a stream waits, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Closing {
-    /// Waits until all submitted groups up to this one are durable.
-    AwaitDurable(Seq),
-    /// Waits until nothing is in flight.
-    AwaitIdle,
-    /// Waits until every target has confirmed the released mark. `last` is the last group.
-    AwaitMarks { last: Seq },
+    /// All submitted groups up to this one are durable.
+    GroupsDurable(Seq),
+    /// Nothing is in flight.
+    StreamIdle,
+    /// Every target has confirmed the released mark. `last` is the last group.
+    MarksConfirmed { last: Seq },
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
@@ -273,7 +273,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let last = self.session.engine().last_admitted();
         self.session.ask_durable(last);
         self.has_unsent = true;
-        self.closing = Some(Closing::AwaitDurable(last));
+        self.closing = Some(Closing::GroupsDurable(last));
     }
 
     /// Ends the close before it is done. The stream continues.
@@ -290,18 +290,18 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn close_step(&mut self) -> Result<Option<Closed>, TargetRefusal> {
         loop {
             match self.closing {
-                Some(Closing::AwaitDurable(seq)) if self.reached(Until::Durable(seq)) => {
-                    self.closing = Some(Closing::AwaitIdle);
+                Some(Closing::GroupsDurable(seq)) if self.reached(Until::Durable(seq)) => {
+                    self.closing = Some(Closing::StreamIdle);
                 }
                 // The engine may have inserted a flush of its own, as a group after the one that
                 // was the last. So the driver reads the last group again.
-                Some(Closing::AwaitIdle) if self.reached(Until::Idle) => {
+                Some(Closing::StreamIdle) if self.reached(Until::Idle) => {
                     let last = self.session.marks().durable;
                     self.session.send_marks();
                     self.has_unsent = true;
-                    self.closing = Some(Closing::AwaitMarks { last });
+                    self.closing = Some(Closing::MarksConfirmed { last });
                 }
-                Some(Closing::AwaitMarks { last }) if self.session.marks_confirmed()? => {
+                Some(Closing::MarksConfirmed { last }) if self.session.marks_confirmed()? => {
                     self.closing = None;
                     let released = self.session.engine().released();
                     return Ok(Some(Closed { last, released }));
