@@ -1,7 +1,7 @@
 //! The specifications that name media, on one line: `kind:what[,option=value…]`.
 //!
-//! The caller takes the options that it knows out of a parsed [`Spec`], one by one. At the end,
-//! [`Spec::finish`] refuses the options that are left.
+//! The caller takes the options that it knows out of a parsed `Spec`, one by one. At the end,
+//! `Spec::finish` refuses the options that are left.
 
 use riopipe_order::block_device::BLOCK_BYTES;
 

@@ -280,21 +280,22 @@ named! {
 named! {
     /// A path that is seldom taken.
     Rare {
-        /// Blocks beyond k were zeroed.
+        /// Recovery zeroed blocks beyond the prefix of a stream.
         Undo = "undo",
         /// A request was sent again after a lost connection.
         Replay = "replay",
         /// A replayed request was complete before, but not durable.
         ReplayComplete = "replay-of-complete",
-        /// The target's list made up for a lost completion.
+        /// A completion was lost with its connection, and the list of the log showed that the write was
+        /// durable.
         CompletionFromList = "completion-from-list",
         /// A replayed entry was found in the log and not appended again.
         Adopted = "adopted-entry",
         /// A torn entry was found.
         TornEntry = "torn-entry",
-        /// A whole entry of an older lap or generation was found.
+        /// A slot had a whole entry of an older lap of the ring, or of an older generation.
         StaleEntry = "stale-entry",
-        /// A persist word of an older lap was found.
+        /// A slot had the persist word of an entry that an older lap of the ring had left.
         InvalidPersist = "invalid-persist-word",
         /// A log had a hole among its live entries, and was cut there.
         Cut = "cut",
@@ -312,11 +313,11 @@ named! {
         ForcedFlush = "forced-flush",
         /// A mark was written to free space in the log.
         MarkForSpace = "mark-for-space",
-        /// A durable mark was sent alone by an idle stream.
+        /// An idle stream sent its released mark in a command of its own.
         IdleMark = "idle-mark",
         /// The background driver flushed a stream that its owner had left.
         BackgroundFlush = "background-flush",
-        /// A new owner waited for the old one's operations.
+        /// The claim of a new owner waited for the device operations of the former owner.
         FenceWaited = "fence-waited",
         /// A former owner got the answer that it is fenced.
         FencedOwner = "fenced-owner",
@@ -324,7 +325,7 @@ named! {
         BindWaited = "bind-waited",
         /// A connection was moved from one core of a target to another.
         HandedOver = "handed-over",
-        /// Several completions of one stream shared a fence.
+        /// Several completions of one stream waited for the same fence of the log.
         FenceShared = "fence-shared",
         /// An operation waited because its drive had the most operations that it takes at once.
         DriveFull = "drive-full",
@@ -334,9 +335,9 @@ named! {
         CrashInRecovery = "crash-in-recovery",
         /// A crash came during a replay.
         CrashInReplay = "crash-in-replay",
-        /// Recovery found a partition that was already settled.
+        /// Recovery found a partition that an earlier, interrupted recovery had settled.
         SettledBefore = "settled-before",
-        /// Wire seq passed 2^32.
+        /// The number of a group passed 2^32. Commands carry only its lower bits.
         SeqWrap = "seq-wrap",
         /// The ring of a log came around.
         LogLap = "log-lap",
@@ -348,11 +349,11 @@ named! {
         MergedInGroup = "merged-in-group",
         /// Whole groups were merged.
         MergedGroups = "merged-groups",
-        /// An in-place update beyond k was listed.
+        /// Recovery listed an in-place update beyond the prefix.
         InPlaceListed = "in-place-listed",
-        /// An extension beyond k was left as it was.
+        /// Recovery left an extension beyond the prefix as it was.
         ExtensionLeft = "extension-left",
-        /// A group beyond k was found whole.
+        /// Recovery found a group beyond the prefix with all its entries.
         WholeBeyondK = "whole-beyond-k",
         /// A group was found with some entries missing.
         PartialGroup = "partial-group",

@@ -350,7 +350,7 @@ impl<P: Payload> Base<P> {
     /// # Errors
     /// The group has more entries than 16 bits can count. Its requests are freed.
     #[inline]
-    pub(super) fn number(&mut self) -> Result<(), Refusal> {
+    pub(super) fn number_requests(&mut self) -> Result<(), Refusal> {
         let num = self.shaped.len();
         if num > usize::from(GROUP_ENTRIES_MAX) {
             self.discard_shaped();
@@ -371,7 +371,7 @@ impl<P: Payload> Base<P> {
     ///
     /// # Errors
     /// The errors of [`check_group`](Self::check_group), [`shape`](Self::shape) and
-    /// [`number`](Self::number), and [`Refusal::Full`] if the replay memory has no space now.
+    /// [`number_requests`](Self::number_requests), and [`Refusal::Full`] if the replay memory has no space now.
     #[inline(always)]
     pub(super) fn shape_and_number(
         &mut self,
@@ -385,7 +385,7 @@ impl<P: Payload> Base<P> {
         }
         let seq = self.window.last().next();
         self.shape(writes, seq, tag)?;
-        self.number()?;
+        self.number_requests()?;
         Ok((seq, bytes))
     }
 

@@ -363,7 +363,7 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
 
     /// The seq up to which the engine has freed the payload of the groups.
     fn payload_freed_up_to(&self) -> Seq {
-        self.base().window.forgotten()
+        self.base().window.freed_up_to()
     }
 
     /// The released mark: all groups up to it are complete, durable and delivered. The targets may

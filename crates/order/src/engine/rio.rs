@@ -115,9 +115,9 @@ impl<P: Payload> Rio<P> {
         self.base.dirty.iter().any(Option::is_some)
     }
 
-    /// Admits the group in `base.shaped`: adds it to the window, and queues its requests. Returns
-    /// its seq.
-    fn commit(&mut self, flush: GroupFlush, bytes: u64) -> Seq {
+    /// Admits the group in `base.shaped`: adds it to the window, and queues its requests. `bytes` is
+    /// the size of its payload, which the replay memory keeps. Returns the seq of the group.
+    fn admit_shaped(&mut self, flush: GroupFlush, bytes: u64) -> Seq {
         let base = &mut self.base;
         let mut request_count = base.shaped.len() as u32;
         if probe::is_bug_planted(Plant::T3NotCounted) {
@@ -169,32 +169,35 @@ impl<P: Payload> Rio<P> {
         probe::count_rare(Rare::ForcedFlush);
         let seq = self.base.window.last().next();
         self.base.add_joint_flush(seq, self.last_tag);
-        // The flush has at most one entry for each dirty member, so the reserved slots suffice.
-        if self.base.number().is_ok() {
+        // The flush has at most one entry for each dirty member, so the reserved slots suffice. It
+        // also has far fewer entries than a group may have, so numbering them cannot fail.
+        if self.base.number_requests().is_ok() {
             self.forced_flush = Some(seq);
             self.forced_flush_count += 1;
-            self.commit(GroupFlush::Forced, 0);
+            self.admit_shaped(GroupFlush::Forced, 0);
         }
     }
 
     /// Frees what released groups have used: requests, log slots, replay memory, and the slots that
-    /// are reserved for a forced flush.
+    /// are reserved for a forced flush. If the caller waits for a flush that had no slots before,
+    /// adds it now.
     fn free_released(&mut self) {
         let released = self.base.window.released();
         for sent in &mut self.sent {
             sent.free_released(&mut self.base, released);
         }
-        self.base.window.forget(released);
+        self.base.window.free_groups(released);
         if self.forced_flush.is_some_and(|seq| seq <= released) {
             self.forced_flush = None;
         }
-        if self.wanted_durable > self.last_flush {
+        let has_unflushed_wish = self.wanted_durable > self.last_flush;
+        if has_unflushed_wish {
             // The caller asked for a flush while an earlier forced flush used the reserved slots.
             self.force_flush();
         }
     }
 
-    /// Reports the oldest group that is being replayed to the window.
+    /// Gives the window the seq of the oldest group that is being replayed, if there is one.
     fn update_oldest_replay(&mut self) {
         let oldest_of_each = self.sent.iter().filter_map(SentRequests::oldest_replay);
         let oldest = oldest_of_each.map(|id| self.base.request(id).seq).min();
@@ -233,7 +236,7 @@ impl<P: Payload> Rio<P> {
         if durable {
             base.add_joint_flush(seq, tag);
         }
-        base.number()?;
+        base.number_requests()?;
         self.new_entries.fill(0);
         for id in &self.base.shaped {
             self.new_entries[usize::from(self.base.request(*id).server)] += 1;
@@ -279,7 +282,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         }
         self.last_tag = tag;
         let flush = if durable { GroupFlush::Requested } else { GroupFlush::No };
-        Ok(self.commit(flush, bytes))
+        Ok(self.admit_shaped(flush, bytes))
     }
 
     fn next_request(&mut self, server: u16) -> Option<Dispatch> {
@@ -375,7 +378,7 @@ impl<P: Payload> Engine<P> for Rio<P> {
         if probe::is_bug_planted(Plant::T14ForgetEarly) {
             return self.base.window.complete();
         }
-        self.base.window.forgotten()
+        self.base.window.freed_up_to()
     }
 
     fn poison(&mut self, failure: Failure) {

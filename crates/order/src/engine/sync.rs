@@ -175,7 +175,7 @@ impl<P: Payload> Engine<P> for Sync<P> {
         // This engine reports a group complete only when its FLUSHes are done, because the next
         // group waits for them.
         marks.complete = marks.durable;
-        self.base.window.forget(marks.durable);
+        self.base.window.free_groups(marks.durable);
         marks
     }
 

@@ -284,7 +284,7 @@ impl Window {
 
     /// Removes the groups up to `seq` from the window.
     #[inline]
-    pub(super) fn forget(&mut self, seq: Seq) {
+    pub(super) fn free_groups(&mut self, seq: Seq) {
         while self.forgotten < seq {
             let Some(group) = self.groups.pop_front() else { break };
             debug_assert_eq!(group.remaining, 0, "an unfinished group is never forgotten");
@@ -295,7 +295,7 @@ impl Window {
 
     /// The last group that was removed from the window.
     #[inline]
-    pub(super) fn forgotten(&self) -> Seq {
+    pub(super) fn freed_up_to(&self) -> Seq {
         self.forgotten
     }
 }

@@ -78,6 +78,12 @@ fn decode_bind(sqe: &Sqe) -> Result<(PartitionId, Binding), Status> {
     Ok((id, binding))
 }
 
+/// The result of a Bind command: the slots of the stream's log in the lower 32 bits, the incarnation
+/// of the target in the upper 32 bits.
+fn bind_result(slots: u32, incarnation: u32) -> u64 {
+    u64::from(slots) | u64::from(incarnation) << 32
+}
+
 impl<E: TargetEnv> TargetConn<E> {
     /// Carries out a Bind command. If the command succeeds, this connection carries a stream from
     /// now on.
@@ -103,15 +109,14 @@ impl<E: TargetEnv> TargetConn<E> {
                 context.send_completion(cid, status, result, outbox);
             }
             Ok(bound) => {
-                let slots = bound.log.slots();
-                let members: Vec<(usize, Member)> = bound
-                    .members
-                    .iter()
-                    .filter_map(|at_nsid| {
-                        let (ns_index, _) = context.namespaces.find(at_nsid.nsid)?;
-                        Some((ns_index, at_nsid.member))
-                    })
-                    .collect();
+                let result = bind_result(bound.log.slots(), bound.incarnation);
+                // A namespace of the volume that is gone has no place in the queue. The commands to
+                // it are refused.
+                let members = bound.members.iter().filter_map(|member| {
+                    let (ns_index, _) = context.namespaces.find(member.nsid)?;
+                    Some((ns_index, member.member))
+                });
+                let members: Vec<(usize, Member)> = members.collect();
                 context.is_fenced = false;
                 context.commands.reset_gate_nodes();
                 *ordered = Some(Box::new(OrderedQueue::new(
@@ -122,15 +127,14 @@ impl<E: TargetEnv> TargetConn<E> {
                     binding.released,
                     entries,
                 )));
-                let result = u64::from(slots) | u64::from(bound.incarnation) << 32;
                 context.send_completion(cid, Status::SUCCESS, result, outbox);
             }
         }
     }
 
-    /// Takes in a fence that another connection has raised. Ends the stream if it belongs to
-    /// `volume`. Fence `id` is acknowledged when every device operation that is in flight now has
-    /// come back.
+    /// Takes in a fence that another connection has raised. Ends the stream of this connection if it
+    /// belongs to `volume`. The fence joins the next round of [`Fences`], so it is acknowledged when
+    /// every device operation that is in flight now has come back.
     pub(super) fn on_fence_raised(
         &mut self,
         id: u64,
@@ -149,6 +153,7 @@ impl<E: TargetEnv> TargetConn<E> {
             context.report_problem("a new owner has taken the volume, or it was released", env);
         }
         fences.next_round.push(id);
+        // These lines only serve the simulator: a counter, and a bug that its tests must find.
         let is_for_all = scope == FenceScope::AllAssociations;
         if is_for_all && context.commands.iter_mut().any(|(_, command)| command.is_on_device()) {
             probe::count_rare(Rare::FenceWaited);

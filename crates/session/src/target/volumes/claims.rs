@@ -265,11 +265,16 @@ impl<R: Region> Volumes<R> {
         if volume.lease.is_vacant() {
             return Err(Refusal::do_not_retry(wire::status::LEASE_OVER));
         }
-        match (claim.unlogged, volume.partitions.is_empty()) {
-            (false, true) => Err(Refusal::do_not_retry(wire::status::NO_LOG)),
-            (true, false) => Err(Refusal::do_not_retry(Status::INVALID_FIELD)),
-            _ => Self::check_shape(volume, claim),
+        let has_log = !volume.partitions.is_empty();
+        if !claim.unlogged && !has_log {
+            // The owner wrote to a log, and the log is gone.
+            return Err(Refusal::do_not_retry(wire::status::NO_LOG));
         }
+        if claim.unlogged && has_log {
+            // The owner had no log before, so this claim is not the one that it made then.
+            return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
+        }
+        Self::check_shape(volume, claim)
     }
 
     /// Checks that the claim has the volume's number of streams, and its members (trap T20).
@@ -288,15 +293,18 @@ impl<R: Region> Volumes<R> {
     /// The log records durably that it was given up before any partition is made anew. Without this
     /// record, recovery would take an empty partition for "nothing to undo" (trap T26).
     fn give_up(&mut self, at: usize, claim: &Claim) -> Result<(), Refusal> {
-        let is_unreadable = |log: &StreamLog<R>| {
-            log.scan().is_err_and(|error| !matches!(error, LogError::Region(_)))
+        // A failure of the log store shows nothing about the content of the log.
+        let is_unreadable = |log: &StreamLog<R>| match log.scan() {
+            Ok(_) | Err(LogError::Region(_)) => false,
+            Err(_) => true,
         };
         let must_be_made_anew = |partition: &Partition<R>| match partition {
             Partition::Damaged => true,
             Partition::AtRest { log, .. } => claim.create || is_unreadable(log),
             Partition::Bound { .. } => false,
         };
-        let made_anew: Vec<bool> = self.list[at].partitions.iter().map(must_be_made_anew).collect();
+        let are_to_be_made: Vec<bool> =
+            self.list[at].partitions.iter().map(must_be_made_anew).collect();
         self.record_given_up(at, claim.generation)?;
         let crc = self.crc;
         let (TargetLog::Live { region, split }, volume) =
@@ -307,9 +315,9 @@ impl<R: Region> Volumes<R> {
         let log_failed = || Refusal::retry_later(wire::status::LOG_FAILED);
         // If the log store fails below, the log of the volume stays marked as lost.
         volume.is_log_lost = true;
-        let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(made_anew);
-        for ((stream, partition), made_anew) in streams {
-            if !made_anew {
+        let streams = (0..).map(StreamId).zip(&mut volume.partitions).zip(are_to_be_made);
+        for ((stream, partition), is_to_be_made) in streams {
+            if !is_to_be_made {
                 continue;
             }
             let record = region.volume(claim.volume);

@@ -77,7 +77,8 @@ impl OldVolume {
 /// The state of an old volume in the log of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OldState {
-    /// Nothing, as far as is known.
+    /// Nothing that can be dropped: the log has no partitions of the volume, their state is not
+    /// known, or the target has refused to drop them.
     Nothing,
     /// Partitions that cannot be used. They are forgotten without a claim.
     Lost,
@@ -204,6 +205,7 @@ impl VolumeCreation {
         status: VolumeStatus,
     ) -> Result<(), VolumeCreateError> {
         if status.owned {
+            // No owner is displaced (trap T8).
             let (member, volume) = self.first_member_of(self.old_volumes[at].volume);
             return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
         }
@@ -236,8 +238,9 @@ impl VolumeCreation {
         first.map(|(member, label)| (member, label.name.clone())).unwrap_or_default()
     }
 
-    /// The old volumes of which one is dropped from a target's log after the target has refused the
-    /// partitions; `None` if that cannot help. Each old volume is dropped only once.
+    /// Decides whether an old volume is dropped from a target's log after the target has refused the
+    /// partitions of the new volume: returns the rule for the choice, or `None` if dropping
+    /// them cannot help. `refusal` is the target's answer.
     pub(super) fn old_volumes_to_drop(&self, target: usize, refusal: Cqe) -> Option<Dropping> {
         let only_guarding = refusal.status().is(status::GUARDED);
         let dropping = Dropping::First { target, only_guarding };
@@ -251,6 +254,7 @@ impl VolumeCreation {
     fn may_make_space(&self, target: usize, refusal: Cqe) -> bool {
         let answer = refusal.status();
         if answer.is(status::LOG_TOO_SMALL) {
+            // The result has the needed bytes in the lower half, the free bytes in the upper half.
             let (need, free) = (refusal.result() as u32, (refusal.result() >> 32) as u32);
             self.may_make_bytes(target, need, free)
         } else if answer.is(status::TOO_MANY_SLOTS) {
@@ -269,27 +273,27 @@ impl VolumeCreation {
     /// Whether `need` adjacent bytes may become free in a target's log whose largest gap has `free`
     /// bytes.
     fn may_make_bytes(&self, target: usize, need: u32, free: u32) -> bool {
-        // `n` volumes that go leave at most `n + 1` gaps around them, and no gap is larger than
-        // `free`.
-        let gaps = self.droppable_first(target).count() as u64 + 1;
-        let dropped: u64 = self.droppable_first(target).map(OldVolume::partition_bytes).sum();
-        u64::from(need) <= gaps * u64::from(free) + dropped
+        // In the best case the dropped volumes and the gaps around them are adjacent. `n` volumes
+        // have at most `n + 1` gaps around them, and no gap is larger than `free`.
+        let gap_count = self.droppable_first(target).count() as u64 + 1;
+        let dropped_bytes: u64 = self.droppable_first(target).map(OldVolume::partition_bytes).sum();
+        u64::from(need) <= gap_count * u64::from(free) + dropped_bytes
     }
 
     /// Whether enough slots may become free in a target's log that has space for `most` slots per
     /// stream.
     fn may_make_slots(&self, target: usize, most: u32) -> bool {
-        // `most` is the number of free slots divided by `streams`, rounded down. So this is the
-        // largest number of free slots that the target may have.
         let streams = u64::from(self.config.streams);
-        let free = streams * (u64::from(most) + 1) - 1;
+        // The target has divided its free slots by `streams` and rounded down, which gave `most`.
+        // This is the largest number of free slots with that quotient.
+        let free_slots_max = streams * (u64::from(most) + 1) - 1;
         let needed_per_stream = match self.config.slots {
             // The target chooses the number. Its partitions are then whole pages.
             0 => self.config.min_slots(target).max(SLOTS_OF_A_PAGE),
             slots => slots,
         };
-        let dropped: u64 = self.droppable_first(target).map(OldVolume::total_slots).sum();
-        streams * u64::from(needed_per_stream) <= free + dropped
+        let dropped_slots: u64 = self.droppable_first(target).map(OldVolume::total_slots).sum();
+        streams * u64::from(needed_per_stream) <= free_slots_max + dropped_slots
     }
 
     /// Claims the next old volume that is to be dropped, on all its targets. Returns whether there
