@@ -135,3 +135,28 @@ fn t29_the_end_of_one_round_is_not_enough_for_two() {
         assert!(woken && !flushes.is_still_in_doubt(doubt, || ()));
     });
 }
+
+/// The end of a round wakes the connections if one of them waits for it, and only then. The number
+/// of a round has nine bits, so it is 0 again after 512 rounds.
+#[test]
+fn t29_each_round_wakes_those_who_wait_for_it_and_nobody_else() {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(|| {
+        let flushes = DriveFlushes::new();
+        // Three rounds end in each pass, so rounds of every number are waited for.
+        for pass in 0..1024 {
+            let waits = pass % 5 > 0;
+            let [mine, other] = [flushes.begin(), flushes.begin()];
+            let doubt = flushes.end(mine, || panic!("nobody waits")).expect("another in flight");
+            if waits {
+                assert!(flushes.is_still_in_doubt(doubt, || ()));
+            }
+            let mut woken = false;
+            assert!(flushes.end(other, || woken = true).is_none());
+            assert_eq!(woken, waits, "pass {pass}");
+            let alone = flushes.begin();
+            assert!(flushes.end(alone, || panic!("nobody waits any more")).is_none());
+        }
+    });
+}

@@ -340,16 +340,23 @@ fn t28_connections_share_one_budget_and_none_is_starved() {
     assert_eq!(kinds.iter().filter(|kind| **kind == 0x09).count(), 5);
 }
 
-/// Answers that no host takes count, too.
+/// Answers that no host takes count, too, whether their commands come one by one or together.
 #[test]
 fn t28_answers_that_are_not_taken_share_the_budget() {
+    for together in [1, 600] {
+        answers_share_the_budget(together);
+    }
+}
+
+fn answers_share_the_budget(together: usize) {
     let mut w = World::new(&[false]);
     w.host.shared.set_memory(2 << 20);
     let hosts: Vec<usize> = (0..4).map(|_| w.admin().0).collect();
+    let command = peer::capsule(peer::Digests::default(), &peer::identify(1, 1, 0).0, &[]);
     for &host in &hosts {
         w.links[host].reading = false;
-        for _ in 0..600 {
-            w.command(host, peer::identify(1, 1, 0), &[]);
+        for _ in 0..600 / together {
+            w.send(host, &command.repeat(together));
         }
     }
     let unsent: Vec<usize> = hosts.iter().map(|host| w.links[*host].out.len_bytes()).collect();

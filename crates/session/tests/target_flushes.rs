@@ -211,3 +211,50 @@ fn t29_a_new_owner_does_not_wait_for_doubts() {
     assert_ne!(status, GOOD, "it is not the owner any more");
     assert!(t.w.scan(0, 0).entries.iter().all(|entry| !entry.persisted));
 }
+
+#[test]
+fn t29_a_failure_is_certain_while_others_are_in_flight() {
+    for failing in 0..3 {
+        let mut t = three();
+        (0..3).for_each(|at| t.flush(at, 2));
+        t.back(failing, false);
+        let status = t.answer(failing).expect("nothing is in doubt about a failure");
+        assert_ne!(status, GOOD, "{failing}");
+    }
+}
+
+#[test]
+fn t29_a_connection_that_has_ended_does_not_wait_for_the_flushes_of_others() {
+    let mut t = three();
+    t.flush(0, 2);
+    t.flush(1, 2);
+    t.w.hang_up(t.queues[0]);
+    assert!(!t.w.links[t.queues[0]].conn.is_drained(), "its FLUSH is at the drive");
+    t.back(0, true);
+    assert!(t.w.links[t.queues[0]].conn.is_drained());
+}
+
+/// The connection carries another stream when the doubt is resolved. The gate of that stream does
+/// not know the request.
+#[test]
+fn t29_a_doubt_of_a_stream_that_has_ended_does_not_touch_the_next_one() {
+    let mut w = World::new(&[true]);
+    let Owner { admin, cntlid, io } = w.owner();
+    // It writes nothing, so no claim waits for it.
+    let plain = w.io(cntlid, 2);
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(2, &flush_entry(2, 0), 0), &[]);
+    w.command(plain, peer::flush(1, 1), &[]);
+    w.complete(0, 0);
+    assert_eq!(w.next(io), None, "the other may have failed");
+    let again = w.next_claim(2);
+    assert_eq!(w.claim(admin, &again).map(|done| done.status), Some(GOOD));
+    assert_eq!(w.settle(admin, 2, &[(0, 0, false), (1, 0, false)]), GOOD);
+    assert_eq!(w.bind(io, 0, 2, 0).status, GOOD);
+    w.complete(0, 0);
+    let answer = w.next(io).expect("an answer").completion();
+    assert_eq!((answer.cid, answer.status), (2, 0x702), "its stream is over");
+    w.host.drives[0].holds = false;
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, GOOD);
+}

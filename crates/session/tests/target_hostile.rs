@@ -304,6 +304,12 @@ fn t18_a_host_that_does_not_take_its_answers_is_not_served_further() {
     }
     assert!(!w2.links[at].conn.wants_input(&w2.links[at].out));
     assert!(w2.links[at].out.len_bytes() <= UNSENT_BYTES_MAX + 24);
+    // So are the answers to commands that arrive together.
+    let (at, _) = w2.admin();
+    w2.links[at].reading = false;
+    let identify = peer::capsule(Digests::default(), &peer::identify(1, 1, 0).0, &[]);
+    w2.send(at, &identify.repeat(UNSENT_BYTES_MAX / 4096 + 100));
+    assert!(w2.links[at].out.len_bytes() <= UNSENT_BYTES_MAX + 8192);
     // Once it reads again, everything comes.
     w.resume_reading(io);
     let mut data = 0;

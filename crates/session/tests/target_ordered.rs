@@ -698,3 +698,16 @@ fn a_refused_write_that_waits_for_memory_holds_up_no_other() {
     serve(&mut w, io, r2t);
     assert_eq!(statuses(&mut w, io), [(3, 0)]);
 }
+
+#[test]
+fn a_plain_read_beside_a_stream_is_carried_out_when_its_memory_is_free() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    let asked = take_the_budget(&mut w, io);
+    w.command(io, peer::read(3, 1, 2000, TRANSFER_BYTES_MAX / 4096), &[]);
+    assert_eq!(w.next(io), None, "it waits");
+    serve(&mut w, io, &asked[0]);
+    let mut kinds: Vec<u8> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.kind).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, [0x05, 0x05, 0x07], "two completions, and the data of the read");
+}

@@ -290,6 +290,104 @@ fn t8_a_fenced_owner_is_no_plain_host_when_the_volume_is_released() {
     assert_eq!(w.call(io, peer::write(3, 1, 9, 1), &block(5)).status, 0);
 }
 
+/// A claim of one namespace, for a volume that is new here.
+fn claim_of(w: &World, volume: VolumeId, nsid: u32) -> wire::Claim {
+    wire::Claim { volume, members: wire::in_order([nsid]), ..w.first_claim() }
+}
+
+#[test]
+fn t8_an_owner_that_is_fenced_from_one_volume_keeps_the_other() {
+    let mut w = World::new(&[false, false]);
+    let (admin, cntlid) = w.admin();
+    for (volume, nsid) in [(VOLUME, 1), (OTHER, 2)] {
+        let claim = claim_of(&w, volume, nsid);
+        assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    }
+    let io = w.io(cntlid, 1);
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = claim_of(&w, VOLUME, 1);
+    let take = wire::Claim { create: false, take_over: true, generation: 2, ..take };
+    assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+    let late = w.io(cntlid, 2);
+    for at in [io, late] {
+        assert_eq!(w.call(at, peer::write(3, 1, 9, 1), &block(3)).status, 0x70a);
+        assert_eq!(w.call(at, peer::read(4, 1, 9, 1), &[]).status, 0x702);
+        assert_eq!(w.call(at, peer::write(5, 2, 9, 1), &block(5)).status, 0, "it owns this one");
+        let (data, done) = w.fetch(at, peer::read(6, 2, 9, 1));
+        assert_eq!((data, done.status), (block(5), 0));
+    }
+}
+
+/// The claim of another volume asks the connection, because it has written there.
+#[test]
+fn the_claim_of_another_volume_takes_no_stream_away() {
+    let mut w = World::new(&[false, false]);
+    let (admin, cntlid) = w.admin();
+    let claim = claim_of(&w, VOLUME, 1);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
+    assert_eq!(w.call(io, peer::write(1, 2, 9, 1), &block(1)).status, 0);
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(2, &attribute(1, 1), 0), &block(2));
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let claim = claim_of(&w, OTHER, 2);
+    assert_eq!(w.claim(rival, &claim), None, "it waits for all that is in flight");
+    w.complete(0, 0);
+    assert_eq!(w.next(rival).unwrap().completion().status, 0);
+    assert_eq!(w.next(io).unwrap().completion().status, 0);
+    w.host.drives[0].holds = false;
+    assert_eq!(w.call(io, ordered(3, &attribute(2, 2), 0), &block(3)).status, 0);
+}
+
+/// The connection acknowledges the fence of another volume while its own stream has ended and a
+/// write of that stream is still out.
+#[test]
+fn t8_the_end_of_an_earlier_fence_returns_no_stream_with_a_write_in_flight() {
+    let mut w = World::new(&[false, false]);
+    let (admin, cntlid) = w.admin();
+    let claim = claim_of(&w, VOLUME, 1);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
+    assert_eq!(w.call(io, peer::write(1, 2, 9, 1), &block(1)).status, 0);
+    for drive in &mut w.host.drives {
+        drive.holds = true;
+    }
+    w.command(io, peer::read(2, 2, 9, 1), &[]);
+    let [first, second] = [(); 2].map(|()| w.admin_as(RIVAL, RIVAL_ID, 0).0);
+    let other = claim_of(&w, OTHER, 2);
+    assert_eq!(w.claim(first, &other), None, "the read is in flight");
+    w.command(io, ordered(3, &attribute(1, 1), 0), &block(3));
+    let take = wire::Claim { create: false, take_over: true, generation: 2, ..claim };
+    assert_eq!(w.claim(second, &take), None, "the write is in flight");
+    w.complete(1, 0);
+    assert_eq!(w.next(first).unwrap().completion().status, 0);
+    assert_eq!(w.next(second), None, "the write is still in flight");
+    w.complete(0, 0);
+    assert_eq!(w.next(second).unwrap().completion().status, 0);
+    assert_eq!(w.list(second, 0).unwrap().live, 1);
+}
+
+#[test]
+fn a_request_keeps_the_status_with_which_its_stream_has_refused_it() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    w.host.drives[0].holds = true;
+    w.command(io, ordered(1, &attribute(1, 0), 0), &block(1));
+    let large = riopipe_order::attribute::Attribute { blocks: 20, ..attribute(2, 0) };
+    w.command(io, ordered(2, &large, 0).transport(20 * 4096), &[]);
+    let ttag = w.next(io).unwrap().u16(10);
+    w.fail(0, 0);
+    assert_eq!(w.next(io).unwrap().completion().status, 0x280);
+    // The new owner comes while the data of the refused write is in transit.
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+    w.send(io, &peer::h2c_data(Digests::default(), 2, ttag, 0, &pattern(1, 20), true));
+    assert_eq!(w.next(io).unwrap().completion().status, 0x707, "the write before it has failed");
+}
+
 #[test]
 fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_released() {
     let mut w = World::new(&[false]);

@@ -163,3 +163,22 @@ fn a_stream_that_ends_has_not_failed() {
     w.complete_all(0);
     assert_eq!(w.host.stopped, []);
 }
+
+/// The drive has finished the write, and others of its batch take their time.
+#[test]
+fn a_write_that_is_back_from_its_drive_waits_for_the_log() {
+    let (mut w, io) = holding(false);
+    for seq in 1..=ROUNDS {
+        w.command(io, ordered(1, &attribute(seq, 7), seq - 1), &block(1));
+        w.host.now += 100;
+        let op = w.host.drives[0].pending.remove(0).op;
+        let World { host, links, .. } = &mut w;
+        let link = &mut links[io];
+        link.conn.device_done(op, Ok(None), host, &mut link.out);
+        host.now += 7;
+        link.conn.batch_ended(host, &mut link.out);
+        w.resume_reading(io);
+        assert_eq!(w.completions(io).len(), 1);
+    }
+    all_seen(&w, ROUNDS, &[[0, 0, 100, 7, 0]]);
+}
