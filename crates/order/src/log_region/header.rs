@@ -111,7 +111,7 @@ pub struct VolumeRecord {
     pub slots: u32,
     /// The offset of the volume's first partition in the region, in bytes.
     pub offset: u64,
-    /// The members of the volume on this server, at most [`MEMBERS_MAX`].
+    /// The members of the volume on this server, at most [`MEMBERS_MAX`](super::MEMBERS_MAX).
     pub members: Vec<MemberNamespace>,
 }
 
