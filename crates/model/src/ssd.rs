@@ -6,6 +6,8 @@
 //! formulas and the source of each number.
 
 mod model;
+#[cfg(test)]
+mod names;
 mod profile;
 mod store;
 mod timing;

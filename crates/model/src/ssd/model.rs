@@ -368,3 +368,6 @@ impl<P: Pages> Model<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,3 +240,6 @@ impl Severity {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -181,6 +181,32 @@ mod tests {
     }
 
     #[test]
+    fn large_reads_are_as_fast_as_the_link() {
+        let blocks = 32;
+        for (profile, expected) in [(&FLASH, 3_400), (&OPTANE, 2_400)] {
+            let mut drive = Timing::new(profile, 1);
+            let r = rate(64, 10_000, |now, i| drive.read(now, i * blocks, blocks));
+            let r = r * blocks * 4096 / 1_000_000;
+            assert!(near(r, expected), "{}: {r} MB/s", profile.name);
+        }
+    }
+
+    #[test]
+    fn a_read_occupies_only_the_units_that_have_its_blocks() {
+        let page = FLASH.read_unit_blocks;
+        let link_ns = page * FLASH.link_block_ns;
+        let alone = FLASH.read_unit_ns + FLASH.read_latency_ns;
+        let mut drive = Timing::new(&FLASH, 1);
+        assert_eq!(drive.read(0, 0, page), link_ns + alone);
+        // The next page is on a unit that is free.
+        assert_eq!(drive.read(0, page, page), 2 * link_ns + alone);
+        // The first block of the page after that, and the last one of the first page again.
+        let accepted = 2 * link_ns + FLASH.read_command_ns;
+        assert_eq!(drive.read(0, 2 * page, 1), accepted + alone);
+        assert_eq!(drive.read(0, page - 1, 1), link_ns + FLASH.read_unit_ns + alone);
+    }
+
+    #[test]
     fn a_flush_takes_its_base_time_plus_the_dirty_blocks() {
         let mut drive = Timing::new(&FLASH, 1);
         assert_eq!(drive.flush(100), 100 + FLASH.flush_base_ns);
@@ -201,6 +227,10 @@ mod tests {
         assert_eq!(second, first + FLASH.flush_base_ns);
         assert_eq!(third, second);
         assert!(drive.write(30, 1) > third);
+
+        let mut drive = Timing::new(&FLASH, 1);
+        let first = drive.flush(10);
+        assert_eq!(drive.flush(10), first + FLASH.flush_base_ns, "the first one is in execution");
 
         let mut drive = Timing::new(&OPTANE, 1);
         let flush = drive.flush(0);

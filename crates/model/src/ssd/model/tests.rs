@@ -1,0 +1,77 @@
+//! The promises of the drive to its queues.
+
+use core::iter;
+
+use super::*;
+use crate::ssd::names::Names;
+use crate::ssd::{FLASH, OPTANE};
+
+/// Later than the completion of every operation in a test.
+const END: u64 = 1_000_000_000;
+
+/// The operations that have completed on `queue`, in the order of their completions.
+fn completed_ops(model: &mut Model<Names>, queue: QueueId) -> Vec<u64> {
+    let mut done = Vec::new();
+    model.take_done(queue, &mut done);
+    done.into_iter().map(|done| done.op).collect()
+}
+
+fn write(lba: u64, page: u32) -> Command<u32> {
+    Command::Write { lba, pages: PageList::One(page) }
+}
+
+#[test]
+fn a_new_queue_has_no_completions_of_a_closed_one() {
+    let mut model = Model::new(&FLASH, Names::zeroes(4), 1);
+    let first = model.open_queue();
+    let second = model.open_queue();
+    assert_ne!(first, second);
+    model.submit(0, first, 1, write(0, 7));
+    model.submit(0, second, 2, write(1, 7));
+    model.advance(END);
+    model.close_queue(first);
+    let third = model.open_queue();
+    assert_eq!(third, first, "the place of a closed queue is used again");
+    assert!(completed_ops(&mut model, third).is_empty());
+    assert_eq!(completed_ops(&mut model, second), [2]);
+    model.submit(END, third, 3, write(2, 7));
+    model.advance(2 * END);
+    assert_eq!(completed_ops(&mut model, third), [3]);
+}
+
+#[test]
+fn operations_that_are_due_together_complete_in_the_order_of_submission() {
+    let mut model = Model::new(&OPTANE, Names::zeroes(4), 1);
+    let queue = model.open_queue();
+    for (now, ops) in [(0, [1, 2, 3]), (END, [4, 5, 6]), (2 * END, [7, 8, 9])] {
+        for op in ops {
+            model.submit(now, queue, op, Command::Flush);
+        }
+        assert_eq!(model.next_due(), Some(now + OPTANE.flush_base_ns));
+        model.advance(now + OPTANE.flush_base_ns);
+        assert_eq!(completed_ops(&mut model, queue), ops);
+    }
+}
+
+#[test]
+fn no_power_cut_takes_a_content_that_was_made_durable() {
+    let mut taken_otherwise = 0;
+    for (seed, durable) in (0..50).flat_map(|seed| iter::zip([seed; 2], [true, false])) {
+        let mut model = Model::new(&FLASH, Names::zeroes(4), seed);
+        let queue = model.open_queue();
+        model.submit(0, queue, 1, write(0, 7));
+        model.submit(0, queue, 2, write(1, 8));
+        model.advance(END);
+        if durable {
+            model.make_all_durable();
+        }
+        let cut = model.power_cut(END, seed);
+        if durable {
+            assert_eq!(cut, PowerCut::default());
+            assert_eq!(model.pages().blocks, [7, 8, 0, 0]);
+        } else {
+            taken_otherwise += cut.blocks_lost;
+        }
+    }
+    assert!(taken_otherwise > 0);
+}
