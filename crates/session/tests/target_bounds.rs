@@ -66,12 +66,31 @@ fn t28_volumes_without_a_log_are_not_remembered_without_bound() {
             let nsid = i % 2 + 1;
             let one = unlogged(&w, volume(i), nsid);
             assert_eq!(claim(&mut w, admin, &one), 0);
-            assert!(w.host.shared.volumes().remembered() <= 2, "after {i}");
+            let remembered = w.host.shared.volumes().remembered();
+            assert_eq!(remembered, 2.min(i as usize + 1), "after {i}");
             assert_eq!(release(&mut w, admin, volume(i)), 0);
         }
         assert!(w.host.shared.volumes().live_entries(volume(0)).is_none());
         assert!(w.host.shared.volumes().live_entries(volume(999)).is_some());
     }
+}
+
+/// A target that has lost its log still serves volumes without a log.
+#[test]
+fn t28_volumes_without_a_log_beside_a_lost_log_have_the_same_bound() {
+    let mut w = World::new(&[false, false]);
+    let (admin, _) = w.admin();
+    let logged = Claim { members: wire::in_order([1]), ..w.first_claim() };
+    assert_eq!(claim(&mut w, admin, &logged), 0);
+    let mut w = w.restart_with_lost_log(1);
+    let (admin, _) = w.admin();
+    for i in 0..10 {
+        let one = unlogged(&w, volume(i), 2);
+        assert_eq!(claim(&mut w, admin, &one), 0);
+        assert_eq!(release(&mut w, admin, volume(i)), 0);
+        assert_eq!(w.host.shared.volumes().remembered(), 2, "after {i}");
+    }
+    assert!(w.status(admin).log_lost, "the volume of the lost log is known");
 }
 
 #[test]

@@ -11,8 +11,8 @@ use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::block_device::{BlockDevice, Data, Submitted};
 use riopipe_session::target::limits::{DATA_STALL_NS, STALL_NS};
 use riopipe_session::target::{
-    Action, BoundedDevice, ConnKey, CoreConfig, Input, Message, Places, QueueCounts, TargetCore,
-    Transport,
+    Action, BoundedDevice, ConnKey, CoreConfig, Input, Interest, Message, Places, QueueCounts,
+    TargetCore, Transport,
 };
 use riopipe_session::wire;
 use world::{
@@ -48,6 +48,8 @@ struct Target {
     /// Connections: the core that has each, and its key there.
     places: BTreeMap<usize, (usize, ConnKey)>,
     answers: BTreeMap<usize, Vec<u8>>,
+    /// The events for which each connection is watched.
+    watched_for: BTreeMap<usize, Interest>,
     /// The actions besides sending, by connection.
     did: Vec<(&'static str, usize)>,
     /// Sockets take bytes.
@@ -72,6 +74,7 @@ fn target(cores: usize, places: usize) -> Target {
         mail: (0..cores).map(|_| VecDeque::new()).collect(),
         places: BTreeMap::new(),
         answers: BTreeMap::new(),
+        watched_for: BTreeMap::new(),
         did: Vec::new(),
         takes: true,
     };
@@ -103,23 +106,13 @@ impl Target {
             let core = &mut self.cores[at];
             match action {
                 Action::Listen(on) => self.did.push(("listen", on.into())),
-                Action::Send(key) => {
-                    while let Some((wire, output)) = core.outgoing(key) {
-                        if !self.takes {
-                            core.blocked(key, &mut self.world.host);
-                            break;
-                        }
-                        let answers = self.answers.entry(wire.0).or_default();
-                        output.slices().for_each(|slice| answers.extend_from_slice(slice));
-                        let sent = output.len_bytes();
-                        core.sent(key, sent, &mut self.world.host);
-                    }
-                }
+                Action::Send(key) => self.send_answers(at, key),
                 Action::FinishSending(key) => {
                     self.did.push(("finish", core.transport(key).unwrap().0));
                 }
-                Action::Watch { key, is_new, .. } => {
+                Action::Watch { key, interest, is_new } => {
                     let number = core.transport(key).unwrap().0;
+                    self.watched_for.insert(number, interest);
                     self.places.insert(number, (at, key));
                     self.did.push((if is_new { "watch" } else { "change" }, number));
                 }
@@ -144,6 +137,29 @@ impl Target {
                 self.mail[to].push_back(message);
             }
         }
+    }
+
+    /// A connection sends its answers, until the socket takes no more.
+    fn send_answers(&mut self, at: usize, key: ConnKey) {
+        let core = &mut self.cores[at];
+        while let Some((wire, output)) = core.outgoing(key) {
+            if !self.takes {
+                core.blocked(key, &mut self.world.host);
+                break;
+            }
+            let answers = self.answers.entry(wire.0).or_default();
+            output.slices().for_each(|slice| answers.extend_from_slice(slice));
+            let sent = output.len_bytes();
+            core.sent(key, sent, &mut self.world.host);
+        }
+    }
+
+    /// Sockets take bytes again, and the core of this connection learns it.
+    fn takes_again(&mut self, number: usize) {
+        self.takes = true;
+        let (core, key) = self.places[&number];
+        self.send_answers(core, key);
+        self.act(core);
     }
 
     /// A core reads its mail.
@@ -400,6 +416,30 @@ fn t28_a_peer_that_takes_no_answers_is_waited_for_so_long_and_not_read() {
 }
 
 #[test]
+fn t28_input_of_a_peer_that_takes_no_answers_waits_until_it_takes_them() {
+    const COMMANDS: u16 = 600;
+    let mut t = target(1, 9);
+    t.env().shared.set_memory(0);
+    t.admin(1);
+    assert_eq!(t.watched_for[&1], Interest::Read);
+    t.takes = false;
+    t.send(1, peer::identify(1, 1, 0), &[]);
+    assert_eq!(t.watched_for[&1], Interest::Both, "one answer is not much");
+    let identify = |cid| peer::capsule(Digests::default(), &peer::identify(cid, 1, 0).0, &[]);
+    let commands: Vec<u8> = (2..=COMMANDS).flat_map(identify).collect();
+    t.receive(1, &commands);
+    let key = t.places[&1].1;
+    assert!(matches!(t.cores[0].input(key), Input::Left));
+    assert_eq!(t.watched_for[&1], Interest::Write, "input would wake the core in vain");
+    // No further input arrives: the commands that have come already are carried out now.
+    t.takes_again(1);
+    let answers = std::iter::from_fn(|| t.next(1)).filter(|pdu| pdu.kind == 0x05);
+    assert_eq!(answers.count(), usize::from(COMMANDS));
+    assert!(matches!(t.cores[0].input(key), Input::Wanted(_)));
+    assert_eq!(t.watched_for[&1], Interest::Read);
+}
+
+#[test]
 fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
     let mut t = target(2, 2);
     t.accept(1);
@@ -409,7 +449,8 @@ fn t28_without_a_free_place_nothing_is_accepted_for_a_while() {
         assert!(t.cores[0].place(&mut t.world.host).is_none());
         t.act(0);
         assert_eq!(t.did(), [("listen", 0)]);
-        assert_eq!(t.logged("Full"), 1, "at the first attempt, and not again");
+        let full = t.logged("Full { connections: 2 }");
+        assert_eq!(full, 1, "at the first attempt, and not again");
         assert!(t.cores[0].place(&mut t.world.host).is_none());
         assert_eq!(t.deadline(0), Some(CHECK_NS));
         t.env().now += CHECK_NS;
@@ -490,6 +531,57 @@ fn a_core_that_stops_waits_for_what_is_in_transit_and_moves_nothing() {
     t.round();
     assert!(t.did().ends_with(&[("drop", 3)]));
     assert!(t.cores[1].is_at_rest());
+}
+
+#[test]
+fn a_core_that_stops_waits_for_word_of_every_other_core() {
+    let mut t = target(2, 9);
+    assert!(t.cores.iter().all(|core| !core.is_stopping() && !core.is_at_rest()));
+    t.cores[0].stop(&mut t.world.host);
+    t.act(0);
+    assert!(t.cores[0].is_stopping() && !t.cores[1].is_stopping());
+    assert!(!t.cores[0].is_at_rest(), "the other core may still send it a connection");
+    t.cores[1].stop(&mut t.world.host);
+    t.act(1);
+    t.read_mail(0);
+    assert!(t.cores[0].is_at_rest());
+}
+
+#[test]
+fn a_core_that_stops_keeps_a_queue_that_is_connected_meanwhile() {
+    let mut t = target(2, 9);
+    let cntlid = t.admin(1);
+    t.queue(2, 1, cntlid);
+    // Both are kept for now, because an answer is still to be sent.
+    t.takes = false;
+    t.send(1, peer::identify(1, 1, 0), &[]);
+    t.send(2, peer::read(1, 1, 0, 1), &[]);
+    t.accept(3);
+    t.receive(3, &peer::icreq(Digests::default(), 0));
+    t.did();
+    t.cores[0].stop(&mut t.world.host);
+    t.act(0);
+    assert!(t.did().ends_with(&[("end moves", 0)]), "it has promised to move none");
+    t.takes_again(3);
+    assert_eq!(t.next(3).expect("an ICResp").kind, 0x01);
+    assert_eq!(t.connect(3, 2, cntlid).status, 0);
+    assert!(!t.did().contains(&("hand over", 3)));
+}
+
+#[test]
+fn a_drive_never_has_more_operations_than_its_depth() {
+    let mut bounded = BoundedDevice::new(Box::new(Drive::default()), 2, <[u8]>::to_vec);
+    bounded.holds = true;
+    for op in 0..7 {
+        assert!(matches!(bounded.read(op, op, 1), Submitted::Pending));
+    }
+    let mut done = Vec::new();
+    for waiting in [5, 3, 1, 0] {
+        assert!(bounded.pending.len() <= 2);
+        assert_eq!(bounded.in_flight() - bounded.pending.len(), waiting);
+        bounded.poll(0, &mut done);
+    }
+    assert_eq!(done.iter().map(|done| done.op).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6]);
 }
 
 #[test]

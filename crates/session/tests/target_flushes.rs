@@ -183,6 +183,18 @@ fn t29_a_connection_that_ends_in_doubt_keeps_no_other_and_comes_back() {
     assert!(!t.w.scan(0, 0).entries[0].persisted, "its first write was not flushed for sure");
 }
 
+#[test]
+fn t29_a_connection_that_ends_in_doubt_leaves_the_others_their_answers() {
+    let mut t = three();
+    (0..3).for_each(|at| t.flush(at, 2));
+    t.back(0, true);
+    t.back(1, true);
+    t.w.hang_up(t.queues[0]);
+    assert_eq!(t.answer(1), None, "the last one may have failed");
+    t.back(2, true);
+    assert_eq!([t.answer(1), t.answer(2)], [Some(GOOD); 2]);
+}
+
 /// The stream goes to its next owner while a FLUSH in doubt covers two of its requests.
 #[test]
 fn p8_every_request_that_a_flush_in_doubt_covers_is_answered() {

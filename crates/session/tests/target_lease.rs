@@ -4,7 +4,7 @@
 mod world;
 
 use peer::HOSTNQN;
-use riopipe_order::attribute::{Attribute, Member, Seq};
+use riopipe_order::attribute::{Attribute, Member, Seq, VolumeId};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MemberNamespace, VolumeState};
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::{self, Claim};
@@ -253,6 +253,28 @@ fn t25_a_release_ends_the_lease_at_once_even_if_its_answer_gets_lost() {
     assert!(!w.status(theirs).owned);
     assert_eq!(plain_write(&mut w, plain), 0);
     assert_eq!(claim(&mut w, theirs, 2), 0);
+}
+
+#[test]
+fn t25_a_release_ends_the_lease_of_no_other_volume() {
+    const OTHER: VolumeId = VolumeId([8; 16]);
+    let mut w = World::new(&[false, false]);
+    let (admin, cntlid) = w.admin();
+    for (volume, nsid) in [(VOLUME, 1), (OTHER, 2)] {
+        let members = wire::in_order([nsid]);
+        let first = Claim { volume, members, lease_ms: LEASE_MS, ..w.first_claim() };
+        assert_eq!(w.claim(admin, &first).unwrap().status, 0);
+    }
+    let io = w.io(cntlid, 1);
+    let (theirs, _) = rival(&mut w);
+    w.host.drives[1].holds = true;
+    w.command(io, peer::write(1, 2, 1, 1), &block(3));
+    w.command(admin, riopipe_bytes(&wire::release_command(OTHER, false)).cid(52), &[]);
+    assert_eq!(w.next(admin), None, "its writes come back first");
+    w.hang_up(admin);
+    w.complete(1, 0);
+    assert!(!w.status_of(theirs, OTHER).owned);
+    assert_eq!(w.status(theirs).lease_left_ms, LEASE_MS);
 }
 
 #[test]

@@ -6,11 +6,13 @@ mod world;
 use peer::{Digests, HOSTID, HOSTNQN};
 use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, VolumeId};
+use riopipe_order::log_region::opening::Place;
 use riopipe_order::log_region::{
-    Class, HEADER_BYTES, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, inspect,
+    Class, HEADER_BYTES, LogKind, LogRegion, MEMBERS_MAX, NewVolume, RegionHeader, VolumeState,
+    inspect,
 };
 use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
-use riopipe_session::target::{Closed, Volumes};
+use riopipe_session::target::{Closed, Found, Volumes};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
 use world::{
@@ -44,7 +46,8 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
     let claim = w.first_claim();
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let s = w.status(admin);
-    assert!(s.known && s.owned && s.own && !s.unrecovered && !s.log_lost && !s.unlogged);
+    assert!(s.known && s.owned && s.own && !s.unrecovered && !s.unlogged);
+    assert!(!s.log_lost && !s.damaged);
     assert_eq!((s.generation, s.streams, s.slots, &s.owner[..]), (1, 2, 64, HOSTNQN));
     let volumes = w.host.shared.volumes();
     assert_eq!(volumes.owner(VOLUME).map(|o| (o.cntlid, &o.hostnqn[..])), Some((cntlid, HOSTNQN)));
@@ -413,6 +416,45 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_released() {
     assert_eq!(w.next(io).unwrap().completion().status, QUEUE_DELETED);
 }
 
+/// The admin connection of an owner is lost, and another queue of it has not seen its notice.
+#[test]
+fn t8_a_queue_of_a_lost_owner_begins_no_write() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, cntlid, .. } = w.owner();
+    let queue = w.io(cntlid, 2);
+    w.hold_mail = true;
+    w.hang_up(admin);
+    assert_eq!(w.call(queue, peer::write(3, 1, 9, 1), &block(3)).status, QUEUE_DELETED);
+    assert_eq!(w.host.drives[0].history, []);
+}
+
+/// An owner of two volumes loses one to a take-over that ends its association. Its queues end one
+/// after the other, and the admin queue is the last one.
+#[test]
+fn t8_the_end_of_an_association_begins_the_leases_of_all_its_volumes() {
+    let parts = world::Parts::default();
+    let mut w = World::over(&[false, false], identity(), parts, Volumes::without_log(crc));
+    let (old, cntlid) = w.admin();
+    let io = w.io(cntlid, 1);
+    let of = |w: &World, volume, nsid, generation| wire::Claim {
+        volume,
+        members: wire::in_order([nsid]),
+        ..unlogged(w, generation)
+    };
+    for (volume, nsid) in [(VOLUME, 1), (OTHER, 2)] {
+        let first = of(&w, volume, nsid, 1);
+        assert_eq!(w.claim(old, &first).unwrap().status, 0);
+    }
+    let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let take = wire::Claim { take_over: true, ..of(&w, VOLUME, 1, 2) };
+    assert_eq!(w.claim(rival, &take).unwrap().status, 0);
+    assert!([old, io].iter().all(|at| w.links[*at].conn.is_drained()));
+    assert_eq!(w.host.shared.volumes().owner(OTHER), None);
+    assert!(!w.status_of(rival, OTHER).owned, "it had no lease");
+    let next = of(&w, OTHER, 2, 2);
+    assert_eq!(w.claim(rival, &next).unwrap().status, 0);
+}
+
 /// An owner has a queue without a stream, for reads. No fence waits for a read there. The owner's
 /// admin connection breaks, and that queue is on a core that is busy: it has not seen its notice.
 #[test]
@@ -778,7 +820,7 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     let mut w = World::over(&[false], identity(), parts, Volumes::with_lost_log(header, crc));
     let (admin, cntlid) = w.admin();
     let s = w.status(admin);
-    assert!(s.known && s.log_lost && !s.owned);
+    assert!(s.known && s.log_lost && !s.damaged && !s.owned);
     assert!(!w.host.shared.volumes().lost_log_given_up());
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
@@ -844,6 +886,95 @@ fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
     lost.volumes.clear();
     let [first, second] = slots([0, 1], lost.clone(), true);
     assert!(first > 400 && second > 200, "of an unknown log: {first}, {second}");
+}
+
+/// Nobody can tell what the lost log had to undo, even if the header calls the volume closed.
+#[test]
+fn t19_the_drives_of_a_closed_volume_are_guarded_if_its_log_is_lost() {
+    let mut w = World::new(&[false]);
+    let Owner { admin, .. } = w.owner();
+    assert_eq!(release(&mut w, admin, false), 0);
+    let plain_write = |w: &mut World| {
+        let (_, cntlid) = w.admin();
+        let io = w.io(cntlid, 1);
+        w.call(io, peer::write(1, 1, 0, 1), &block(1)).status
+    };
+    assert_eq!(plain_write(&mut w), 0, "it is closed");
+    let mut w = w.restart_with_lost_log(1);
+    assert_eq!(plain_write(&mut w), 0x70a);
+}
+
+/// Entries that need recovery guard the drives, even if the header calls the volume closed.
+#[test]
+fn t21_entries_to_recover_guard_the_drives_of_any_volume() {
+    let mut w = World::new(&[false]);
+    let Owner { io, .. } = w.owner();
+    assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0);
+    let header = w.host.parts.part(0..HEADER_BYTES);
+    let mut region = LogRegion::open(header, LOG_LEN, BOOT, crc).unwrap();
+    region.set_state(VOLUME, VolumeState::Closed).unwrap();
+    let mut w = w.restart(1);
+    let (admin, cntlid) = w.admin();
+    let s = w.status(admin);
+    assert!(!s.owned && s.unrecovered && !s.log_lost);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.call(io, peer::write(1, 1, 1, 1), &block(2)).status, 0x70a);
+}
+
+/// The space of a volume that was forgotten is not kept for it, and the space of others is.
+#[test]
+fn t19_after_a_loss_a_forgotten_volume_leaves_the_others_their_slots() {
+    let mut w = World::new(&[false, false]);
+    let (admin, _) = w.admin();
+    let claim = |w: &World, volume, slots, nsid| wire::Claim {
+        volume,
+        slots,
+        streams: 8,
+        members: wire::in_order([nsid]),
+        ..w.first_claim()
+    };
+    let claims = [claim(&w, VOLUME, 900, 1), claim(&w, OTHER, 1000, 2)];
+    for claim in &claims {
+        assert_eq!(w.claim(admin, claim).unwrap().status, 0);
+    }
+    let lost = match inspect(&w.host.parts.crash(1).part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
+        Class::Ours(header) => header,
+        other => panic!("{other:?}"),
+    };
+    let parts = world::Parts::default();
+    let header = parts.part(0..HEADER_BYTES);
+    let region = LogRegion::create(header, LOG_LEN, [4; 16], BOOT, LogKind::Dax, crc).unwrap();
+    let mine = parts.clone();
+    let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
+    let (volumes, _) = Volumes::with_log(region, split, crc);
+    let mut w = World::over(&[false; 2], identity(), parts, volumes.after_loss(lost));
+    let (admin, _) = w.admin();
+    let again = claims.map(|claim| wire::Claim { generation: 2, give_up: true, slots: 0, ..claim });
+    assert_eq!(w.claim(admin, &again[0]).unwrap().status, 0);
+    assert_eq!(release(&mut w, admin, true), 0);
+    assert_eq!(w.claim(admin, &again[1]).unwrap().status, 0);
+    assert_eq!(w.status_of(admin, OTHER).slots, 1000);
+}
+
+#[test]
+fn an_opened_log_is_reported_with_what_was_found_there() {
+    let parts = world::Parts::default();
+    let open = |parts: &world::Parts, accept_lost| {
+        let header = parts.part(0..HEADER_BYTES);
+        let mine = parts.clone();
+        let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
+        let place = Place { len: LOG_LEN, kind: LogKind::Dax, boot: BOOT };
+        Volumes::open(header, split, place, accept_lost, [4; 16], crc).unwrap()
+    };
+    assert_eq!(open(&parts, false).found, Found::Nothing);
+    let opened = open(&parts, false);
+    assert_eq!(opened.found, Found::Log { has_volumes: false });
+    let mut w = World::over(&[false], identity(), parts.clone(), opened.volumes);
+    let (admin, _) = w.admin();
+    let claim = w.first_claim();
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    drop(w);
+    assert_eq!(open(&parts, false).found, Found::Log { has_volumes: true });
 }
 
 #[test]

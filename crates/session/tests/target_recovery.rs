@@ -4,8 +4,9 @@
 mod world;
 
 use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
-use riopipe_order::entry::Position;
+use riopipe_order::entry::{ENTRY_BYTES, Position};
 use riopipe_order::log_region::{HEADER_BYTES, LogRegion, MemberNamespace};
+use riopipe_order::ordering_log::partition_bytes;
 use riopipe_order::recovery::{InPlace, ListedEntry, StreamList, StreamPlan, decide};
 use riopipe_order::region::Region;
 use riopipe_session::wire::list::Page;
@@ -580,6 +581,54 @@ fn a_settlement_that_the_log_does_not_take_is_none() {
     assert_eq!(w.list(admin, 0).unwrap().live, 4);
     assert_eq!(w.settle(admin, 3, &[(1, 0, false), (0, 2, false)]), 0);
     assert_eq!(w.bind(io, 0, 3, 2).status, 0);
+}
+
+/// A settlement of before the log was given up does not bind the recovery after it.
+#[test]
+fn t26_a_log_that_was_given_up_is_settled_anew_at_a_later_group() {
+    let mut w = World::abandoned();
+    let (admin, _) = w.successor(2);
+    assert_eq!(w.settle(admin, 2, &[(0, 2, false), (1, 0, false)]), 0);
+    assert_eq!(w.settle(admin, 2, &[(0, 4, false)]), 0x713, "it is settled");
+    let give_up = Claim { give_up: true, ..w.next_claim(3) };
+    assert_eq!(w.claim(admin, &give_up).unwrap().status, 0);
+    assert_eq!(w.settle(admin, 3, &[(0, 4, false), (1, 0, false)]), 0);
+    assert_eq!(w.list(admin, 0).map(|page| page.released), Ok(Seq(4)));
+    let mut w = w.restart(1);
+    let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    assert_eq!(w.list(admin, 0).map(|page| page.released), Ok(Seq(4)));
+}
+
+/// The log of a stream at rest changes while the target runs, so that it cannot be read any more.
+#[test]
+fn t26_a_claim_that_gives_up_the_log_makes_what_is_damaged_anew() {
+    let mut w = World::abandoned();
+    let (at, len) = w.partition(0);
+    let mut part = w.host.parts.part(at..at + len);
+    part.write(partition_bytes(0), &[0; ENTRY_BYTES]);
+    let (third, _) = w.admin_as(THIRD, THIRD_ID, 0);
+    assert_eq!(w.list(third, 0), Err(0x710), "an entry is missing");
+    let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let give_up = Claim { give_up: true, ..w.next_claim(2) };
+    assert_eq!(w.claim(admin, &give_up).unwrap().status, 0);
+    let page = w.list(admin, 0).unwrap();
+    assert_eq!((page.live, page.in_doubt), (0, true));
+}
+
+/// A log that could not be written is not damaged, and its entries may still be needed.
+#[test]
+fn t26_a_claim_that_gives_up_the_log_keeps_what_its_store_failed_to_take() {
+    let mut w = World::abandoned();
+    let (admin, _) = w.successor(2);
+    let (at, _) = w.partition(0);
+    w.host.parts.fail_fences_after(at, 0);
+    assert_eq!(w.settle(admin, 2, &[(0, 2, false)]), 0x711);
+    let give_up = Claim { give_up: true, ..w.next_claim(3) };
+    assert_eq!(w.claim(admin, &give_up).unwrap().status, 0);
+    assert_eq!(w.list(admin, 0), Err(0x711));
+    let mut w = w.restart(2);
+    let (admin, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    assert_eq!(w.list(admin, 0).map(|page| page.live), Ok(4));
 }
 
 /// Two streams run; the first has failed.

@@ -6,7 +6,7 @@ use peer::{Digests, HOSTID, HOSTNQN, Sqe};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::block_device::{Cause, Gone};
 use riopipe_order::entry::Position;
-use riopipe_session::target::limits::QUEUE_ENTRIES_MAX;
+use riopipe_session::target::limits::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use riopipe_session::target::{Closed, DiscoveryPort};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
@@ -314,6 +314,8 @@ fn log_pages_come_in_pieces() {
     assert_eq!(w.call(at, peer::get_log(1, 0x02, 1024, 64), &[]).status, 0x02, "beyond the end");
     let huge = peer::get_log(1, 0x02, 0, 64).dword(11, 0xffff);
     assert_eq!(w.call(at, huge, &[]).status, 0x02);
+    let (smart, done) = w.fetch(at, peer::get_log(1, 0x02, 0, TRANSFER_BYTES_MAX));
+    assert_eq!((smart.len(), done.status), (TRANSFER_BYTES_MAX as usize, 0), "as MDTS allows");
 }
 
 #[test]

@@ -93,3 +93,26 @@ fn t28_a_first_write_is_waited_for_or_refused() {
         writer.join().unwrap();
     });
 }
+
+#[test]
+fn t28_a_connection_takes_the_lock_for_its_first_write_only() {
+    let mut noted = NotedNamespaces::default();
+    for (ns_index, is_first) in [(2, true), (2, false), (0, true), (2, false), (0, false)] {
+        let mut notes = 0;
+        assert!(noted.may_write(ns_index, || true, || notes += 1));
+        assert_eq!(notes, usize::from(is_first));
+    }
+}
+
+#[test]
+fn t28_a_connection_that_is_drained_is_not_remembered() {
+    const OTHER: ConnId = ConnId(2);
+    let mut writers = Writers::default();
+    for ns_index in [0, 1] {
+        writers.note(ns_index, WRITER);
+    }
+    writers.note(1, OTHER);
+    writers.remove(WRITER);
+    assert_eq!(writers.of([0].into_iter()).len(), 0);
+    assert_eq!(Vec::from_iter(writers.of([0, 1].into_iter())), [OTHER]);
+}

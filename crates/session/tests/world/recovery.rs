@@ -2,10 +2,14 @@
 
 use riopipe_order::attribute::{Flags, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
+use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
+use riopipe_session::target::Volumes;
 use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, SETTLE_LEN, Settle, SettleStream};
 use riopipe_session::wire::{self, Claim, VolumeStatus};
 
-use super::{Owner, VOLUME, World, attribute, block, identity, ordered, riopipe_bytes};
+use super::{
+    BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
+};
 use crate::peer::{Completion, Sqe};
 
 /// Another host.
@@ -113,6 +117,22 @@ impl World {
             new.blocks = old.blocks;
         }
         w.lease_ms = lease_ms;
+        w
+    }
+
+    /// The target is started again on the same drives, in another boot that has lost the log.
+    pub(crate) fn restart_with_lost_log(self, seed: u64) -> Self {
+        let namespaces = self.host.shared.namespaces();
+        let volatile: Vec<bool> = namespaces.iter().map(|ns| ns.config.volatile).collect();
+        let parts = self.host.parts.crash(seed);
+        let header = match inspect(&parts.part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
+            Class::Ours(header) => header,
+            other => panic!("{other:?}"),
+        };
+        let mut w = Self::over(&volatile, identity(), parts, Volumes::with_lost_log(header, crc));
+        for (new, old) in w.host.drives.iter_mut().zip(self.host.drives) {
+            new.blocks = old.blocks;
+        }
         w
     }
 

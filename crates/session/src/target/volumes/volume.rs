@@ -498,4 +498,21 @@ mod tests {
             there.push((STREAMS_MAX, slots));
         }
     }
+
+    /// Only the space of former volumes that are missing is left for them.
+    #[test]
+    fn t19_space_is_left_for_missing_volumes_only() {
+        const FREE: usize = 1 << 20;
+        let claim = Claim::plain(VolumeId([99; 16]), 1, 1, Vec::new());
+        let slots_in = |space: usize| ((space - partition_bytes(0)) / ENTRY_BYTES) as u32;
+        let lost = header(&[(1, slots_in(FREE / 2))]);
+        let mut present = lost.clone();
+        present.len = (present.volumes[0].extent().end + FREE) as u64;
+        let mut absent = header(&[]);
+        absent.len = (HEADER_BYTES + FREE) as u64;
+        let chosen = |header: &RegionHeader, former| choose_slots(header, former, &claim).unwrap();
+        assert_eq!(chosen(&absent, &lost.volumes), slots_in(FREE / 4));
+        assert_eq!(chosen(&present, &lost.volumes), slots_in(FREE / 2), "it is there again");
+        assert_eq!(chosen(&absent, &[]), slots_in(FREE / 2));
+    }
 }
