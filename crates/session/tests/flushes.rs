@@ -139,7 +139,7 @@ fn t29_the_end_of_one_round_is_not_enough_for_two() {
 /// The end of a round wakes the connections if one of them waits for it, and only then. The number
 /// of a round has nine bits, so it is 0 again after 512 rounds.
 #[test]
-fn t29_each_round_wakes_those_who_wait_for_it_and_nobody_else() {
+fn t29_each_round_wakes_its_own_waiters_only() {
     let mut model = loom::model::Builder::new();
     model.max_branches = 100_000;
     model.check(|| {

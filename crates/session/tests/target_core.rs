@@ -429,7 +429,7 @@ fn t28_input_of_a_peer_that_takes_no_answers_waits_until_it_takes_them() {
     let commands: Vec<u8> = (2..=COMMANDS).flat_map(identify).collect();
     t.receive(1, &commands);
     let key = t.places[&1].1;
-    assert!(matches!(t.cores[0].input(key), Input::Left));
+    assert!(matches!(t.cores[0].input(key), Input::StaysInSocket));
     assert_eq!(t.watched_for[&1], Interest::Write, "input would wake the core in vain");
     // No further input arrives: the commands that have come already are carried out now.
     t.takes_again(1);

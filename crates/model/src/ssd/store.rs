@@ -94,8 +94,7 @@ impl<P: Pages> Store<P> {
             }
             if self.losable.is_empty() {
                 // All pages are in flight, so the block's old content can't be kept.
-                self.put_durably(lba, page);
-                break P::ZEROES;
+                return self.put_durably(lba, page);
             }
             self.make_oldest_durable();
         };

@@ -9,7 +9,7 @@ fn losable_blocks(store: &Store<Names>, count: u64) -> Vec<u64> {
 }
 
 #[test]
-fn as_many_writes_as_the_profile_says_can_be_lost() {
+fn as_many_writes_can_be_lost_as_the_profile_allows() {
     let mut store = Store::new(Names::zeroes(6), 3);
     for (lba, losable) in
         [&[0][..], &[0, 1], &[0, 1, 2], &[1, 2, 3], &[2, 3, 4], &[3, 4, 5]].into_iter().enumerate()
@@ -97,7 +97,7 @@ fn a_power_cut_reports_what_it_did_and_is_often_extreme() {
 }
 
 #[test]
-fn a_block_keeps_its_newest_content_as_often_as_the_severity_says() {
+fn a_block_keeps_its_newest_content_by_the_severity() {
     let mut random = Seed::new(1);
     for keep_quarters in 0..4 {
         let severity = Severity::Each { keep_quarters };
@@ -112,5 +112,16 @@ fn a_block_keeps_its_newest_content_as_often_as_the_severity_says() {
             let expected = if index == 1 { kept + any } else { any };
             assert!(expected.abs_diff(count) < 300, "{keep_quarters} quarters: {picked:?}");
         }
+    }
+}
+
+#[test]
+fn a_write_that_replaces_a_content_without_a_page_is_durable() {
+    for seed in 0..50 {
+        let mut store = Store::new(Names::with_pages(&[5], 0), 100);
+        store.put(0, 7);
+        assert!(losable_blocks(&store, 1).is_empty());
+        assert_eq!(store.power_cut(&[], seed), PowerCut::default());
+        assert_eq!(store.pages().blocks, [7]);
     }
 }
