@@ -92,6 +92,9 @@ pub fn create_failure(name: &str, error: &CreateError) -> Failure {
         CreateError::InUse { .. } => {
             failure.hint("--force gives the other volume up, with all that is on it")
         }
+        CreateError::UnreadableLabel { .. } => failure.hint(
+            "--force gives up the volume that the drive may belong to, with all that is on it",
+        ),
         CreateError::Engine { lack: Lack::Log, .. } => {
             failure.hint("`rio target serve --log` gives a target an ordering log")
         }

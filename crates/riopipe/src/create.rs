@@ -147,6 +147,9 @@ fn create_error(
         VolumeCreateError::InUse { member, volume } => {
             CreateError::InUse { member: addr(member), volume }
         }
+        VolumeCreateError::UnreadableLabel { member, error } => {
+            CreateError::UnreadableLabel { member: addr(member), error }
+        }
         VolumeCreateError::Owned { member, volume, owner } => {
             CreateError::Owned { member: addr(member), volume, owner }
         }

@@ -4,6 +4,7 @@ use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::engine_choice::Lack;
 use riopipe_session::initiator::volume::error::{VolumeOptionsError, requested};
+use riopipe_session::label::LabelError;
 
 use crate::addr::{MemberAddr, TargetAddr};
 use crate::call_error::{AttachError, CallError};
@@ -69,6 +70,14 @@ pub enum CreateError {
         member: MemberAddr,
         /// The volume of the drive's label.
         volume: String,
+    },
+    /// The drive has a label that can't be read, so it may belong to a volume.
+    #[error("{member} has {error}; force gives up the volume that the drive may belong to")]
+    UnreadableLabel {
+        /// The member.
+        member: MemberAddr,
+        /// The cause: the label is damaged, or of a later version.
+        error: LabelError,
     },
     /// The engine can't run on a target.
     #[error("engine {engine} can't run on {target}: {}", lack_text(*.lack))]

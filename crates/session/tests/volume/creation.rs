@@ -13,7 +13,7 @@ use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreatio
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::VolumeOpeningConfig;
-use riopipe_session::label::{DATA_START, Label, MEMBERS_MAX, NAME_MAX};
+use riopipe_session::label::{DATA_START, Label, LabelError, MEMBERS_MAX, NAME_MAX};
 use riopipe_session::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use riopipe_session::target::{Split, Volumes};
 use riopipe_session::wire::{Extension, STATUS_LEN, VolumeStatus, in_order};
@@ -691,6 +691,26 @@ fn t8_the_old_volume_that_has_an_owner_is_named() {
     let error = cluster.create(on(&[1, 2], 22, 64)).unwrap_err();
     let (volume, owner) = ("owned".into(), HOSTNQN.into());
     assert_eq!(error, VolumeCreateError::Owned { member: 1, volume, owner });
+}
+
+/// Such a drive may belong to a volume that a later version has made.
+#[test]
+fn a_drive_whose_label_cannot_be_read_is_not_taken_without_force() {
+    let mut cluster = Cluster::with_volume(1);
+    let labels = |cluster: &Cluster| [0, 1].map(|lba| cluster.worlds[0].host.drives[0].block(lba));
+    // The version is in bytes 8 to 11 of each copy of the label.
+    for (lba, mut copy) in (0..).zip(labels(&cluster)) {
+        copy[8..12].copy_from_slice(&77u32.to_le_bytes());
+        cluster.worlds[0].host.drives[0].overwrite(lba, copy);
+    }
+    let before = labels(&cluster);
+    let error = cluster.create(again(1)).unwrap_err();
+    let newer = VolumeCreateError::UnreadableLabel { member: 0, error: LabelError::Newer(77) };
+    assert_eq!(error, newer);
+    assert_eq!(labels(&cluster), before);
+    assert!(!knows(&cluster, VolumeId([9; 16])));
+    let forced = VolumeCreationConfig { force: true, ..again(1) };
+    assert_eq!(cluster.create(forced).unwrap().name, "data");
 }
 
 /// No target has to forget anything, so the error is not delayed by one that answers no more.

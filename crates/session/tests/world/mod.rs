@@ -133,6 +133,11 @@ impl Drive {
         self.blocks.get(&lba).cloned().unwrap_or_else(|| vec![0; 4096])
     }
 
+    /// Changes the content of a block, past the target.
+    pub(crate) fn overwrite(&mut self, lba: u64, content: Vec<u8>) {
+        self.blocks.insert(lba, content);
+    }
+
     /// A power cut destroys a block that was not flushed.
     pub(crate) fn lose(&mut self, lba: u64) {
         self.blocks.remove(&lba);

@@ -244,7 +244,7 @@ impl VolumeCreation {
                 // Only the label itself matters here, so the identity of the drive is left out.
                 let label = label_work::found([0; 16], None, &page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
-                    drives.set_label(member, label.ok());
+                    drives.set_label(member, label);
                 }
             }
             Question::OldStatus(at) => {

@@ -14,7 +14,7 @@ use super::recovery::RecoveryError;
 use crate::engine_choice::{Hindrance, Lacking};
 use crate::initiator::association::{AskError, AssociationError};
 use crate::initiator::opening::OpeningError;
-use crate::label::AssembleError;
+use crate::label::{AssembleError, LabelError};
 
 /// An error in a target's answer (trap T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -206,6 +206,14 @@ pub enum VolumeCreateError {
         member: usize,
         /// The volume's name.
         volume: String,
+    },
+    /// The drive has a label that can't be read, so it may belong to a volume.
+    #[error("member {member} has {error}")]
+    UnreadableLabel {
+        /// The member.
+        member: usize,
+        /// The cause: the label is damaged, or of a later version.
+        error: LabelError,
     },
     /// The volume that it belongs to has an owner that is connected.
     #[error("volume \"{volume}\", which member {member} belongs to, is owned by {owner}")]

@@ -9,7 +9,7 @@ use super::super::error::VolumeCreateError;
 use super::super::labels;
 use super::{Question, VolumeCreation, failed_call};
 use crate::initiator::attach::{Controller, Namespace};
-use crate::label::Label;
+use crate::label::{Label, LabelError};
 use crate::label_work::LabelIo;
 
 /// The drives, once their targets have reported them.
@@ -32,6 +32,8 @@ enum DriveLabel {
     Requested,
     /// The drive has a label, and so belongs to this volume.
     Volume(Label),
+    /// The drive has a label that can't be read, so it may belong to a volume.
+    Unreadable(LabelError),
     /// The drive has no label.
     None,
 }
@@ -49,8 +51,12 @@ impl Drives {
     }
 
     /// Stores the label that was read from a member's drive.
-    pub(super) fn set_label(&mut self, member: usize, label: Option<Label>) {
-        self.labels[member] = label.map_or(DriveLabel::None, DriveLabel::Volume);
+    pub(super) fn set_label(&mut self, member: usize, label: Result<Label, LabelError>) {
+        self.labels[member] = match label {
+            Ok(label) => DriveLabel::Volume(label),
+            Err(LabelError::Blank) => DriveLabel::None,
+            Err(error) => DriveLabel::Unreadable(error),
+        };
     }
 
     /// The label that was read from a member's drive, if there was one.
@@ -69,6 +75,14 @@ impl Drives {
     /// The members whose drives have a label of `volume`, and those labels.
     pub(super) fn labels_of(&self, volume: VolumeId) -> impl Iterator<Item = (usize, &Label)> {
         self.labels().filter(move |(_, label)| label.volume == volume)
+    }
+
+    /// The first member whose drive has a label that can't be read, and the cause.
+    pub(super) fn first_unreadable(&self) -> Option<(usize, LabelError)> {
+        self.labels.iter().enumerate().find_map(|(member, label)| match label {
+            DriveLabel::Unreadable(error) => Some((member, *error)),
+            _ => None,
+        })
     }
 
     /// Whether the labels of all members have been read.

@@ -80,6 +80,7 @@ impl VolumeCreation {
 
     /// Checks that no other volume was made of the drives since the first reading of the labels.
     pub(super) fn check_drives_still_free(&self) -> Result<(), VolumeCreateError> {
+        self.check_unreadable_labels()?;
         let labels = self.drives.iter().flat_map(|drives| drives.labels());
         for (member, found) in labels {
             if !self.given_up.contains(&found.volume) {

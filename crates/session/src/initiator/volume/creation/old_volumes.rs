@@ -105,6 +105,7 @@ impl VolumeCreation {
         now: u64,
         associations: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
+        self.check_unreadable_labels()?;
         for member in 0..self.config.places.len() {
             let Some(label) = self.present_label(member).cloned() else { continue };
             if !self.config.force {
@@ -119,6 +120,18 @@ impl VolumeCreation {
             }
         }
         Ok(())
+    }
+
+    /// Checks that no drive has a label that can't be read. Such a drive may belong to a volume, for
+    /// example of a later version of this program. So it is given up only if the caller accepts that.
+    pub(super) fn check_unreadable_labels(&self) -> Result<(), VolumeCreateError> {
+        let unreadable = self.drives.as_ref().and_then(Drives::first_unreadable);
+        match unreadable {
+            Some((member, error)) if !self.config.force => {
+                Err(VolumeCreateError::UnreadableLabel { member, error })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// If the old volume with this label has drives on a target, adds it to the list, and asks the
