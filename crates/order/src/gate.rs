@@ -9,6 +9,10 @@
 //!                 its turn)  log       overlap)                        entries)
 //! ```
 //!
+//! The caller names each entry by a *ticket*: the index of its [`Node`] in the caller's [`Table`].
+//! The *ordinal* of an entry counts the stream's requests to this server, so it gives the order in
+//! which entries are admitted.
+//!
 //! Most writes need not wait for one another. The gate holds only
 //!
 //! - an entry that arrived before its predecessors, until they arrive,
@@ -45,6 +49,7 @@ mod step;
 pub struct Gate {
     /// The most entries at the gate. Tickets are below this.
     capacity: usize,
+    /// The volume's drives on this server, with their lists of unwritten and unflushed entries.
     drives: Vec<Drive>,
     /// The index into `drives`, by member number; `NO_DRIVE` for a member that is not here.
     drive_of_member: [u8; 256],
@@ -159,7 +164,8 @@ impl Gate {
         };
         self.entry_count += 1;
         if self.poison.is_some() {
-            // The entry that failed had been admitted. This entry comes later in the stream.
+            // Only admitted entries can fail, and this entry was not admitted yet. So it comes after
+            // the failure in the stream, and is refused.
             self.refuse(table, ticket.0, steps);
         } else if ahead == 0 {
             self.admit(table, ticket.0, steps);

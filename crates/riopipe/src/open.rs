@@ -83,7 +83,7 @@ pub(crate) fn open(
 ) -> Result<Opened, OpenError> {
     let background = BackgroundThread::new().map_err(|_| Exhausted::Descriptors)?;
     let finished = run_opening(Some(name), members, Purpose::Claim, request)?;
-    let recovery = recovery(&finished);
+    let recovery = recovery_report(&finished);
     if !recovery.is_nothing() {
         tracing::info!(%recovery, "a crash was recovered from");
     }
@@ -99,7 +99,7 @@ pub(crate) fn dry_run(
     request: &mut OpenRequest<'_>,
 ) -> Result<Recovery, OpenError> {
     let finished = run_opening(Some(name), members, Purpose::DryRun, request)?;
-    Ok(Recovery { dry_run: true, ..recovery(&finished) })
+    Ok(Recovery { dry_run: true, ..recovery_report(&finished) })
 }
 
 /// Inspects a volume without claiming it.
@@ -269,8 +269,10 @@ impl<'a> UndoneSaver<'a> {
     }
 }
 
-/// The error of the call for an error of the opening. `timeout` is the time limit of a request.
-/// `save_error` is the error of the [`UndoneSaver`].
+/// Turns the error of the opening into the error that the library returns. The opening counts the
+/// volume's members and targets; the library's errors name their addresses instead, which come from
+/// `members` and `targets`. `timeout` is the time limit of a request. `save_error` is the error of
+/// the [`UndoneSaver`], which knows why it could not save.
 fn open_error(
     volume: &str,
     members: &[MemberAddr],
@@ -319,7 +321,7 @@ fn open_error(
     }
 }
 
-/// Why engine `rio` can't run.
+/// The reason why the requested or preferred engine can't run, with the address of the target.
 fn engine_unavailable(targets: &Targets, hindrance: Hindrance) -> EngineUnavailable {
     match hindrance {
         Hindrance::Target(lacking) => {
@@ -330,7 +332,7 @@ fn engine_unavailable(targets: &Targets, hindrance: Hindrance) -> EngineUnavaila
 }
 
 /// The report of the recovery. Logs a warning if the volume runs with another engine than its own.
-fn recovery(finished: &FinishedOpening) -> Recovery {
+fn recovery_report(finished: &FinishedOpening) -> Recovery {
     let FinishedOpening { targets, opened, saved } = finished;
     let volume = &opened.members.head.name;
     let fallback = opened.fallback.map(|hindrance| engine_unavailable(targets, hindrance));
@@ -352,10 +354,10 @@ fn recovery(finished: &FinishedOpening) -> Recovery {
 /// The properties of the volume. `addrs` are the addresses of its members.
 fn volume_info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
     let members = &opened.members;
-    let places = members.places.iter().zip(&members.namespaces);
+    let drives = members.places.iter().zip(&members.namespaces);
     let member_infos = addrs
         .iter()
-        .zip(places)
+        .zip(drives)
         .map(|(addr, (place, namespace))| member_info(opened, addr, place, namespace));
     VolumeInfo {
         name: members.head.name.clone(),

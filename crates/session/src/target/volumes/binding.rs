@@ -72,12 +72,14 @@ impl<R: Region> Volumes<R> {
         if !volume.is_owned_by(association) {
             return refuse(wire::status::NOT_OWNER);
         }
+        // The owner has never claimed the volume with a higher generation here.
         if generation != volume.generation {
             return refuse(wire::status::STALE_GENERATION);
         }
         if volume.is_log_lost {
             return refuse(wire::status::LOG_LOST);
         }
+        // The volume was claimed for an engine that keeps no log.
         if volume.partitions.is_empty() {
             return refuse(wire::status::NO_LOG);
         }
@@ -109,9 +111,11 @@ impl<R: Region> Volumes<R> {
             Partition::Damaged => return refuse(wire::status::LOG_LOST),
             Partition::AtRest { log, .. } => log,
         };
+        // The caller has not acknowledged the in-place updates of dropped groups (trap T9).
         if in_place_entry_count > 0 {
             return refuse(wire::status::IN_PLACE_PENDING);
         }
+        // Recovery has cut the log meanwhile, so the entries to continue with are gone.
         if resume && log.is_settled() {
             return refuse(wire::status::SETTLED);
         }
