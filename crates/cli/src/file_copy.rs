@@ -189,6 +189,22 @@ pub enum CopyError<E: std::error::Error> {
     /// The destination exists.
     #[error("{}: already there; --force replaces it", .0.display())]
     Exists(PathBuf),
+    /// The destination is a device, a pipe or a socket, or a link to one, or to nothing.
+    #[error("{}: not a regular file, so it is not replaced, not even with --force", .0.display())]
+    Irreplaceable(PathBuf),
+    /// The local file became longer or shorter during the comparison.
+    #[error(
+        "{}: it had {began} bytes when the comparison began and has {now} now; compare it again when \
+         no program writes it", path.display()
+    )]
+    ChangedWhileCompared {
+        /// Path of the file.
+        path: PathBuf,
+        /// Its length at the start, in bytes.
+        began: u64,
+        /// Its length at the end, in bytes.
+        now: u64,
+    },
     /// The destination can't be written.
     #[error("{}: can't {doing}: {source}; nothing was left behind", path.display())]
     Destination {
@@ -312,9 +328,19 @@ pub fn read<S: Store>(
         Some(path) => path.to_owned(),
         None => PathBuf::from(&header.name),
     };
+    // The file behind a link is replaced, and the link stays.
+    let path = match path.is_symlink() && path.is_file() {
+        true => fs::canonicalize(&path).unwrap_or(path),
+        false => path,
+    };
     // An early check; the rename below decides.
-    if !force && path.symlink_metadata().is_ok() {
-        return Err(CopyError::Exists(path));
+    if let Ok(present) = path.symlink_metadata() {
+        if !force {
+            return Err(CopyError::Exists(path));
+        }
+        if !present.is_file() {
+            return Err(CopyError::Irreplaceable(path));
+        }
     }
     let failed = |doing| {
         let path = path.clone();
@@ -372,12 +398,15 @@ pub fn verify<S: Store>(
     let mut checksum = Checksum::new();
     let mut expected = vec![0; READ_CHUNK];
     let (mut differing, mut first) = (0, None);
+    // The bytes of the local file that were read.
+    let mut compared = 0;
     each_chunk(store, header.length, |done, bytes| {
         checksum.add(bytes);
         if let (Some((file, _)), Some(path)) = (&mut local, path) {
             let expected = &mut expected[..bytes.len()];
             let read = fill(file, expected)
                 .map_err(|source| CopyError::Source { path: path.to_owned(), source })?;
+            compared += read as u64;
             let start = done - bytes.len() as u64;
             for (at, _) in
                 bytes.iter().zip(&expected[..read]).enumerate().filter(|(_, (a, b))| a != b)
@@ -392,6 +421,14 @@ pub fn verify<S: Store>(
             false => Ok(()),
         }
     })?;
+    if let (Some((file, length)), Some(path)) = (&local, path) {
+        // A shorter read than the length at the start, or another length now: a program writes it.
+        let now = file.metadata().map_or(*length, |meta| meta.len());
+        if compared < (*length).min(header.length) || now != *length {
+            let (path, began) = (path.to_owned(), *length);
+            return Err(CopyError::ChangedWhileCompared { path, began, now });
+        }
+    }
     let local_length = local.map(|(_, length)| length);
     if let Some(length) = local_length.filter(|length| *length != header.length) {
         first.get_or_insert(length.min(header.length));

@@ -368,6 +368,48 @@ fn an_existing_file_is_replaced_only_by_force() {
 }
 
 #[test]
+fn only_a_regular_file_is_replaced_and_a_link_to_one_stays() {
+    use std::os::unix::{fs::symlink, net::UnixListener};
+    let (folder, path) = file("a", b"new");
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    let [socket, nothing, link] =
+        ["socket", "nothing", "link"].map(|name| folder.path().join(name));
+    let _listener = UnixListener::bind(&socket).unwrap();
+    symlink(folder.path().join("missing"), &nothing).unwrap();
+    for odd in [&socket, &nothing] {
+        let before = odd.symlink_metadata().unwrap().file_type();
+        let refused = read(&mut store, Some(odd), true, &mut Unwatched);
+        assert!(matches!(refused, Err(CopyError::Irreplaceable(p)) if p == *odd));
+        assert_eq!(odd.symlink_metadata().unwrap().file_type(), before);
+    }
+    fs::write(&path, b"local").unwrap();
+    symlink(&path, &link).unwrap();
+    read(&mut store, Some(&link), true, &mut Unwatched).unwrap();
+    assert!(link.is_symlink());
+    assert_eq!(fs::read(&path).unwrap(), b"new");
+}
+
+#[test]
+fn a_local_file_that_changes_during_the_comparison_is_not_called_equal() {
+    let (_folder, path) = file("a", &content(READ_CHUNK + 1, 1));
+    let mut store = Memory::new(300);
+    write(&mut store, &path, READ_CHUNK, false, &mut Unwatched).unwrap();
+    for length in [10, READ_CHUNK as u64 + 5000] {
+        let change = |_| {
+            File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+            false
+        };
+        let result = verify(&mut store, Some(&path), &mut Each(change, false));
+        let Err(CopyError::ChangedWhileCompared { began, now, .. }) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!((began, now), (READ_CHUNK as u64 + 1, length));
+        fs::write(&path, content(READ_CHUNK + 1, 1)).unwrap();
+    }
+}
+
+#[test]
 fn a_destination_that_cannot_be_written_is_named() {
     let (folder, path) = file("a", b"bytes");
     let mut store = Memory::new(16);

@@ -111,6 +111,8 @@ pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
         | CopyError::Name(_)
         | CopyError::Changed { .. }
         | CopyError::Exists(_)
+        | CopyError::Irreplaceable(_)
+        | CopyError::ChangedWhileCompared { .. }
         | CopyError::Destination { .. }
         | CopyError::Folder { .. } => Code::Failed,
         CopyError::TooLarge { .. } | CopyError::Foreign | CopyError::Newer(_) => Code::Volume,
