@@ -10,33 +10,22 @@ use riopipe_session::target::limits::{H2C_DATA_BYTES_MAX, TRANSFER_BUDGET, TRANS
 use riopipe_session::target::{Closed, Volumes};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
+use world::recovery::{RIVAL, RIVAL_ID};
 use world::{
     BOOT, LOG_LEN, Owner, VOLUME, What, World, attribute, block, crc, identity, ordered, pattern,
     riopipe_bytes,
 };
 
-const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
-const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
-
 /// Command Aborted due to SQ Deletion (Base, figure "Generic Command Status Values").
 const QUEUE_DELETED: u16 = 0x008;
 const OTHER: VolumeId = VolumeId([8; 16]);
-
-fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
-    let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
-    w.call(admin, sqe, &[]).status
-}
-
-fn next_claim(w: &World, generation: u32) -> wire::Claim {
-    wire::Claim { create: false, generation, ..w.first_claim() }
-}
 
 #[test]
 fn a_volume_is_claimed_described_released_and_forgotten() {
     let mut w = World::new(&[false, false]);
     let (admin, cntlid) = w.admin();
     assert!(!w.status(admin).known);
-    let claim = next_claim(&w, 1);
+    let claim = w.next_claim(1);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0x70c, "not without creating it");
     let claim = w.first_claim();
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
@@ -58,16 +47,16 @@ fn a_volume_is_claimed_described_released_and_forgotten() {
     assert_eq!(w.bind(other, 1, 1, 0).status, 0x709, "one queue per stream");
     assert_eq!(w.bind(other, 2, 1, 0).status, 0x70e, "two streams");
     assert_eq!(w.bind(other, 0, 2, 0).status, 0x702, "another generation");
-    assert_eq!(release(&mut w, admin, false), 0);
+    assert_eq!(w.release(admin, false), 0);
     let s = w.status(admin);
     assert!(s.known && !s.owned && !s.unrecovered);
     assert_eq!(s.released, [Seq(0), Seq(5)]);
     assert_eq!(w.bind(other, 0, 1, 0).status, 0x703, "no volume's");
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
-    assert_eq!(release(&mut w, admin, true), 0);
+    assert_eq!(w.release(admin, true), 0);
     assert!(!w.status(admin).known);
-    assert_eq!(release(&mut w, admin, true), 0x70c);
+    assert_eq!(w.release(admin, true), 0x70c);
 }
 
 #[test]
@@ -141,7 +130,7 @@ fn a_volume_that_has_done_without_a_log_gets_one_where_it_is_asked_for() {
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let io = w.io(cntlid, 1);
     assert_eq!(w.bind(io, 0, 1, 0).status, 0x706);
-    let logged = next_claim(&w, 2);
+    let logged = w.next_claim(2);
     assert_eq!(w.claim(admin, &logged).unwrap().status, 0x706, "not behind its owner's back");
     let claim = wire::Claim { generation: 2, ..w.first_claim() };
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
@@ -183,9 +172,9 @@ fn t8_a_second_owner_is_refused_while_the_first_lives() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = w.owner();
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(rival, &claim).unwrap().status, 0x701);
-    assert_eq!(release(&mut w, rival, true), 0x703);
+    assert_eq!(w.release(rival, true), 0x703);
     let s = w.status(rival);
     assert!(s.owned && !s.own);
     assert_eq!(s.owner, HOSTNQN);
@@ -202,7 +191,7 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
     let take = |generation| wire::Claim {
         take_over: true,
         generation,
-        ..next_claim(&World::new(&[false]), 0)
+        ..World::new(&[false]).next_claim(0)
     };
     assert_eq!(w.claim(rival, &take(1)).unwrap().status, 0x702);
     assert_eq!(w.claim(rival, &take(7)).unwrap().status, 0);
@@ -211,8 +200,8 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
     assert_eq!(w.host.drives[0].block(2), vec![0; 4096]);
     assert_eq!(w.bind(io, 0, 1, 1).status, 0x702);
     assert_eq!(w.call(io, peer::write(3, 1, 9, 1), &block(3)).status, 0x70a, "nor plainly (T21)");
-    assert_eq!(release(&mut w, admin, false), 0x703);
-    let back = next_claim(&w, 7);
+    assert_eq!(w.release(admin, false), 0x703);
+    let back = w.next_claim(7);
     assert_eq!(w.claim(admin, &back).unwrap().status, 0x701);
     // The new owner finds the log as it was left.
     let s = w.status(rival);
@@ -221,14 +210,14 @@ fn t8_a_take_over_needs_a_higher_generation_and_fences_the_old_owner() {
     let theirs = w.io_as(RIVAL, RIVAL_ID, rival_id, 1);
     assert_eq!(w.bind(theirs, 0, 7, 1).status, 0x704, "undoing comes with recovery");
     // And the old one back in the role of a rival.
-    let back = wire::Claim { take_over: true, ..next_claim(&w, 8) };
+    let back = wire::Claim { take_over: true, ..w.next_claim(8) };
     assert_eq!(w.claim(admin, &back).unwrap().status, 0);
     let _ = cntlid;
 }
 
 /// The next claim of the volume, which has no log here.
 fn unlogged(w: &World, generation: u32) -> wire::Claim {
-    wire::Claim { unlogged: true, slots: 0, ..next_claim(w, generation) }
+    wire::Claim { unlogged: true, slots: 0, ..w.next_claim(generation) }
 }
 
 #[test]
@@ -252,7 +241,7 @@ fn t8_without_a_log_the_association_of_a_fenced_owner_ends() {
     assert!([old, io].iter().all(|at| w.links[*at].conn.is_drained()));
     // Once the volume is released, any plain host may write. A fenced owner is none, and learns
     // that it was fenced.
-    assert_eq!(release(&mut w, rival, false), 0);
+    assert_eq!(w.release(rival, false), 0);
     let (again, _) = w.admin();
     let resume = wire::Claim { resume: true, ..unlogged(&w, 1) };
     assert_eq!(w.claim(again, &resume).unwrap().status, 0x702);
@@ -264,9 +253,9 @@ fn t8_a_fenced_owner_is_no_plain_host_when_the_volume_is_released() {
     let Owner { io, cntlid, .. } = w.owner();
     let spare = w.io(cntlid, 2);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).unwrap().status, 0);
-    assert_eq!(release(&mut w, rival, false), 0);
+    assert_eq!(w.release(rival, false), 0);
     assert!(!w.status(rival).owned);
     // The blocks that its recovery was about to zero, and those that an engine without a log would
     // write.
@@ -282,7 +271,7 @@ fn t8_a_fenced_owner_is_no_plain_host_when_the_volume_is_released() {
     assert_eq!(w.host.drives[0].block(9), block(4));
     // As an owner it is welcome again.
     let (again, cntlid) = w.admin();
-    let claim = next_claim(&w, 3);
+    let claim = w.next_claim(3);
     assert_eq!(w.claim(again, &claim).unwrap().status, 0);
     let io = w.io(cntlid, 1);
     assert_eq!(w.call(io, peer::write(3, 1, 9, 1), &block(5)).status, 0);
@@ -291,6 +280,18 @@ fn t8_a_fenced_owner_is_no_plain_host_when_the_volume_is_released() {
 /// A claim of one namespace, for a volume that is new here.
 fn claim_of(w: &World, volume: VolumeId, nsid: u32) -> wire::Claim {
     wire::Claim { volume, members: wire::in_order([nsid]), ..w.first_claim() }
+}
+
+/// The owner of [`VOLUME`] on the first drive has bound its stream on the connection returned, and
+/// has also written plainly to the second drive there.
+fn stream_beside_a_plain_write(w: &mut World) -> usize {
+    let (admin, cntlid) = w.admin();
+    let claim = claim_of(w, VOLUME, 1);
+    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
+    let io = w.io(cntlid, 1);
+    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
+    assert_eq!(w.call(io, peer::write(1, 2, 9, 1), &block(1)).status, 0);
+    io
 }
 
 #[test]
@@ -320,12 +321,7 @@ fn t8_an_owner_that_is_fenced_from_one_volume_keeps_the_other() {
 #[test]
 fn the_claim_of_another_volume_ends_no_stream() {
     let mut w = World::new(&[false, false]);
-    let (admin, cntlid) = w.admin();
-    let claim = claim_of(&w, VOLUME, 1);
-    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
-    let io = w.io(cntlid, 1);
-    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
-    assert_eq!(w.call(io, peer::write(1, 2, 9, 1), &block(1)).status, 0);
+    let io = stream_beside_a_plain_write(&mut w);
     w.host.drives[0].holds = true;
     w.command(io, ordered(2, &attribute(1, 1), 0), &block(2));
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
@@ -343,12 +339,7 @@ fn the_claim_of_another_volume_ends_no_stream() {
 #[test]
 fn t8_the_end_of_an_earlier_fence_returns_no_stream_with_a_write_in_flight() {
     let mut w = World::new(&[false, false]);
-    let (admin, cntlid) = w.admin();
-    let claim = claim_of(&w, VOLUME, 1);
-    assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
-    let io = w.io(cntlid, 1);
-    assert_eq!(w.bind(io, 0, 1, 0).status, 0);
-    assert_eq!(w.call(io, peer::write(1, 2, 9, 1), &block(1)).status, 0);
+    let io = stream_beside_a_plain_write(&mut w);
     for drive in &mut w.host.drives {
         drive.holds = true;
     }
@@ -357,6 +348,7 @@ fn t8_the_end_of_an_earlier_fence_returns_no_stream_with_a_write_in_flight() {
     let other = claim_of(&w, OTHER, 2);
     assert_eq!(w.claim(first, &other), None, "the read is in flight");
     w.command(io, ordered(3, &attribute(1, 1), 0), &block(3));
+    let claim = claim_of(&w, VOLUME, 1);
     let take = wire::Claim { create: false, take_over: true, generation: 2, ..claim };
     assert_eq!(w.claim(second, &take), None, "the write is in flight");
     w.complete(1, 0);
@@ -380,7 +372,7 @@ fn a_request_keeps_the_status_with_which_its_stream_has_refused_it() {
     assert_eq!(w.next(io).unwrap().completion().status, 0x280);
     // The new owner comes while the data of the refused write is in transit.
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).unwrap().status, 0);
     w.send(io, &peer::h2c_data(Digests::default(), 2, ttag, 0, &pattern(1, 20), true));
     assert_eq!(w.next(io).unwrap().completion().status, 0x707, "the write before it has failed");
@@ -404,7 +396,7 @@ fn t8_a_lost_owners_queue_begins_nothing_when_the_volume_is_released() {
     assert_eq!(w.claim(rival, &second).unwrap().status, 0, "it has no lease");
     let theirs = w.io_as(RIVAL, RIVAL_ID, cntlid, 1);
     assert_eq!(w.call(theirs, peer::write(1, 1, 9, 1), &block(2)).status, 0);
-    assert_eq!(release(&mut w, rival, false), 0);
+    assert_eq!(w.release(rival, false), 0);
     // The last command of the dead owner is in that connection's socket.
     w.command(io, peer::write(3, 1, 9, 1), &block(1));
     assert_eq!(w.host.drives[0].block(9), block(2), "a late write of the old owner");
@@ -464,7 +456,7 @@ fn t8_an_owner_that_is_fenced_and_lost_reads_nothing_of_the_next() {
             w.command(reader, read, &[]);
         }
         let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-        let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+        let take = wire::Claim { take_over: true, ..w.next_claim(2) };
         for lost in [lost_first, !lost_first] {
             if lost {
                 w.hold_mail = true;
@@ -519,7 +511,7 @@ fn t8_a_take_over_is_answered_only_when_all_old_writes_have_come_back() {
     w.command(second, peer::write(2, 2, 5, 1), &block(2));
     w.command(io, ordered(2, &attribute(2, 1), 0), &block(3));
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take), None, "three writes are still in flight");
     // The generation is durable already: no list may be read before.
     let header = w.host.parts.crash(5).part(0..HEADER_BYTES);
@@ -542,7 +534,7 @@ fn t8_a_fenced_stream_is_closed_to_its_old_owner_while_its_last_write_is_out() {
     w.host.drives[0].holds = true;
     w.command(io, ordered(1, &attribute(1, 1), 0), &block(1));
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take), None);
     assert_eq!(w.own_list(io), Err(0x702));
     for durable in [false, true] {
@@ -568,7 +560,7 @@ fn t8_data_that_arrives_after_the_take_over_goes_nowhere() {
     w.command(io, peer::write_r2t(2, 1, 40, 20), &[]);
     let plain = w.next(io).unwrap().u16(10);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take).unwrap().status, 0);
     w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
     w.send(io, &peer::h2c_data(Digests::default(), 2, plain, 0, &pattern(1, 20), true));
@@ -592,7 +584,7 @@ fn t8_late_data_of_a_fenced_stream_is_answered_though_another_is_bound() {
     }
     let tags: Vec<u16> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.u16(10)).collect();
     assert_eq!(tags.len(), fitting);
-    assert_eq!(w.claim(admin, &next_claim(&w, 2)).unwrap().status, 0);
+    assert_eq!(w.claim(admin, &w.next_claim(2)).unwrap().status, 0);
     // Requests that waited at the gate, and whose data had not been requested.
     let mut answers = w.completions(io);
     assert_eq!(w.settle(admin, 2, &[(0, 0, false), (1, 0, false)]), 0);
@@ -629,7 +621,7 @@ fn t8_not_even_a_failed_streams_late_data_goes_anywhere() {
     // The third fails: the first, which came before it, still may complete.
     w.fail(0, 1);
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
-    let take = wire::Claim { take_over: true, ..next_claim(&w, 2) };
+    let take = wire::Claim { take_over: true, ..w.next_claim(2) };
     assert_eq!(w.claim(rival, &take), None, "the second is in flight");
     // But not for this owner any more.
     w.send(io, &peer::h2c_data(Digests::default(), 1, ttag, 0, &pattern(1, 20), true));
@@ -653,7 +645,7 @@ fn t8_the_claim_of_a_dead_owner_is_free_when_its_writes_have_come_back() {
     let (rival, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
     assert!(!w.status(rival).owned, "it asked for no lease");
     // A dead owner needs no take-over, but the claim must wait: its write is still in flight.
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(rival, &claim), None);
     w.complete(0, 0);
     assert_eq!(w.next(rival).unwrap().completion().status, 0);
@@ -701,7 +693,7 @@ fn t21_plain_hosts_are_kept_off_owned_members() {
     // Another volume over the same drive.
     let other = wire::Claim { volume: OTHER, ..claim.clone() };
     assert_eq!(w.claim(plain_admin, &other).unwrap().status, 0x70a);
-    assert_eq!(release(&mut w, admin, false), 0);
+    assert_eq!(w.release(admin, false), 0);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(4)).status, 0, "after the release");
 }
 
@@ -767,7 +759,7 @@ fn a_release_waits_for_the_owners_own_streams() {
 fn an_owner_that_claims_again_starts_its_streams_anew() {
     let mut w = World::new(&[false]);
     let Owner { admin, io, .. } = w.owner();
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(w.call(io, ordered(1, &attribute(1, 1), 0), &block(1)).status, 0x702);
     assert_eq!(w.bind(io, 0, 2, 0).status, 0, "the same connection, the new generation");

@@ -16,15 +16,6 @@ use world::{
 
 const OTHER: VolumeId = VolumeId([8; 16]);
 
-fn release(w: &mut World, admin: usize, forget: bool) -> u16 {
-    let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
-    w.call(admin, sqe, &[]).status
-}
-
-fn next_claim(w: &World, generation: u32) -> wire::Claim {
-    wire::Claim { create: false, generation, ..w.first_claim() }
-}
-
 #[test]
 fn t21_an_unrecovered_volume_is_guarded_even_after_a_restart() {
     let mut w = World::new(&[true]);
@@ -38,15 +29,15 @@ fn t21_an_unrecovered_volume_is_guarded_even_after_a_restart() {
     assert_eq!((s.generation, s.live_entries), (1, 1));
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
-    let stale = next_claim(&w, 1);
+    let stale = w.next_claim(1);
     assert_eq!(w.claim(admin, &stale).unwrap().status, 0x702, "generations outlive the target");
-    let unlogged = wire::Claim { unlogged: true, ..next_claim(&w, 2) };
+    let unlogged = wire::Claim { unlogged: true, ..w.next_claim(2) };
     assert_eq!(
         w.claim(admin, &unlogged).unwrap().status,
         0x704,
         "another engine does not avoid that"
     );
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     assert_eq!(w.bind(plain, 0, 2, 0).status, 0x704);
     assert_eq!(w.bind(plain, 1, 2, 0).status, 0x704, "no stream before all are recovered (T20)");
@@ -60,12 +51,12 @@ fn a_cleanly_closed_volume_opens_again_after_a_restart() {
     let mark = wire::mark_command(Seq(1), true);
     assert_eq!(w.call(io, riopipe_bytes(&mark).cid(5), &[]).status, 0);
     w.hang_up(io);
-    assert_eq!(release(&mut w, admin, false), 0);
+    assert_eq!(w.release(admin, false), 0);
     let mut w = World::with(&[false], identity(), w.host.parts.crash(3));
     let (admin, cntlid) = w.admin();
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 9, 1), &block(1)).status, 0, "not guarded");
-    let claim = next_claim(&w, 2);
+    let claim = w.next_claim(2);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     let bound = w.bind(plain, 0, 2, 1);
     assert_eq!((bound.status, bound.result >> 32), (0, 2), "a new incarnation");
@@ -124,10 +115,10 @@ fn t19_a_lost_log_is_refused_until_given_up() {
     assert!(!w.host.shared.volumes().lost_log_given_up());
     let plain = w.io(cntlid, 1);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0x70a);
-    let claim = next_claim(&w, 9);
+    let claim = w.next_claim(9);
     assert_eq!(w.claim(admin, &claim).unwrap().status, 0x710);
-    assert_eq!(release(&mut w, admin, false), 0x703);
-    assert_eq!(release(&mut w, admin, true), 0, "given up by name");
+    assert_eq!(w.release(admin, false), 0x703);
+    assert_eq!(w.release(admin, true), 0, "given up by name");
     assert!(!w.status(admin).known);
     assert_eq!(w.call(plain, peer::write(1, 1, 0, 1), &block(1)).status, 0);
     assert!(w.host.shared.volumes().lost_log_given_up());
@@ -152,18 +143,9 @@ fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
     for claim in claims(&w) {
         assert_eq!(w.claim(admin, &claim).unwrap().status, 0);
     }
-    let mut lost = match inspect(&w.host.parts.crash(1).part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
-        Class::Ours(header) => header,
-        other => panic!("{other:?}"),
-    };
+    let mut lost = w.lost_header();
     let slots = |again: [usize; 2], lost: RegionHeader, stay: bool| {
-        let parts = world::Parts::default();
-        let header = parts.part(0..HEADER_BYTES);
-        let region = LogRegion::create(header, LOG_LEN, [4; 16], BOOT, LogKind::Dax, crc).unwrap();
-        let mine = parts.clone();
-        let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
-        let (volumes, _) = Volumes::with_log(region, split, crc);
-        let mut w = World::over(&[false; 2], identity(), parts, volumes.after_loss(lost));
+        let mut w = World::after_loss(lost);
         let mut given = [0; 2];
         for (nth, at) in again.into_iter().enumerate() {
             if nth == 1 && !stay {
@@ -193,7 +175,7 @@ fn t19_after_a_loss_each_volume_gets_the_slots_it_had() {
 fn t19_the_drives_of_a_closed_volume_are_guarded_if_its_log_is_lost() {
     let mut w = World::new(&[false]);
     let Owner { admin, .. } = w.owner();
-    assert_eq!(release(&mut w, admin, false), 0);
+    assert_eq!(w.release(admin, false), 0);
     let plain_write = |w: &mut World| {
         let (_, cntlid) = w.admin();
         let io = w.io(cntlid, 1);
@@ -237,21 +219,12 @@ fn t19_after_a_loss_a_forgotten_volume_leaves_the_others_their_slots() {
     for claim in &claims {
         assert_eq!(w.claim(admin, claim).unwrap().status, 0);
     }
-    let lost = match inspect(&w.host.parts.crash(1).part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
-        Class::Ours(header) => header,
-        other => panic!("{other:?}"),
-    };
-    let parts = world::Parts::default();
-    let header = parts.part(0..HEADER_BYTES);
-    let region = LogRegion::create(header, LOG_LEN, [4; 16], BOOT, LogKind::Dax, crc).unwrap();
-    let mine = parts.clone();
-    let split = Box::new(move |range: std::ops::Range<usize>| Ok(mine.part(range)));
-    let (volumes, _) = Volumes::with_log(region, split, crc);
-    let mut w = World::over(&[false; 2], identity(), parts, volumes.after_loss(lost));
+    let lost = w.lost_header();
+    let mut w = World::after_loss(lost);
     let (admin, _) = w.admin();
     let again = claims.map(|claim| wire::Claim { generation: 2, give_up: true, slots: 0, ..claim });
     assert_eq!(w.claim(admin, &again[0]).unwrap().status, 0);
-    assert_eq!(release(&mut w, admin, true), 0);
+    assert_eq!(w.release(admin, true), 0);
     assert_eq!(w.claim(admin, &again[1]).unwrap().status, 0);
     assert_eq!(w.status_of(admin, OTHER).slots, 1000);
 }

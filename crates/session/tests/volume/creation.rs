@@ -311,6 +311,30 @@ fn of_two_initiators_that_use_the_same_drives_only_one_makes_a_volume() {
     assert!(first_made > 3 && second_made > 1, "{first_made}, {second_made}");
 }
 
+/// The labels were read twice: the second time, another program's label is there.
+#[test]
+fn a_label_of_a_later_version_that_appears_meanwhile_is_not_overwritten() {
+    let mut cluster = Cluster::new(1);
+    let mut newer = cluster.worlds[0].host.drives[0].block(0);
+    let mut changed = false;
+    let result = cluster.create_with(creating(1), &mut |cluster, _, _| {
+        if !changed && knows(cluster, VOLUME) {
+            changed = true;
+            let drive = &mut cluster.worlds[0].host.drives[0];
+            newer[..8].copy_from_slice(b"RIOLABEL");
+            newer[8..12].copy_from_slice(&77u32.to_le_bytes());
+            drive.overwrite(0, newer.clone());
+        }
+        true
+    });
+    let error = result.expect("it ends").unwrap_err();
+    let newer_label =
+        VolumeCreateError::UnreadableLabel { member: 0, error: LabelError::Newer(77) };
+    assert_eq!((changed, error), (true, newer_label));
+    assert_eq!(cluster.worlds[0].host.drives[0].block(0), newer);
+    assert!(!knows(&cluster, VOLUME));
+}
+
 #[test]
 fn a_volume_is_made_once_and_released() {
     let mut cluster = Cluster::with_volume(2);

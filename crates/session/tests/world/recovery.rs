@@ -1,20 +1,31 @@
 //! The requests of a new owner, or of one that comes back, to the target.
 
+use std::ops::Range;
+
 use riopipe_order::attribute::{Flags, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
-use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
+use riopipe_order::log_region::{Class, HEADER_BYTES, LogKind, LogRegion, RegionHeader, inspect};
 use riopipe_session::target::Volumes;
 use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, SETTLE_LEN, Settle, SettleStream};
 use riopipe_session::wire::{self, Claim, VolumeStatus};
 
 use super::{
-    BOOT, LOG_LEN, Owner, VOLUME, World, attribute, block, crc, identity, ordered, riopipe_bytes,
+    BOOT, LOG_LEN, Owner, Parts, VOLUME, World, attribute, block, crc, identity, ordered,
+    riopipe_bytes,
 };
 use crate::peer::{Completion, Sqe};
 
 /// Another host.
 pub(crate) const RIVAL: &str = "nqn.2014-08.org.nvmexpress:uuid:rival";
 pub(crate) const RIVAL_ID: [u8; 16] = *b"scripted-host-02";
+
+/// The header of a log.
+fn header_of(log: &Parts) -> RegionHeader {
+    match inspect(&log.part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
+        Class::Ours(header) => header,
+        other => panic!("{other:?}"),
+    }
+}
 
 impl World {
     /// Binds to a stream of [`VOLUME`] to resume with the content of its log.
@@ -125,15 +136,34 @@ impl World {
         let namespaces = self.host.shared.namespaces();
         let volatile: Vec<bool> = namespaces.iter().map(|ns| ns.config.volatile).collect();
         let parts = self.host.parts.crash(seed);
-        let header = match inspect(&parts.part(0..HEADER_BYTES), LOG_LEN, BOOT, crc) {
-            Class::Ours(header) => header,
-            other => panic!("{other:?}"),
-        };
+        let header = header_of(&parts);
         let mut w = Self::over(&volatile, identity(), parts, Volumes::with_lost_log(header, crc));
         for (new, old) in w.host.drives.iter_mut().zip(self.host.drives) {
             new.blocks = old.blocks;
         }
         w
+    }
+
+    /// The header of the log that a crash now would leave.
+    pub(crate) fn lost_header(&self) -> RegionHeader {
+        header_of(&self.host.parts.crash(1))
+    }
+
+    /// A target with two drives and a blank log, whose lost log had the header `lost`.
+    pub(crate) fn after_loss(lost: RegionHeader) -> Self {
+        let parts = Parts::default();
+        let header = parts.part(0..HEADER_BYTES);
+        let region = LogRegion::create(header, LOG_LEN, [4; 16], BOOT, LogKind::Dax, crc).unwrap();
+        let mine = parts.clone();
+        let split = Box::new(move |range: Range<usize>| Ok(mine.part(range)));
+        let (volumes, _) = Volumes::with_log(region, split, crc);
+        Self::over(&[false; 2], identity(), parts, volumes.after_loss(lost))
+    }
+
+    /// Releases [`VOLUME`], or makes the target forget it. Returns the status.
+    pub(crate) fn release(&mut self, admin: usize, forget: bool) -> u16 {
+        let sqe = riopipe_bytes(&wire::release_command(VOLUME, forget)).cid(52);
+        self.call(admin, sqe, &[]).status
     }
 
     /// A claim of [`VOLUME`] as it is, with this generation.
