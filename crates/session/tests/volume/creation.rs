@@ -728,9 +728,12 @@ fn a_drive_whose_label_cannot_be_read_is_not_taken_without_force() {
         cluster.worlds[0].host.drives[0].overwrite(lba, copy);
     }
     let before = labels(&cluster);
-    let error = cluster.create(again(1)).unwrap_err();
+    let result = cluster.create_with(again(1), &mut |cluster, _, _| {
+        assert!(!knows(cluster, VolumeId([9; 16])), "refused before any partition is made");
+        true
+    });
     let newer = VolumeCreateError::UnreadableLabel { member: 0, error: LabelError::Newer(77) };
-    assert_eq!(error, newer);
+    assert_eq!(result.expect("it ends").unwrap_err(), newer);
     assert_eq!(labels(&cluster), before);
     assert!(!knows(&cluster, VolumeId([9; 16])));
     let forced = VolumeCreationConfig { force: true, ..again(1) };
