@@ -192,10 +192,10 @@ pub enum CopyError<E: std::error::Error> {
     /// The destination is a device, a pipe or a socket, or a link to one, or to nothing.
     #[error("{}: not a regular file, so it is not replaced, not even with --force", .0.display())]
     Irreplaceable(PathBuf),
-    /// The local file became longer or shorter during the comparison.
+    /// The local file was made longer or shorter during the comparison.
     #[error(
-        "{}: it had {began} bytes when the comparison began and has {now} now; compare it again when \
-         no program writes it", path.display()
+        "{}: it was changed during the comparison ({began} bytes at the beginning, {now} now); compare \
+         it again when no program writes it", path.display()
     )]
     ChangedWhileCompared {
         /// Path of the file.

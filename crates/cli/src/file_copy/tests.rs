@@ -407,6 +407,15 @@ fn a_local_file_that_changes_during_the_comparison_is_not_called_equal() {
         assert_eq!((began, now), (READ_CHUNK as u64 + 1, length));
         fs::write(&path, content(READ_CHUNK + 1, 1)).unwrap();
     }
+    // Its last byte is missing only while it is read.
+    let restore = |done| {
+        let is_end = done > READ_CHUNK as u64;
+        let length = READ_CHUNK as u64 + u64::from(is_end);
+        File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        false
+    };
+    let result = verify(&mut store, Some(&path), &mut Each(restore, false));
+    assert!(matches!(result, Err(CopyError::ChangedWhileCompared { .. })), "{result:?}");
 }
 
 #[test]
