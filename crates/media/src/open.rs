@@ -8,7 +8,6 @@ use riopipe_order::block_device::BLOCK_BYTES;
 use crate::disk::DiskDrive;
 use crate::drive::Drive;
 use crate::error::OpenError;
-use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
 use crate::mem::MemDrive;
 use crate::spec::Spec;
@@ -86,15 +85,14 @@ fn open_modelled(mut spec: Spec<'_>, lock_wait: LockWait) -> Result<Arc<dyn Driv
     let lazy = spec.switch("lazy")?;
     spec.finish()?;
     if let Some(path) = file {
-        let medium = Medium::file(path, size, Reserve::Must, false, lock_wait)?;
-        let mapping = Mapping::shared(&medium.file, medium.len as usize, false)
-            .map_err(|source| OpenError::Os { path: path.to_owned(), doing: "map it", source })?;
-        let model = modelled::in_file(profile, mapping, seed)?;
-        return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(medium.file))));
+        let medium = Medium::file(path, size, Reserve::Try, false, lock_wait)?;
+        // The model keeps the file, and with it the lock.
+        let model = modelled::in_file(profile, Arc::new(medium.file), medium.len, seed)?;
+        return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), true)));
     }
     let bytes = size.ok_or_else(|| spec.error("a modelled drive in memory needs size="))?;
     let model = modelled::in_memory(profile, bytes / BLOCK_BYTES as u64, seed, !lazy)?;
-    Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
+    Ok(Arc::new(Ssd::new(profile, model, "in memory", false)))
 }
 
 /// Removes the option `io`. Returns whether threads are to be used in place of io_uring.

@@ -14,7 +14,7 @@ mod timing;
 
 pub use model::{Command, Model, PageList, QueueId};
 pub use profile::{FLASH, OPTANE, Profile};
-pub use store::Pages;
+pub use store::{ExchangeError, Pages};
 pub use timing::Timing;
 
 /// The effects of a modelled power cut.

@@ -34,18 +34,16 @@ pub(crate) struct Ssd {
     geometry: Geometry,
     survival: Survival,
     name: Arc<str>,
-    /// The locked file with the blocks, if there is one.
-    _file: Option<std::fs::File>,
 }
 
 impl Ssd {
     /// A drive with this model. `place` describes where its blocks are ("in memory", "in /srv/a").
-    /// In a file, the blocks outlive the process.
+    /// The blocks outlive the process if they are in a file (`is_in_file`).
     pub(crate) fn new(
         profile: &'static Profile,
         model: Model,
         place: &str,
-        file: Option<std::fs::File>,
+        is_in_file: bool,
     ) -> Ssd {
         let cache = match profile.plp {
             true => "power-loss protection",
@@ -66,9 +64,9 @@ impl Ssd {
                 describe,
             },
             survival: Survival {
-                process_kill: match file {
-                    Some(_) => Kept::Completed,
-                    None => Kept::Nothing,
+                process_kill: match is_in_file {
+                    true => Kept::Completed,
+                    false => Kept::Nothing,
                 },
                 power_cut: Kept::Nothing,
                 note: match profile.plp {
@@ -77,7 +75,6 @@ impl Ssd {
                 },
             },
             name: Arc::from(format!("ssd:{}", profile.name)),
-            _file: file,
         }
     }
 }

@@ -7,15 +7,17 @@
 //! | drive in memory | in a frame, which a map names | in frames |
 //! | drive in a file | in the file, in the block's place | in frames |
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use riopipe_model::ssd::Pages;
-use riopipe_order::block_device::BLOCK_BYTES;
+use riopipe_model::ssd::{ExchangeError, Pages};
+use riopipe_order::block_device::{BLOCK_BYTES, Cause, Gone};
 
 use crate::buf::AlignedBuf;
-
 use crate::copy::copy_block;
+use crate::error::cause_of;
 use crate::mapping::Mapping;
 
 /// A frame's number. [`ZEROES`] stands for a block of zeroes that needs no frame.
@@ -127,8 +129,50 @@ enum NewestContents {
     /// The frame of each block, as the map of a flash translation layer. A write brings a frame,
     /// and the block then refers to that frame.
     InFrames(Vec<Frame>),
-    /// The mapped file with all blocks in their places.
-    InFile(Mapping),
+    /// The file with all blocks in their places.
+    InFile(BlockFile),
+}
+
+/// A file with a drive's blocks, through the page cache.
+///
+/// A block is read and written with one system call. The kernel copies the block from one page, so
+/// a process that is killed meanwhile leaves the old content or the new one (assumption M1). With
+/// a mapping the process itself would copy, and a kill would stop it in the middle of a block.
+/// And a file without space is an error here, where a mapping would end the process.
+pub(crate) struct BlockFile {
+    file: Arc<File>,
+    blocks: u64,
+}
+
+/// The content of one block, in one page.
+#[repr(align(4096))]
+struct BlockBytes([u8; BLOCK_BYTES]);
+
+impl BlockFile {
+    /// The first `len` bytes of a file: whole blocks.
+    pub(crate) fn new(file: Arc<File>, len: u64) -> Self {
+        Self { file, blocks: len / BLOCK_BYTES as u64 }
+    }
+
+    /// Reads whole blocks from `lba` on.
+    fn read(&self, lba: u64, into: &mut [u8]) -> Result<(), Cause> {
+        self.file.read_exact_at(into, lba * BLOCK_BYTES as u64).map_err(|error| self.cause(&error))
+    }
+
+    fn write(&self, lba: u64, content: &BlockBytes) -> Result<(), Cause> {
+        let offset = lba * BLOCK_BYTES as u64;
+        self.file.write_all_at(&content.0, offset).map_err(|error| self.cause(&error))
+    }
+
+    /// The cause that an error of the system stands for.
+    #[cold]
+    fn cause(&self, error: &io::Error) -> Cause {
+        match (error.raw_os_error(), self.file.metadata()) {
+            (None, Ok(metadata)) => Cause::Vanished(Gone::Truncated { bytes: metadata.len() }),
+            (Some(errno), _) => cause_of(errno),
+            (None, Err(_)) => Cause::Failed(error.to_string()),
+        }
+    }
 }
 
 impl DrivePages {
@@ -146,9 +190,9 @@ impl DrivePages {
         Ok(Self { frames, newest })
     }
 
-    /// The blocks of a mapped file. At most `losable` older contents are kept.
-    pub(crate) fn in_file(file: Mapping, losable: u64) -> io::Result<Self> {
-        let blocks = (file.len() / BLOCK_BYTES) as u64;
+    /// The blocks of a file. At most `losable` older contents are kept.
+    pub(crate) fn in_file(file: BlockFile, losable: u64) -> io::Result<Self> {
+        let blocks = file.blocks;
         if blocks >= u64::from(ZEROES) {
             return Err(too_large());
         }
@@ -176,38 +220,41 @@ impl Pages for DrivePages {
     fn blocks(&self) -> u64 {
         match &self.newest {
             NewestContents::InFrames(map) => map.len() as u64,
-            NewestContents::InFile(file) => (file.len() / BLOCK_BYTES) as u64,
+            NewestContents::InFile(file) => file.blocks,
         }
     }
 
     #[inline]
-    fn exchange(&mut self, lba: u64, page: Frame, keep: bool) -> Option<Frame> {
-        let in_file = match &mut self.newest {
+    fn exchange(&mut self, lba: u64, page: Frame, keep_old: bool) -> Result<Frame, ExchangeError> {
+        let file = match &mut self.newest {
             NewestContents::InFrames(map) => {
-                return Some(std::mem::replace(&mut map[lba as usize], page));
+                return Ok(std::mem::replace(&mut map[lba as usize], page));
             }
-            NewestContents::InFile(file) => address_in_file(file, lba),
+            NewestContents::InFile(file) => file,
         };
-        let mut old_content = [0u8; BLOCK_BYTES];
-        // SAFETY: `in_file` is a whole block inside the mapping, and the drive's lock is held.
-        unsafe { std::ptr::copy_nonoverlapping(in_file, old_content.as_mut_ptr(), BLOCK_BYTES) };
+        let mut new_content = BlockBytes([0; BLOCK_BYTES]);
+        self.frames.memory().copy_out(page, &mut new_content.0);
+        if !keep_old {
+            file.write(lba, &new_content).map_err(ExchangeError::Medium)?;
+            return Ok(page);
+        }
+        let mut old_content = [0; BLOCK_BYTES];
+        file.read(lba, &mut old_content).map_err(ExchangeError::Medium)?;
         // The frame of the new content is free once the content is in the file. It then takes the
-        // old content, if that is kept.
-        let freed_frame = match page {
-            page if !keep => page,
-            ZEROES if old_content.iter().all(|byte| *byte == 0) => return Some(ZEROES),
-            // Zeroes have come without a frame.
-            ZEROES => self.frames.allocate()?,
+        // old content. Zeroes have come without a frame.
+        let frame_for_old = match page {
+            ZEROES if old_content.iter().all(|byte| *byte == 0) => return Ok(ZEROES),
+            ZEROES => self.frames.allocate().ok_or(ExchangeError::OutOfPages)?,
             page => page,
         };
-        let mut new_content = [0u8; BLOCK_BYTES];
-        self.frames.memory().copy_out(page, &mut new_content);
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(new_content.as_ptr(), in_file, BLOCK_BYTES) };
-        if keep {
-            self.frames.memory().fill(freed_frame, &old_content);
+        if let Err(cause) = file.write(lba, &new_content) {
+            if page == ZEROES {
+                self.frames.release(frame_for_old);
+            }
+            return Err(ExchangeError::Medium(cause));
         }
-        Some(freed_frame)
+        self.frames.memory().fill(frame_for_old, &old_content);
+        Ok(frame_for_old)
     }
 
     #[inline]
@@ -215,33 +262,18 @@ impl Pages for DrivePages {
         self.frames.release(page);
     }
 
-    fn read(&self, lba: u64, blocks: u64) -> AlignedBuf {
+    fn read(&self, lba: u64, blocks: u64) -> Result<AlignedBuf, Cause> {
         let mut buf = AlignedBuf::recycled(blocks as usize * BLOCK_BYTES);
-        for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
-            match &self.newest {
-                NewestContents::InFrames(map) => {
+        match &self.newest {
+            NewestContents::InFrames(map) => {
+                for (lba, block) in (lba..).zip(buf.chunks_exact_mut(BLOCK_BYTES)) {
                     self.frames.memory().copy_out(map[lba as usize], block);
                 }
-                // SAFETY: the address is that of a whole block inside the mapping, and the drive's
-                // lock is held, so that nothing writes the block.
-                NewestContents::InFile(file) => unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        address_in_file(file, lba),
-                        block.as_mut_ptr(),
-                        block.len(),
-                    );
-                },
             }
+            NewestContents::InFile(file) => file.read(lba, &mut buf)?,
         }
-        buf
+        Ok(buf)
     }
-}
-
-/// The address of block `lba` in the mapped file of a drive.
-fn address_in_file(file: &Mapping, lba: u64) -> *mut u8 {
-    let offset = lba as usize * BLOCK_BYTES;
-    assert!(offset + BLOCK_BYTES <= file.len());
-    file.start().wrapping_add(offset)
 }
 
 /// The error of a drive that needs more frames than there are numbers.

@@ -9,7 +9,6 @@ use super::*;
 use riopipe_order::block_device::{Cause, Operation};
 
 use crate::drive::Done;
-use crate::mapping::Mapping;
 
 const BLOCKS: u64 = 6;
 
@@ -117,8 +116,7 @@ fn model(profile: &'static Profile, in_file: bool, seed: u64) -> Model {
     }
     let file = tempfile::tempfile().unwrap();
     file.set_len(BLOCKS * BLOCK_BYTES as u64).unwrap();
-    let mapping = Mapping::shared(&file, BLOCKS as usize * BLOCK_BYTES, false).unwrap();
-    super::in_file(profile, mapping, seed).unwrap()
+    super::in_file(profile, Arc::new(file), BLOCKS * BLOCK_BYTES as u64, seed).unwrap()
 }
 
 fn zeroes(lba: u64, blocks: u64) -> Command<u32> {

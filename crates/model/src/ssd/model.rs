@@ -326,26 +326,32 @@ impl<P: Pages> Model<P> {
     #[inline]
     fn complete(&mut self, slot: u32) {
         let operation = self.take_operation(slot);
+        let (what, lba, blocks) = operation.command.extent();
         let result = match operation.command {
-            Command::Write { lba, pages } => {
-                for (lba, page) in (lba..).zip(pages.as_slice()) {
-                    self.store.put(lba, *page);
-                }
-                None
-            }
-            Command::Zeroes { lba, blocks, .. } => {
-                for lba in lba..lba + blocks {
-                    self.store.put(lba, P::ZEROES);
-                }
-                None
-            }
-            Command::Read { lba, blocks } => Some(self.store.pages().read(lba, blocks)),
+            Command::Write { lba, pages } => self.write(lba, pages.as_slice()).map(|()| None),
+            Command::Zeroes { lba, blocks, .. } => (lba..lba + blocks)
+                .try_for_each(|lba| self.store.put(lba, P::ZEROES))
+                .map(|()| None),
+            Command::Read { lba, blocks } => self.store.pages().read(lba, blocks).map(Some),
             Command::Flush => {
                 self.store.make_durable(operation.completed_before);
-                None
+                Ok(None)
             }
         };
-        self.add_completion(operation.queue, operation.op, Ok(result));
+        let result = result.map_err(|cause| self.limits.error(what, lba, blocks, cause));
+        self.add_completion(operation.queue, operation.op, result);
+    }
+
+    /// Writes blocks from `lba` on. After a failure the blocks behind it are not written.
+    fn write(&mut self, lba: u64, pages: &[P::Page]) -> Result<(), Cause> {
+        let mut result = Ok(());
+        for (lba, page) in (lba..).zip(pages) {
+            match result {
+                Ok(()) => result = self.store.put(lba, *page),
+                Err(_) => self.store.pages_mut().release(*page),
+            }
+        }
+        result
     }
 
     /// Completes a command with an error at once, and frees the pages that it brought.

@@ -10,6 +10,8 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 
+use riopipe_order::block_device::Cause;
+
 use super::PowerCut;
 use crate::seed::Seed;
 
@@ -26,17 +28,36 @@ pub trait Pages {
     /// Capacity in blocks.
     fn blocks(&self) -> u64;
 
-    /// Makes `page` the content of block `lba`. Returns the page with the block's old content if
-    /// `keep_old` is set. Otherwise returns a page that is not needed any more.
+    /// Makes `page` the content of block `lba`, as a whole (assumption M1). Returns the page with
+    /// the block's old content if `keep_old` is set. Otherwise returns a page that is not needed
+    /// any more.
     ///
-    /// `None`: no page is left to keep the old content; nothing has changed.
-    fn exchange(&mut self, lba: u64, page: Self::Page, keep_old: bool) -> Option<Self::Page>;
+    /// # Errors
+    /// Nothing has changed, and `page` still belongs to the caller.
+    fn exchange(
+        &mut self,
+        lba: u64,
+        page: Self::Page,
+        keep_old: bool,
+    ) -> Result<Self::Page, ExchangeError>;
 
     /// Frees a page; [`ZEROES`](Self::ZEROES) is allowed.
     fn release(&mut self, page: Self::Page);
 
     /// The current contents of `blocks` blocks from `lba` on.
-    fn read(&self, lba: u64, blocks: u64) -> Self::Buf;
+    ///
+    /// # Errors
+    /// The medium has failed.
+    fn read(&self, lba: u64, blocks: u64) -> Result<Self::Buf, Cause>;
+}
+
+/// The reason why a block's content could not be exchanged.
+#[derive(Debug)]
+pub enum ExchangeError {
+    /// No page is left to keep the old content.
+    OutOfPages,
+    /// The medium has failed.
+    Medium(Cause),
 }
 
 /// The blocks of a modelled drive. A block's old content is kept until a flush covers the write
@@ -84,31 +105,47 @@ impl<P: Pages> Store<P> {
     }
 
     /// Completes the write of one block: `page` becomes its content.
-    pub(super) fn put(&mut self, lba: u64, page: P::Page) {
+    ///
+    /// # Errors
+    /// The medium has failed: the block keeps its content, and the page is released.
+    pub(super) fn put(&mut self, lba: u64, page: P::Page) -> Result<(), Cause> {
         if self.losable_max == 0 {
             return self.put_durably(lba, page);
         }
         let old_page = loop {
-            if let Some(old_page) = self.pages.exchange(lba, page, true) {
-                break old_page;
+            match self.pages.exchange(lba, page, true) {
+                Ok(old_page) => break old_page,
+                Err(ExchangeError::Medium(cause)) => {
+                    self.pages.release(page);
+                    return Err(cause);
+                }
+                Err(ExchangeError::OutOfPages) if self.losable.is_empty() => {
+                    // All pages are in flight, so the block's old content can't be kept.
+                    return self.put_durably(lba, page);
+                }
+                Err(ExchangeError::OutOfPages) => self.make_oldest_durable(),
             }
-            if self.losable.is_empty() {
-                // All pages are in flight, so the block's old content can't be kept.
-                return self.put_durably(lba, page);
-            }
-            self.make_oldest_durable();
         };
         self.losable.push_back(LosableWrite { lba, old_page });
         if self.losable.len() > self.losable_max {
             self.make_oldest_durable();
         }
+        Ok(())
     }
 
     /// Replaces a block's content, so that no power cut restores the old content.
-    fn put_durably(&mut self, lba: u64, page: P::Page) {
-        if let Some(unneeded) = self.pages.exchange(lba, page, false) {
-            self.pages.release(unneeded);
-        }
+    ///
+    /// # Errors
+    /// As for [`Store::put`].
+    fn put_durably(&mut self, lba: u64, page: P::Page) -> Result<(), Cause> {
+        let (unneeded, result) = match self.pages.exchange(lba, page, false) {
+            Ok(unneeded) => (unneeded, Ok(())),
+            // No page is needed without an old content to keep.
+            Err(ExchangeError::OutOfPages) => (page, Ok(())),
+            Err(ExchangeError::Medium(cause)) => (page, Err(cause)),
+        };
+        self.pages.release(unneeded);
+        result
     }
 
     /// Makes the oldest losable write durable. A drive that needs space does the same.
@@ -157,7 +194,11 @@ impl<P: Pages> Store<P> {
             }
             for (index, content) in contents.into_iter().enumerate() {
                 match content {
-                    Content::Page(page) if index == kept => self.put_durably(lba, page),
+                    Content::Page(page) if index == kept => {
+                        // A block that can't be written keeps its newest content, which a power
+                        // cut may leave as well.
+                        let _ = self.put_durably(lba, page);
+                    }
                     Content::Page(page) => self.pages.release(page),
                     Content::Newest => {}
                 }

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use riopipe_model::ssd::{Command, FLASH, Model, OPTANE, PageList, Pages, Profile, QueueId};
-use riopipe_order::block_device::{Done, IoError};
+use riopipe_model::ssd::{
+    Command, ExchangeError, FLASH, Model, OPTANE, PageList, Pages, Profile, QueueId,
+};
+use riopipe_order::block_device::{Cause, Done, IoError};
 use serde::{Deserialize, Serialize};
 
 use crate::block::{Content, ZERO};
@@ -43,14 +45,19 @@ impl Pages for Names {
         self.0.len() as u64
     }
 
-    fn exchange(&mut self, lba: u64, page: Content, _keep: bool) -> Option<Content> {
-        Some(core::mem::replace(&mut self.0[lba as usize], page))
+    fn exchange(
+        &mut self,
+        lba: u64,
+        page: Content,
+        _keep_old: bool,
+    ) -> Result<Content, ExchangeError> {
+        Ok(core::mem::replace(&mut self.0[lba as usize], page))
     }
 
     fn release(&mut self, _page: Content) {}
 
-    fn read(&self, lba: u64, blocks: u64) -> Vec<Content> {
-        self.0[lba as usize..(lba + blocks) as usize].to_vec()
+    fn read(&self, lba: u64, blocks: u64) -> Result<Vec<Content>, Cause> {
+        Ok(self.0[lba as usize..(lba + blocks) as usize].to_vec())
     }
 }
 

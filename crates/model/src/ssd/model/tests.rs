@@ -3,7 +3,7 @@
 use core::iter;
 
 use super::*;
-use crate::ssd::names::Names;
+use crate::ssd::names::{Names, no_space};
 use crate::ssd::{FLASH, OPTANE};
 
 /// Later than the completion of every operation in a test.
@@ -74,4 +74,35 @@ fn no_power_cut_takes_a_content_that_was_made_durable() {
         }
     }
     assert!(taken_otherwise > 0);
+}
+
+#[test]
+fn an_operation_on_a_block_that_fails_returns_the_cause() {
+    let mut model = Model::new(&OPTANE, Names::with_pages(&[1, 2, 3, 4], 0), 1);
+    let queue = model.open_queue();
+    model.pages_mut().failing = Some(2);
+    let pages = PageList::Many([7, 7, 7, 7].into());
+    model.submit(0, queue, 1, Command::Write { lba: 0, pages });
+    model.submit(
+        END,
+        queue,
+        2,
+        Command::Zeroes { what: Operation::WriteZeroes, lba: 2, blocks: 1 },
+    );
+    model.submit(2 * END, queue, 3, Command::Read { lba: 0, blocks: 4 });
+    model.submit(3 * END, queue, 4, Command::Read { lba: 0, blocks: 2 });
+    model.submit(4 * END, queue, 5, Command::Flush);
+    model.advance(5 * END);
+    let mut done = Vec::new();
+    model.take_done(queue, &mut done);
+    let failed = |done: &Done<Vec<u32>>| match &done.result {
+        Ok(_) => None,
+        Err(error) => Some((done.op, error.operation(), error.cause().clone())),
+    };
+    let failures: Vec<_> = done.iter().filter_map(failed).collect();
+    let expected = [(1, Operation::Write), (2, Operation::WriteZeroes), (3, Operation::Read)];
+    assert_eq!(failures, expected.map(|(op, what)| (op, what, no_space())));
+    assert_eq!(done[3].result.as_ref().unwrap().as_deref(), Some(&[7, 7][..]));
+    assert_eq!(model.pages().blocks, [7, 7, 3, 4], "the blocks behind the failure are not written");
+    assert_eq!(model.pages().free_pages, 2, "the pages of these blocks are free again");
 }

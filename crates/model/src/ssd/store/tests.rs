@@ -1,7 +1,7 @@
 //! Which writes a power cut may lose, and which it loses.
 
 use super::*;
-use crate::ssd::names::Names;
+use crate::ssd::names::{Names, no_space};
 
 /// The blocks below `count` for which a power cut may restore an older content.
 fn losable_blocks(store: &Store<Names>, count: u64) -> Vec<u64> {
@@ -14,7 +14,7 @@ fn as_many_writes_can_be_lost_as_the_profile_allows() {
     for (lba, losable) in
         [&[0][..], &[0, 1], &[0, 1, 2], &[1, 2, 3], &[2, 3, 4], &[3, 4, 5]].into_iter().enumerate()
     {
-        store.put(lba as u64, 7);
+        store.put(lba as u64, 7).unwrap();
         assert_eq!(losable_blocks(&store, 6), losable);
     }
 }
@@ -23,7 +23,7 @@ fn as_many_writes_can_be_lost_as_the_profile_allows() {
 fn the_oldest_writes_become_durable_when_no_page_is_left() {
     let mut store = Store::new(Names::with_pages(&[1, 2, 3, 4], 2), 100);
     for lba in 0..4 {
-        store.put(lba, 7);
+        store.put(lba, 7).unwrap();
     }
     assert_eq!(store.pages().blocks, [7; 4]);
     assert_eq!(losable_blocks(&store, 4), [2, 3]);
@@ -32,13 +32,13 @@ fn the_oldest_writes_become_durable_when_no_page_is_left() {
 #[test]
 fn a_flush_leaves_later_writes_losable() {
     let mut store = Store::new(Names::zeroes(5), 100);
-    store.put(0, 7);
-    store.put(1, 7);
+    store.put(0, 7).unwrap();
+    store.put(1, 7).unwrap();
     let before = store.position();
-    store.put(2, 7);
-    store.put(3, 7);
+    store.put(2, 7).unwrap();
+    store.put(3, 7).unwrap();
     let between = store.position();
-    store.put(4, 7);
+    store.put(4, 7).unwrap();
     store.make_durable(before);
     assert_eq!(losable_blocks(&store, 5), [2, 3, 4]);
     store.make_durable(between);
@@ -60,7 +60,7 @@ fn cut_power(seed: u64) -> Vec<u32> {
     contents.resize(2 * KIND, 0);
     let mut store = Store::new(Names::with_pages(&contents, 1000), 100);
     for lba in 0..KIND {
-        store.put(lba as u64, 2);
+        store.put(lba as u64, 2).unwrap();
     }
     let written = |page| (0..2 * KIND as u64).map(move |lba| InFlightBlock { lba, page });
     let in_flight: Vec<_> = written(3).chain(written(4)).collect();
@@ -119,9 +119,22 @@ fn a_block_keeps_its_newest_content_by_the_severity() {
 fn a_write_that_replaces_a_content_without_a_page_is_durable() {
     for seed in 0..50 {
         let mut store = Store::new(Names::with_pages(&[5], 0), 100);
-        store.put(0, 7);
+        store.put(0, 7).unwrap();
         assert!(losable_blocks(&store, 1).is_empty());
         assert_eq!(store.power_cut(&[], seed), PowerCut::default());
         assert_eq!(store.pages().blocks, [7]);
+    }
+}
+
+#[test]
+fn a_block_that_fails_keeps_its_content_and_no_page_is_lost() {
+    for losable_max in [0, 100] {
+        let mut store = Store::new(Names::with_pages(&[1, 2], 9), losable_max);
+        store.pages_mut().failing = Some(1);
+        assert_eq!(store.put(1, 7), Err(no_space()));
+        assert_eq!(store.pages().blocks, [1, 2]);
+        assert_eq!(store.pages().free_pages, 10, "the page of the write is free again");
+        store.put(0, 7).unwrap();
+        assert_eq!(losable_blocks(&store, 2).len(), usize::from(losable_max > 0));
     }
 }
