@@ -11,11 +11,17 @@
 //!    durability.
 //!
 //! After a crash the volume holds the older file, no file, or the whole new one.
+//!
+//! The local end is a regular file, or a stream such as a pipe, whose length is known only at its
+//! end ([`Source`]).
+
+mod error;
+mod source;
 
 use std::{
-    ffi::OsStr,
+    ffi::OsString,
     fs::{self, File},
-    io::{self, Read},
+    io::{self, Write},
     ops::DerefMut,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -23,9 +29,10 @@ use std::{
 
 use riopipe::{BLOCK_BYTES, Place};
 
-use crate::file_header::{
-    self, Checksum, DATA_BLOCK, Found, HEADER_BLOCK, Header, NAME_MAX, blocks_for,
-};
+pub use error::CopyError;
+pub use source::Source;
+
+use crate::file_header::{self, Checksum, DATA_BLOCK, Found, HEADER_BLOCK, Header, blocks_for};
 
 /// Bytes per read from the volume.
 const READ_CHUNK: usize = 1 << 20;
@@ -43,6 +50,13 @@ pub trait Store {
 
     /// Whether groups keep their order without a wait.
     fn keeps_order(&self) -> bool;
+
+    /// Checks whether a group of one write of `blocks` blocks at `lba` can ever be submitted, as a
+    /// durable group or not. Nothing is written.
+    ///
+    /// # Errors
+    /// The bound that the group exceeds.
+    fn check(&mut self, lba: u64, blocks: u32, durable: bool) -> Result<(), Self::Error>;
 
     /// A buffer of `len` bytes, whole blocks, of any content.
     ///
@@ -78,8 +92,8 @@ pub trait Store {
 
 /// The observer of a copy.
 pub trait Watch {
-    /// Reports that `done` of the file's `total` bytes are done.
-    fn progress(&mut self, done: u64, total: u64);
+    /// Reports that `done` of the file's `total` bytes are done; the total of a stream is unknown.
+    fn progress(&mut self, done: u64, total: Option<u64>);
 
     /// Whether to stop here. The volume then holds no file, or the old one.
     fn stop(&self) -> bool;
@@ -101,7 +115,8 @@ pub struct Comparison {
     pub header: Header,
     /// Whether its bytes have the checksum in its header.
     pub checksum_ok: bool,
-    /// Length of the local file in bytes; `None` without one.
+    /// Length of the local file in bytes; `None` without one. Of a stream: the bytes that were read,
+    /// at most one more than the volume's file has.
     pub local_length: Option<u64>,
     /// Number of bytes that differ within the shorter length.
     pub differing: u64,
@@ -117,150 +132,45 @@ impl Comparison {
     }
 }
 
-/// The reason why a file can't be copied or compared.
-#[derive(Debug, thiserror::Error)]
-pub enum CopyError<E: std::error::Error> {
-    /// The local file can't be read.
-    #[error("{}: {source}", path.display())]
-    Source {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The path is a folder, a pipe or a device.
-    #[error("{}: not a regular file; copy it to one first", .0.display())]
-    NotAFile(PathBuf),
-    /// The name is too long for the header.
-    #[error("{}: its name has more than {NAME_MAX} bytes; give it a shorter one", .0.display())]
-    Name(PathBuf),
-    /// The file became longer or shorter during the copy.
-    #[error(
-        "{}: it had {began} bytes when the copy began and has {now} now; the volume holds no file; \
-         copy it again when no program writes it", path.display()
-    )]
-    Changed {
-        /// Path of the file.
-        path: PathBuf,
-        /// Its length at the start, in bytes.
-        began: u64,
-        /// Number of bytes read.
-        now: u64,
-    },
-    /// The volume is too small.
-    #[error(
-        "the file needs {need} blocks of 4096 bytes, header included; the volume has {have}: make \
-         a larger volume"
-    )]
-    TooLarge {
-        /// Number of blocks needed.
-        need: u64,
-        /// Number of blocks of the volume.
-        have: u64,
-    },
-    /// The volume holds something other than a copied file.
-    #[error("the volume's first block holds something that no file copy wrote")]
-    Foreign,
-    /// The volume holds a newer format.
-    #[error("the volume's file has format version {0}, newer than this program's 1; update rio")]
-    Newer(u32),
-    /// The header is damaged.
-    #[error("the header of the volume's file is damaged: {0}; write the file again")]
-    Damaged(&'static str),
-    /// The volume holds no file.
-    #[error("the volume holds no file; `rio volume write` puts one there")]
-    NoFile,
-    /// The copy was interrupted.
-    #[error("the volume holds no file: a copy of {0:?} was begun and not finished; write it again")]
-    Unfinished(std::ffi::OsString),
-    /// The bytes have changed since they were written.
-    #[error(
-        "the volume's file {name:?} is damaged: its checksum is {found:016x}, its header has \
-         {expected:016x}; nothing was kept of it"
-    )]
-    Checksum {
-        /// Name of the file.
-        name: std::ffi::OsString,
-        /// The checksum in the header.
-        expected: u64,
-        /// The checksum of the bytes.
-        found: u64,
-    },
-    /// The destination exists.
-    #[error("{}: already there; --force replaces it", .0.display())]
-    Exists(PathBuf),
-    /// The destination is a device, a pipe or a socket, or a link to one, or to nothing.
-    #[error("{}: not a regular file, so it is not replaced, not even with --force", .0.display())]
-    Irreplaceable(PathBuf),
-    /// The local file was made longer or shorter during the comparison.
-    #[error(
-        "{}: it was changed during the comparison ({began} bytes at the beginning, {now} now); compare \
-         it again when no program writes it", path.display()
-    )]
-    ChangedWhileCompared {
-        /// Path of the file.
-        path: PathBuf,
-        /// Its length at the start, in bytes.
-        began: u64,
-        /// Its length at the end, in bytes.
-        now: u64,
-    },
-    /// The destination can't be written.
-    #[error("{}: can't {doing}: {source}; nothing was left behind", path.display())]
-    Destination {
-        /// Path of the file.
-        path: PathBuf,
-        /// The operation that failed.
-        doing: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file is there, and its folder can't be made durable.
-    #[error(
-        "{}: it is there, with the right checksum, but a power cut may undo its name: can't make the \
-         folder durable: {source}", path.display()
-    )]
-    Folder {
-        /// Path of the file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// [`Watch::stop`] requested it.
-    #[error("interrupted")]
-    Interrupted,
-    /// The volume failed.
-    #[error("{0}")]
-    Store(#[from] E),
+/// The way to write a file.
+#[derive(Clone, Debug, Default)]
+pub struct WriteOptions {
+    /// Name of the file in the volume; `None`: that of the source.
+    pub name: Option<OsString>,
+    /// Bytes of the file in each group: whole blocks, at least one.
+    pub group_bytes: usize,
+    /// Overwrite a first block that no copy wrote.
+    pub force: bool,
 }
 
-/// Copies the local file `path` into the volume, in groups of `group_bytes` (whole blocks).
-/// `force` overwrites a first block that no copy wrote.
+/// Copies `source` into the volume.
 ///
 /// # Errors
 /// [`CopyError`]. Unless the error was found before anything was written, the volume then holds no
 /// file.
 pub fn write<S: Store>(
     store: &mut S,
-    path: &Path,
-    group_bytes: usize,
-    force: bool,
+    source: &mut Source,
+    options: &WriteOptions,
     watch: &mut dyn Watch,
 ) -> Result<Copied, CopyError<S::Error>> {
+    let group_bytes = options.group_bytes;
     assert!(group_bytes > 0 && group_bytes.is_multiple_of(BLOCK_BYTES));
-    let (mut file, length) = open_source(path)?;
-    let name = path.file_name().unwrap_or(OsStr::new("file")).to_owned();
+    let name = options.name.clone().unwrap_or_else(|| source.name().to_owned());
     if !file_header::is_plain_name(&name) {
-        return Err(CopyError::Name(path.to_owned()));
+        return Err(CopyError::Name(name));
     }
+    let length = source.length();
     let have = store.blocks();
-    let need = blocks_for(length).unwrap_or(u64::MAX);
+    let need = blocks_for(length.unwrap_or(0)).unwrap_or(u64::MAX);
     if need > have {
         return Err(CopyError::TooLarge { need, have });
     }
+    let space = (have - DATA_BLOCK) * BLOCK_BYTES as u64;
+    check_groups(store, length.unwrap_or(space), group_bytes)?;
     match find(store)? {
-        Found::Foreign if !force => return Err(CopyError::Foreign),
-        Found::Newer(version) if !force => return Err(CopyError::Newer(version)),
+        Found::Foreign if !options.force => return Err(CopyError::Foreign),
+        Found::Newer(version) if !options.force => return Err(CopyError::Newer(version)),
         _ => {}
     }
 
@@ -273,42 +183,88 @@ pub fn write<S: Store>(
     store.settle()?;
     let mut groups = 1;
 
-    let source_error = |source| CopyError::Source { path: path.to_owned(), source };
     let mut checksum = Checksum::new();
     let mut done = 0;
-    while done < length {
-        let bytes = usize::try_from(length - done).unwrap_or(usize::MAX).min(group_bytes);
-        let mut buf = store.buf(bytes.next_multiple_of(BLOCK_BYTES))?;
-        let read = fill(&mut file, &mut buf[..bytes]).map_err(source_error)?;
-        if read < bytes {
-            let now = done + read as u64;
-            return Err(CopyError::Changed { path: path.to_owned(), began: length, now });
+    loop {
+        let left = length.unwrap_or(space) - done;
+        let bytes = usize::try_from(left).unwrap_or(usize::MAX).min(group_bytes);
+        if bytes == 0 {
+            break;
         }
-        buf[bytes..].fill(0);
-        checksum.add(&buf[..bytes]);
+        let mut buf = store.buf(bytes.next_multiple_of(BLOCK_BYTES))?;
+        let read = source.fill(&mut buf[..bytes], watch)?;
+        if read < bytes && length.is_some() {
+            return Err(source.changed(done + read as u64));
+        }
+        if read == 0 {
+            break;
+        }
+        let blocks = read.next_multiple_of(BLOCK_BYTES);
+        if blocks < buf.len() {
+            // The end of a stream.
+            let mut shorter = store.buf(blocks)?;
+            shorter[..read].copy_from_slice(&buf[..read]);
+            buf = shorter;
+        }
+        buf[read..].fill(0);
+        checksum.add(&buf[..read]);
         let lba = DATA_BLOCK + done / BLOCK_BYTES as u64;
         store.submit(lba, buf, Place::Fresh)?;
         groups += 1;
-        done += bytes as u64;
+        done += read as u64;
         watch.progress(done, length);
         if watch.stop() {
             return Err(CopyError::Interrupted);
         }
+        if read < bytes {
+            break;
+        }
     }
-    if fill(&mut file, &mut [0; 1]).map_err(source_error)? > 0 {
-        let now = file.metadata().map_or(length + 1, |meta| meta.len());
-        return Err(CopyError::Changed { path: path.to_owned(), began: length, now });
+    if source.fill(&mut [0; 1], watch)? > 0 {
+        return Err(match length {
+            Some(length) => source.changed(length + 1),
+            None => CopyError::TooLong { space },
+        });
     }
 
     if !store.keeps_order() {
         store.settle()?;
     }
-    let header = Header { name, length, checksum: checksum.value() };
+    let header = Header { name, length: done, checksum: checksum.value() };
     let mut buf = store.buf(BLOCK_BYTES)?;
     header.encode(&mut buf);
     store.submit_durable(HEADER_BLOCK, buf, Place::Fresh)?;
     store.settle()?;
     Ok(Copied { header, groups: groups + 1 })
+}
+
+/// Groups whose bounds are checked before anything is written. Their sizes on the drives repeat
+/// with the stripes, long before as many.
+const CHECKED_GROUPS_MAX: usize = 1 << 16;
+
+/// Checks all groups of a file of `length` bytes, before the older file is given up for it.
+fn check_groups<S: Store>(
+    store: &mut S,
+    length: u64,
+    group_bytes: usize,
+) -> Result<(), CopyError<S::Error>> {
+    let mut check = |group_bytes: usize| {
+        store.check(HEADER_BLOCK, 1, true)?;
+        for first in (0..length).step_by(group_bytes).take(CHECKED_GROUPS_MAX) {
+            let bytes = (length - first).min(group_bytes as u64);
+            let blocks = bytes.div_ceil(BLOCK_BYTES as u64) as u32;
+            store.check(DATA_BLOCK + first / BLOCK_BYTES as u64, blocks, false)?;
+        }
+        Ok(())
+    };
+    let Err(source) = check(group_bytes) else { return Ok(()) };
+    let halves = |bytes: &usize| match bytes / 2 / BLOCK_BYTES * BLOCK_BYTES {
+        0 => None,
+        half => Some(half),
+    };
+    let mut smaller = std::iter::successors(halves(&group_bytes), halves);
+    let fits = smaller.find(|bytes| check(*bytes).is_ok());
+    Err(CopyError::Group { bytes: group_bytes, fits, source })
 }
 
 /// Copies the volume's file to `path`, or to its own name in the current folder. The name appears
@@ -333,15 +289,7 @@ pub fn read<S: Store>(
         true => fs::canonicalize(&path).unwrap_or(path),
         false => path,
     };
-    // An early check; the rename below decides.
-    if let Ok(present) = path.symlink_metadata() {
-        if !force {
-            return Err(CopyError::Exists(path));
-        }
-        if !present.is_file() {
-            return Err(CopyError::Irreplaceable(path));
-        }
-    }
+    check_destination(&path, force)?;
     let failed = |doing| {
         let path = path.clone();
         move |source| CopyError::Destination { path, doing, source }
@@ -358,8 +306,8 @@ pub fn read<S: Store>(
     let mut checksum = Checksum::new();
     each_chunk(store, header.length, |done, bytes| {
         checksum.add(bytes);
-        io::Write::write_all(&mut temporary, bytes).map_err(failed("write it"))?;
-        watch.progress(done, header.length);
+        temporary.write_all(bytes).map_err(failed("write it"))?;
+        watch.progress(done, Some(header.length));
         match watch.stop() {
             true => Err(CopyError::Interrupted),
             false => Ok(()),
@@ -370,6 +318,8 @@ pub fn read<S: Store>(
         return Err(CopyError::Checksum { name: header.name, expected: header.checksum, found });
     }
     temporary.as_file().sync_all().map_err(failed("make it durable"))?;
+    // Again: the copy may have taken hours.
+    check_destination(&path, force)?;
     match force {
         true => temporary.persist(&path).map_err(|e| failed("give it its name")(e.error))?,
         false => temporary.persist_noclobber(&path).map_err(|error| match error.error.kind() {
@@ -383,17 +333,67 @@ pub fn read<S: Store>(
     }
 }
 
-/// Reads the volume's file and compares it with its checksum and, if given, with a local file,
-/// byte by byte.
+/// Checks, before the copy, whether its result may get the name `path`.
+fn check_destination<E: std::error::Error>(path: &Path, force: bool) -> Result<(), CopyError<E>> {
+    match path.symlink_metadata() {
+        Ok(present) if !present.is_file() => Err(CopyError::Irreplaceable(path.to_owned())),
+        Ok(_) if !force => Err(CopyError::Exists(path.to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// Copies the volume's file to a stream. After [`io::ErrorKind::WouldBlock`] the write is repeated,
+/// unless [`Watch::stop`] is set.
+///
+/// # Errors
+/// [`CopyError`]. The checksum is known only at the end: [`CopyError::ChecksumOfStream`] comes after
+/// all bytes.
+pub fn read_to<S: Store>(
+    store: &mut S,
+    to: &mut dyn Write,
+    watch: &mut dyn Watch,
+) -> Result<Copied, CopyError<S::Error>> {
+    let header = whole(store)?;
+    let mut checksum = Checksum::new();
+    each_chunk(store, header.length, |done, bytes| {
+        checksum.add(bytes);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if watch.stop() {
+                return Err(CopyError::Interrupted);
+            }
+            match to.write(rest) {
+                Ok(0) => return Err(CopyError::Output(io::ErrorKind::WriteZero.into())),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if source::is_passing(&error) => {}
+                Err(error) => return Err(CopyError::Output(error)),
+            }
+        }
+        watch.progress(done, Some(header.length));
+        Ok(())
+    })?;
+    to.flush().map_err(CopyError::Output)?;
+    let found = checksum.value();
+    if found != header.checksum {
+        return Err(CopyError::ChecksumOfStream {
+            name: header.name,
+            expected: header.checksum,
+            found,
+        });
+    }
+    Ok(Copied { header, groups: 0 })
+}
+
+/// Reads the volume's file and compares it with its checksum and, if given, with a local file or a
+/// stream, byte by byte.
 ///
 /// # Errors
 /// [`CopyError`], if there is nothing to compare; a difference is a result.
 pub fn verify<S: Store>(
     store: &mut S,
-    path: Option<&Path>,
+    mut local: Option<&mut Source>,
     watch: &mut dyn Watch,
 ) -> Result<Comparison, CopyError<S::Error>> {
-    let mut local = path.map(open_source).transpose()?;
     let header = whole(store)?;
     let mut checksum = Checksum::new();
     let mut expected = vec![0; READ_CHUNK];
@@ -402,10 +402,9 @@ pub fn verify<S: Store>(
     let mut compared = 0;
     each_chunk(store, header.length, |done, bytes| {
         checksum.add(bytes);
-        if let (Some((file, _)), Some(path)) = (&mut local, path) {
+        if let Some(local) = &mut local {
             let expected = &mut expected[..bytes.len()];
-            let read = fill(file, expected)
-                .map_err(|source| CopyError::Source { path: path.to_owned(), source })?;
+            let read = local.fill(expected, watch)?;
             compared += read as u64;
             let start = done - bytes.len() as u64;
             for (at, _) in
@@ -415,21 +414,28 @@ pub fn verify<S: Store>(
                 differing += 1;
             }
         }
-        watch.progress(done, header.length);
+        watch.progress(done, Some(header.length));
         match watch.stop() {
             true => Err(CopyError::Interrupted),
             false => Ok(()),
         }
     })?;
-    if let (Some((file, length)), Some(path)) = (&local, path) {
-        // A shorter read than the length at the start, or another length now: a program writes it.
-        let now = file.metadata().map_or(*length, |meta| meta.len());
-        if compared < (*length).min(header.length) || now != *length {
-            let (path, began) = (path.to_owned(), *length);
-            return Err(CopyError::ChangedWhileCompared { path, began, now });
-        }
-    }
-    let local_length = local.map(|(_, length)| length);
+    let local_length = match local {
+        None => None,
+        Some(local) => Some(match local.length() {
+            Some(began) => {
+                // A shorter read than the length at the start, or another length now: a program
+                // writes it.
+                let now = local.length_now().unwrap_or(began);
+                if compared < began.min(header.length) || now != began {
+                    let path = local.path().to_owned();
+                    return Err(CopyError::ChangedWhileCompared { path, began, now });
+                }
+                began
+            }
+            None => compared + local.fill(&mut [0; 1], watch)? as u64,
+        }),
+    };
     if let Some(length) = local_length.filter(|length| *length != header.length) {
         first.get_or_insert(length.min(header.length));
     }
@@ -470,31 +476,6 @@ fn whole<S: Store>(store: &mut S) -> Result<Header, CopyError<S::Error>> {
         Found::Damaged(why) => CopyError::Damaged(why),
         Found::Foreign => CopyError::Foreign,
     })
-}
-
-fn open_source<E: std::error::Error>(path: &Path) -> Result<(File, u64), CopyError<E>> {
-    let failed = |source| CopyError::Source { path: path.to_owned(), source };
-    // Checked before it is opened: opening a pipe would wait for its other end.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(CopyError::NotAFile(path.to_owned()));
-    }
-    let file = File::open(path).map_err(failed)?;
-    let length = file.metadata().map_err(failed)?.len();
-    Ok((file, length))
-}
-
-/// Reads until `into` is full or the file ends; returns the number of bytes.
-fn fill(file: &mut File, into: &mut [u8]) -> io::Result<usize> {
-    let mut done = 0;
-    while done < into.len() {
-        match file.read(&mut into[done..]) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(done)
 }
 
 #[cfg(test)]

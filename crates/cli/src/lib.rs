@@ -20,6 +20,7 @@ pub mod output;
 pub mod own_targets;
 pub mod progress;
 pub mod stage_table;
+mod standard_stream;
 pub mod volume_store;
 
 use std::process::ExitCode;

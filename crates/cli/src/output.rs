@@ -51,6 +51,19 @@ impl Output {
         }
     }
 
+    /// Prints the result on standard error, because standard output has other bytes: text as a
+    /// note, JSON as one line.
+    pub fn result_beside_bytes(&self, report: &impl Report) {
+        match self.format {
+            // It is for standard error, and never painted.
+            Format::Normal => self.note(report.text(&Terminal::PLAIN).trim_end()),
+            Format::Json => {
+                // Strings and numbers: serialisation can't fail.
+                logging::print_line(serde_json::to_string(report).unwrap_or_default());
+            }
+        }
+    }
+
     /// Prints bytes unchanged.
     ///
     /// # Errors

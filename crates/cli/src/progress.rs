@@ -19,6 +19,15 @@ impl Progress {
         Self::new(output, what, total, template)
     }
 
+    /// A count of bytes on standard error, whose total is not known.
+    #[must_use]
+    pub fn bytes_without_total(output: &Output, what: &str) -> Self {
+        let template = "{msg}  {spinner}  {bytes}  {binary_bytes_per_sec}";
+        let progress = Self::new(output, what, 0, template);
+        progress.0.unset_length();
+        progress
+    }
+
     /// A bar over `total` steps, with a message that [`Progress::set_message`] changes.
     #[must_use]
     pub fn steps(output: &Output, what: &str, total: u64) -> Self {

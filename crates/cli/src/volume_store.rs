@@ -85,6 +85,10 @@ impl Store for VolumeStore {
         self.engine.capabilities().keeps_order
     }
 
+    fn check(&mut self, lba: u64, blocks: u32, durable: bool) -> Result<(), StoreError> {
+        Ok(self.stream.check_write(lba, blocks, durable)?)
+    }
+
     fn buf(&mut self, len: usize) -> Result<Buf, StoreError> {
         Ok(self.stream.buf(len)?)
     }

@@ -1,6 +1,6 @@
 //! `rio volume …`
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
@@ -176,15 +176,22 @@ A volume holds one file. An older one is first marked as gone. Then the data fol
 groups, none waiting for the one before. The last group is a header with name, length and checksum,
 and is durable. So after any failure, the volume holds the whole file or none.
 
+With - as FILE, standard input is read to its end. A pipe ends in the same way if its writer fails,
+so make the shell report that, as with bash's pipefail.
+
 Examples:
   rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
-  rio volume write journal ledger.db -m 192.0.2.10 --group 1M -o json")]
+  rio volume write journal ledger.db -m 192.0.2.10 --group 1M -o json
+  tar c /srv/data | rio volume write journal - --name data.tar -m 192.0.2.10")]
 pub struct Write {
     /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// The file to copy; a regular file
+    /// The file to copy: a regular file, or - for standard input
     pub file: PathBuf,
+    /// The file's name in the volume [default: its own name; "stdin" for standard input]
+    #[arg(long = "name", value_name = "NAME")]
+    pub stored_name: Option<OsString>,
     /// Bytes of the file per group
     #[arg(long, value_name = "SIZE", default_value = "256K", value_parser = values::block_size)]
     pub group: u32,
@@ -196,16 +203,22 @@ pub struct Write {
 /// Copy a file back.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-The copy is written under a temporary name and gets its own only when its checksum is right.
+The copy is written under a temporary name and gets its own only when its checksum is right. Only
+a regular file is replaced: never a device, a pipe, a socket, a folder, or a link to one of them.
+
+With - as FILE, standard output gets the bytes, and nothing else: the result, JSON too, goes to
+standard error. The checksum is known only at the end. If it is wrong, the command fails (exit code
+5) when the bytes are out.
 
 Examples:
   rio volume read journal restored.db -m 192.0.2.10 -m 192.0.2.11
+  rio volume read journal - -m 192.0.2.10 | tar t
   rio volume read journal -m 192.0.2.10 -m 192.0.2.11     under the name it had, in this folder")]
 pub struct Read {
     /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// Destination [default: the file's name, in this folder]
+    /// Destination; - is standard output [default: the file's name, in this folder]
     pub file: Option<PathBuf>,
     /// Replace a file that is already there
     #[arg(long)]
@@ -217,11 +230,12 @@ pub struct Read {
 #[command(after_help = "\
 Examples:
   rio volume verify journal -m 192.0.2.10 -m 192.0.2.11              its checksum
-  rio volume verify journal ledger.db -m 192.0.2.10 -m 192.0.2.11    each byte")]
+  rio volume verify journal ledger.db -m 192.0.2.10 -m 192.0.2.11    each byte
+  zstdcat ledger.zst | rio volume verify journal - -m 192.0.2.10")]
 pub struct Verify {
     /// The volume.
     #[command(flatten)]
     pub open: Open,
-    /// The local file to compare with
+    /// The local file to compare with; - is standard input
     pub file: Option<PathBuf>,
 }

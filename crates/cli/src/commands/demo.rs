@@ -29,7 +29,7 @@ use crate::{
     args::demo::Demo,
     connect::{open_failure, stream_failure},
     failure::{Code, Failure},
-    file_copy::{self, Comparison},
+    file_copy::{self, Comparison, Source, WriteOptions},
     interrupt::Interrupt,
     load::Load,
     output::{Output, Report},
@@ -142,13 +142,17 @@ fn copy(
     let begun = Instant::now();
     let written = with_store(own, |store| {
         let mut watch = Bar::new(output, "copying", interrupt);
-        file_copy::write(store, file, GROUP_BYTES, false, &mut watch)
+        let options = WriteOptions { group_bytes: GROUP_BYTES, ..WriteOptions::default() };
+        Source::open(file)
+            .and_then(|mut file| file_copy::write(store, &mut file, &options, &mut watch))
             .map_err(|error| copy_failure(&error))
     })?;
     let seconds = begun.elapsed().as_secs_f64();
     let comparison = with_store(own, |store| {
         let mut watch = Bar::new(output, "comparing", interrupt);
-        file_copy::verify(store, Some(file), &mut watch).map_err(|error| copy_failure(&error))
+        Source::open(file)
+            .and_then(|mut file| file_copy::verify(store, Some(&mut file), &mut watch))
+            .map_err(|error| copy_failure(&error))
     })?;
     Ok(Copied { groups: written.groups, seconds, comparison })
 }

@@ -23,6 +23,8 @@ struct Memory {
     crashes: Vec<Vec<u8>>,
     /// Number of groups before one fails.
     fails_after: Option<usize>,
+    /// The most blocks of a group.
+    group_blocks_max: u32,
 }
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -37,6 +39,7 @@ impl Memory {
             keeps_order: true,
             crashes: Vec::new(),
             fails_after: None,
+            group_blocks_max: u32::MAX,
         }
     }
 
@@ -92,6 +95,11 @@ impl Store for Memory {
         self.keeps_order
     }
 
+    fn check(&mut self, lba: u64, blocks: u32, _: bool) -> Result<(), Failed> {
+        assert!(lba + u64::from(blocks) <= self.blocks());
+        if blocks > self.group_blocks_max { Err(Failed) } else { Ok(()) }
+    }
+
     fn buf(&mut self, len: usize) -> Result<Vec<u8>, Failed> {
         assert!(len.is_multiple_of(BLOCK_BYTES));
         Ok(vec![0xa5; len])
@@ -132,7 +140,7 @@ impl Store for Memory {
 struct Unwatched;
 
 impl Watch for Unwatched {
-    fn progress(&mut self, _: u64, _: u64) {}
+    fn progress(&mut self, _: u64, _: Option<u64>) {}
 
     fn stop(&self) -> bool {
         false
@@ -143,7 +151,7 @@ impl Watch for Unwatched {
 struct Each<F>(F, bool);
 
 impl<F: FnMut(u64) -> bool> Watch for Each<F> {
-    fn progress(&mut self, done: u64, _: u64) {
+    fn progress(&mut self, done: u64, _: Option<u64>) {
         self.1 = (self.0)(done);
     }
 
@@ -164,7 +172,31 @@ fn file(name: &str, bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn put(store: &mut Memory, path: &Path) -> Result<Copied, CopyError<Failed>> {
-    write(store, path, 2 * BLOCK_BYTES, false, &mut Unwatched)
+    put_watched(store, path, &mut Unwatched)
+}
+
+fn groups_of(group_bytes: usize) -> WriteOptions {
+    WriteOptions { group_bytes, ..WriteOptions::default() }
+}
+
+fn put_watched(
+    store: &mut Memory,
+    path: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Copied, CopyError<Failed>> {
+    write(store, &mut Source::open(path)?, &groups_of(2 * BLOCK_BYTES), watch)
+}
+
+fn compare(
+    store: &mut Memory,
+    path: &Path,
+    watch: &mut dyn Watch,
+) -> Result<Comparison, CopyError<Failed>> {
+    verify(store, Some(&mut Source::open(path)?), watch)
+}
+
+fn piped(bytes: &[u8]) -> Source {
+    Source::stream(Path::new("standard input"), io::Cursor::new(bytes.to_vec()))
 }
 
 fn get(store: &mut Memory) -> Result<Vec<u8>, CopyError<Failed>> {
@@ -183,11 +215,9 @@ fn files_of_all_lengths_come_back() {
         let (_folder, path) = file("a file", &bytes);
         let mut store = Memory::new(16);
         let mut reported = Vec::new();
-        let copied = write(
+        let copied = put_watched(
             &mut store,
             &path,
-            2 * BLOCK_BYTES,
-            false,
             &mut Each(
                 |n| {
                     reported.push(n);
@@ -201,7 +231,7 @@ fn files_of_all_lengths_come_back() {
         assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
         assert_eq!(reported.last().copied().unwrap_or(0), length as u64);
         assert_eq!(get(&mut store).unwrap(), bytes);
-        let comparison = verify(&mut store, Some(&path), &mut Unwatched).unwrap();
+        let comparison = compare(&mut store, &path, &mut Unwatched).unwrap();
         assert!(comparison.is_equal(), "{comparison:?}");
     }
 }
@@ -275,11 +305,9 @@ fn a_file_that_changes_during_the_copy_is_noticed() {
         let (_folder, path) = file("a", &content(30_000, 1));
         let mut store = Memory::new(16);
         let mut first = true;
-        let result = write(
+        let result = put_watched(
             &mut store,
             &path,
-            2 * BLOCK_BYTES,
-            false,
             &mut Each(
                 |_| {
                     if mem::take(&mut first) {
@@ -303,8 +331,7 @@ fn a_file_that_changes_during_the_copy_is_noticed() {
 fn a_copy_that_is_stopped_leaves_no_file() {
     let (_folder, path) = file("a", &content(30_000, 1));
     let mut store = Memory::new(16);
-    let stopped =
-        write(&mut store, &path, 2 * BLOCK_BYTES, false, &mut Each(|done| done > 10_000, false));
+    let stopped = put_watched(&mut store, &path, &mut Each(|done| done > 10_000, false));
     assert!(matches!(stopped, Err(CopyError::Interrupted)));
     assert_eq!(store.open.len(), 2, "nothing more was submitted");
     assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));
@@ -322,7 +349,9 @@ fn a_foreign_first_block_needs_force() {
     store.durable[..BLOCK_BYTES].fill(7);
     assert!(matches!(put(&mut store, &path), Err(CopyError::Foreign)));
     assert_eq!(store.durable[..BLOCK_BYTES], [7; BLOCK_BYTES]);
-    write(&mut store, &path, BLOCK_BYTES, true, &mut Unwatched).unwrap();
+    let forced = WriteOptions { force: true, ..groups_of(BLOCK_BYTES) };
+    write(&mut store, &mut Source::open::<Failed>(&path).unwrap(), &forced, &mut Unwatched)
+        .unwrap();
     assert_eq!(get(&mut store).unwrap(), b"bytes");
 }
 
@@ -336,7 +365,7 @@ fn a_damaged_file_is_not_handed_out() {
     let alone = verify(&mut store, None, &mut Unwatched).unwrap();
     assert!(!alone.checksum_ok && !alone.is_equal());
     assert_eq!(alone.local_length, None);
-    let both = verify(&mut store, Some(&path), &mut Unwatched).unwrap();
+    let both = compare(&mut store, &path, &mut Unwatched).unwrap();
     assert_eq!((both.differing, both.first_difference), (1, Some(2 * 4096 + 5)));
 }
 
@@ -347,7 +376,7 @@ fn files_of_different_lengths_differ() {
     put(&mut store, &path).unwrap();
     for length in [4000, 6000] {
         let (_folder, other) = file("b", &content(length, 1));
-        let comparison = verify(&mut store, Some(&other), &mut Unwatched).unwrap();
+        let comparison = compare(&mut store, &other, &mut Unwatched).unwrap();
         assert!(comparison.checksum_ok && !comparison.is_equal());
         assert_eq!(comparison.differing, 0);
         assert_eq!(comparison.first_difference, Some(length.min(5000) as u64));
@@ -373,15 +402,26 @@ fn only_a_regular_file_is_replaced_and_a_link_to_one_stays() {
     let (folder, path) = file("a", b"new");
     let mut store = Memory::new(16);
     put(&mut store, &path).unwrap();
-    let [socket, nothing, link] =
-        ["socket", "nothing", "link"].map(|name| folder.path().join(name));
+    let [socket, nothing, link, fifo, to_fifo, into] =
+        ["socket", "nothing", "link", "fifo", "to fifo", "into"]
+            .map(|name| folder.path().join(name));
     let _listener = UnixListener::bind(&socket).unwrap();
     symlink(folder.path().join("missing"), &nothing).unwrap();
-    for odd in [&socket, &nothing] {
-        let before = odd.symlink_metadata().unwrap().file_type();
-        let refused = read(&mut store, Some(odd), true, &mut Unwatched);
-        assert!(matches!(refused, Err(CopyError::Irreplaceable(p)) if p == *odd));
-        assert_eq!(odd.symlink_metadata().unwrap().file_type(), before);
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    symlink(&fifo, &to_fifo).unwrap();
+    // The file in a folder has the file's name, and there a folder has it already.
+    let named = into.join("a");
+    fs::create_dir_all(&named).unwrap();
+    let null = PathBuf::from("/dev/null");
+    for odd in [&socket, &nothing, &fifo, &to_fifo, &into, &null] {
+        let at = if *odd == into { &named } else { odd };
+        let before = at.symlink_metadata().unwrap().file_type();
+        for force in [false, true] {
+            let refused = read(&mut store, Some(odd), force, &mut Unwatched);
+            assert!(matches!(refused, Err(CopyError::Irreplaceable(p)) if p == *at), "{odd:?}");
+            assert_eq!(at.symlink_metadata().unwrap().file_type(), before);
+        }
     }
     fs::write(&path, b"local").unwrap();
     symlink(&path, &link).unwrap();
@@ -394,13 +434,14 @@ fn only_a_regular_file_is_replaced_and_a_link_to_one_stays() {
 fn a_local_file_that_changes_during_the_comparison_is_not_called_equal() {
     let (_folder, path) = file("a", &content(READ_CHUNK + 1, 1));
     let mut store = Memory::new(300);
-    write(&mut store, &path, READ_CHUNK, false, &mut Unwatched).unwrap();
+    let mut source = Source::open::<Failed>(&path).unwrap();
+    write(&mut store, &mut source, &groups_of(READ_CHUNK), &mut Unwatched).unwrap();
     for length in [10, READ_CHUNK as u64 + 5000] {
         let change = |_| {
             File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
             false
         };
-        let result = verify(&mut store, Some(&path), &mut Each(change, false));
+        let result = compare(&mut store, &path, &mut Each(change, false));
         let Err(CopyError::ChangedWhileCompared { began, now, .. }) = result else {
             panic!("{result:?}")
         };
@@ -414,7 +455,7 @@ fn a_local_file_that_changes_during_the_comparison_is_not_called_equal() {
         File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
         false
     };
-    let result = verify(&mut store, Some(&path), &mut Each(restore, false));
+    let result = compare(&mut store, &path, &mut Each(restore, false));
     assert!(matches!(result, Err(CopyError::ChangedWhileCompared { .. })), "{result:?}");
 }
 
@@ -432,4 +473,123 @@ fn a_destination_that_cannot_be_written_is_named() {
 fn an_empty_volume_is_reported() {
     let error = get(&mut Memory::new(16)).unwrap_err();
     assert!(matches!(error, CopyError::NoFile));
+}
+
+/// The older file survives a size of groups that can't be submitted.
+#[test]
+fn groups_that_do_not_fit_are_refused_before_the_older_file_is_gone() {
+    let (old, new) = (content(5_000, 1), content(40_000, 2));
+    let (_folder, path) = file("a", &old);
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    store.crashes.clear();
+    store.group_blocks_max = 3;
+    let (_folder, path) = file("a", &new);
+    for mut source in [Source::open::<Failed>(&path).unwrap(), piped(&new)] {
+        let refused = write(&mut store, &mut source, &groups_of(8 << 12), &mut Unwatched);
+        let Err(CopyError::Group { bytes: 32_768, fits: Some(8192), .. }) = refused else {
+            panic!("{refused:?}")
+        };
+    }
+    assert!(store.crashes.is_empty());
+    assert_eq!(get(&mut store).unwrap(), old);
+    // A short file has no group that large.
+    let (_folder, path) = file("a", &new[..12_000]);
+    let mut source = Source::open::<Failed>(&path).unwrap();
+    write(&mut store, &mut source, &groups_of(8 << 12), &mut Unwatched).unwrap();
+}
+
+/// A pipe that brings a few bytes at a time, with pauses.
+struct Trickle(io::Cursor<Vec<u8>>, bool);
+
+impl io::Read for Trickle {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let most = into.len().min(1_234);
+        self.0.read(&mut into[..most])
+    }
+}
+
+#[test]
+fn a_stream_is_copied_in_and_out_and_compared() {
+    for length in [0, 1, 4095, 4096, 8191, 8192, 8193, 15 * 4096] {
+        let bytes = content(length, 1);
+        let mut store = Memory::new(16);
+        let mut source =
+            Source::stream(Path::new("pipe"), Trickle(io::Cursor::new(bytes.clone()), false));
+        let copied =
+            write(&mut store, &mut source, &groups_of(2 * BLOCK_BYTES), &mut Unwatched).unwrap();
+        assert_eq!(
+            (copied.header.name.to_str(), copied.header.length),
+            (Some("stdin"), length as u64)
+        );
+        assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
+        let mut out = Vec::new();
+        assert_eq!(read_to(&mut store, &mut out, &mut Unwatched).unwrap().header, copied.header);
+        assert_eq!(out, bytes);
+        let with = |bytes: &[u8], store: &mut Memory| {
+            verify(store, Some(&mut piped(bytes)), &mut Unwatched).unwrap()
+        };
+        assert!(with(&bytes, &mut store).is_equal());
+        let longer = with(&[&bytes[..], b"and more"].concat(), &mut store);
+        assert_eq!(longer.local_length, Some(length as u64 + 1), "no more than that is read");
+        assert_eq!(longer.first_difference, Some(length as u64));
+        if let Some(shorter) = bytes.len().checked_sub(1) {
+            let shorter = with(&bytes[..shorter], &mut store);
+            assert_eq!(shorter.first_difference, Some(length as u64 - 1));
+            assert_eq!(shorter.local_length, Some(length as u64 - 1));
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_is_too_long_leaves_no_file() {
+    let mut store = Memory::new(16);
+    let mut source = piped(&content(15 * 4096 + 1, 1));
+    let result = write(&mut store, &mut source, &groups_of(2 * BLOCK_BYTES), &mut Unwatched);
+    assert!(matches!(result, Err(CopyError::TooLong { space: 61_440 })), "{result:?}");
+    assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));
+}
+
+#[test]
+fn a_silent_stream_does_not_keep_a_copy_from_stopping() {
+    struct Silent;
+    impl io::Read for Silent {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+    }
+    let mut store = Memory::new(16);
+    let mut source = Source::stream(Path::new("pipe"), Silent);
+    let mut stopped = Each(|_| true, true);
+    let result = write(&mut store, &mut source, &groups_of(BLOCK_BYTES), &mut stopped);
+    assert!(matches!(result, Err(CopyError::Interrupted)), "{result:?}");
+}
+
+#[test]
+fn another_name_is_checked_before_anything_is_written() {
+    let mut store = Memory::new(16);
+    let name = |name: &str| WriteOptions { name: Some(name.into()), ..groups_of(BLOCK_BYTES) };
+    for bad in ["", ".", "..", "a/b", &"n".repeat(256)] {
+        let result = write(&mut store, &mut piped(b"a"), &name(bad), &mut Unwatched);
+        assert!(matches!(result, Err(CopyError::Name(_))), "{bad}: {result:?}");
+    }
+    assert!(store.crashes.is_empty());
+    let copied = write(&mut store, &mut piped(b"a"), &name("data.tar"), &mut Unwatched).unwrap();
+    assert_eq!(copied.header.name, "data.tar");
+}
+
+#[test]
+fn a_wrong_checksum_of_a_stream_is_an_error_after_its_bytes() {
+    let (_folder, path) = file("a", &content(30_000, 1));
+    let mut store = Memory::new(16);
+    put(&mut store, &path).unwrap();
+    store.durable[3 * BLOCK_BYTES + 5] ^= 1;
+    let mut out = Vec::new();
+    let result = read_to(&mut store, &mut out, &mut Unwatched);
+    assert!(matches!(result, Err(CopyError::ChecksumOfStream { .. })), "{result:?}");
+    assert_eq!(out.len(), 30_000);
 }

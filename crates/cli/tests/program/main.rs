@@ -8,6 +8,7 @@ mod measure;
 mod serve;
 mod site;
 mod stat;
+mod streams;
 mod unread;
 mod volume_stat;
 mod volumes;

@@ -134,10 +134,39 @@ impl<P: Payload> Base<P> {
             return Err(Refusal::Empty);
         }
         let bytes = Self::payload_bytes(writes);
-        if bytes > self.limits.kept_bytes_max {
-            return Err(Refusal::TooLarge(Bound::Memory));
-        }
+        self.check_payload(bytes)?;
         Ok(bytes)
+    }
+
+    /// Checks whether a payload of `bytes` bytes can ever fit into the replay memory.
+    #[inline]
+    fn check_payload(&self, bytes: u64) -> Result<(), Refusal> {
+        match bytes > self.limits.kept_bytes_max {
+            true => Err(Refusal::TooLarge(Bound::Memory)),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks whether a group of one write with payload can be admitted once nothing else is in
+    /// flight: the bounds that hold for every engine.
+    pub(super) fn check_write(&self, lba: u64, blocks: u32) -> Result<(), Refusal> {
+        if let Some(failure) = self.failure {
+            return Err(Refusal::Poisoned(failure));
+        }
+        self.check_payload(u64::from(blocks) * BLOCK_BYTES as u64)?;
+        match self.topology.single_extent(lba, blocks) {
+            Some(_) => Ok(()),
+            None => self.check_request_count([blocks]),
+        }
+    }
+
+    /// Checks whether writes of these lengths, in blocks, have few enough requests for one group.
+    fn check_request_count(&self, writes: impl IntoIterator<Item = u32>) -> Result<(), Refusal> {
+        let counts = writes.into_iter().map(|blocks| self.topology.request_count_max(blocks));
+        match counts.fold(0, u64::saturating_add) > u64::from(GROUP_ENTRIES_MAX) {
+            true => Err(Refusal::TooManyEntries),
+            false => Ok(()),
+        }
     }
 
     /// The size of the payload of a group in bytes.
@@ -190,14 +219,7 @@ impl<P: Payload> Base<P> {
     /// The general case of [`shape`](Self::shape): several writes, or one that is split.
     #[inline(never)]
     fn shape_all(&mut self, writes: &mut [Write<P>], seq: Seq, tag: u64) -> Result<(), Refusal> {
-        let mut request_count_max: u64 = 0;
-        for write in writes.iter() {
-            let count = self.topology.request_count_max(write.blocks);
-            request_count_max = request_count_max.saturating_add(count);
-        }
-        if request_count_max > u64::from(GROUP_ENTRIES_MAX) {
-            return Err(Refusal::TooManyEntries);
-        }
+        self.check_request_count(writes.iter().map(|write| write.blocks))?;
         for write in writes {
             self.shape_one(write, seq, tag);
         }

@@ -286,6 +286,19 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// [`Refusal`] names the bound that the group exceeds, or the failure of the stream.
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal>;
 
+    /// Checks whether a group of one write of `blocks` blocks at volume block `lba` fits into all
+    /// bounds once nothing else is in flight. With `durable`, the group is durable, and each drive
+    /// may need a FLUSH. The caller has checked that the blocks lie within the volume. Nothing
+    /// changes.
+    ///
+    /// # Errors
+    /// The refusal that [`admit`](Self::admit) would return for such a group; never
+    /// [`Refusal::Full`].
+    fn check_write(&self, lba: u64, blocks: u32, durable: bool) -> Result<(), Refusal> {
+        let _ = durable;
+        self.base().check_write(lba, blocks)
+    }
+
     /// Takes the next request that may go to `server` now. The caller must send it.
     fn next_request(&mut self, server: u16) -> Option<Dispatch> {
         let id = self.base_mut().queues[usize::from(server)].pop_front()?;

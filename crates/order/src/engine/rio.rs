@@ -36,7 +36,7 @@ use super::{
     Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, OrderedDispatch, Payload,
     Refusal, RequestId, Write,
 };
-use crate::attribute::{Attribute, Kind, Seq};
+use crate::attribute::{Attribute, GROUP_ENTRIES_MAX, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
 
@@ -283,6 +283,28 @@ impl<P: Payload> Engine<P> for Rio<P> {
         self.last_tag = tag;
         let flush = if durable { GroupFlush::Requested } else { GroupFlush::No };
         Ok(self.admit_shaped(flush, bytes))
+    }
+
+    fn check_write(&self, lba: u64, blocks: u32, durable: bool) -> Result<(), Refusal> {
+        let base = &self.base;
+        base.check_write(lba, blocks)?;
+        let mut new_entries = alloc::vec![0; base.topology.servers().len()];
+        let mut is_written = alloc::vec![false; base.topology.members().len()];
+        base.topology.for_each_extent(lba, blocks, |extent| {
+            new_entries[usize::from(base.topology.member(extent.member).server)] += 1;
+            is_written[usize::from(extent.member.0)] = true;
+        });
+        if durable {
+            // Each drive with a volatile cache may be dirty by then, and need a flush entry.
+            for (member, is_written) in base.topology.members().iter().zip(is_written) {
+                new_entries[usize::from(member.server)] +=
+                    u32::from(member.volatile && !is_written);
+            }
+        }
+        if new_entries.iter().sum::<u32>() > u32::from(GROUP_ENTRIES_MAX) {
+            return Err(Refusal::TooManyEntries);
+        }
+        self.credits.check_space(&new_entries, |_| 0)
     }
 
     fn next_request(&mut self, server: u16) -> Option<Dispatch> {

@@ -327,6 +327,50 @@ fn t14_a_group_as_large_as_the_bound_is_taken() {
     }
 }
 
+/// A write that is checked before is refused there, and only there, where its admission is.
+#[test]
+fn t13_a_check_of_a_write_answers_as_its_admission() {
+    let limits = Limits { kept_bytes_max: 60 * 4096, ..Limits::default() };
+    let mut refusals = BTreeSet::new();
+    for kind in EngineKind::ALL {
+        for (volatile, per_server) in
+            [(&[true][..], 1), (&[false; 3][..], 1), (&[true, false, true, true][..], 2)]
+        {
+            for (slots, unit, blocks) in [(4, 4, 48), (9, 4, 64), (9, 16, 64), (64, 1, 64)] {
+                for (lba, blocks) in (0..9).flat_map(|lba| (1..=blocks).map(move |n| (lba, n))) {
+                    let topology = topology(volatile, per_server, slots, unit);
+                    let mut engine = engine::<Piece>(kind, topology, limits);
+                    let checked = engine.check_write(lba, blocks, false);
+                    let admitted = engine.admit(&mut [write(lba, blocks)], 0, false).map(drop);
+                    assert_eq!(
+                        checked, admitted,
+                        "{kind} {volatile:?} {slots} {unit}: {lba} {blocks}"
+                    );
+                    refusals.extend(checked.err().map(|refusal| alloc::format!("{refusal:?}")));
+                }
+            }
+        }
+    }
+    assert!(refusals.len() >= 3, "memory, and the log of either server: {refusals:?}");
+
+    // A durable group may have to flush a drive that it does not write.
+    for (slots, expected) in [(3, Err(Refusal::TooLarge(Bound::Log { server: 0 }))), (4, Ok(()))] {
+        let topology = topology(&[true, true], 2, slots, 4);
+        let engine = rio::Rio::<Piece>::new(topology, Limits::default());
+        assert_eq!(engine.check_write(0, 1, true), expected);
+    }
+
+    let member =
+        MemberInfo { server: 0, start: 8, blocks: 1 << 40, request_blocks_max: 1, volatile: true };
+    let topology = Topology::new(vec![member], vec![ServerInfo { slots: 64 }], 64).unwrap();
+    let limits = Limits { kept_bytes_max: u64::MAX, ..Limits::default() };
+    let mut engine = rio::Rio::<Piece>::new(topology, limits);
+    assert_eq!(engine.check_write(0, 1 << 20, false), Err(Refusal::TooManyEntries));
+    let failure = Failure { seq: Seq(1), member: Member(0), flush: false, cause: Cause::Changed };
+    engine.poison(failure);
+    assert_eq!(engine.check_write(0, 1, false), Err(Refusal::Poisoned(failure)));
+}
+
 #[test]
 fn t6_a_group_has_as_many_entries_as_can_be_numbered() {
     let limits = Limits { merge: false, ..Limits::default() };

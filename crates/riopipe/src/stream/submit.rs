@@ -37,21 +37,37 @@ impl Stream {
     /// Checks the staged group: each write must lie in the volume. If there is an ownership checker, the
     /// group must also keep the caller's declarations about blocks.
     fn check_staged(&mut self) -> Result<(), SubmitErrorKind> {
-        let volume_blocks = self.volume.topology.blocks();
         let writes = &self.staged.get_mut().writes;
         for write in writes {
-            let (lba, blocks) = (write.lba, write.blocks);
-            let end = lba.checked_add(u64::from(blocks));
-            let is_in_volume = end.is_some_and(|end| end <= volume_blocks);
-            if blocks == 0 || !is_in_volume {
-                return Err(SubmitErrorKind::OutOfRange { lba, blocks, volume: volume_blocks });
-            }
+            check_range(&self.volume, write.lba, write.blocks)?;
         }
         if let Some(checker) = &self.volume.ownership_checker {
             let extents = writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh()));
             lock(checker).check(self.id, extents)?;
         }
         Ok(())
+    }
+
+    /// Checks whether the stream can take a group of one write of `blocks` blocks at volume block
+    /// `lba`, once all earlier groups are released: whether the group fits into the targets' logs
+    /// and into [`kept_bytes_max`](crate::StreamOptions::kept_bytes_max). With `durable`, the group
+    /// is submitted as durable, and each drive may need a FLUSH. Nothing is submitted or waited
+    /// for, so a program can check all of its groups before it overwrites anything.
+    ///
+    /// # Errors
+    /// The error of [`Group::submit`](crate::Group::submit) for such a group; never
+    /// [`SubmitErrorKind::Full`].
+    pub fn check_write(
+        &mut self,
+        lba: u64,
+        blocks: u32,
+        durable: bool,
+    ) -> Result<(), SubmitErrorKind> {
+        check_range(&self.volume, lba, blocks)?;
+        let Self { shell, handle, volume, background, .. } = self;
+        let mut shell = OwnerCall::begin(shell, handle, background);
+        let checked = shell.driver.check_write(lba, blocks, durable);
+        checked.map_err(|refusal| submit_error(refusal, &mut shell, volume))
     }
 
     /// Submits the staged group. `durable` requests a FLUSH after it.
@@ -141,6 +157,16 @@ impl Stream {
         let staged = self.staged.get_mut();
         staged.writes.clear();
         SubmitError { kind, bufs: std::mem::take(&mut staged.bufs) }
+    }
+}
+
+/// Checks whether a write lies within the volume.
+fn check_range(volume: &OpenVolume, lba: u64, blocks: u32) -> Result<(), SubmitErrorKind> {
+    let volume = volume.topology.blocks();
+    let is_in_volume = lba.checked_add(u64::from(blocks)).is_some_and(|end| end <= volume);
+    match blocks > 0 && is_in_volume {
+        true => Ok(()),
+        false => Err(SubmitErrorKind::OutOfRange { lba, blocks, volume }),
     }
 }
 

@@ -228,6 +228,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.engine.admit(writes, tag, durable)
     }
 
+    /// Checks whether a group of one write fits into all bounds once nothing else is in flight.
+    ///
+    /// # Errors
+    /// See [`Engine::check_write`].
+    pub fn check_write(&self, lba: u64, blocks: u32, durable: bool) -> Result<(), Refusal> {
+        self.engine.check_write(lba, blocks, durable)
+    }
+
     /// Turns requests that may be sent now into commands in the outboxes, and drives connections
     /// that are being set up.
     pub fn pump(&mut self, now: u64) {

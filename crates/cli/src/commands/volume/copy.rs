@@ -2,7 +2,11 @@
 //! read
 //! verify`: a local file in a volume.
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use riopipe::SubmitErrorKind;
 use riopipe_lab::{terminal::Terminal, units};
@@ -12,11 +16,12 @@ use super::with_store;
 use crate::{
     args::volume::{Read, Verify, Write},
     failure::{Code, Failure},
-    file_copy::{self, Comparison, CopyError, Watch},
+    file_copy::{self, Comparison, CopyError, Source, Watch, WriteOptions},
     file_header::Header,
     interrupt::Interrupt,
     output::{Output, Report},
     progress::Progress,
+    standard_stream::StandardStream,
     volume_store::StoreError,
 };
 
@@ -24,8 +29,13 @@ pub(super) fn write(args: &Write, output: &Output) -> Result<(), Failure> {
     let (copied, engine, seconds) = with_store(&args.open, output, |store, volume, interrupt| {
         let mut watch = Bar::new(output, "writing", interrupt);
         let begun = Instant::now();
-        let group = args.group as usize;
-        let copied = file_copy::write(store, &args.file, group, args.force, &mut watch)
+        let options = WriteOptions {
+            name: args.stored_name.clone(),
+            group_bytes: args.group as usize,
+            force: args.force,
+        };
+        let copied = open(&args.file)
+            .and_then(|mut source| file_copy::write(store, &mut source, &options, &mut watch))
             .map_err(|error| copy_failure(&error))?;
         Ok((copied, volume.engine(), begun.elapsed().as_secs_f64()))
     })?;
@@ -47,12 +57,18 @@ pub(super) fn read(args: &Read, output: &Output) -> Result<(), Failure> {
         with_store(&args.open, output, |store, volume, interrupt| {
             let mut watch = Bar::new(output, "reading", interrupt);
             let begun = Instant::now();
-            let (copied, path) =
-                file_copy::read(store, args.file.as_deref(), args.force, &mut watch)
-                    .map_err(|error| copy_failure(&error))?;
+            let read = match args.file.as_deref().filter(|path| is_standard(path)) {
+                Some(path) => StandardStream::of(&io::stdout())
+                    .map_err(CopyError::Output)
+                    .and_then(|mut stdout| file_copy::read_to(store, &mut stdout, &mut watch))
+                    .map(|copied| (copied, path.to_owned())),
+                None => file_copy::read(store, args.file.as_deref(), args.force, &mut watch),
+            };
+            let (copied, path) = read.map_err(|error| copy_failure(&error))?;
             Ok((copied, path, volume.engine(), begun.elapsed().as_secs_f64()))
         })?;
-    output.result(&Transfer {
+    let is_beside_bytes = is_standard(&path);
+    let result = Transfer {
         schema: "rio-volume-read/1",
         volume: args.open.name.clone(),
         engine: engine.name(),
@@ -62,13 +78,24 @@ pub(super) fn read(args: &Read, output: &Output) -> Result<(), Failure> {
         seconds,
         bytes_per_s: rate(copied.header.length, seconds),
         written: false,
-    })
+    };
+    match is_beside_bytes {
+        true => {
+            output.result_beside_bytes(&result);
+            Ok(())
+        }
+        false => output.result(&result),
+    }
 }
 
 pub(super) fn verify(args: &Verify, output: &Output) -> Result<(), Failure> {
     let comparison = with_store(&args.open, output, |store, _, interrupt| {
         let mut watch = Bar::new(output, "comparing", interrupt);
-        file_copy::verify(store, args.file.as_deref(), &mut watch)
+        args.file
+            .as_deref()
+            .map(open)
+            .transpose()
+            .and_then(|mut local| file_copy::verify(store, local.as_mut(), &mut watch))
             .map_err(|error| copy_failure(&error))
     })?;
     let verified = Verified {
@@ -89,6 +116,21 @@ pub(super) fn verify(args: &Verify, output: &Output) -> Result<(), Failure> {
     }
 }
 
+/// Whether this path stands for standard input or output.
+fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Opens a file, or standard input.
+fn open(path: &Path) -> Result<Source, CopyError<StoreError>> {
+    match is_standard(path) {
+        false => Source::open(path),
+        true => StandardStream::of(&io::stdin())
+            .map(|stdin| Source::stream(Path::new("standard input"), stdin))
+            .map_err(|source| CopyError::Source { path: path.to_owned(), source }),
+    }
+}
+
 fn difference(args: &Verify, comparison: &Comparison) -> String {
     let name = comparison.header.name.to_string_lossy();
     let volume = &args.open.name;
@@ -106,34 +148,63 @@ fn difference(args: &Verify, comparison: &Comparison) -> String {
 /// The exit code of a failed copy.
 pub(crate) fn copy_failure(error: &CopyError<StoreError>) -> Failure {
     let code = match error {
+        CopyError::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => Code::Unread,
         CopyError::Source { .. }
         | CopyError::NotAFile(_)
         | CopyError::Name(_)
         | CopyError::Changed { .. }
+        | CopyError::Output(_)
         | CopyError::Exists(_)
         | CopyError::Irreplaceable(_)
         | CopyError::ChangedWhileCompared { .. }
         | CopyError::Destination { .. }
         | CopyError::Folder { .. } => Code::Failed,
-        CopyError::TooLarge { .. } | CopyError::Foreign | CopyError::Newer(_) => Code::Volume,
+        CopyError::TooLarge { .. }
+        | CopyError::TooLong { .. }
+        | CopyError::Foreign
+        | CopyError::Newer(_) => Code::Volume,
         CopyError::Damaged(_)
         | CopyError::NoFile
         | CopyError::Unfinished(_)
-        | CopyError::Checksum { .. } => Code::Differs,
+        | CopyError::Checksum { .. }
+        | CopyError::ChecksumOfStream { .. } => Code::Differs,
         CopyError::Interrupted => Code::Interrupted,
-        CopyError::Store(
-            StoreError::Buf(_)
-            | StoreError::Submit(SubmitErrorKind::TooLarge(_) | SubmitErrorKind::TooManyEntries),
-        ) => Code::Usage,
-        CopyError::Store(_) => Code::Storage,
+        CopyError::Group {
+            source:
+                StoreError::Submit(SubmitErrorKind::TooLarge(_) | SubmitErrorKind::TooManyEntries),
+            ..
+        } => Code::Usage,
+        CopyError::Group { .. } | CopyError::Store(_) => Code::Storage,
     };
     let failure = Failure::new(code, error.to_string());
     match error {
         CopyError::Foreign => failure.hint(
             "if nothing there is needed, `rio volume write --force` overwrites it with a file",
         ),
-        CopyError::Store(_) if code == Code::Usage => failure.hint("give a smaller --group"),
+        CopyError::Group { fits: Some(fits), .. } if code == Code::Usage => {
+            failure.hint(format!("--group {} fits", size_option(*fits)))
+        }
+        CopyError::Group { fits: None, .. } if code == Code::Usage => {
+            failure.hint("no size fits: create the volume with more --slots, or with a larger log")
+        }
+        CopyError::NotAFile(path) => failure.hint(format!(
+            "to copy a device or a pipe, let the shell open it: `rio volume write … - < {}`",
+            path.display()
+        )),
+        CopyError::Name(_) => failure.hint("--name gives the file another name in the volume"),
+        CopyError::Irreplaceable(path) => failure.hint(format!(
+            "to write into a device or a pipe, let the shell open it: `rio volume read … - > {}`",
+            path.display()
+        )),
         _ => failure,
+    }
+}
+
+/// A number of bytes, whole blocks, as an option takes it.
+fn size_option(bytes: usize) -> String {
+    match bytes.is_multiple_of(1 << 20) {
+        true => format!("{}M", bytes >> 20),
+        false => format!("{}K", bytes >> 10),
     }
 }
 
@@ -156,10 +227,12 @@ impl<'a> Bar<'a> {
 }
 
 impl Watch for Bar<'_> {
-    fn progress(&mut self, done: u64, total: u64) {
-        self.progress
-            .get_or_insert_with(|| Progress::bytes(self.output, self.what, total))
-            .at(done);
+    fn progress(&mut self, done: u64, total: Option<u64>) {
+        let new = || match total {
+            Some(total) => Progress::bytes(self.output, self.what, total),
+            None => Progress::bytes_without_total(self.output, self.what),
+        };
+        self.progress.get_or_insert_with(new).at(done);
     }
 
     fn stop(&self) -> bool {
@@ -206,9 +279,17 @@ impl Report for Transfer {
         let rate = units::bytes(self.bytes_per_s as u64);
         let (volume, path) = (&self.volume, self.path.display());
         let what = match self.written {
+            true if is_standard(&self.path) => format!(
+                "standard input is on volume {volume:?} as {:?}: {size} in {} ordered groups",
+                self.file.name, self.groups
+            ),
             true => {
                 format!("{path} is on volume {volume:?}: {size} in {} ordered groups", self.groups)
             }
+            false if is_standard(&self.path) => format!(
+                "{:?} of volume {volume:?} went to standard output: {size}, checksum right",
+                self.file.name
+            ),
             false => format!("{path} is back from volume {volume:?}: {size}, checksum right"),
         };
         format!("{what}, {:.1} s, {rate}/s\n", self.seconds)

@@ -180,6 +180,14 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         Ok(seq)
     }
 
+    /// Checks whether a group of one write fits into all bounds once nothing else is in flight.
+    ///
+    /// # Errors
+    /// See [`Engine::check_write`](riopipe_order::engine::Engine::check_write).
+    pub fn check_write(&self, lba: u64, blocks: u32, durable: bool) -> Result<(), Refusal> {
+        self.session.check_write(lba, blocks, durable)
+    }
+
     /// Whether the groups admitted since the last [`pump`](Self::pump) should be sent now, without
     /// a request of the owner: one of them is durable, or there are `UNSENT_GROUPS_MAX` of them.
     #[inline]
