@@ -23,9 +23,10 @@ pub mod stage_table;
 mod standard_stream;
 pub mod volume_store;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use clap::Parser;
+use signal_hook::consts::SIGXFSZ;
 
 use crate::{args::Cli, output::Output};
 
@@ -41,6 +42,9 @@ pub fn main() -> ExitCode {
         }
     };
     logging::start(&cli);
+    // A write beyond a limit on the size of files is then an error of that write (EFBIG). The
+    // signal's default ends the process. Without the handler only that default remains.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let output = Output::new(&cli.global);
     let code = match commands::run(cli.command, &output) {
         Ok(()) => ExitCode::SUCCESS,

@@ -19,6 +19,7 @@ mod mapping;
 mod medium;
 mod mem;
 mod open;
+mod page_fault;
 mod persist;
 mod request;
 pub mod spec;

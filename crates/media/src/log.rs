@@ -331,9 +331,8 @@ impl LogStore {
         self.survival
     }
 
-    /// Checks that the file still exists with its full size. It is to be called now and then: a
-    /// store to a mapping of a truncated file ends the process (SIGBUS), and a store into a deleted
-    /// file is lost.
+    /// Checks that the file still exists with its full size. It is to be called now and then,
+    /// because a store into a deleted file is lost.
     ///
     /// # Errors
     /// [`Gone`], with the change of the file.
@@ -452,6 +451,13 @@ impl Region for LogPart {
         match &self.region {
             PartRegion::Mapped(part) => part.read(offset, into),
             PartRegion::Blocks(part) => part.read(offset, into),
+        }
+    }
+
+    fn check(&self) -> Result<(), RegionError> {
+        match &self.region {
+            PartRegion::Mapped(part) => part.check(),
+            PartRegion::Blocks(part) => part.check(),
         }
     }
 

@@ -11,6 +11,8 @@ use rustix::mm::{
     Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
 };
 
+use crate::page_fault::Guard;
+
 /// Size of a huge page in bytes, on x86-64 and on arm64 with 4 KiB pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
@@ -21,6 +23,8 @@ const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// The guard of a mapped file.
+    guard: Option<Guard>,
 }
 
 // SAFETY: a mapping is plain memory, valid on every thread until the drop.
@@ -35,7 +39,7 @@ impl Mapping {
     pub(crate) fn huge(len: usize) -> io::Result<Mapping> {
         let len = len.next_multiple_of(HUGE_PAGE_BYTES);
         let start = map_private(len, MapFlags::HUGETLB | MapFlags::POPULATE)?;
-        Ok(Mapping { start, len })
+        Ok(Mapping { start, len, guard: None })
     }
 
     /// Zeroed memory of at least `len` bytes, allocated at its first use (or by
@@ -65,7 +69,7 @@ impl Mapping {
         // SAFETY: the range is the mapping. The call is only advice. It fails on a kernel without
         // transparent huge pages, which is harmless.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
-        Ok(Mapping { start, len })
+        Ok(Mapping { start, len, guard: None })
     }
 
     /// Allocates the memory of the first `len` bytes now, because a page fault later costs 9 µs:
@@ -104,7 +108,9 @@ impl Mapping {
         }
     }
 
-    /// Maps the first `len` bytes of `file`, shared with the file.
+    /// Maps the first `len` bytes of `file`, shared with the file, which must stay open as long as
+    /// the mapping exists. An access that fails does not end the process
+    /// ([`has_faulted`](Self::has_faulted)).
     ///
     /// `map_sync` asks for MAP_SYNC: a store is then durable once its cache line has left the CPU's
     /// caches. Only a DAX file system supports it. Others answer EOPNOTSUPP, or EINVAL on old
@@ -116,7 +122,15 @@ impl Mapping {
         } | MapFlags::POPULATE;
         // SAFETY: a new mapping at an address that the kernel chooses overlaps nothing.
         let start = unsafe { mmap(ptr::null_mut(), len, READ_WRITE, flags, file, 0) }?;
-        Ok(Mapping { start: not_null(start)?, len })
+        let mut mapping = Mapping { start: not_null(start)?, len, guard: None };
+        mapping.guard = Some(Guard::new(mapping.start(), len, file)?);
+        Ok(mapping)
+    }
+
+    /// Whether an access to the mapped file has failed. Its content then differs from the file's.
+    #[inline]
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guard::has_faulted)
     }
 
     /// The address of the first byte.
@@ -129,8 +143,11 @@ impl Mapping {
         self.len
     }
 
-    /// Writes a shared mapping back to its file and waits.
+    /// Writes a shared mapping back to its file and waits. Fails if an access has failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        if self.has_faulted() {
+            return Err(Errno::IO.into());
+        }
         // SAFETY: the range is the mapping.
         Ok(unsafe { msync(self.start.as_ptr().cast(), self.len, MsyncFlags::SYNC) }?)
     }
@@ -138,6 +155,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // From here on the addresses may belong to another mapping.
+        self.guard = None;
         // SAFETY: the mapping was created with this start and length (or cut to them), and the
         // users of the pointers keep the mapping alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };

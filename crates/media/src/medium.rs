@@ -92,8 +92,7 @@ pub(crate) enum Reserve {
     No,
     /// Space is reserved if a size is given and the file system can do it.
     Try,
-    /// Space must be reserved. On a full disk, a store to a hole of a mapped file ends the process
-    /// (SIGBUS).
+    /// Space must be reserved. On a full disk, a store to a hole of a mapped file is lost (SIGBUS).
     Must,
 }
 

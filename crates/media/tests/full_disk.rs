@@ -40,8 +40,33 @@ fn fills_up(dir: &Path, space: u64) {
         drop((queue, drive));
         std::fs::remove_file(&path).unwrap();
     }
+    modelled_fills_up(&path, space);
     let log = open_log(&format!("file:{name},size={}", 2 * space)).err().unwrap();
     assert!(log.to_string().contains("reserve its space"), "{log}");
+}
+
+/// A modelled drive in an existing file, whose space is not reserved.
+fn modelled_fills_up(path: &Path, space: u64) {
+    for profile in ["flash", "optane"] {
+        let file = std::fs::File::create_new(path).unwrap();
+        if file.set_len(2 * space).is_err() {
+            // Under RLIMIT_FSIZE even a hole is too long.
+            return std::fs::remove_file(path).unwrap();
+        }
+        let drive = open_drive(&format!("ssd:{profile},file={}", path.display())).unwrap();
+        let mut queue = Blocking::new(&*drive).unwrap();
+        queue.write(0, &[1; BLOCK_BYTES]).unwrap();
+        let (lba, error) = (1..drive.geometry().blocks)
+            .find_map(|lba| Some((lba, queue.write(lba, &[2; BLOCK_BYTES]).err()?)))
+            .expect("a full disk fails a write");
+        assert!(matches!(error.cause(), Cause::NoSpace(_)), "{error}");
+        assert_eq!(queue.read(0, 1).unwrap()[..], [1; BLOCK_BYTES]);
+        queue.write_zeroes(lba, 1).unwrap();
+        queue.deallocate(lba, 1).unwrap();
+        assert_eq!(queue.read(lba, 1).unwrap()[..], [0; BLOCK_BYTES]);
+        drop((queue, drive));
+        std::fs::remove_file(path).unwrap();
+    }
 }
 
 #[test]

@@ -35,6 +35,15 @@ pub trait Region {
     /// Copies the bytes at `offset` into `into`. They are as last written, fenced or not.
     fn read(&self, offset: usize, into: &mut [u8]);
 
+    /// Checks that everything read so far is the content of the medium.
+    ///
+    /// # Errors
+    ///
+    /// The medium has failed, so that some of it may be something else.
+    fn check(&self) -> Result<(), RegionError> {
+        Ok(())
+    }
+
     /// Writes bytes at `offset`. They are durable after the next [`fence`](Self::fence). After a
     /// crash before that fence, each aligned 8-byte word is old or new, in any combination.
     fn write(&mut self, offset: usize, bytes: &[u8]);

@@ -2,13 +2,15 @@
 
 mod common;
 
+use std::cell::Cell;
+
 use common::{ID, MARK, MARKS, ORIGIN, append_all, crc32c, fresh, reopen, seqs, write};
 use riopipe_order::attribute::{Attribute, Flags, Kind, Member, Seq, StreamId, VolumeId};
 use riopipe_order::entry::{Origin, PartitionId, Position};
 use riopipe_order::ordering_log::{
     AppendError, BindError, Damage, LogError, StreamLog, partition_bytes,
 };
-use riopipe_order::region::{MemRegion, Region};
+use riopipe_order::region::{MemRegion, Region, RegionError};
 
 #[test]
 fn what_was_appended_is_found() {
@@ -475,4 +477,55 @@ fn t19_entries_of_a_binding_that_the_marks_do_not_know_are_noticed() {
             "{newer:?}"
         );
     }
+}
+
+/// A region whose medium loses its content while it is read.
+struct Failing<'a> {
+    region: &'a mut MemRegion,
+    has_failed: Cell<bool>,
+}
+
+impl Region for Failing<'_> {
+    fn len(&self) -> usize {
+        self.region.len()
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) {
+        match self.has_failed.get() {
+            true => into.fill(0),
+            false => self.region.read(offset, into),
+        }
+    }
+
+    fn check(&self) -> Result<(), RegionError> {
+        match self.has_failed.get() {
+            true => Err(RegionError::new("its pages are gone")),
+            false => Ok(()),
+        }
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.region.write(offset, bytes);
+    }
+
+    fn write_word(&mut self, offset: usize, value: u64) {
+        self.region.write_word(offset, value);
+    }
+
+    fn fence(&mut self) -> Result<(), RegionError> {
+        self.region.fence()
+    }
+}
+
+#[test]
+fn t19_a_medium_that_fails_while_it_is_read_is_not_taken_for_an_empty_log() {
+    let mut log = fresh(8);
+    append_all(&mut log, 1..=3);
+    log.fence().unwrap();
+    let mut region = log.into_region();
+    let failing = Failing { region: &mut region, has_failed: Cell::new(false) };
+    let (log, scan) = StreamLog::open(failing, ID, crc32c).unwrap();
+    assert_eq!(scan.entries.len(), 3);
+    log.region().has_failed.set(true);
+    assert!(matches!(log.scan(), Err(LogError::Region(_))), "{:?}", log.scan());
 }

@@ -18,6 +18,12 @@ impl fmt::Display for StatusText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match status::meaning(self.0) {
             Some(meaning) => f.write_str(meaning),
+            None if self.0.code() == Status::CAPACITY_EXCEEDED.code() => write!(
+                f,
+                "{}: the target has no space left for the drive (its file system or a quota is \
+                 full): free space there",
+                self.0
+            ),
             None => fmt::Display::fmt(&self.0, f),
         }
     }

@@ -33,6 +33,9 @@ pub enum LogOpenError {
     Part(#[from] riopipe_media::PartError),
 }
 
+/// The error of a log whose file has disappeared.
+const GONE: &str = "its file has been deleted, replaced or cut short";
+
 /// A part of the log that fails after the log's file has disappeared.
 pub(crate) struct WatchedPart {
     part: LogPart,
@@ -50,6 +53,13 @@ impl Region for WatchedPart {
         self.part.read(offset, into);
     }
 
+    fn check(&self) -> Result<(), RegionError> {
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(RegionError::new(GONE));
+        }
+        self.part.check()
+    }
+
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.part.write(offset, bytes);
@@ -63,7 +73,7 @@ impl Region for WatchedPart {
     #[inline]
     fn fence(&mut self) -> Result<(), RegionError> {
         if self.is_gone.load(Ordering::Relaxed) {
-            return Err(RegionError::new("its file has been deleted, replaced or cut short"));
+            return Err(RegionError::new(GONE));
         }
         self.part.fence()
     }

@@ -9,6 +9,7 @@ mod serve;
 mod site;
 mod stat;
 mod streams;
+mod storage_faults;
 mod unread;
 mod volume_stat;
 mod volumes;

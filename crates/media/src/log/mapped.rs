@@ -15,12 +15,16 @@ use crate::mapping::Mapping;
 use crate::medium::Medium;
 use crate::persist::Persist;
 
+/// The error after an access to a mapped file has failed.
+pub(super) const FAULT: &str = "a page of its file could not be read or written: its file system \
+                                is full, its disk has failed, or the file was cut short";
+
 /// A log's mapping, shared by its parts.
 pub(super) struct SharedMapping {
     pub(super) mapping: Mapping,
     /// How stores to the mapping are made durable.
     pub(super) persist: Persist,
-    /// The medium stays locked as long as any part exists.
+    /// The medium stays open and locked as long as any part exists. It is dropped after the mapping.
     pub(super) medium: Option<Medium>,
 }
 
@@ -113,6 +117,14 @@ impl Memory for MappedMemory {
     fn order_stores(&mut self) {
         // The kernel and all other readers of the file see the stores of this CPU in program order.
         compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), RegionError> {
+        match self.shared.mapping.has_faulted() {
+            false => Ok(()),
+            true => Err(RegionError::new(FAULT)),
+        }
     }
 
     fn sync(&mut self) -> Result<(), RegionError> {

@@ -19,6 +19,7 @@ use crate::buf::AlignedBuf;
 use crate::copy::copy_block;
 use crate::error::cause_of;
 use crate::mapping::Mapping;
+use crate::medium::allocate;
 
 /// A frame's number. [`ZEROES`] stands for a block of zeroes that needs no frame.
 pub(crate) type Frame = u32;
@@ -164,6 +165,17 @@ impl BlockFile {
         self.file.write_all_at(&content.0, offset).map_err(|error| self.cause(&error))
     }
 
+    /// Makes a block read as zeroes. On a full disk a hole does that, which needs no space. Without
+    /// it, a stream whose write found no space could never be undone (P8, T10).
+    fn write_zeroes(&self, lba: u64) -> Result<(), Cause> {
+        self.write(lba, &BlockBytes([0; BLOCK_BYTES])).or_else(|cause| {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let offset = lba * BLOCK_BYTES as u64;
+            let punched = allocate(&self.file, mode, offset, BLOCK_BYTES as u64);
+            if matches!(cause, Cause::NoSpace(_)) && punched.is_ok() { Ok(()) } else { Err(cause) }
+        })
+    }
+
     /// The cause that an error of the system stands for.
     #[cold]
     fn cause(&self, error: &io::Error) -> Cause {
@@ -232,10 +244,17 @@ impl Pages for DrivePages {
             }
             NewestContents::InFile(file) => file,
         };
-        let mut new_content = BlockBytes([0; BLOCK_BYTES]);
-        self.frames.memory().copy_out(page, &mut new_content.0);
+        let frames = Arc::clone(self.frames.memory());
+        let write_new = || match page {
+            ZEROES => file.write_zeroes(lba),
+            page => {
+                let mut content = BlockBytes([0; BLOCK_BYTES]);
+                frames.copy_out(page, &mut content.0);
+                file.write(lba, &content)
+            }
+        };
         if !keep_old {
-            file.write(lba, &new_content).map_err(ExchangeError::Medium)?;
+            write_new().map_err(ExchangeError::Medium)?;
             return Ok(page);
         }
         let mut old_content = [0; BLOCK_BYTES];
@@ -247,7 +266,7 @@ impl Pages for DrivePages {
             ZEROES => self.frames.allocate().ok_or(ExchangeError::OutOfPages)?,
             page => page,
         };
-        if let Err(cause) = file.write(lba, &new_content) {
+        if let Err(cause) = write_new() {
             if page == ZEROES {
                 self.frames.release(frame_for_old);
             }

@@ -67,6 +67,14 @@ pub trait Memory {
     /// Orders later stores after earlier ones, for all observers.
     fn order_stores(&mut self);
 
+    /// Checks that no access to the memory has failed so far.
+    ///
+    /// # Errors
+    /// The content is not that of the file any more.
+    fn check(&self) -> Result<(), RegionError> {
+        Ok(())
+    }
+
     /// Writes the whole file back and waits, so that it survives a power cut.
     ///
     /// # Errors
@@ -149,6 +157,10 @@ impl<M: Memory> Region for MappedPart<M> {
         self.memory.load_all(offset, into);
     }
 
+    fn check(&self) -> Result<(), RegionError> {
+        self.memory.check()
+    }
+
     #[inline]
     fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.check_words(offset, bytes.len());
@@ -168,9 +180,9 @@ impl<M: Memory> Region for MappedPart<M> {
         match self.memory.persist() {
             Persist::Stores => self.memory.order_stores(),
             Persist::Lines => self.memory.drain(),
-            Persist::Sync => return self.memory.sync(),
+            Persist::Sync => self.memory.sync()?,
         }
-        Ok(())
+        self.memory.check()
     }
 
     /// Writes back the whole file. That costs little more than to write back the part alone,

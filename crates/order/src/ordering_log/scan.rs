@@ -204,6 +204,8 @@ pub(crate) fn scan<R: Region>(
             });
         }
     }
+    // An empty slot that the medium does not hold would make recovery undo durable groups.
+    region.check()?;
     check_durable_entries(mark, &slots, proven_durable)?;
     Ok((found, slots))
 }
