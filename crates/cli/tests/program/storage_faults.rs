@@ -106,7 +106,8 @@ fn groups_before_a_full_disk_can_be_read() {
     let (target, printed) = served(target);
     volume(folder, &printed, &["create", "v"]).ok();
     let member: MemberAddr = printed["addresses"][0].as_str().unwrap().parse().unwrap();
-    let (opened, _) = Volume::open("v", &[member.clone()], &OpenOptions::default()).unwrap();
+    let (opened, _) =
+        Volume::open("v", std::slice::from_ref(&member), &OpenOptions::default()).unwrap();
     let mut stream = opened.stream(0, &StreamOptions::default()).unwrap();
     let bytes = 64 << 10;
     let mut durable = 0;
