@@ -71,7 +71,8 @@ pub fn attach_failure(error: &AttachError) -> Failure {
     }
 }
 
-fn call_code(error: &CallError) -> Code {
+/// The exit code of a request that a target refused, or did not answer.
+pub(crate) fn call_code(error: &CallError) -> Code {
     match error {
         CallError::Status(_) => Code::Volume,
         _ => Code::Connection,
@@ -94,6 +95,14 @@ pub fn create_failure(name: &str, error: &CreateError) -> Failure {
         }
         CreateError::UnreadableLabel { .. } => failure.hint(
             "--force gives up the volume that the drive may belong to, with all that is on it",
+        ),
+        CreateError::HoldsData { .. } => failure.hint(
+            "check that this is the right drive; --force erases what it holds, and creates the volume",
+        ),
+        CreateError::LogTooSmall { .. } | CreateError::LogDirectoryFull { .. } => failure.hint(
+            "each stream needs 256 + 64 × slots bytes, rounded up to 4096 (--streams, --slots). \
+             `rio volume list -m TARGET` names the volumes in the log, `rio volume delete NAME|ID` \
+             frees the space of one",
         ),
         CreateError::Engine { lack: Lack::Log, .. } => {
             failure.hint("`rio target serve --log` gives a target an ordering log")

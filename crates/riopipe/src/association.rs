@@ -81,6 +81,11 @@ impl Targets {
         self.addrs[target].target()
     }
 
+    /// The address of a drive.
+    pub(crate) fn member_at(&self, place: MemberPlace) -> MemberAddr {
+        MemberAddr { nsid: place.nsid, ..self.addrs[place.target].clone() }
+    }
+
     /// The namespaces that a target has, for error messages.
     pub(crate) fn nsids(&self, target: usize) -> Vec<u32> {
         let nsids = |association: &mut Association<Page>| {

@@ -35,8 +35,9 @@ pub struct CreateOptions {
     pub engine: Option<EngineKind>,
     /// Log slots for each stream on each target. 0: as many as fit.
     pub slots: u32,
-    /// Use drives that belong to a volume already: that volume, and all its data, are lost, also if
-    /// it waits for recovery. A volume that has an owner is refused. The logs of the targets given
+    /// Use drives that are in use. What a drive holds, such as a file system, is lost, and its
+    /// signatures are erased. If a drive belongs to a volume already, that volume and all its data
+    /// are lost, also if it waits for recovery. A volume that has an owner is refused. The logs of the targets given
     /// here forget the old volume once the new labels are written, or before that where the log has
     /// no space for both or the old volume waits for recovery. A creation that fails after that may
     /// have dropped the old volume's log already.
@@ -150,6 +151,9 @@ fn create_error(
         VolumeCreateError::UnreadableLabel { member, error } => {
             CreateError::UnreadableLabel { member: addr(member), error }
         }
+        VolumeCreateError::HoldsData { member, content } => {
+            CreateError::HoldsData { member: addr(member), content }
+        }
         VolumeCreateError::Owned { member, volume, owner } => {
             CreateError::Owned { member: addr(member), volume, owner }
         }
@@ -157,8 +161,9 @@ fn create_error(
             let target = targets.name(lacking.target);
             CreateError::Engine { engine, target, lack: lacking.what }
         }
-        VolumeCreateError::LogTooSmall { target, need, free } => {
-            CreateError::LogTooSmall { target: targets.name(target), need, free }
+        VolumeCreateError::LogTooSmall { target, need, free, volumes } => {
+            let volumes = volumes.iter().map(|volume| (volume.id, volume.bytes)).collect();
+            CreateError::LogTooSmall { target: targets.name(target), need, free, volumes }
         }
         VolumeCreateError::TooFewSlots { target, slots, needed } => {
             CreateError::TooFewSlots { target: targets.name(target), have: slots, need: needed }

@@ -1,8 +1,10 @@
 //! Why a volume could not be created.
 
+use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::TopologyError;
 use riopipe_session::engine_choice::Lack;
+use riopipe_session::initiator::volume::creation::foreign_content::ForeignContent;
 use riopipe_session::initiator::volume::error::{VolumeOptionsError, requested};
 use riopipe_session::label::LabelError;
 
@@ -79,6 +81,14 @@ pub enum CreateError {
         /// The cause: the label is damaged, or of a later version.
         error: LabelError,
     },
+    /// The drive has no label, and holds something else.
+    #[error("{member} holds {content}; force erases it")]
+    HoldsData {
+        /// The member.
+        member: MemberAddr,
+        /// Its content.
+        content: ForeignContent,
+    },
     /// The engine can't run on a target.
     #[error("engine {engine} can't run on {target}: {}", lack_text(*.lack))]
     Engine {
@@ -91,17 +101,20 @@ pub enum CreateError {
     },
     /// The target's log region has no space for the volume's partitions.
     #[error(
-        "the log region of {target} is too small: the volume needs {need} bytes, {free} are free and \
-         other volumes have the rest; use fewer streams or slots, or a larger region (if no volume \
-         needs the log any more, it can be removed while its target is down)"
+        "the log region of {target} is too small: the volume needs {need} adjacent bytes, {free} are \
+         free{}; use fewer streams or slots, delete a volume that is not needed, or use a larger region",
+        log_users(.volumes)
     )]
     LogTooSmall {
         /// The target.
         target: TargetAddr,
         /// Bytes that the volume needs.
         need: u32,
-        /// Bytes that are free.
+        /// Adjacent bytes that are free.
         free: u32,
+        /// The ids of the volumes that have partitions in the log, and their bytes; empty if the target
+        /// does not list them.
+        volumes: Vec<(VolumeId, u64)>,
     },
     /// Each stream would have too few log slots to make progress.
     #[error("{have} log slots per stream on {target} are too few for its members: at least {need}")]
@@ -116,9 +129,7 @@ pub enum CreateError {
     /// The directory of the target's log has no free record.
     #[error(
         "the log region of {target} holds {volumes} volumes, which is all that it can: create the \
-         volume with force over the drives of one that is not needed (`rio log dump` lists them \
-         while the target is down), or use another log (if no volume needs this one any more, it can \
-         be removed while its target is down)"
+         volume with force over the drives of one that is not needed, delete one, or use another log"
     )]
     LogDirectoryFull {
         /// The target.
@@ -182,6 +193,15 @@ impl CreateError {
             _ => false,
         }
     }
+}
+
+/// The volumes that have the rest of a log.
+fn log_users(volumes: &[(VolumeId, u64)]) -> String {
+    if volumes.is_empty() {
+        return ", and other volumes have the rest".into();
+    }
+    let users = volumes.iter().map(|(id, bytes)| format!("volume {id} has {bytes}"));
+    format!(", {}", users.collect::<Vec<_>>().join(", "))
 }
 
 pub(crate) fn lack_text(lack: Lack) -> &'static str {

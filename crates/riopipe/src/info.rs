@@ -1,5 +1,7 @@
 //! The properties of a volume, for people and programs.
 
+use std::fmt::Display;
+
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use serde::{Serialize, Serializer};
@@ -57,6 +59,23 @@ pub struct MemberInfo {
     pub log_lost: bool,
 }
 
-fn as_text<T: std::fmt::Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+/// Serialises a value as its text.
+pub(crate) fn as_text<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(value)
+}
+
+/// Serialises a value as its text, or as null.
+pub(crate) fn as_text_or_null<T: Display, S: Serializer>(
+    value: &Option<T>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => to.collect_str(value),
+        None => to.serialize_none(),
+    }
+}
+
+/// Serialises values as a list of their texts.
+pub(crate) fn as_texts<T: Display, S: Serializer>(values: &[T], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(values.iter().map(ToString::to_string))
 }

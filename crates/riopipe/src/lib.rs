@@ -154,6 +154,7 @@ mod stat;
 mod stream;
 mod stream_handle;
 mod stream_shell;
+mod survey;
 mod sync;
 mod target;
 mod time;
@@ -192,6 +193,10 @@ pub use riopipe_session::initiator::stream_driver::Until;
 pub use riopipe_session::stages;
 pub use stat::{StreamStat, TargetStat, VolumeStat};
 pub use stream::{Stream, StreamNotClosed};
+pub use survey::{
+    DeleteError, DeletedVolume, FreedLog, ListError, ListedDrive, ListedLog, ListedMember,
+    ListedTarget, ListedVolume, VolumeList,
+};
 pub use volume::{NotClosed, OpenOptions, RecoverOptions, RecoverProgress, Volume};
 pub use waking::{StreamFd, StreamWaker};
 pub use watch::{MarkWait, Watch};
@@ -212,6 +217,7 @@ pub mod cause {
     pub use riopipe_session::initiator::manager::UnreachableCause;
     pub use riopipe_session::initiator::opening::OpeningError;
     pub use riopipe_session::initiator::queue_pair::SessionError;
+    pub use riopipe_session::initiator::volume::creation::foreign_content::ForeignContent;
     pub use riopipe_session::initiator::volume::error::{Nonsense, VolumeOptionsError};
     pub use riopipe_session::label::{AssembleError, LabelError};
 }

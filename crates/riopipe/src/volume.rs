@@ -31,6 +31,7 @@ use crate::stat::{VolumeStat, VolumeStatSource};
 use crate::stream::Stream;
 use crate::stream_handle::StreamHandle;
 use crate::stream_shell::StreamShell;
+use crate::survey::{self, DeleteError, DeletedVolume, ListError, VolumeList};
 
 /// The options for opening a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -119,6 +120,48 @@ impl Volume {
         connect: &ConnectOptions,
     ) -> Result<VolumeInfo, OpenError> {
         open::inspect(members, connect)
+    }
+
+    /// Lists the volumes that are on the targets of `members`: those with labels on any of the
+    /// targets' drives, and those with partitions in the targets' logs. Nothing is claimed. The
+    /// namespaces of `members` do not matter.
+    ///
+    /// # Errors
+    /// [`ListError`]: a target can't be reached, or refuses.
+    pub fn list(members: &[MemberAddr], connect: &ConnectOptions) -> Result<VolumeList, ListError> {
+        survey::list(members, connect)
+    }
+
+    /// Deletes a volume with all its data: frees its partitions in the logs of the targets of
+    /// `members`, and then erases the labels of its drives there. `name` is its name, or its id. The
+    /// namespaces of `members` do not matter: the volume's drives are found by their labels.
+    ///
+    /// With `force`, a volume that has an owner is taken from it, and members may be missing. A
+    /// volume of which only logs are left has no members that could be found, so it needs `force`.
+    ///
+    /// # Errors
+    /// [`DeleteError`]. A deletion that was cut off may be repeated.
+    pub fn delete(
+        name: &str,
+        members: &[MemberAddr],
+        force: bool,
+        connect: &ConnectOptions,
+    ) -> Result<DeletedVolume, DeleteError> {
+        survey::delete(name, members, force, connect)
+    }
+
+    /// Erases the labels of `members`, and touches no log. This is for a drive that was left over
+    /// from a volume. A drive whose volume is there is refused: all members of the volume are on
+    /// these targets, or a log of them has partitions of it. With `force` it is not refused.
+    ///
+    /// # Errors
+    /// [`DeleteError`].
+    pub fn wipe(
+        members: &[MemberAddr],
+        force: bool,
+        connect: &ConnectOptions,
+    ) -> Result<DeletedVolume, DeleteError> {
+        survey::wipe(members, force, connect)
     }
 
     /// Opens the volume `name` and becomes its owner. `members` are the volume's drives, in its

@@ -27,13 +27,13 @@ pub enum LabelIo {
         /// The member.
         member: usize,
     },
-    /// Write one copy.
+    /// Write one copy, or other blocks.
     Write {
         /// The member.
         member: usize,
-        /// The block to write, 0 or 1.
+        /// The first block to write. A copy is block 0 or 1.
         lba: u64,
-        /// The content of the block, [`LABEL_LEN`] bytes.
+        /// The content of the block, [`LABEL_LEN`] bytes, or of several blocks.
         block: Vec<u8>,
     },
 }

@@ -8,8 +8,8 @@
 //!   (vendor specific). Its attribute is in command dwords that NVMe leaves free on namespaces
 //!   without metadata and protection information ([`put_attribute`]). The paper used CDW12 19:16,
 //!   which NVMe 2.x uses for CETYPE.
-//! * **Claim**, **status** and **release** are vendor specific admin commands about the owner of a
-//!   volume, its generation, and its logs. **List** and **settle** are those of a recovery.
+//! * **Claim**, **status**, **directory** and **release** are vendor specific admin commands about
+//!   the owner of a volume, its generation, and its logs. **List** and **settle** are those of a recovery.
 //! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
 //!   connection. Mark sends the released mark of the stream when no ordered request is due that
 //!   carries the mark.
@@ -21,6 +21,7 @@ pub use riopipe_order::block_device::BLOCK_BYTES;
 
 mod claim;
 mod commands;
+mod directory;
 mod extension;
 pub mod list;
 mod ordered_request;
@@ -30,11 +31,13 @@ mod volume_status;
 
 pub use claim::{CLAIM_LEN, CLAIM_NAMESPACES_MAX, Claim, STREAMS_MAX, in_order};
 pub use commands::{
-    ADMIN_CLAIM, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND, IO_LIST, IO_MARK,
-    ListRequest, bind_command, bind_resumes, bind_stream, claim_command, list_command,
-    list_request, mark_command, mark_of, own_list_command, release_command, resume_command,
-    settle_command, status_command, volume_of,
+    ADMIN_CLAIM, ADMIN_DIRECTORY, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND,
+    IO_LIST, IO_MARK, ListRequest, ReleaseRequest, bind_command, bind_resumes, bind_stream,
+    claim_command, directory_command, discard_command, list_command, list_request, mark_command,
+    mark_of, own_list_command, release_command, release_request, resume_command, settle_command,
+    status_command, volume_of,
 };
+pub use directory::{DIRECTORY_LEN, LogDirectory, LogVolume};
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
 pub use ordered_request::{BadAttribute, DTYPE_ORDERED, attribute, is_ordered, put_attribute};
 pub(crate) use ordered_request::{directive_type, without_attribute};

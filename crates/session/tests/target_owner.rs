@@ -767,3 +767,42 @@ fn an_owner_that_claims_again_starts_its_streams_anew() {
     assert_eq!(w.host.drives[0].history, [(1, What::Write(block(1)))]);
     let _ = HOSTID;
 }
+
+/// Partitions of a volume whose drives are gone can be freed in no other way: a claim needs them.
+#[test]
+fn t8_a_volume_without_an_owner_is_discarded_and_no_other() {
+    let mut w = World::new(&[false, false]);
+    let owner = w.owner();
+    let (theirs, _) = w.admin_as(RIVAL, RIVAL_ID, 0);
+    let discard = |w: &mut World| {
+        w.call(theirs, riopipe_bytes(&wire::discard_command(VOLUME)).cid(52), &[]).status & 0x7ff
+    };
+    let directory = |w: &mut World| {
+        let sqe = riopipe_bytes(&wire::directory_command()).cid(53);
+        let sqe = sqe.transport(wire::DIRECTORY_LEN as u32);
+        let (page, done) = w.fetch(theirs, sqe);
+        assert_eq!(done.status, 0);
+        wire::LogDirectory::decode(&page).unwrap()
+    };
+    let before = directory(&mut w);
+    let [volume] = &before.volumes[..] else { panic!("{before:?}") };
+    assert_eq!((volume.id, volume.owned, volume.generation), (VOLUME, true, 1));
+    assert_eq!((volume.streams, volume.slots, volume.members.len()), (2, 64, 2));
+    assert_eq!(before.region_bytes, LOG_LEN as u64);
+    assert_eq!(before.free_bytes, LOG_LEN as u64 - HEADER_BYTES as u64 - volume.bytes);
+    assert_eq!(before.gap_bytes, before.free_bytes);
+    assert_eq!(discard(&mut w), 0x701, "its owner is there");
+    assert!(w.status(owner.admin).known);
+    w.hang_up(owner.io);
+    assert_eq!(w.release(owner.admin, false), 0);
+    assert!(!directory(&mut w).volumes[0].owned);
+    w.command(theirs, riopipe_bytes(&wire::release_command(VOLUME, true)).cid(54), &[]);
+    assert_eq!(w.completions(theirs).last().unwrap().status & 0x7ff, 0x703, "unless it says so");
+    assert_eq!(discard(&mut w), 0);
+    let after = directory(&mut w);
+    assert_eq!(
+        (after.volumes.len(), after.free_bytes),
+        (0, before.free_bytes + before.volumes[0].bytes)
+    );
+    assert_eq!(discard(&mut w), 0x70c);
+}

@@ -7,6 +7,7 @@ pub mod log;
 pub mod target;
 pub mod values;
 pub mod volume;
+pub mod volume_life;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;

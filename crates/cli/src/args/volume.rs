@@ -4,7 +4,11 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 
-use super::{connect::Connect, values};
+use super::{
+    connect::Connect,
+    values,
+    volume_life::{Delete, List, Wipe},
+};
 
 /// The operations on volumes.
 #[derive(Debug, Subcommand)]
@@ -13,6 +17,12 @@ pub enum Volume {
     Create(Create),
     /// Show the labels and logs of a volume's members; claims nothing
     Show(Show),
+    /// List the volumes of targets, and the space in their logs
+    List(List),
+    /// Delete a volume: free its logs, erase its labels
+    Delete(Delete),
+    /// Erase the label of a drive that was left over from a volume
+    Wipe(Wipe),
     /// Show the progress of an open volume, and the time of its groups in each stage
     Stat(Stat),
     /// Recover a volume after a crash, or show what that would do
@@ -65,7 +75,9 @@ pub struct Open {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Each drive gets a label that names the volume, all its members and their order; each target's
-ordering log gets partitions for its streams. Drives that have a label already are refused.
+ordering log gets partitions for its streams. A drive that holds anything is refused: a label, a file
+system, a partition table, a member of a RAID, swap space, or any bytes that are not zero in its first
+256 KiB. The message names what was found. --force erases it, its signatures included.
 
 Examples:
   rio volume create journal -m 192.0.2.10
@@ -90,7 +102,8 @@ pub struct Create {
     /// Log entries per stream on each target [default: as many as fit]
     #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
     pub slots: u32,
-    /// Create it even if a drive carries the label of another volume, which is destroyed by that
+    /// Erase what the drives hold: another volume, a file system, or anything else. A volume that has
+    /// an owner is refused all the same
     #[arg(long)]
     pub force: bool,
 }
@@ -98,8 +111,12 @@ pub struct Create {
 /// Inspect a volume.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
+Of a volume whose members are not all given, it shows what the labels of the given ones tell: the
+volume's name and all its members, those that are missing among them.
+
 Examples:
   rio volume show -m 192.0.2.10 -m 192.0.2.11
+  rio volume show -m 192.0.2.10                      one member: what does its label tell?
   rio volume show -m 192.0.2.10 -m 192.0.2.11 -o json | jq .generation")]
 pub struct Show {
     /// Its drives.

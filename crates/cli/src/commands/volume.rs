@@ -1,6 +1,8 @@
 //! `rio volume …`
 
 pub(super) mod copy;
+mod delete;
+mod list;
 mod recover;
 mod stat;
 mod view;
@@ -20,6 +22,9 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
     match command {
         args::Volume::Create(args) => create(&args, output),
         args::Volume::Show(args) => show(&args, output),
+        args::Volume::List(args) => list::run(&args, output),
+        args::Volume::Delete(args) => delete::run(&args, output),
+        args::Volume::Wipe(args) => delete::wipe(&args, output),
         args::Volume::Stat(args) => stat::run(&args, output),
         args::Volume::Recover(args) => recover::run(&args, output),
         args::Volume::Write(args) => copy::write(&args, output),
@@ -45,8 +50,14 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
 
 fn show(args: &Show, output: &Output) -> Result<(), Failure> {
     let addresses = members(&args.members.members)?;
-    let info = Volume::inspect(&addresses, &connect_options(&args.members.connect))
-        .map_err(|error| open_failure(&error))?;
+    let connect = connect_options(&args.members.connect);
+    let info = match Volume::inspect(&addresses, &connect) {
+        Ok(info) => info,
+        Err(error) => match list::part_of_volume(&addresses, &connect, &error) {
+            Some(part) => return output.result(&part),
+            None => return Err(open_failure(&error)),
+        },
+    };
     output.result(&view::VolumeView::new(&info, view::Origin::Found))
 }
 

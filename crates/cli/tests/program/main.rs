@@ -1,6 +1,7 @@
 //! The program as a user starts it, with real targets on loopback.
 
 mod faults;
+mod foreign_content;
 mod help;
 mod locks;
 mod log_dump;
@@ -11,5 +12,6 @@ mod stat;
 mod storage_faults;
 mod streams;
 mod unread;
+mod volume_life;
 mod volume_stat;
 mod volumes;

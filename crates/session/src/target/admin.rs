@@ -151,6 +151,13 @@ impl Admin {
                 context.send_page(sqe, &status[..requested_len as usize], outbox);
                 return Ok(());
             }
+            wire::ADMIN_DIRECTORY if !is_discovery => {
+                let now = env.now();
+                let directory = env.with_shared(|shared| shared.volumes.directory(now)).encode();
+                let requested_len = sqe.dword(10).min(wire::DIRECTORY_LEN as u32);
+                context.send_page(sqe, &directory[..requested_len as usize], outbox);
+                return Ok(());
+            }
             wire::ADMIN_RELEASE if !is_discovery => return self.release(context, sqe, env, outbox),
             _ => Err(Status::INVALID_OPCODE.with_dnr()),
         };

@@ -30,7 +30,7 @@ use super::namespace::Namespaces;
 use super::volumes::{Binding, Bound, Owner, Refusal, Volume, Volumes};
 use super::writers::Writers;
 use crate::wire::list::{Page, Settle};
-use crate::wire::{self, Claim};
+use crate::wire::{self, Claim, ReleaseRequest};
 
 /// A connection that Connect has made a queue.
 #[derive(Debug)]
@@ -287,12 +287,13 @@ impl<R: Region> Shared<R> {
         &mut self,
         volume: VolumeId,
         association: u64,
-        forget: bool,
+        request: ReleaseRequest,
+        now: u64,
     ) -> Result<(), Refusal> {
-        self.volumes.may_release(volume, association, forget)?;
+        self.volumes.may_release(volume, association, request, now)?;
         let was_owner =
             self.volumes.owner(volume).is_some_and(|owner| owner.association == association);
-        let released = self.volumes.release(volume, forget, &self.namespaces);
+        let released = self.volumes.release(volume, request.forget, &self.namespaces);
         if was_owner && released == Ok(false) {
             // A plain command of the owner may still arrive, such as a Write Zeroes of a recovery
             // that the owner has given up. It must not land over data that is written from now on

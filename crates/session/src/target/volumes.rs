@@ -30,7 +30,7 @@ use core::ops::Range;
 
 use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::entry::PartitionId;
-use riopipe_order::log_region::{LogRegion, RegionHeader, VolumeRecord};
+use riopipe_order::log_region::{HEADER_BYTES, LogRegion, RegionHeader, VolumeRecord};
 use riopipe_order::ordering_log::{LogError, StreamLog};
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::region::{Crc32c, Region};
@@ -44,9 +44,9 @@ pub(super) use self::refusal::Refusal;
 use self::unlogged::UsedNamespaces;
 pub use self::volume::Split;
 pub(super) use self::volume::Volume;
-use self::volume::{Partition, TargetLog};
+use self::volume::{Partition, TargetLog, largest_gap};
 use super::namespace::Namespaces;
-use crate::wire::{self, VolumeStatus};
+use crate::wire::{self, LogDirectory, LogVolume, VolumeStatus};
 
 /// All volumes that the target knows, and the log region.
 pub struct Volumes<R> {
@@ -214,6 +214,35 @@ impl<R: Region> Volumes<R> {
             live_entries: known.unsettled_entry_count(),
             owner: reserved_for.map_or_else(String::new, |reserved| reserved.owner_name.into()),
             released: known.partitions.iter().map(Partition::released).collect(),
+        }
+    }
+
+    /// The answer of the directory command: the volumes with partitions, and the space of the log.
+    pub(super) fn directory(&self, now: u64) -> LogDirectory {
+        let Some(header) = self.log_header() else { return LogDirectory::default() };
+        let used: u64 = header.volumes.iter().map(|record| record.extent().len() as u64).sum();
+        let region_bytes = header.len;
+        let describe = |record: &VolumeRecord| {
+            let known = self.find(record.id);
+            LogVolume {
+                id: record.id,
+                generation: known.map_or(record.generation, |volume| volume.generation),
+                owned: known.is_some_and(|volume| volume.lease.is_reserved(now)),
+                unrecovered: known.is_some_and(|volume| volume.unsettled_entry_count() > 0),
+                kept: known.is_some_and(|volume| volume.in_place_entry_count() > 0),
+                log_lost: known.is_some_and(|volume| volume.is_log_lost),
+                streams: record.streams,
+                slots: record.slots,
+                live_entries: known.map_or(0, Volume::unsettled_entry_count),
+                bytes: record.extent().len() as u64,
+                members: record.members.clone(),
+            }
+        };
+        LogDirectory {
+            region_bytes,
+            free_bytes: region_bytes.saturating_sub(HEADER_BYTES as u64 + used),
+            gap_bytes: largest_gap(header) as u64,
+            volumes: header.volumes.iter().map(describe).collect(),
         }
     }
 

@@ -5,7 +5,8 @@
 //! |---|---|---|---|---|---|---|
 //! | claim | admin | [`Claim`](super::Claim) to the target | | length | | |
 //! | status | admin | [`VolumeStatus`](super::VolumeStatus) to the host | | length | | volume |
-//! | release | admin | none | | bit 0 forget | | volume |
+//! | directory | admin | [`LogDirectory`](super::LogDirectory) to the host | | length | | |
+//! | release | admin | none | | bit 0 forget, bit 1 without owner | | volume |
 //! | list | admin | [`list::Page`] to the host | position | length | stream | volume |
 //! | settle | admin | [`list::Settle`] to the target | | length | | |
 //! | bind | I/O | none | released mark | stream, bit 31 resume | generation | volume |
@@ -16,7 +17,7 @@ use riopipe_nvme::command::Sqe;
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
 
-use super::{CLAIM_LEN, STATUS_LEN, list, u32_at};
+use super::{CLAIM_LEN, DIRECTORY_LEN, STATUS_LEN, list, u32_at};
 
 /// Admin: claim a volume. Bits 1:0 of each opcode are the direction of the data (NVMe Base, figure
 /// "Opcode").
@@ -24,8 +25,10 @@ pub const ADMIN_CLAIM: u8 = 0xc1;
 /// Admin: get the target's state of a volume.
 pub const ADMIN_STATUS: u8 = 0xc2;
 /// Admin: release a volume. With CDW10 bit 0, the target also forgets the volume and frees its log
-/// partitions.
+/// partitions. With bit 1, too, a host may do that that is not the owner, if there is no owner.
 pub const ADMIN_RELEASE: u8 = 0xc4;
+/// Admin: get the volumes in the target's log, and the space in it.
+pub const ADMIN_DIRECTORY: u8 = 0xca;
 /// Admin: get one page of a partition's live entries, from the position in CDW2–3 on.
 pub const ADMIN_LIST: u8 = 0xc6;
 /// Admin: record the recovered seqs of streams.
@@ -42,6 +45,10 @@ pub const IO_MARK: u8 = 0x88;
 pub const IO_LIST: u8 = 0x8a;
 /// CDW10 of [`IO_BIND`]: the stream continues with the content of the log.
 const BIND_RESUME: u32 = 1 << 31;
+/// CDW10 of [`ADMIN_RELEASE`]: the target also forgets the volume.
+const RELEASE_FORGET: u32 = 1;
+/// CDW10 of [`ADMIN_RELEASE`]: the volume has no owner. Only with [`RELEASE_FORGET`].
+const RELEASE_WITHOUT_OWNER: u32 = 1 << 1;
 
 /// The status command for a volume. Its data has [`STATUS_LEN`] bytes.
 #[must_use]
@@ -63,7 +70,42 @@ pub fn claim_command() -> Sqe {
 #[must_use]
 pub fn release_command(volume: VolumeId, forget: bool) -> Sqe {
     let mut sqe = volume_command(ADMIN_RELEASE, volume);
-    sqe.set_dword(10, u32::from(forget));
+    sqe.set_dword(10, if forget { RELEASE_FORGET } else { 0 });
+    sqe
+}
+
+/// The release command of a host that is not the owner: the target forgets a volume that has no
+/// owner.
+#[must_use]
+pub fn discard_command(volume: VolumeId) -> Sqe {
+    let mut sqe = volume_command(ADMIN_RELEASE, volume);
+    sqe.set_dword(10, RELEASE_FORGET | RELEASE_WITHOUT_OWNER);
+    sqe
+}
+
+/// The fields of a release command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReleaseRequest {
+    /// Whether the target also forgets the volume.
+    pub forget: bool,
+    /// Whether it forgets the volume although the sender is not the owner. The volume then must
+    /// have no owner.
+    pub without_owner: bool,
+}
+
+/// Reads the fields of a release command.
+#[must_use]
+pub fn release_request(sqe: &Sqe) -> ReleaseRequest {
+    let has = |bit: u32| sqe.dword(10) & bit != 0;
+    let forget = has(RELEASE_FORGET);
+    ReleaseRequest { forget, without_owner: forget && has(RELEASE_WITHOUT_OWNER) }
+}
+
+/// The directory command. Its data has [`DIRECTORY_LEN`] bytes.
+#[must_use]
+pub fn directory_command() -> Sqe {
+    let mut sqe = Sqe::new(ADMIN_DIRECTORY, 0);
+    sqe.set_dword(10, DIRECTORY_LEN as u32);
     sqe
 }
 
@@ -225,6 +267,17 @@ mod tests {
             assert_eq!((mark_sqe.opcode(), mark_sqe.dword(10)), (IO_MARK, flag.into()));
             assert_eq!((volume_of(&release), mark_of(&mark_sqe)), (volume, mark));
         }
+        let discard = discard_command(volume);
+        assert_eq!((discard.opcode(), discard.dword(10)), (ADMIN_RELEASE, 3));
+        assert_eq!(volume_of(&discard), volume);
+        let (forget, without_owner) = (true, true);
+        assert_eq!(release_request(&discard), ReleaseRequest { forget, without_owner });
+        let mut neither = discard;
+        neither.set_dword(10, 2);
+        let (forget, without_owner) = (false, false);
+        assert_eq!(release_request(&neither), ReleaseRequest { forget, without_owner });
+        let directory = directory_command();
+        assert_eq!((directory.opcode(), directory.dword(10)), (ADMIN_DIRECTORY, 4096));
         assert_eq!((claim_command().opcode(), claim_command().dword(10)), (ADMIN_CLAIM, 4096));
         assert_eq!((settle_command().opcode(), settle_command().dword(10)), (ADMIN_SETTLE, 4096));
     }

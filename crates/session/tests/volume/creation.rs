@@ -9,6 +9,7 @@ use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion, NewVolume};
 use riopipe_order::region::RegionError;
 use riopipe_session::engine_choice::{Lack, Lacking};
 use riopipe_session::initiator::association::{Association, AssociationError, ControlQueue};
+use riopipe_session::initiator::volume::creation::foreign_content::ForeignContent;
 use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreationConfig};
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{MemberPlace, MembersError};
@@ -740,6 +741,53 @@ fn a_drive_whose_label_cannot_be_read_is_not_taken_without_force() {
     assert_eq!(cluster.create(forced).unwrap().name, "data");
 }
 
+/// Drive 0 holds the superblock of an ext2 file system, and drive 1 the backup of a GPT.
+fn cluster_with_foreign_drives() -> Cluster {
+    let mut cluster = Cluster::new(2);
+    let mut superblock = vec![0; 4096];
+    superblock[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    cluster.worlds[0].host.drives[0].overwrite(0, superblock);
+    let mut backup = vec![0; 4096];
+    backup[3584..3592].copy_from_slice(b"EFI PART");
+    cluster.worlds[1].host.drives[1].overwrite(BLOCKS - 1, backup);
+    cluster
+}
+
+#[test]
+fn a_drive_that_holds_anything_is_not_taken_without_force() {
+    let mut cluster = cluster_with_foreign_drives();
+    let ext2 = ForeignContent::Known("an ext2 file system");
+    let error = cluster.create(creating(2)).unwrap_err();
+    assert_eq!(error, VolumeCreateError::HoldsData { member: 0, content: ext2 });
+    cluster.worlds[0].host.drives[0].overwrite(0, vec![0; 4096]);
+    cluster.worlds[0].host.drives[0].overwrite(63, vec![1; 4096]);
+    let error = cluster.create(creating(2)).unwrap_err();
+    let unknown = ForeignContent::Unknown;
+    assert_eq!(error, VolumeCreateError::HoldsData { member: 0, content: unknown });
+    cluster.worlds[0].host.drives[0].overwrite(63, vec![0; 4096]);
+    let error = cluster.create(creating(2)).unwrap_err();
+    let gpt = ForeignContent::Known("a GPT partition table");
+    assert_eq!(error, VolumeCreateError::HoldsData { member: 1, content: gpt });
+    assert!(!knows(&cluster, VOLUME), "refused before any partition is made");
+    let is_write = |(_, what): &(u64, What)| matches!(what, What::Write(_));
+    assert!(!cluster.worlds.iter().any(|w| w.host.drives[0].history.iter().any(is_write)));
+}
+
+/// Else another program would take the drive of the volume for what it was before.
+#[test]
+fn the_signatures_of_what_a_drive_held_do_not_remain() {
+    let mut cluster = cluster_with_foreign_drives();
+    cluster.worlds[0].host.drives[0].overwrite(100, vec![7; 4096]);
+    cluster.create(VolumeCreationConfig { force: true, ..creating(2) }).unwrap();
+    for (target, drive) in [(0, 0), (1, 1)] {
+        let block = |lba| cluster.worlds[target].host.drives[drive].block(lba);
+        let is_zero = |lba: &u64| block(*lba).iter().all(|byte| *byte == 0);
+        assert_eq!((0..BLOCKS).filter(|lba| !is_zero(lba)).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(&block(0)[..8], b"RIOLABEL");
+    }
+    cluster.open(opening(2)).opened();
+}
+
 /// No target has to forget anything, so the error is not delayed by one that answers no more.
 #[test]
 fn a_creation_that_has_made_no_partitions_fails_at_once() {
@@ -803,7 +851,9 @@ fn a_log_without_space_is_reported_with_numbers_and_nothing_stays() {
     let error = cluster
         .create(VolumeCreationConfig { streams: 1024, slots: 0, ..creating(2) })
         .unwrap_err();
-    let VolumeCreateError::LogTooSmall { target: 0, need, free } = error else { panic!("{error}") };
+    let VolumeCreateError::LogTooSmall { target: 0, need, free, .. } = error else {
+        panic!("{error}")
+    };
     assert!(need > free && free > 0);
     assert!(!knows(&cluster, VOLUME));
 }

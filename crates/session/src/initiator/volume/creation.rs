@@ -1,8 +1,9 @@
 //! Volume creation: checks everything first, then makes the log partitions, then writes the labels.
 //!
 //! ```text
-//! attaching → reading labels → reading old statuses → making partitions → counting slots
-//!           → reading labels again → writing labels → releasing → dropping old volumes → ended
+//! attaching → reading labels → reading content → reading old statuses → making partitions
+//!           → counting slots → reading labels again → writing labels → releasing
+//!           → dropping old volumes → ended
 //!
 //! making partitions → dropping an old volume → making partitions: a log is full, or refuses
 //!
@@ -10,6 +11,10 @@
 //! ```
 //!
 //! An *old volume* is a volume to which some of the drives belonged before.
+//!
+//! A drive without a label may hold something else, such as a file system
+//! ([`ForeignContent`](foreign_content::ForeignContent)). Such a drive is refused unless the caller
+//! gives up its content. Then its signatures are erased before and after the labels are written.
 //!
 //! The old volumes keep their partitions until the new labels are written. So a crash leaves the
 //! old volume or the new one, or, between two labels, drives that make no volume. There are two
@@ -36,6 +41,7 @@
 
 mod config;
 mod drives;
+pub mod foreign_content;
 mod new_volume;
 mod old_volumes;
 
@@ -62,6 +68,8 @@ use crate::wire::VolumeStatus;
 enum Question {
     /// To read the label of this member.
     Label(usize),
+    /// To read the next blocks of this member's drive, to find foreign content.
+    Content(usize),
     /// To read the state of an old volume on a target. The number is an index of `old_volumes`.
     OldStatus(usize),
     /// To claim an old volume on a target. The number is an index of `old_volumes`.
@@ -70,6 +78,8 @@ enum Question {
     Forget,
     /// To claim the new volume, which makes the partitions.
     Claim,
+    /// To list the volumes in a log that has no space.
+    Directory,
     /// To read the number of slots of the new partitions.
     Status,
     /// A step of writing a label.
@@ -85,12 +95,16 @@ enum Step {
     Attaching,
     /// The labels are read, to check whether the drives belong to a volume.
     ReadingLabels,
+    /// The first and the last blocks of the drives are read, to find foreign content.
+    ReadingContent,
     /// The targets of drives that belong to a volume are asked whether it has an owner.
     ReadingOldStatuses,
     /// The targets forget old volumes whose log is lost. Those cannot be claimed.
     ForgettingLost,
     /// The targets make partitions in their logs, one after the other, from this one on.
     MakingPartitions(usize),
+    /// A target that has no space in its log is asked for the volumes in it, for the error.
+    ListingLog { target: usize, is_asked: bool },
     /// The targets are asked for the number of slots of the new partitions.
     CountingSlots,
     /// The labels are read again, because another initiator may have made a volume of the same
@@ -136,7 +150,8 @@ pub struct VolumeCreation {
     may_have_partitions: bool,
     /// The reason why the engine is not `rio`, until the caller takes it.
     fallback: Option<Lacking>,
-    /// The error to be reported when the targets have forgotten the new volume.
+    /// The error to be reported when the targets have forgotten the new volume, or when a target has
+    /// listed the volumes in its log.
     error: Option<VolumeCreateError>,
     result: Option<Result<Label, VolumeCreateError>>,
 }
@@ -237,6 +252,9 @@ impl VolumeCreation {
                 return Ok(());
             }
             Question::Claim => return self.on_partitions_answer(target, cqe),
+            Question::Directory => {
+                return self.log_too_small(cqe, &page).map_or(Ok(()), Err);
+            }
             _ if !status.is_ok() => {
                 return Err(self.call_error(target, CallFailure::Status(status)));
             }
@@ -245,6 +263,11 @@ impl VolumeCreation {
                 let label = label_work::found([0; 16], None, &page, self.config.crc32c).label;
                 if let Some(drives) = &mut self.drives {
                     drives.set_label(member, label);
+                }
+            }
+            Question::Content(member) => {
+                if let Some(drives) = &mut self.drives {
+                    drives.add_content(member, &page);
                 }
             }
             Question::OldStatus(at) => {
@@ -276,6 +299,14 @@ impl VolumeCreation {
                 if !self.read_labels(now, associations)? {
                     return Ok(false);
                 }
+                self.check_labels_may_go()?;
+                self.step = Step::ReadingContent;
+            }
+            Step::ReadingContent => {
+                if !self.read_content(now, associations)? {
+                    return Ok(false);
+                }
+                self.check_content_may_go()?;
                 self.begin_old_statuses(now, associations)?;
                 self.step = Step::ReadingOldStatuses;
             }
@@ -313,6 +344,9 @@ impl VolumeCreation {
                     self.count_slots(now, associations)?;
                     self.step = Step::CountingSlots;
                 }
+            }
+            Step::ListingLog { target, is_asked: false } => {
+                return self.list_log(target, now, associations);
             }
             Step::CountingSlots if !self.targets.has_pending_answers() => {
                 if let Some(drives) = &mut self.drives {
@@ -364,7 +398,7 @@ impl VolumeCreation {
                 VolumeCreateError::Engine { engine, lacking }
             })?;
         self.fallback = fallback;
-        let drives = Drives::new(controllers, namespaces);
+        let drives = Drives::new(controllers, namespaces, &self.config.places);
         self.label = Some(self.config.label(&drives, engine)?);
         self.drives = Some(drives);
         if self.config.slots != 0 && self.keeps_log() {
@@ -421,9 +455,10 @@ impl VolumeCreation {
     fn call_error(&self, target: usize, source: CallFailure) -> VolumeCreateError {
         let doing = match self.step {
             Step::Attaching | Step::ReadingLabels | Step::ReadingLabelsAgain => labels::READING,
+            Step::ReadingContent => READING_CONTENT,
             Step::ReadingOldStatuses | Step::ForgettingLost => ASKING_OLD,
             Step::DroppingOld(_) | Step::ClaimingOld(_) | Step::ForgettingOld(_) => DROPPING_OLD,
-            Step::MakingPartitions(_) => MAKING_PARTITIONS,
+            Step::MakingPartitions(_) | Step::ListingLog { .. } => MAKING_PARTITIONS,
             Step::CountingSlots => ASKING,
             Step::WritingLabels => labels::WRITING,
             Step::Releasing | Step::Failing | Step::Ended => RELEASING,
@@ -447,6 +482,7 @@ const ASKING: &str = "asking for the volume's state";
 const ASKING_OLD: &str = "asking for the old volume's state";
 const DROPPING_OLD: &str = "dropping the old volume from its log";
 const MAKING_PARTITIONS: &str = "making space in its log";
+const READING_CONTENT: &str = "reading the content of the drive";
 const RELEASING: &str = "releasing the volume";
 
 fn failed_call(target: usize, doing: &'static str, source: CallFailure) -> VolumeCreateError {

@@ -9,12 +9,14 @@ use riopipe_nvme::command::Status;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::TopologyError;
 
+use super::creation::foreign_content::ForeignContent;
 use super::members::MembersError;
 use super::recovery::RecoveryError;
 use crate::engine_choice::{Hindrance, Lacking};
 use crate::initiator::association::{AskError, AssociationError};
 use crate::initiator::opening::OpeningError;
 use crate::label::{AssembleError, LabelError};
+use crate::wire::LogVolume;
 
 /// An error in a target's answer (trap T18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +25,9 @@ pub enum Nonsense {
     /// The status of a volume.
     #[error("a volume status that can't be read")]
     VolumeStatus,
+    /// The list of the volumes in a log.
+    #[error("a list of volumes that can't be read")]
+    LogDirectory,
     /// A PDU that announces more bytes than were requested.
     #[error("a PDU larger than all requested data")]
     LargePdu,
@@ -215,6 +220,14 @@ pub enum VolumeCreateError {
         /// The cause: the label is damaged, or of a later version.
         error: LabelError,
     },
+    /// The drive has no label and is not unused.
+    #[error("member {member} holds {content}")]
+    HoldsData {
+        /// The member.
+        member: usize,
+        /// Its content.
+        content: ForeignContent,
+    },
     /// The volume that it belongs to has an owner that is connected.
     #[error("volume \"{volume}\", which member {member} belongs to, is owned by {owner}")]
     Owned {
@@ -242,8 +255,10 @@ pub enum VolumeCreateError {
         target: usize,
         /// The bytes needed.
         need: u32,
-        /// The free bytes.
+        /// The free bytes that are adjacent.
         free: u32,
+        /// The volumes that have partitions in the log; empty if the target does not list them.
+        volumes: Vec<LogVolume>,
     },
     /// The log has too few slots to make progress.
     #[error("{slots} log slots per stream on target {target} are too few: at least {needed}")]

@@ -1,6 +1,7 @@
 //! Commands that read and write the labels of a volume's drives.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_nvme::command::Sqe;
 
@@ -11,6 +12,7 @@ use crate::initiator::association::ControlQueue;
 use crate::initiator::queue_pair::Data;
 use crate::label::{DATA_START, LABEL_LEN};
 use crate::label_work::LabelIo;
+use crate::wire::BLOCK_BYTES;
 
 /// Sends one step of reading or writing labels to its drive. The drives queue of its target must be
 /// ready.
@@ -36,11 +38,12 @@ pub(super) fn send<A: Associations, Q>(
             targets.ask(associations, to, Sqe::flush(place.nsid), Data::None, purpose, now)
         }
         LabelIo::Write { lba, block, .. } => {
+            let blocks = (block.len() / LABEL_LEN) as u32;
             let data = [A::Piece::from(block)];
             targets.ask(
                 associations,
                 to,
-                Sqe::write(place.nsid, lba, 1),
+                Sqe::write(place.nsid, lba, blocks),
                 Data::Write(&data),
                 purpose,
                 now,
@@ -48,6 +51,37 @@ pub(super) fn send<A: Associations, Q>(
         }
     };
     sent.map_err(|source| (place.target, source))
+}
+
+/// Reads blocks of a drive. The drives queue of its target must be ready.
+pub(super) fn read_blocks<A: Associations, Q>(
+    targets: &mut Targets<Q>,
+    associations: &mut A,
+    place: MemberPlace,
+    blocks: Range<u64>,
+    purpose: Q,
+    now: u64,
+) -> Result<(), CallFailure> {
+    let count = (blocks.end - blocks.start) as u32;
+    let (sqe, data) =
+        (Sqe::read(place.nsid, blocks.start, count), Data::Read(count * BLOCK_BYTES as u32));
+    targets.ask(associations, (place.target, ControlQueue::Drives), sqe, data, purpose, now)
+}
+
+/// The blocks of both copies of a label.
+pub(super) const COPIES: Range<u64> = 0..2;
+
+/// The steps that zero these blocks of a member's drive and make that durable.
+pub(super) fn zeroes(member: usize, ranges: &[Range<u64>]) -> Vec<LabelIo> {
+    let write = |range: &Range<u64>| {
+        let bytes = (range.end - range.start) as usize * BLOCK_BYTES;
+        LabelIo::Write { member, lba: range.start, block: alloc::vec![0; bytes] }
+    };
+    let mut steps: Vec<LabelIo> = ranges.iter().map(write).collect();
+    if !steps.is_empty() {
+        steps.push(LabelIo::Flush { member });
+    }
+    steps
 }
 
 /// The member whose drive a step concerns.

@@ -1,6 +1,7 @@
 //! A volume from the owner's side: opened, recovered, used by streams, made.
 //!
 //! - [`opening`]: from the addresses of its members to an open volume; [`creation`] makes one;
+//! - [`survey`]: the volumes of some targets; [`deletion`] deletes one;
 //! - [`recovery`]: one attempt to recover a volume or streams, with its times; [`streams`]: such an
 //!   attempt over the targets of an open volume, and the release of the volume;
 //! - [`state`]: the open streams, their queues, and the group after which each stream continues;
@@ -11,6 +12,7 @@
 pub mod block_ownership;
 mod calls;
 pub mod creation;
+pub mod deletion;
 pub mod error;
 mod labels;
 pub mod members;
@@ -20,5 +22,6 @@ pub mod recovery;
 pub mod saving;
 pub mod state;
 pub mod streams;
+pub mod survey;
 
 pub use calls::Associations;

@@ -19,7 +19,7 @@ use crate::target::commands::Stage;
 use crate::target::context::{Context, update_shared};
 use crate::target::env::{Event, TargetEnv};
 use crate::target::volumes::{Owner, Refusal};
-use crate::wire::{self, Claim};
+use crate::wire::{self, Claim, ReleaseRequest};
 
 /// A command that waits for a fence.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ enum NextStep {
         /// The volume.
         volume: VolumeId,
         /// Whether the target also forgets the volume and drops its log.
-        forget: bool,
+        request: ReleaseRequest,
     },
 }
 
@@ -131,11 +131,13 @@ impl Admin {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let volume = wire::volume_of(sqe);
-        let forget = sqe.dword(10) & 1 != 0;
+        let request = wire::release_request(sqe);
+        let forget = request.forget;
+        let now = env.now();
         let (conn, association) = (context.id, context.association());
         let index = context.insert_command(sqe, Stage::Fence, 0)?;
         let fence = update_shared(env, |shared| {
-            shared.volumes.may_release(volume, association, forget)?;
+            shared.volumes.may_release(volume, association, request, now)?;
             // Before a release, the owner's own connections must drain and return their streams.
             // Before the target forgets a volume, all connections must drain, because the target
             // could not assign their late writes to the volume afterwards.
@@ -150,7 +152,7 @@ impl Admin {
                     context,
                     fence,
                     index,
-                    NextStep::Release { volume, forget },
+                    NextStep::Release { volume, request },
                     env,
                     outbox,
                 );
@@ -216,9 +218,9 @@ fn carry_out<E: TargetEnv>(
             env.with_shared(|shared| shared.volumes.on_claim_drained(volume, claim_number));
             Ok(())
         }
-        NextStep::Release { volume, forget } => {
-            let association = context.association();
-            update_shared(env, |shared| shared.release(volume, association, forget))
+        NextStep::Release { volume, request } => {
+            let (association, now) = (context.association(), env.now());
+            update_shared(env, |shared| shared.release(volume, association, request, now))
         }
     };
     match outcome {

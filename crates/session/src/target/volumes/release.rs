@@ -15,24 +15,34 @@ use super::lease::Lease;
 use super::refusal::Refusal;
 use super::volume::{Partition, TargetLog, Volume};
 use crate::target::namespace::Namespaces;
-use crate::wire;
+use crate::wire::{self, ReleaseRequest};
 
 impl<R: Region> Volumes<R> {
     /// Checks whether the host with this association may release the volume. Only the owner may,
-    /// with one exception: a volume whose log is lost cannot be claimed and has no owner, so any
-    /// host may make the target forget it (trap T19).
+    /// with two exceptions:
+    ///
+    /// - A volume whose log is lost cannot be claimed and has no owner, so any host may make the
+    ///   target forget it (trap T19).
+    /// - With `without_owner`, any host may make the target forget a volume that has no owner. The
+    ///   host could claim such a volume first, unless a member's namespace is not there any more.
     pub(in crate::target) fn may_release(
         &self,
         volume: VolumeId,
         association: u64,
-        forget: bool,
+        request: ReleaseRequest,
+        now: u64,
     ) -> Result<(), Refusal> {
+        let ReleaseRequest { forget, without_owner } = request;
         let volume =
             self.find(volume).ok_or(Refusal::do_not_retry(wire::status::UNKNOWN_VOLUME))?;
         let is_lost_without_owner = volume.is_log_lost && volume.lease.owner().is_none();
         let may_any_host =
             forget && (is_lost_without_owner || probe::is_bug_planted(Plant::T18AnyoneForgets));
-        if !volume.is_owned_by(association) && !may_any_host {
+        let is_own = volume.is_owned_by(association);
+        if without_owner && !is_own && volume.lease.is_reserved(now) {
+            return Err(Refusal::retry_later(wire::status::OWNED));
+        }
+        if !is_own && !may_any_host && !without_owner {
             return Err(Refusal::do_not_retry(wire::status::NOT_OWNER));
         }
         if !forget {

@@ -389,7 +389,7 @@ fn free_slot_count(header: &RegionHeader) -> u64 {
 }
 
 /// The size of the largest gap between the volumes in the log region, bytes.
-fn largest_gap(header: &RegionHeader) -> usize {
+pub(super) fn largest_gap(header: &RegionHeader) -> usize {
     let mut end_of_previous = HEADER_BYTES;
     let mut largest = 0;
     for volume in &header.volumes {

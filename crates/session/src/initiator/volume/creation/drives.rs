@@ -1,4 +1,4 @@
-//! The drives of a new volume, and the reading of their labels.
+//! The drives of a new volume, and the reading of their labels and of their other content.
 
 use alloc::vec::Vec;
 
@@ -7,7 +7,9 @@ use riopipe_order::attribute::VolumeId;
 use super::super::calls::Associations;
 use super::super::error::VolumeCreateError;
 use super::super::labels;
-use super::{Question, VolumeCreation, failed_call};
+use super::super::members::MemberPlace;
+use super::foreign_content::{ContentProbe, ForeignContent};
+use super::{Question, READING_CONTENT, VolumeCreation, failed_call};
 use crate::initiator::attach::{Controller, Namespace};
 use crate::label::{Label, LabelError};
 use crate::label_work::LabelIo;
@@ -21,6 +23,16 @@ pub(super) struct Drives {
     pub(super) namespaces: Vec<Namespace>,
     /// The label of each member's drive.
     labels: Vec<DriveLabel>,
+    /// The other content of each member's drive.
+    contents: Vec<DriveContent>,
+}
+
+/// The content of a drive apart from its label, as far as it has been read.
+#[derive(Clone, Debug)]
+struct DriveContent {
+    probe: ContentProbe,
+    /// Whether a read has been sent and has no answer yet.
+    is_requested: bool,
 }
 
 /// The label of a drive, as far as it has been read.
@@ -39,10 +51,35 @@ enum DriveLabel {
 }
 
 impl Drives {
-    /// Drives whose labels have not been read.
-    pub(super) fn new(controllers: Vec<Controller>, namespaces: Vec<Namespace>) -> Self {
+    /// Drives of which nothing has been read. `places[i]` is the place of member `i`.
+    pub(super) fn new(
+        controllers: Vec<Controller>,
+        namespaces: Vec<Namespace>,
+        places: &[MemberPlace],
+    ) -> Self {
         let labels = alloc::vec![DriveLabel::Unread; namespaces.len()];
-        Self { controllers, namespaces, labels }
+        let content = |(namespace, place): (&Namespace, &MemberPlace)| {
+            let max_bytes = controllers[place.target].mdts_bytes;
+            DriveContent {
+                probe: ContentProbe::new(namespace.blocks, max_bytes),
+                is_requested: false,
+            }
+        };
+        let contents = namespaces.iter().zip(places).map(content).collect();
+        Self { controllers, namespaces, labels, contents }
+    }
+
+    /// Takes in the blocks of a member's drive that were read.
+    pub(super) fn add_content(&mut self, member: usize, blocks: &[u8]) {
+        let content = &mut self.contents[member];
+        content.probe.add(blocks);
+        content.is_requested = false;
+    }
+
+    /// The foreign content of a member's drive. On a drive with a label, this may be the label
+    /// itself.
+    pub(super) fn content(&self, member: usize) -> Option<ForeignContent> {
+        self.contents[member].probe.content()
     }
 
     /// Forgets all labels, so that they are read again.
@@ -117,6 +154,51 @@ impl VolumeCreation {
             drives.labels[member] = DriveLabel::Requested;
         }
         Ok(drives.are_labels_read())
+    }
+
+    /// Reads the first and the last blocks of all members. Returns whether all have been read.
+    pub(super) fn read_content(
+        &mut self,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let Some(drives) = &mut self.drives else { return Ok(false) };
+        let mut are_all_read = true;
+        for (member, place) in self.config.places.iter().enumerate() {
+            let content = &mut drives.contents[member];
+            let Some(blocks) = content.probe.next_read() else { continue };
+            are_all_read = false;
+            if content.is_requested
+                || !self.targets.is_drives_queue_ready(associations, place.target)
+            {
+                continue;
+            }
+            labels::read_blocks(
+                &mut self.targets,
+                associations,
+                *place,
+                blocks,
+                Question::Content(member),
+                now,
+            )
+            .map_err(|source| failed_call(place.target, READING_CONTENT, source))?;
+            content.is_requested = true;
+        }
+        Ok(are_all_read)
+    }
+
+    /// Checks that every drive without a label is unused, unless its content may be given up.
+    pub(super) fn check_content_may_go(&self) -> Result<(), VolumeCreateError> {
+        if self.config.force {
+            return Ok(());
+        }
+        let Some(drives) = &self.drives else { return Ok(()) };
+        let mut members = 0..self.config.places.len();
+        let used = members.find_map(|member| Some((member, drives.content(member)?)));
+        match used {
+            Some((member, content)) => Err(VolumeCreateError::HoldsData { member, content }),
+            None => Ok(()),
+        }
     }
 
     /// The label that was read from a member's drive, if there was one.

@@ -8,10 +8,14 @@ use riopipe_nvme::digest::Crc32c;
 use super::super::calls::Associations;
 use super::super::error::{CallFailure, VolumeCreateError};
 use super::super::labels;
+use super::super::survey::LISTING;
+use super::foreign_content::wiped_ranges;
 use super::{ASKING, MAKING_PARTITIONS, Question, RELEASING, Step, VolumeCreation, failed_call};
 use crate::initiator::queue_pair::Data;
-use crate::label::Label;
-use crate::wire::{claim_command, release_command, status};
+use crate::label::{DATA_START, Label};
+use crate::wire::{
+    DIRECTORY_LEN, LogDirectory, claim_command, directory_command, release_command, status,
+};
 
 impl VolumeCreation {
     /// Whether the volume's engine has entries in the targets' logs.
@@ -52,13 +56,45 @@ impl VolumeCreation {
         } else if answer.is(status::LOG_DIRECTORY_FULL) {
             Err(VolumeCreateError::LogDirectoryFull { target, volumes: low })
         } else if answer.is(status::LOG_TOO_SMALL) {
-            Err(VolumeCreateError::LogTooSmall { target, need: low, free: high })
+            // The error names the volumes that have the space, for which the target is asked.
+            let volumes = Vec::new();
+            self.error =
+                Some(VolumeCreateError::LogTooSmall { target, need: low, free: high, volumes });
+            self.step = Step::ListingLog { target, is_asked: false };
+            Ok(())
         } else if answer.is(status::TOO_MANY_SLOTS) {
             let slots = self.config.slots;
             Err(VolumeCreateError::TooManySlots { target, slots, most: low })
         } else {
             Err(self.call_error(target, CallFailure::Status(answer)))
         }
+    }
+
+    /// Asks a target that has refused the partitions for the volumes in its log. Returns whether the
+    /// next call may do more.
+    pub(super) fn list_log(
+        &mut self,
+        target: usize,
+        now: u64,
+        associations: &mut impl Associations,
+    ) -> Result<bool, VolumeCreateError> {
+        let (sqe, data) = (directory_command(), Data::Read(DIRECTORY_LEN as u32));
+        self.targets
+            .ask_admin(associations, target, sqe, data, Question::Directory, now)
+            .map_err(|source| failed_call(target, LISTING, source))?;
+        self.step = Step::ListingLog { target, is_asked: true };
+        Ok(false)
+    }
+
+    /// The error of a log without space, with the volumes that have the space.
+    pub(super) fn log_too_small(&mut self, cqe: Cqe, page: &[u8]) -> Option<VolumeCreateError> {
+        // An earlier target does not know the command.
+        let directory = LogDirectory::decode(page).filter(|_| cqe.status().is_ok());
+        let mut error = self.error.take()?;
+        if let VolumeCreateError::LogTooSmall { volumes, .. } = &mut error {
+            *volumes = directory.map(|directory| directory.volumes).unwrap_or_default();
+        }
+        Some(error)
     }
 
     /// Asks each target for the number of slots in its partitions, if the volume has a log.
@@ -90,13 +126,22 @@ impl VolumeCreation {
         Ok(())
     }
 
-    /// Lists the writes of the new labels.
+    /// Lists the writes of the new labels. If a drive holds anything else, that is erased: first
+    /// around the labels, and, once the labels show that the drive belongs to the new volume, at
+    /// the end of the drive, which may still hold data of an old volume.
     pub(super) fn plan_label_writes(&mut self) {
-        let Some(label) = &self.label else { return };
-        for member in 0..self.config.places.len() {
+        let (Some(label), Some(drives)) = (&self.label, &self.drives) else { return };
+        for (member, place) in self.config.places.iter().enumerate() {
             let label = Label { index: member as u16, ..label.clone() };
-            let copies = new_copies(&label, self.present_label(member), self.config.crc32c);
+            let copies = new_copies(&label, drives.label(member), self.config.crc32c);
+            let is_used = drives.content(member).is_some();
+            let max_bytes = drives.controllers[place.target].mdts_bytes;
+            let ranges = wiped_ranges(drives.namespaces[member].blocks, max_bytes);
+            let (head, tail): (Vec<_>, Vec<_>) =
+                ranges.filter(|_| is_used).partition(|range| range.end <= DATA_START);
+            self.label_writes.extend(labels::zeroes(member, &head));
             self.label_writes.extend(labels::first_labels(member, copies));
+            self.label_writes.extend(labels::zeroes(member, &tail));
         }
     }
 

@@ -98,19 +98,26 @@ pub(super) enum OldState {
 }
 
 impl VolumeCreation {
-    /// Lists the old volumes, and asks their targets whether they have owners. If old volumes may
-    /// not be given up, the first drive that belongs to one is an error.
+    /// Checks that no drive has a label, unless old volumes may be given up.
+    pub(super) fn check_labels_may_go(&self) -> Result<(), VolumeCreateError> {
+        self.check_unreadable_labels()?;
+        let mut labels = self.drives.iter().flat_map(Drives::labels);
+        match labels.next() {
+            Some((member, label)) if !self.config.force => {
+                Err(VolumeCreateError::InUse { member, volume: label.name.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists the old volumes, and asks their targets whether they have owners.
     pub(super) fn begin_old_statuses(
         &mut self,
         now: u64,
         associations: &mut impl Associations,
     ) -> Result<(), VolumeCreateError> {
-        self.check_unreadable_labels()?;
         for member in 0..self.config.places.len() {
             let Some(label) = self.present_label(member).cloned() else { continue };
-            if !self.config.force {
-                return Err(VolumeCreateError::InUse { member, volume: label.name });
-            }
             if self.given_up.contains(&label.volume) {
                 continue;
             }

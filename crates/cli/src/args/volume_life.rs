@@ -1,0 +1,69 @@
+//! `rio volume list | delete | wipe`
+
+use clap::Args;
+
+use super::volume::Members;
+
+/// List volumes.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Reads the labels of all drives of the targets that -m names, and the directories of their logs. It
+finds volumes of which members are missing, and partitions of volumes of which no label is left (state
+\"no label\"): `rio volume delete ID --force` frees those. The second table is the space in each log.
+
+Examples:
+  rio volume list -m 192.0.2.10 -m 192.0.2.11
+  rio volume list -m 192.0.2.10 -o json | jq '.targets[].log_free_bytes'")]
+pub struct List {
+    /// The targets: any drive of each.
+    #[command(flatten)]
+    pub members: Members,
+}
+
+/// Delete a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+All data of the volume is lost. Its partitions in the logs are freed first, then the labels of its
+drives are erased. The drives are found by their labels, on all namespaces of the targets that -m names.
+There is no further question: the name must be that of the labels.
+
+Without --force nothing is deleted if the volume has an owner, or if one of its members is not on these
+targets. With --force the owner is displaced, and its next write fails; what is not found stays as it
+is. A log may have partitions of a volume of which no label is left, because a drive was replaced or
+erased: give the volume's id, which `rio volume list` shows, and --force.
+
+A deletion that was cut off may be repeated.
+
+Examples:
+  rio volume delete journal -m 192.0.2.10 -m 192.0.2.11
+  rio volume delete 3f2a9c5e-7d10-4b6e-9a51-c0ffee000001 --force -m 192.0.2.10")]
+pub struct Delete {
+    /// The volume's name, or its id
+    #[arg(value_name = "NAME|ID")]
+    pub volume: String,
+    /// The targets: any drive of each.
+    #[command(flatten)]
+    pub members: Members,
+    /// Displace an owner, and do without members that are not found
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Erase labels.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+For a drive that was left over from a volume: erases its label, and nothing else. A drive whose volume
+is there is refused without --force: all its members are on these targets, or a log has partitions of
+it. `rio volume delete` deletes a whole volume.
+
+Examples:
+  rio volume wipe -m 192.0.2.10,ns=3
+  rio volume wipe -m 192.0.2.10,ns=3 --force")]
+pub struct Wipe {
+    /// The drives.
+    #[command(flatten)]
+    pub members: Members,
+    /// Erase the label although the drive's volume is there, or the label can't be read
+    #[arg(long)]
+    pub force: bool,
+}
