@@ -4,13 +4,18 @@ use std::net::IpAddr;
 
 use riopipe::{
     AttachError, CallError, ClaimError, ConnectOptions, CreateError, MemberAddr, OpenError,
-    RecoverError, StreamError,
+    RecoverError, StreamError, VolumeInfo,
     cause::{AssembleError, Lack, OpeningError},
 };
 
 use crate::{
-    args::connect::{Connect, Digest},
+    args::{
+        connect::{Connect, Digest},
+        values,
+        volume::Members,
+    },
     failure::{Code, Failure},
+    known_volumes::{KnownError, KnownVolume, Places, StoredDigest, VARIABLE},
 };
 
 /// The options of a connection, from the command line.
@@ -51,7 +56,90 @@ pub fn members(texts: &[String]) -> Result<Vec<MemberAddr>, Failure> {
         };
         whole.parse::<MemberAddr>().map_err(|error| Failure::new(Code::Usage, error.to_string()))
     };
+    if texts.is_empty() {
+        return Err(Failure::new(Code::Usage, "no drives: give them with -m, once for each"));
+    }
     texts.iter().map(parse).collect()
+}
+
+/// The members of a volume in order, and the options to connect to them: those of the command line,
+/// or, without `-m`, those that the file of known volumes has for `name`.
+///
+/// # Errors
+/// A text is not an address, or the file of known volumes is damaged or does not have the volume.
+pub fn members_and_options(
+    name: Option<&str>,
+    args: &Members,
+) -> Result<(Vec<MemberAddr>, ConnectOptions), Failure> {
+    let options = connect_options(&args.connect);
+    let (true, Some(name)) = (args.members.is_empty(), name) else {
+        return Ok((members(&args.members)?, options));
+    };
+    let places = Places::of(args.volumes_file.as_deref());
+    let known = places.find(name).map_err(|error| known_failure(&error))?;
+    let known = known.ok_or_else(|| unknown_volume(name, &places))?;
+    Ok((members(&known.members)?, with_stored(options, &args.connect, &known)?))
+}
+
+/// The failure for a volume that no file of known volumes has.
+fn unknown_volume(name: &str, places: &Places) -> Failure {
+    let paths: Vec<String> = places.paths().map(|path| path.display().to_string()).collect();
+    let looked = match paths.is_empty() {
+        true => format!("{VARIABLE} is empty, so no file of known volumes is read"),
+        false => format!("{} has no such entry", paths.join(" or ")),
+    };
+    Failure::new(Code::Usage, format!("the drives of volume {name:?} are not known: {looked}"))
+        .hint("give them with -m, once for each, in the volume's order")
+}
+
+/// The options, with those that the file has for the volume where the command line has none.
+fn with_stored(
+    options: ConnectOptions,
+    args: &Connect,
+    known: &KnownVolume,
+) -> Result<ConnectOptions, Failure> {
+    let mut options = options;
+    options.header_digest |= known.hdr_digest;
+    if args.data_digest == Digest::Auto {
+        options.data_digest = known.data_digest.map(|digest| digest == StoredDigest::On);
+    }
+    let usage = |what: &str| Failure::new(Code::Usage, format!("the known volumes: {what}"));
+    if let (None, Some(nqn)) = (&args.hostnqn, &known.hostnqn) {
+        options.host_nqn = values::nqn(nqn).map_err(|what| usage(&what))?;
+    }
+    if let (None, Some(id)) = (args.hostid, &known.hostid) {
+        options.host_id = values::host_id(id).map_err(|what| usage(&what))?;
+    }
+    Ok(options)
+}
+
+/// The entry of a new volume in the file of known volumes.
+#[must_use]
+pub fn known_volume(info: &VolumeInfo, args: &Connect) -> KnownVolume {
+    let hex = |id: [u8; 16]| format!("{:032x}", u128::from_be_bytes(id));
+    KnownVolume {
+        id: Some(info.id.to_string()),
+        members: info.members.iter().map(|member| member.addr.to_string()).collect(),
+        hostnqn: args.hostnqn.clone(),
+        hostid: args.hostid.map(hex),
+        hdr_digest: args.hdr_digest,
+        data_digest: match args.data_digest {
+            Digest::Auto => None,
+            Digest::On => Some(StoredDigest::On),
+            Digest::Off => Some(StoredDigest::Off),
+        },
+    }
+}
+
+/// The failure of an access to the file of known volumes.
+#[must_use]
+pub fn known_failure(error: &KnownError) -> Failure {
+    let code = match error {
+        KnownError::Damaged { .. } | KnownError::Newer { .. } => Code::Usage,
+        _ => Code::Failed,
+    };
+    Failure::new(code, error.to_string())
+        .hint(format!("{VARIABLE} or --volumes-file names another file; -m needs none"))
 }
 
 fn host_len(text: &str) -> usize {

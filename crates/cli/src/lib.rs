@@ -12,6 +12,7 @@ pub mod failure;
 pub mod file_copy;
 pub mod file_header;
 pub mod interrupt;
+pub mod known_volumes;
 pub mod live;
 pub mod load;
 mod logging;

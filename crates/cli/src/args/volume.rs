@@ -39,9 +39,14 @@ pub enum Volume {
 #[derive(Args, Clone, Debug)]
 pub struct Members {
     /// A drive, `ADDR[:PORT][,nqn=NQN][,ns=N]`. Once for each, in the order of the stripes.
-    /// Without nqn= the target is asked; without ns= it is namespace 1
-    #[arg(short = 'm', long = "member", value_name = "DRIVE", required = true)]
+    /// Without nqn= the target is asked; without ns= it is namespace 1 [default: those that the
+    /// file of known volumes has]
+    #[arg(short = 'm', long = "member", value_name = "DRIVE")]
     pub members: Vec<String>,
+    /// The file of known volumes [default: RIO_VOLUMES, or else ~/.config/rio/volumes.toml, and
+    /// after it /etc/rio/volumes.toml, which is only read]
+    #[arg(long, value_name = "FILE")]
+    pub volumes_file: Option<PathBuf>,
     /// The connection's options.
     #[command(flatten)]
     pub connect: Connect,
@@ -71,13 +76,21 @@ pub struct Open {
     pub accept_lost_log: bool,
 }
 
+const MEMBERS_OF_NEW: &str = "\
+A drive, `ADDR[:PORT][,nqn=NQN][,ns=N]`. Once for each, in the order of the stripes. Without nqn= \
+the target is asked; without ns= it is namespace 1";
+
 /// Create a volume.
 #[derive(Args, Clone, Debug)]
+#[command(mut_arg("members", |members| members.required(true).help(MEMBERS_OF_NEW)))]
 #[command(after_help = "\
 Each drive gets a label that names the volume, all its members and their order; each target's
 ordering log gets partitions for its streams. A drive that holds anything is refused: a label, a file
 system, a partition table, a member of a RAID, swap space, or any bytes that are not zero in its first
 256 KiB. The message names what was found. --force erases it, its signatures included.
+
+The drives, and the options to connect to them, are kept in the file of known volumes. So later
+commands need only the name. An empty RIO_VOLUMES, or --no-volumes-file, keeps nothing.
 
 Examples:
   rio volume create journal -m 192.0.2.10
@@ -106,6 +119,9 @@ pub struct Create {
     /// an owner is refused all the same
     #[arg(long)]
     pub force: bool,
+    /// Don't keep the drives in the file of known volumes
+    #[arg(long, conflicts_with = "volumes_file")]
+    pub no_volumes_file: bool,
 }
 
 /// Inspect a volume.
@@ -115,10 +131,14 @@ Of a volume whose members are not all given, it shows what the labels of the giv
 volume's name and all its members, those that are missing among them.
 
 Examples:
+  rio volume show journal
   rio volume show -m 192.0.2.10 -m 192.0.2.11
   rio volume show -m 192.0.2.10                      one member: what does its label tell?
   rio volume show -m 192.0.2.10 -m 192.0.2.11 -o json | jq .generation")]
 pub struct Show {
+    /// The volume's name. Without it, -m names the drives
+    #[arg(required_unless_present = "members")]
+    pub name: Option<String>,
     /// Its drives.
     #[command(flatten)]
     pub members: Members,

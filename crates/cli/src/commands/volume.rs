@@ -7,13 +7,17 @@ mod recover;
 mod stat;
 mod view;
 
-use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume};
+use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
 
 use crate::{
     args::volume::{self as args, Create, Open, Show},
-    connect::{connect_options, create_failure, members, open_failure, stream_failure},
+    connect::{
+        connect_options, create_failure, known_volume, members, members_and_options, open_failure,
+        stream_failure,
+    },
     failure::{Code, Failure},
     interrupt::Interrupt,
+    known_volumes::{Kept, Places},
     output::Output,
     volume_store::{STREAM, VolumeStore},
 };
@@ -45,12 +49,35 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
     };
     let info = Volume::create(&args.name, &addresses, &options)
         .map_err(|error| create_failure(&args.name, &error))?;
+    if !args.no_volumes_file {
+        keep(args, &info, output);
+    }
     output.result(&view::VolumeView::new(&info, view::Origin::Created))
 }
 
+/// Adds the new volume to the file of known volumes. The volume exists, so a failure is only a note.
+fn keep(args: &Create, info: &VolumeInfo, output: &Output) {
+    let places = Places::of(args.members.volumes_file.as_deref());
+    let name = &args.name;
+    match places.keep(name, &known_volume(info, &args.members.connect)) {
+        Ok(None) => {}
+        Ok(Some(Kept { path, replaced })) => {
+            let path = path.display();
+            output
+                .note(format!("note: {path} has its drives, so later commands need only the name"));
+            if let Some(other) = replaced {
+                let members = other.members.join(" ");
+                output.note(format!("note: it had another volume {name:?} before, of {members}"));
+            }
+        }
+        Err(error) => output.note(format!(
+            "note: the drives are not kept, so later commands need them with -m: {error}"
+        )),
+    }
+}
+
 fn show(args: &Show, output: &Output) -> Result<(), Failure> {
-    let addresses = members(&args.members.members)?;
-    let connect = connect_options(&args.members.connect);
+    let (addresses, connect) = members_and_options(args.name.as_deref(), &args.members)?;
     let info = match Volume::inspect(&addresses, &connect) {
         Ok(info) => info,
         Err(error) => match list::part_of_volume(&addresses, &connect, &error) {
@@ -68,8 +95,7 @@ fn with_store<R>(
     output: &Output,
     work: impl FnOnce(&mut VolumeStore, &Volume, &Interrupt) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
-    let addresses = members(&args.members.members)?;
-    let connect = connect_options(&args.members.connect);
+    let (addresses, connect) = members_and_options(Some(&args.name), &args.members)?;
     let options = OpenOptions {
         take_over: args.take_over,
         wait_for_lease: args.wait,

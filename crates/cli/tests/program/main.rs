@@ -3,6 +3,7 @@
 mod faults;
 mod foreign_content;
 mod help;
+mod known;
 mod locks;
 mod log_dump;
 mod measure;

@@ -173,8 +173,16 @@ pub(crate) fn rio_in(folder: &Path, args: &[&str]) -> Done {
     finish(start_in(folder, args))
 }
 
+/// The program. It uses no file of known volumes, so that no test depends on the user's own or
+/// changes it.
+pub(crate) fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rio"));
+    command.env("RIO_VOLUMES", "");
+    command
+}
+
 pub(crate) fn start_in(folder: &Path, args: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_rio"))
+    program()
         .args(args)
         .current_dir(folder)
         .stdin(Stdio::null())

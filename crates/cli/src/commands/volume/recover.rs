@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::{
     args::volume::Recover,
-    connect::{connect_options, members, open_failure},
+    connect::{members_and_options, open_failure},
     failure::Failure,
     output::{Output, Report},
     progress::Progress,
 };
 
 pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
-    let addresses = members(&args.open.members.members)?;
+    let (addresses, connect) = members_and_options(Some(&args.open.name), &args.open.members)?;
     let options = RecoverOptions {
         dry_run: args.dry_run,
         save_undone: args.save_undone.clone(),
@@ -23,7 +23,7 @@ pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
         take_over: args.open.take_over,
         wait_for_lease: args.open.wait,
         accept_lost_log: args.open.accept_lost_log,
-        connect: connect_options(&args.open.members.connect),
+        connect,
     };
     let progress = Progress::steps(output, "connecting", 0);
     let recovery = Volume::recover(&args.open.name, &addresses, &options, &mut |step| {
