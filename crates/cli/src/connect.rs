@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use riopipe::{
-    AttachError, CallError, ClaimError, ConnectOptions, CreateError, MemberAddr, OpenError,
-    RecoverError, StreamError, VolumeInfo,
+    AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
+    OpenError, RecoverError, StreamError, VolumeInfo,
     cause::{AssembleError, Lack, OpeningError},
 };
 
@@ -207,19 +207,38 @@ fn hinted(failure: Failure, hint: Option<&'static str>) -> Failure {
     }
 }
 
-const ACCEPT: &str = "to accept the loss, open the volume once with --accept-lost-log: then nothing is \
+const ACCEPT: &str = "to accept the loss, `rio volume recover NAME --accept-lost-log`: then nothing is \
     undone on any target, and what is in doubt is listed";
-const NEW_LOG: &str = "`rio target serve --log` starts the target with a log; if the volume's log is lost, \
-    start it with a new one and open the volume once with --accept-lost-log: then nothing is undone on \
-    any target, and what is in doubt is listed";
+const ACCEPT_AT_TARGET: &str = "to accept the loss, start the target once with --accept-lost-log, and then \
+    `rio volume recover NAME --accept-lost-log`: then nothing is undone on any target, and what is in \
+    doubt is listed";
+const NO_LOG: &str = "`rio target serve --log` starts the target with the volume's log; if that log is lost, \
+    start it with a new one, or without one (the engine is then sync), and \
+    `rio volume recover NAME --accept-lost-log`: then nothing is undone on any target, and what is in \
+    doubt is listed";
 const FENCE: &str = "--take-over fences an owner that is there";
+
+/// The way to the volume's own engine, if this program has one.
+#[must_use]
+pub fn engine_hint(why: &EngineUnavailable) -> Option<&'static str> {
+    match why {
+        EngineUnavailable::Target { lack: Lack::Log, .. } => Some(
+            "for engine rio, `rio target serve --log` starts the target with a log, and \
+             `rio volume recover NAME --accept-lost-log` gives the volume space in it",
+        ),
+        EngineUnavailable::LogGivenUp { .. } => {
+            Some("`rio volume recover NAME --accept-lost-log` gives the volume space in that log")
+        }
+        _ => None,
+    }
+}
 
 /// Which option of this program helps, if one does.
 fn open_hint(error: &OpenError) -> Option<&'static str> {
     match error {
         OpenError::Claim { error, .. } => claim_hint(error),
         OpenError::Assemble { error: AssembleError::LogDue { blank: true, .. }, .. } => {
-            Some(NEW_LOG)
+            Some(NO_LOG)
         }
         OpenError::Assemble { error: AssembleError::LogDue { blank: false, .. }, .. } => {
             Some(ACCEPT)
@@ -237,11 +256,12 @@ fn claim_hint(error: &ClaimError) -> Option<&'static str> {
         ClaimError::Owned { .. } => {
             Some("--wait waits for the owner's lease; if it is gone for good: --take-over")
         }
-        ClaimError::LogLost { .. }
-        | ClaimError::LogDamaged { .. }
+        ClaimError::LogLost { .. } => Some(ACCEPT_AT_TARGET),
+        ClaimError::LogDamaged { .. }
         | ClaimError::LogMissing { .. }
+        | ClaimError::LogGivenUp { .. }
         | ClaimError::LogBehind { .. } => Some(ACCEPT),
-        ClaimError::NoLog { .. } => Some(NEW_LOG),
+        ClaimError::NoLog { .. } => Some(NO_LOG),
         _ => None,
     }
 }

@@ -54,6 +54,21 @@ pub struct StreamList {
     pub entries: Vec<ListedEntry>,
 }
 
+impl StreamList {
+    /// The list of a server whose log is lost: it has no entries and proves nothing.
+    #[must_use]
+    pub fn of_lost_log(server: u16) -> Self {
+        Self {
+            server,
+            released: Seq::ZERO,
+            newest_tag: GroupTag::NONE,
+            settled: false,
+            in_doubt: true,
+            entries: Vec::new(),
+        }
+    }
+}
+
 /// Blocks of one drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriveExtent {

@@ -68,7 +68,8 @@ pub(crate) fn create(
     options: &CreateOptions,
 ) -> Result<VolumeInfo, CreateError> {
     run_creation(name, members, options)?;
-    inspect(members, &options.connect).map_err(|error| match error {
+    let inspected = inspect(Some(name), members, &options.connect);
+    inspected.map(|(info, _)| info).map_err(|error| match error {
         OpenError::Attach(error) => CreateError::Attach(error),
         OpenError::Topology(error) => CreateError::Topology(error),
         other => {

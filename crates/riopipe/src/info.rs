@@ -4,7 +4,12 @@ use std::fmt::Display;
 
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::claim::ClaimError;
+use riopipe_session::label::AssembleError;
 use serde::{Serialize, Serializer};
+
+use crate::error::OpenError;
+use crate::recovery::EngineUnavailable;
 
 /// A volume, as its labels and targets describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +62,94 @@ pub struct MemberInfo {
     /// Whether the target's log is lost: since its last boot, or because it is older than the volume's
     /// labels.
     pub log_lost: bool,
+    /// The number of blocks of the namespace that the volume does not use: those beyond the stripe
+    /// units that the smallest member has.
+    pub unused_blocks: u64,
+}
+
+/// The result of an opening, as far as it is known before anything is changed. It comes from the same
+/// decision as that of the opening.
+#[derive(Debug)]
+pub struct Outlook {
+    /// The result, in one word.
+    pub state: OpeningState,
+    /// The error that the opening would return; `None` if it would open the volume.
+    pub refusal: Option<OpenError>,
+    /// The number of log entries that the opening would recover first, on the first target that has
+    /// any.
+    pub unrecovered: u32,
+    /// The engine that would run.
+    pub engine: EngineKind,
+    /// The reason, if that is not the engine for which the volume was created (trap T17).
+    pub fallback: Option<EngineUnavailable>,
+}
+
+/// The result of an opening, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpeningState {
+    /// It would open.
+    Free,
+    /// It would open, after the recovery of what is in the logs.
+    Unrecovered,
+    /// Another initiator owns the volume.
+    Owned,
+    /// A log is lost, or older than the labels.
+    LogLost,
+    /// A log is damaged.
+    LogDamaged,
+    /// A target has no log, and by the labels one is due.
+    NoLog,
+    /// A target has another log than the one that is due by the labels.
+    AnotherLogDue,
+    /// A log that was given up is back, with entries.
+    LogGivenUp,
+    /// The label of a drive was copied from another drive.
+    CopiedLabel,
+    /// It would be refused for another reason.
+    Refused,
+}
+
+impl OpeningState {
+    /// The state that this error of an opening stands for.
+    pub(crate) fn of_refusal(error: &OpenError) -> Self {
+        match error {
+            OpenError::Claim { error, .. } => match error {
+                ClaimError::Owned { .. } => Self::Owned,
+                ClaimError::LogLost { .. }
+                | ClaimError::LogMissing { .. }
+                | ClaimError::LogBehind { .. } => Self::LogLost,
+                ClaimError::LogDamaged { .. } => Self::LogDamaged,
+                ClaimError::LogGivenUp { .. } => Self::LogGivenUp,
+                ClaimError::NoLog { .. } => Self::NoLog,
+                _ => Self::Refused,
+            },
+            OpenError::Assemble { error, .. } => match error {
+                AssembleError::LogDue { blank: true, .. } => Self::NoLog,
+                AssembleError::LogDue { blank: false, .. } => Self::AnotherLogDue,
+                AssembleError::Copied { .. } => Self::CopiedLabel,
+                _ => Self::Refused,
+            },
+            _ => Self::Refused,
+        }
+    }
+
+    /// Its name in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Unrecovered => "unrecovered",
+            Self::Owned => "owned",
+            Self::LogLost => "log lost",
+            Self::LogDamaged => "log damaged",
+            Self::NoLog => "no log",
+            Self::AnotherLogDue => "another log is due",
+            Self::LogGivenUp => "log given up",
+            Self::CopiedLabel => "copied label",
+            Self::Refused => "refused",
+        }
+    }
 }
 
 /// Serialises a value as its text.

@@ -176,7 +176,7 @@ pub use error::{
 pub use failure::{Absence, Exhausted, FailureCause, StreamFailure};
 pub use group::Group;
 pub use identity::ConnectOptions;
-pub use info::{MemberInfo, VolumeInfo};
+pub use info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 pub use options::{ReaderOptions, StreamOptions};
 pub use piece::Buf;
 pub use reader::Reader;

@@ -15,15 +15,15 @@ use riopipe_metrics::Start;
 use riopipe_net::now_ns;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::log_region::LogKind;
+use riopipe_session::claim::Plan;
 use riopipe_session::engine_choice::Hindrance;
-use riopipe_session::initiator::attach::Namespace;
 use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{OpeningError, Progress};
 use riopipe_session::initiator::reconnect::BackOff;
 use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
-use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
+use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MembersError};
 use riopipe_session::initiator::volume::opening::{
     OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
 };
@@ -39,7 +39,7 @@ use crate::call_error::CallError;
 use crate::error::{OpenError, RecoverError};
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
-use crate::info::{MemberInfo, VolumeInfo};
+use crate::info::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 use crate::open_volume::{OpenVolume, Server};
 use crate::recovery::EngineUnavailable;
 use crate::recovery::{Recovery, streams_of};
@@ -102,23 +102,52 @@ pub(crate) fn dry_run(
     Ok(Recovery { dry_run: true, ..recovery_report(&finished) })
 }
 
-/// Inspects a volume without claiming it.
+/// Inspects a volume without claiming it, and decides what opening it would meet. `name` is the name
+/// that it must have, if the caller requests one.
 pub(crate) fn inspect(
+    name: Option<&str>,
     members: &[MemberAddr],
     connect: &ConnectOptions,
-) -> Result<VolumeInfo, OpenError> {
+) -> Result<(VolumeInfo, Outlook), OpenError> {
     let mut request = OpenRequest {
         engine: None,
         take_over: false,
         wait_for_lease: Duration::ZERO,
-        accept_lost_log: true,
+        accept_lost_log: false,
         check_ownership: false,
         connect,
         save_undone: None,
         progress: &mut |_| (),
     };
-    let finished = run_opening(None, members, Purpose::Inspect, &mut request)?;
-    Ok(volume_info(&finished.opened, members))
+    let FinishedOpening { targets, mut opened, .. } =
+        run_opening(name, members, Purpose::Inspect, &mut request)?;
+    let decision = opened.outlook.take().unwrap_or_else(|| Ok(Plan::default()));
+    let volume = &opened.members.head.name;
+    let outlook = outlook(volume, members, &targets, connect.timeout, &opened, decision);
+    Ok((volume_info(&opened, members), outlook))
+}
+
+/// The decision about an opening, with the error that the opening would return.
+fn outlook(
+    volume: &str,
+    members: &[MemberAddr],
+    targets: &Targets,
+    timeout: Duration,
+    opened: &OpenedVolume,
+    decision: Result<Plan, VolumeOpenError>,
+) -> Outlook {
+    let fallback = opened.fallback.map(|hindrance| engine_unavailable(targets, hindrance));
+    let (state, refusal, unrecovered) = match decision {
+        Ok(Plan { unrecovered: Some((_, entries)), .. }) => {
+            (OpeningState::Unrecovered, None, entries)
+        }
+        Ok(_) => (OpeningState::Free, None, 0),
+        Err(error) => {
+            let error = open_error(volume, members, targets, timeout, error, None);
+            (OpeningState::of_refusal(&error), Some(error), 0)
+        }
+    };
+    Outlook { state, refusal, unrecovered, engine: opened.engine, fallback }
 }
 
 fn opening_config(
@@ -328,6 +357,9 @@ fn engine_unavailable(targets: &Targets, hindrance: Hindrance) -> EngineUnavaila
             EngineUnavailable::Target { target: targets.name(lacking.target), lack: lacking.what }
         }
         Hindrance::MadeFor(engine) => EngineUnavailable::MadeFor(engine),
+        Hindrance::LogGivenUp { target } => {
+            EngineUnavailable::LogGivenUp { target: targets.name(target) }
+        }
     }
 }
 
@@ -354,11 +386,7 @@ fn recovery_report(finished: &FinishedOpening) -> Recovery {
 /// The properties of the volume. `addrs` are the addresses of its members.
 fn volume_info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
     let members = &opened.members;
-    let drives = members.places.iter().zip(&members.namespaces);
-    let member_infos = addrs
-        .iter()
-        .zip(drives)
-        .map(|(addr, (place, namespace))| member_info(opened, addr, place, namespace));
+    let member_infos = (0..).zip(addrs).map(|(member, addr)| member_info(opened, addr, member));
     VolumeInfo {
         name: members.head.name.clone(),
         id: members.head.volume,
@@ -372,13 +400,9 @@ fn volume_info(opened: &OpenedVolume, addrs: &[MemberAddr]) -> VolumeInfo {
     }
 }
 
-fn member_info(
-    opened: &OpenedVolume,
-    addr: &MemberAddr,
-    place: &MemberPlace,
-    namespace: &Namespace,
-) -> MemberInfo {
+fn member_info(opened: &OpenedVolume, addr: &MemberAddr, member: usize) -> MemberInfo {
     let OpenedVolume { members, statuses, .. } = opened;
+    let (place, namespace) = (&members.places[member], &members.namespaces[member]);
     let controller = &members.controllers[place.target];
     // Only targets with Rio's extension have a status.
     let status: Option<&VolumeStatus> =
@@ -399,6 +423,7 @@ fn member_info(
         owner: other_owner.map(|status| status.owner.clone()),
         unrecovered: status.map_or(0, |status| status.live_entries),
         log_lost: status.is_some_and(|status| members.is_log_lost(place.target, status)),
+        unused_blocks: members.unused_blocks(member),
     }
 }
 

@@ -295,6 +295,16 @@ pub enum EngineUnavailable {
     /// The volume was created for this other engine, so it has no log partitions.
     #[error("it was created for engine {0}, without space in the ordering logs")]
     MadeFor(EngineKind),
+    /// The volume's log on the target was given up, and its labels name none there since. The target
+    /// has a log now.
+    #[error(
+        "on target {target}: the volume's ordering log there was given up; to give it space in the \
+         log that the target has now, open it once with accept_lost_log"
+    )]
+    LogGivenUp {
+        /// The target.
+        target: TargetAddr,
+    },
 }
 
 #[cfg(test)]

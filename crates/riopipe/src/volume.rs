@@ -19,7 +19,7 @@ use crate::error::{
 };
 use crate::failure::Exhausted;
 use crate::identity::ConnectOptions;
-use crate::info::VolumeInfo;
+use crate::info::{Outlook, VolumeInfo};
 use crate::lock::lock;
 use crate::open::{self, OpenRequest, Opened};
 use crate::open_volume::OpenVolume;
@@ -119,7 +119,22 @@ impl Volume {
         members: &[MemberAddr],
         connect: &ConnectOptions,
     ) -> Result<VolumeInfo, OpenError> {
-        open::inspect(members, connect)
+        open::inspect(None, members, connect).map(|(info, _)| info)
+    }
+
+    /// As [`inspect`](Self::inspect), and decides what [`open`](Self::open) would meet now: the same
+    /// decision is made, and nothing is changed. `name` is the name that the volume must have, if
+    /// there is one. A volume with a log that is lost, or with the label of another drive, can be
+    /// inspected, although opening refuses it.
+    ///
+    /// # Errors
+    /// [`OpenError`]: not even the properties of the volume are known.
+    pub fn examine(
+        name: Option<&str>,
+        members: &[MemberAddr],
+        connect: &ConnectOptions,
+    ) -> Result<(VolumeInfo, Outlook), OpenError> {
+        open::inspect(name, members, connect)
     }
 
     /// Lists the volumes that are on the targets of `members`: those with labels on any of the

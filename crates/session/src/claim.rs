@@ -112,16 +112,27 @@ pub enum ClaimError {
         target: usize,
     },
     /// By its labels, the volume has partitions on the target. The target was started without any
-    /// log. To give up the lost log is not enough, because the volume needs a place for the new
-    /// one.
+    /// log.
     #[error(
         "the target was started without an ordering log, and by its labels the volume has one \
-         there: start the target with that log; if that log is lost, start the target with a new \
-         one, and then open with accept_lost_log"
+         there: start the target with that log; if that log is lost, open with accept_lost_log"
     )]
     NoLog {
         /// The target.
         target: usize,
+    },
+    /// By its labels, the volume has no log on the target, because that log was given up. The
+    /// target has a log with entries of the volume all the same: the one that was given up is back.
+    #[error(
+        "the target's ordering log was given up when it was lost, and it is back with {entries} \
+         entries of the volume: start the target without it, or, to use it again, open with \
+         accept_lost_log: nothing is undone then, and the writes in doubt are listed"
+    )]
+    LogGivenUp {
+        /// The target.
+        target: usize,
+        /// The number of entries.
+        entries: u32,
     },
     /// The generation of the log is lower than the one of the labels. Every claim is durable in all
     /// logs before it is on any label, so this log is not the one that the last owner has written
@@ -190,6 +201,7 @@ impl ClaimError {
             | Self::LogDamaged { target }
             | Self::LogMissing { target }
             | Self::NoLog { target }
+            | Self::LogGivenUp { target, .. }
             | Self::LogBehind { target, .. }
             | Self::Marks { target }
             | Self::Streams { target, .. } => Some(*target),
@@ -230,7 +242,14 @@ pub fn plan(
             let lease_left_ms = status.lease_left_ms;
             return Err(ClaimError::Owned { target, owner: status.owner.clone(), lease_left_ms });
         }
-        if !needs_log(target) || !check_log(intent, target, status)? {
+        if !needs_log(target) {
+            if status.known && !status.unlogged && status.live_entries > 0 {
+                probe::count_rare(Rare::LogRefused);
+                return Err(ClaimError::LogGivenUp { target, entries: status.live_entries });
+            }
+            continue;
+        }
+        if !check_log(intent, target, status)? {
             continue;
         }
         // The log of a connected owner is in use. Whether it has entries to recover is known only

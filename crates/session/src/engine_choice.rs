@@ -34,6 +34,11 @@ pub enum Hindrance {
     Target(Lacking),
     /// The volume was created for this engine, so it has no partitions in the ordering logs.
     MadeFor(EngineKind),
+    /// The log on this target was given up, so the labels name none there. The target has a log now.
+    LogGivenUp {
+        /// The target, counted from 0.
+        target: usize,
+    },
 }
 
 /// The engine that will run.
@@ -58,8 +63,9 @@ pub fn choose_for_new(
     choose_or_fall_back(EngineKind::PREFERRED, required, || first_lacking(extensions))
 }
 
-/// Chooses the engine for a volume that was created for the engine `made_for`. The other parameters
-/// are those of [`choose_for_new`].
+/// Chooses the engine for a volume that was created for the engine `made_for`. `logged` has for each
+/// target whether the volume has, or gets, partitions in the log there. The other parameters are
+/// those of [`choose_for_new`].
 ///
 /// # Errors
 /// The caller insists on engine `rio`, which can't run.
@@ -67,13 +73,17 @@ pub fn choose(
     made_for: EngineKind,
     required: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
+    logged: impl IntoIterator<Item = bool>,
 ) -> Result<Choice<Hindrance>, Hindrance> {
     choose_or_fall_back(made_for, required, || {
         if let Some(lacking) = first_lacking(extensions) {
             return Some(Hindrance::Target(lacking));
         }
-        let has_partitions = made_for.capabilities().keeps_log;
-        if has_partitions { None } else { Some(Hindrance::MadeFor(made_for)) }
+        if !made_for.capabilities().keeps_log {
+            return Some(Hindrance::MadeFor(made_for));
+        }
+        let target = logged.into_iter().position(|logged| !logged)?;
+        Some(Hindrance::LogGivenUp { target })
     })
 }
 
@@ -135,7 +145,7 @@ mod tests {
     fn t17_one_foreign_target_makes_the_volume_fall_back_to_sync() {
         let (log, none) = (extension(Some(LogKind::Dax)), extension(None));
         let whole = Choice { engine: RIO, fallback: None };
-        assert_eq!(choose(RIO, None, [log, log]), Ok(whole));
+        assert_eq!(choose(RIO, None, [log, log], [true; 2]), Ok(whole));
         let cases = [
             ([log, None], Lacking { target: 1, what: Lack::Extension }),
             ([none, None], Lacking { target: 0, what: Lack::Log }),
@@ -143,8 +153,9 @@ mod tests {
         for (targets, lacking) in cases {
             let hindrance = Hindrance::Target(lacking);
             let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
-            assert_eq!(choose(RIO, None, targets), Ok(back));
-            assert_eq!(choose(RIO, Some(RIO), targets), Err(hindrance), "never without a report");
+            assert_eq!(choose(RIO, None, targets, [true; 2]), Ok(back));
+            let insists = choose(RIO, Some(RIO), targets, [true; 2]);
+            assert_eq!(insists, Err(hindrance), "never without a report");
             let back = Choice { engine: EngineKind::Sync, fallback: Some(lacking) };
             assert_eq!(choose_for_new(None, targets), Ok(back));
             assert_eq!(choose_for_new(Some(RIO), targets), Err(lacking));
@@ -157,10 +168,24 @@ mod tests {
         let log = extension(Some(LogKind::Block));
         for engine in [EngineKind::Sync, EngineKind::None] {
             let whole = Ok(Choice { engine, fallback: None });
-            assert_eq!(choose(engine, None, [None]), whole);
-            assert_eq!(choose(RIO, Some(engine), [None]), whole);
+            assert_eq!(choose(engine, None, [None], [false]), whole);
+            assert_eq!(choose(RIO, Some(engine), [None], [true]), whole);
             assert_eq!(choose_for_new(Some(engine), [None]).map(|c| c.engine), Ok(engine));
-            assert_eq!(choose(engine, Some(RIO), [log]), Err(Hindrance::MadeFor(engine)));
+            let hindrance = Hindrance::MadeFor(engine);
+            assert_eq!(choose(engine, Some(RIO), [log], [false]), Err(hindrance));
         }
+    }
+
+    #[test]
+    fn t19_a_log_that_was_given_up_is_not_used_before_the_labels_name_it() {
+        let log = extension(Some(LogKind::Block));
+        let hindrance = Hindrance::LogGivenUp { target: 1 };
+        let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
+        assert_eq!(choose(RIO, None, [log, log], [true, false]), Ok(back));
+        assert_eq!(choose(RIO, Some(RIO), [log, log], [true, false]), Err(hindrance));
+        // A target without a log is the first thing to change.
+        let lacking = Hindrance::Target(Lacking { target: 0, what: Lack::Log });
+        let without = [extension(None), log];
+        assert_eq!(choose(RIO, Some(RIO), without, [false, false]), Err(lacking));
     }
 }

@@ -227,8 +227,8 @@ impl Label {
     }
 
     /// The label for the next owner of the volume, which must be written over the older copy.
-    /// `region` is the log region that the member's target has from now on; `None` if it stays the
-    /// same.
+    /// `region` is the log region that the member's target has from now on, zero if it has none;
+    /// `None` if it stays the same. The label of a volume whose engine keeps no log names none.
     ///
     /// The newer copy must be durable before the older one is overwritten. The newer copy may have
     /// been read from a volatile cache only, and a power cut could then destroy both copies (trap
@@ -238,9 +238,8 @@ impl Label {
         let mut label = self.clone();
         label.generation = generation.max(label.generation);
         label.sequence = label.sequence.wrapping_add(1);
-        let has_log = log_due(&label).is_some();
         if let Some(region) = region
-            && has_log
+            && label.engine.capabilities().keeps_log
         {
             let own_number = usize::from(label.index);
             label.members[own_number].region = region;
@@ -345,14 +344,19 @@ pub enum AssembleError {
     /// The target serves the drive with another log than the one that is due by the label (trap
     /// T19).
     #[error(
-        "member {given}: its target has {}; start the target with the volume's log, or {}open with \
-         the loss accepted (accept_lost_log)",
+        "member {given}: its target has {}; start the target with the volume's log, or, if that log \
+         is lost, open with the loss accepted (accept_lost_log){}",
         if *.blank {
             "no ordering log where one is due by the label"
         } else {
             "another ordering log than the one that is due by the label"
         },
-        if *.blank { "start it with a new log and then " } else { "" }
+        if *.blank {
+            ": then the volume has no log there, and its engine is sync; to keep its engine, start the \
+             target with a new log first"
+        } else {
+            ""
+        }
     )]
     LogDue {
         /// The number of the member, as given.
@@ -511,7 +515,13 @@ pub(crate) mod tests {
         let given_up = label(2).for_owner(7, Some([77; 16]));
         assert_eq!(given_up.members[2].region, [77; 16]);
         assert_eq!(given_up.members[..2], label(2).members[..2]);
-        let mut unlogged = label(2);
+        // A log that was lost without another one, and one that comes after it.
+        let without = label(2).for_owner(7, Some([0; 16]));
+        assert_eq!(log_due(&without), None);
+        assert_eq!(log_due(&without.for_owner(8, None)), None);
+        assert_eq!(log_due(&without.for_owner(8, Some([77; 16]))), Some([77; 16]));
+        // A volume whose engine keeps no log.
+        let mut unlogged = Label { engine: EngineKind::Sync, ..label(2) };
         unlogged.members[2].region = [0; 16];
         assert_eq!(unlogged.for_owner(7, Some([77; 16])).members, unlogged.members);
     }

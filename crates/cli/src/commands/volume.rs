@@ -12,8 +12,8 @@ use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
 use crate::{
     args::volume::{self as args, Create, Open, Show},
     connect::{
-        connect_options, create_failure, known_volume, members, members_and_options, open_failure,
-        stream_failure,
+        connect_options, create_failure, engine_hint, known_volume, members, members_and_options,
+        open_failure, stream_failure,
     },
     failure::{Code, Failure},
     interrupt::Interrupt,
@@ -52,7 +52,7 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
     if !args.no_volumes_file {
         keep(args, &info, output);
     }
-    output.result(&view::VolumeView::new(&info, view::Origin::Created))
+    output.result(&view::VolumeView::created(&info))
 }
 
 /// Adds the new volume to the file of known volumes. The volume exists, so a failure is only a note.
@@ -77,15 +77,16 @@ fn keep(args: &Create, info: &VolumeInfo, output: &Output) {
 }
 
 fn show(args: &Show, output: &Output) -> Result<(), Failure> {
-    let (addresses, connect) = members_and_options(args.name.as_deref(), &args.members)?;
-    let info = match Volume::inspect(&addresses, &connect) {
-        Ok(info) => info,
+    let name = args.name.as_deref();
+    let (addresses, connect) = members_and_options(name, &args.members)?;
+    let (info, outlook) = match Volume::examine(name, &addresses, &connect) {
+        Ok(found) => found,
         Err(error) => match list::part_of_volume(&addresses, &connect, &error) {
             Some(part) => return output.result(&part),
             None => return Err(open_failure(&error)),
         },
     };
-    output.result(&view::VolumeView::new(&info, view::Origin::Found))
+    output.result(&view::VolumeView::found(&info, &outlook))
 }
 
 /// Opens the volume, runs `f` on its first stream, and closes both in order, also after an error: a
@@ -110,7 +111,8 @@ fn with_store<R>(
     }
     if let Some(why) = &recovery.fallback {
         let engine = volume.engine();
-        output.note(format!("note: {why}; engine {engine}: {}", engine.promise()));
+        let hint = engine_hint(why).map(|hint| format!("; {hint}")).unwrap_or_default();
+        output.note(format!("note: {why}{hint}; engine {engine}: {}", engine.promise()));
     }
     let timeout = args.members.connect.io_timeout;
     let options = StreamOptions { timeout, ..StreamOptions::default() };

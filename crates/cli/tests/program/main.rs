@@ -6,6 +6,7 @@ mod help;
 mod known;
 mod locks;
 mod log_dump;
+mod lost_log;
 mod measure;
 mod serve;
 mod site;

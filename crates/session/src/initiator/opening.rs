@@ -44,6 +44,7 @@ pub use error::OpeningError;
 use jobs::Job;
 pub use outcome::{Counts, Outcome, StreamOutcome};
 use pages::Lists;
+pub use phases::plan_opening;
 
 /// Limit of commands in flight on an admin queue.
 pub const ADMIN_COMMANDS_MAX: usize = 8;
@@ -73,8 +74,12 @@ pub struct OpeningServer {
     pub present: bool,
     /// Whether the target has Rio's extension. A target without it takes no part (trap T17).
     pub has_extension: bool,
-    /// Whether the labels name a log on the target.
+    /// Whether the volume has partitions in the target's log by its labels, or gets new ones with
+    /// the claim because the caller accepts that a log is lost.
     pub logged: bool,
+    /// Whether the labels name a log there, and the target has none, and the caller accepts that. The
+    /// volume then goes on without a log there (traps T19, T26).
+    pub loses_log: bool,
     /// Whether the target has an ordering log.
     pub has_log: bool,
     /// Limit of the data of one command, bytes (MDTS).
@@ -318,6 +323,7 @@ impl Opening {
             Mode::Reopen { generation, .. } | Mode::Acknowledge { generation, .. } => *generation,
         };
         let queues = config.servers.iter().map(|_| ServerQueue::default()).collect();
+        let logs_invalid = config.servers.iter().any(|server| server.loses_log);
         let mut opening = Self {
             config,
             mode,
@@ -333,7 +339,7 @@ impl Opening {
             statuses: Vec::new(),
             lists: Lists::default(),
             log_error: None,
-            logs_invalid: false,
+            logs_invalid,
             streams_to_settle: Vec::new(),
             outcome: Outcome::default(),
         };

@@ -391,6 +391,7 @@ impl World {
             present: true,
             has_extension: true,
             logged: true,
+            loses_log: false,
             has_log: true,
             transfer_bytes_max: self.transfer,
             members: (2 * at as u8..2 * at as u8 + 2)

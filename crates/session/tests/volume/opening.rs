@@ -3,7 +3,7 @@
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::EngineKind;
 use riopipe_session::claim::ClaimError;
-use riopipe_session::engine_choice::Hindrance;
+use riopipe_session::engine_choice::{Hindrance, Lack, Lacking};
 use riopipe_session::initiator::association::{AssociationError, ControlQueue, DrivesState};
 use riopipe_session::initiator::endpoint::Endpoint;
 use riopipe_session::initiator::opening::{OpeningError, Phase};
@@ -360,9 +360,9 @@ fn t17_an_engine_that_the_volume_was_not_made_for_is_refused() {
     assert!(opened.resume_claim(0).is_some_and(|claim| claim.unlogged));
 }
 
-/// The advice is followed to its end: each refusal names the next step, and the last one opens.
+/// The advice is followed to its end: each refusal names the next step, and each step opens.
 #[test]
-fn t19_a_lost_log_is_given_up_once_the_target_has_a_new_one() {
+fn t19_a_lost_log_is_given_up_with_a_new_one_or_without_one() {
     let mut cluster = Cluster::with_volume(2);
     crash_with_a_gap(&mut cluster);
     let restart = |cluster: &mut Cluster, log| {
@@ -375,18 +375,47 @@ fn t19_a_lost_log_is_given_up_once_the_target_has_a_new_one() {
     let error = cluster.open(opening(2)).error();
     let due = AssembleError::LogDue { given: 1, blank: true };
     assert_eq!(error, VolumeOpenError::Members(due.into()));
-    assert!(error.to_string().contains("start it with a new log and then open"), "{error}");
-    // Giving up alone is not enough, and no target is claimed for it.
-    for purpose in [Purpose::DryRun, Purpose::Claim] {
-        let run = cluster.open(VolumeOpeningConfig { purpose, ..accepting() });
-        assert!(!phases(&run.events).contains(&Phase::Claim));
-        let error = run.error();
-        assert_eq!(error, VolumeOpenError::Opening(ClaimError::NoLog { target: 1 }.into()));
-        let text = error.to_string();
-        assert!(text.contains("start the target with a new one"), "{text}");
-        assert!(text.contains("accept_lost_log"), "{text}");
-    }
+    assert!(error.to_string().contains("accept_lost_log"), "{error}");
+    let shown = cluster.open(VolumeOpeningConfig { purpose: Purpose::Inspect, ..opening(2) });
+    assert_eq!(shown.opened().volume.outlook, Some(Err(error)));
+    // A dry run reports what accepting the loss does, and changes nothing.
+    let purpose = Purpose::DryRun;
+    let dry = cluster.open(VolumeOpeningConfig { purpose, ..accepting() }).opened().volume;
+    assert!(dry.outcome.streams.iter().all(|s| s.plan.log_given_up && s.plan.undo.is_empty()));
 
+    // Without a new log, the volume goes on without one there.
+    let mut opened = cluster.open(accepting()).opened();
+    assert_eq!(
+        opened.volume.outcome.streams[0].plan.in_doubt,
+        dry.outcome.streams[0].plan.in_doubt
+    );
+    let lacking = Lacking { target: 1, what: Lack::Log };
+    let without = (EngineKind::Sync, Some(Hindrance::Target(lacking)));
+    assert_eq!((opened.volume.engine, opened.volume.fallback), without);
+    assert!(opened.volume.outcome.streams[0].plan.log_given_up);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), 3, "nothing is undone (T26)");
+    assert_eq!(opened.volume.members.labels[1].members[1].region, [0; 16]);
+    assert!(opened.volume.resume_claim(1).is_some_and(|claim| claim.unlogged));
+    cluster.cut(&mut opened.wires);
+    // From now on it needs no acceptance, and still nothing is undone.
+    let mut again = cluster.open(opening(2)).opened();
+    assert_eq!((again.volume.engine, again.volume.fallback), without);
+    assert!(again.volume.outcome.streams[0].plan.log_given_up);
+    assert_eq!(cluster.byte(0, 0, DATA_START + 2), 3, "nothing is undone (T26)");
+    cluster.cut(&mut again.wires);
+
+    // A new log there is used once that is accepted.
+    restart(&mut cluster, Some([9; 16]));
+    let mut sync = cluster.open(opening(2)).opened();
+    let given_up = Hindrance::LogGivenUp { target: 1 };
+    assert_eq!((sync.volume.engine, sync.volume.fallback), (EngineKind::Sync, Some(given_up)));
+    cluster.cut(&mut sync.wires);
+    let mut rio = cluster.open(accepting()).opened();
+    assert_eq!((rio.volume.engine, rio.volume.fallback), (EngineKind::Rio, None));
+    assert_eq!(rio.volume.members.labels[1].members[1].region, [9; 16]);
+    cluster.cut(&mut rio.wires);
+
+    // With a new log at once.
     restart(&mut cluster, Some([8; 16]));
     let error = cluster.open(opening(2)).error();
     let due = AssembleError::LogDue { given: 1, blank: false };

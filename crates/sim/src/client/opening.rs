@@ -209,6 +209,7 @@ impl Client {
                 ClaimError::LogLost { target }
                 | ClaimError::LogDamaged { target }
                 | ClaimError::LogMissing { target }
+                | ClaimError::LogGivenUp { target, .. }
                 | ClaimError::NoLog { target },
             ) => Refused::Log(*target),
             OpeningError::Claim(ClaimError::LogBehind { .. }) => Refused::OldLog,

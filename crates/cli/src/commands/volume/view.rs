@@ -1,6 +1,6 @@
 //! A volume in the form that `rio volume create` and `show` print.
 
-use riopipe::{MemberInfo, VolumeInfo};
+use riopipe::{MemberInfo, OpeningState, Outlook, VolumeInfo};
 use riopipe_lab::{
     table::{Align, Table},
     terminal::Terminal,
@@ -8,18 +8,13 @@ use riopipe_lab::{
 };
 use serde::Serialize;
 
-use crate::output::Report;
+use crate::{
+    connect::{engine_hint, open_failure},
+    output::Report,
+};
 
-/// The source of the description.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// The volume has just been created.
-    Created,
-    /// The volume existed.
-    Found,
-}
-
-/// A volume. Its JSON is the library's description of it, its size in bytes and its state.
+/// A volume. Its JSON is the library's description of it, its size in bytes, and the result that an
+/// opening would have.
 #[derive(Debug, Serialize)]
 pub(super) struct VolumeView<'a> {
     schema: &'static str,
@@ -27,42 +22,104 @@ pub(super) struct VolumeView<'a> {
     info: &'a VolumeInfo,
     bytes: u64,
     state: &'static str,
+    /// The error of an opening.
+    refusal: Option<RefusalView>,
+    /// The engine with which it would be opened.
+    opens_with: &'static str,
+    /// The reason, if that is not its own.
+    fallback: Option<String>,
+    /// Whether the volume has just been created.
     #[serde(skip)]
-    origin: Origin,
+    is_new: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct RefusalView {
+    message: String,
+    hint: Option<String>,
 }
 
 impl<'a> VolumeView<'a> {
-    pub(super) fn new(info: &'a VolumeInfo, origin: Origin) -> Self {
+    /// A volume that has just been created.
+    pub(super) fn created(info: &'a VolumeInfo) -> Self {
         Self {
             schema: "rio-volume/1",
             info,
             bytes: info.blocks * u64::from(info.block_size),
-            state: state(&info.members),
-            origin,
+            state: OpeningState::Free.name(),
+            refusal: None,
+            opens_with: info.engine.name(),
+            fallback: None,
+            is_new: true,
         }
     }
-}
 
-/// Whether the volume could be opened now.
-fn state(members: &[MemberInfo]) -> &'static str {
-    let any = |what: fn(&MemberInfo) -> bool| members.iter().any(what);
-    if any(|member| member.owner.is_some()) {
-        "owned"
-    } else if any(|member| member.log_lost) {
-        "log lost"
-    } else if any(|member| member.unrecovered > 0) {
-        "unrecovered"
-    } else {
-        "free"
+    /// A volume that was found, and the result that an opening would have.
+    pub(super) fn found(info: &'a VolumeInfo, outlook: &Outlook) -> Self {
+        let refusal = outlook.refusal.as_ref().map(|error| {
+            let failure = open_failure(error);
+            RefusalView { message: failure.message, hint: failure.hint }
+        });
+        let fallback = outlook.fallback.as_ref().map(|why| match engine_hint(why) {
+            Some(hint) => format!("{why}; {hint}"),
+            None => why.to_string(),
+        });
+        Self {
+            schema: "rio-volume/1",
+            info,
+            bytes: info.blocks * u64::from(info.block_size),
+            state: outlook.state.name(),
+            refusal,
+            opens_with: outlook.engine.name(),
+            fallback,
+            is_new: false,
+        }
+    }
+
+    /// The state in words, with the next step.
+    fn meaning(&self) -> String {
+        let mut text = match &self.refusal {
+            Some(RefusalView { message, hint }) => {
+                let hint = hint.as_ref().map(|hint| format!("\n  {hint}")).unwrap_or_default();
+                format!("{}: opening it fails now: {message}{hint}", self.state)
+            }
+            None if self.state == OpeningState::Unrecovered.name() => {
+                "unrecovered: a log holds what has not been recovered: the next command that opens \
+                 the volume recovers it; `rio volume recover --dry-run` shows what that would do"
+                    .to_owned()
+            }
+            None => "not in use".to_owned(),
+        };
+        if let Some(why) = &self.fallback {
+            text += &format!("\nit opens with engine {}: {why}", self.opens_with);
+        }
+        text
+    }
+
+    /// The members of which the volume leaves more than a stripe unit unused.
+    fn waste(&self) -> String {
+        let mut text = String::new();
+        for (i, member) in self.info.members.iter().enumerate() {
+            if member.unused_blocks >= u64::from(self.info.unit_blocks) {
+                let bytes = |blocks: u64| units::bytes(blocks * u64::from(self.info.block_size));
+                text += &format!(
+                    "member {i}: {} of its {} are not used: each member gives as much as the \
+                     smallest\n",
+                    bytes(member.unused_blocks),
+                    bytes(member.blocks)
+                );
+            }
+        }
+        text
     }
 }
 
 impl Report for VolumeView<'_> {
     fn text(&self, terminal: &Terminal) -> String {
         let info = self.info;
-        let what = match self.origin {
-            Origin::Created => format!("Volume {:?} is made", info.name),
-            Origin::Found => format!("Volume {:?}", info.name),
+        let what = match self.is_new {
+            true => format!("Volume {:?} is made", info.name),
+            false => format!("Volume {:?}", info.name),
         };
         let mut text = format!(
             "{what}: {}, engine {}, {} streams, stripe unit {}, generation {}\n\
@@ -73,7 +130,7 @@ impl Report for VolumeView<'_> {
             units::bytes(u64::from(info.unit_blocks) * u64::from(info.block_size)),
             info.generation,
             info.id,
-            meaning(self.state),
+            self.meaning(),
         );
         let mut table = Table::new(&[
             ("", Align::Right),
@@ -96,22 +153,8 @@ impl Report for VolumeView<'_> {
             ]);
         }
         text += &table.render(terminal);
+        text += &self.waste();
         text
-    }
-}
-
-fn meaning(state: &str) -> &'static str {
-    match state {
-        "owned" => "in use: opening it is refused while its owner is there, short of --take-over",
-        "log lost" => {
-            "a log was lost with its target's last boot: opening it is refused, short of \
-             --accept-lost-log"
-        }
-        "unrecovered" => {
-            "a log holds what has not been recovered: the next command that opens the volume recovers \
-             it; `rio volume recover --dry-run` shows what that would do"
-        }
-        _ => "not in use",
     }
 }
 
@@ -131,7 +174,7 @@ fn member_state(member: &MemberInfo) -> String {
 
 #[cfg(test)]
 mod tests {
-    use riopipe::EngineKind;
+    use riopipe::{ClaimError, EngineKind, OpenError};
 
     use super::*;
 
@@ -147,6 +190,7 @@ mod tests {
             owner: None,
             unrecovered: 0,
             log_lost: false,
+            unused_blocks: 15,
         };
         VolumeInfo {
             name: "journal".to_owned(),
@@ -165,7 +209,7 @@ mod tests {
     #[test]
     fn golden_json() {
         let info = info();
-        let json = serde_json::to_value(VolumeView::new(&info, Origin::Found)).unwrap();
+        let json = serde_json::to_value(VolumeView::found(&info, &outlook(None))).unwrap();
         let keys = |value: &serde_json::Value| {
             let mut keys: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
             keys.sort();
@@ -173,12 +217,12 @@ mod tests {
         };
         assert_eq!(
             keys(&json),
-            "block_size blocks bytes engine generation id members name schema state streams \
-             unit_blocks"
+            "block_size blocks bytes engine fallback generation id members name opens_with refusal \
+             schema state streams unit_blocks"
         );
         assert_eq!(
             keys(&json["members"][0]),
-            "addr blocks log log_lost nguid nqn owner slots unrecovered volatile"
+            "addr blocks log log_lost nguid nqn owner slots unrecovered unused_blocks volatile"
         );
         assert_eq!(json["schema"], "rio-volume/1");
         assert_eq!(json["engine"], "rio");
@@ -190,16 +234,37 @@ mod tests {
     #[test]
     fn the_text_describes_the_volume_and_its_state() {
         let mut info = info();
-        let text = |info: &VolumeInfo| VolumeView::new(info, Origin::Found).text(&Terminal::PLAIN);
+        let found = |info: &VolumeInfo, refusal| {
+            VolumeView::found(info, &outlook(refusal)).text(&Terminal::PLAIN)
+        };
+        let text = |info: &VolumeInfo| found(info, None);
         for part in ["\"journal\"", "2 GiB", "engine rio", "64 KiB", "192.0.2.2:4421", "not in use"]
         {
             assert!(text(&info).contains(part), "{part}: {}", text(&info));
         }
         info.members[1].unrecovered = 9;
         assert!(text(&info).contains("9 entries not recovered"));
-        assert_eq!(state(&info.members), "unrecovered");
         info.members[0].owner = Some("nqn.2026-11.com.example:host".to_owned());
         assert!(text(&info).contains("owned by nqn.2026-11.com.example:host"));
-        assert_eq!(state(&info.members), "owned");
+        assert!(!text(&info).contains("not used"), "less than a stripe unit");
+        info.members[1].unused_blocks = 1 << 17;
+        assert!(text(&info).contains("member 1: 512 MiB of its 1 GiB are not used"));
+        // The error of an opening, with the option that helps.
+        let error = ClaimError::LogMissing { target: 0 };
+        let text = found(&info, Some(error));
+        for part in ["log lost: opening it fails now: volume \"journal\"", "--accept-lost-log"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    fn outlook(refusal: Option<ClaimError>) -> Outlook {
+        let error = |error| OpenError::Claim { volume: "journal".into(), target: None, error };
+        Outlook {
+            state: if refusal.is_some() { OpeningState::LogLost } else { OpeningState::Free },
+            refusal: refusal.map(error),
+            unrecovered: 0,
+            engine: EngineKind::Rio,
+            fallback: None,
+        }
     }
 }

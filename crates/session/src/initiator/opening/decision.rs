@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use riopipe_order::attribute::{Attribute, GroupTag, Kind, Member, Seq, StreamId};
+use riopipe_order::attribute::{Attribute, Kind, Member, StreamId};
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::recovery::{self, DriveExtent, StreamList, StreamPlan};
 
@@ -67,6 +67,8 @@ impl Opening {
         if matches!(self.mode, Mode::DryRun(_)) {
             self.mark_logs_to_give_up(&mut lists);
         }
+        let losing = self.config.servers.iter().position(|server| server.loses_log);
+        lists.extend(losing.map(|server| StreamList::of_lost_log(server as u16)));
         // If a log is in doubt, nothing is undone. Then an entry outside of the data area is only
         // left out.
         if lists.iter().any(|list| list.in_doubt) {
@@ -100,14 +102,7 @@ impl Opening {
             let server = server as u16;
             match lists.iter_mut().find(|list| list.server == server) {
                 Some(list) => list.in_doubt = true,
-                None => lists.push(StreamList {
-                    server,
-                    released: Seq::ZERO,
-                    newest_tag: GroupTag::NONE,
-                    settled: false,
-                    in_doubt: true,
-                    entries: Vec::new(),
-                }),
+                None => lists.push(StreamList::of_lost_log(server)),
             }
         }
     }
@@ -150,7 +145,7 @@ impl Opening {
         cut
     }
 
-    /// The drives to be flushed: every volatile drive of the targets that have logs. A drive
+    /// The drives to be flushed: every volatile drive of the targets that have or lose logs. A drive
     /// without anything to undo is flushed, too. Its cache may hold an in-place update of a dropped
     /// group, and the content that the caller reads before it acknowledges the update must not
     /// change again.
@@ -158,7 +153,9 @@ impl Opening {
         if probe::is_bug_planted(Plant::T9UndoNotFlushed) {
             return Vec::new();
         }
-        let members = self.logged_servers().into_iter().flat_map(|server| {
+        let losing = |server: &usize| self.config.servers[*server].loses_log;
+        let losing = (0..self.config.servers.len()).filter(losing);
+        let members = self.logged_servers().into_iter().chain(losing).flat_map(|server| {
             let members = &self.config.servers[server].members;
             let volatile = members.iter().filter(|member| member.volatile);
             volatile.map(move |member| (server, member.place.member))

@@ -13,7 +13,10 @@ use riopipe_order::probe::{self, Plant, Rare};
 
 use super::jobs::Job;
 use super::pages::Lists;
-use super::{Mode, Opening, OpeningError, OpeningMember, Outcome, Pending, Phase, ServerQueue};
+use super::{
+    Mode, Opening, OpeningConfig, OpeningError, OpeningMember, OpeningServer, Outcome, Pending,
+    Phase, ServerQueue,
+};
 use crate::claim::{ClaimError, Intent, Plan, is_behind, plan};
 use crate::wire::list::SETTLE_STREAMS_MAX;
 use crate::wire::{self, VolumeStatus};
@@ -198,7 +201,9 @@ impl Opening {
         self.begin_phase(Phase::Claim)
     }
 
-    /// Whether the content of a target's log is given up with the claim.
+    /// Whether the content of a target's log is given up with the claim. If the volume goes on without
+    /// one of its logs, all others are given up, too: each records durably that the order is not
+    /// known as a whole, so that no later recovery undoes anything (trap T26).
     pub(super) fn gives_up(&self, server: usize) -> bool {
         let Some(intent) = self.intent() else { return false };
         if !intent.accept_lost_log || !self.config.servers[server].logged {
@@ -283,15 +288,7 @@ impl Opening {
         let mut statuses = self.statuses.iter().map(|(_, status)| status);
         let has_active_owner = statuses.any(|status| status.owned && status.lease_left_ms == 0);
         let take_over = intent.take_over && !(is_dry_run && has_active_owner);
-        // To give up a log is to make a new one in its place. A target without a log region has no
-        // place for it. So the volume is refused before any target is claimed.
-        let lacks_log = |server: &usize| !self.config.servers[*server].has_log;
-        if let Some(target) = self.logged_servers().into_iter().find(lacks_log) {
-            probe::count_rare(Rare::LogRefused);
-            return Err(ClaimError::NoLog { target });
-        }
-        let logged = |server: usize| self.config.servers[server].logged;
-        plan(&Intent { take_over, ..*intent }, &self.statuses, logged)
+        plan_opening(&self.config, &Intent { take_over, ..*intent }, &self.statuses)
     }
 
     /// The target of a member, and the member there.
@@ -306,6 +303,28 @@ impl Opening {
     pub(super) fn nsid(&self, member: Member) -> u32 {
         self.find_member(member).map_or(0, |(_, found)| found.place.nsid)
     }
+}
+
+/// Decides by the statuses whether the volume may be claimed with this intent, and with which
+/// generation. `statuses` has the number and the status of each target that has the extension.
+///
+/// # Errors
+/// The first reason found for which the volume can't be claimed. No target was asked to do anything.
+pub fn plan_opening(
+    config: &OpeningConfig,
+    intent: &Intent,
+    statuses: &[(usize, VolumeStatus)],
+) -> Result<Plan, ClaimError> {
+    // The volume is refused before any target is claimed.
+    let mut servers = config.servers.iter();
+    let lacks_log = |server: &OpeningServer| {
+        server.present && server.has_extension && server.logged && !server.has_log
+    };
+    if let Some(target) = servers.position(lacks_log) {
+        probe::count_rare(Rare::LogRefused);
+        return Err(ClaimError::NoLog { target });
+    }
+    plan(intent, statuses, |server| config.servers[server].logged)
 }
 
 /// The error that the volume has another owner, which `status` names.

@@ -133,6 +133,44 @@ impl Members {
         Ok(Self { controllers, places: places.to_vec(), namespaces, labels, head, layout })
     }
 
+    /// The members as far as they can be shown: as [`check`](Self::check), but a log that is not the
+    /// one of the labels, and labels that were copied from other drives, are accepted. Also returns
+    /// the error for which an opening refuses the volume, if there is one.
+    ///
+    /// # Errors
+    /// The members can't be shown.
+    pub fn check_for_inspection(
+        name: Option<&str>,
+        controllers: Vec<Controller>,
+        places: &[MemberPlace],
+        namespaces: Vec<Namespace>,
+        mut found: Vec<Found>,
+        layout: Layout,
+    ) -> Result<(Self, Option<MembersError>), MembersError> {
+        let refusal = label_work::check_labels(name, &found, false).err();
+        // Each copied label is in the way of the next check.
+        while let Err(AssembleError::Copied { given }) =
+            label_work::check_labels(name, &found, true)
+        {
+            let drive = &mut found[given];
+            let due = drive.label.as_ref().ok().and_then(|label| label.members.get(given));
+            let Some(due) = due else { break };
+            drive.nguid = due.nguid;
+        }
+        let members = Self::check(name, controllers, places, namespaces, found, true, layout)?;
+        Ok((members, refusal.map(MembersError::from)))
+    }
+
+    /// The number of blocks of a member's drive that the volume does not use. Each member gives as
+    /// many stripe units as the smallest one has.
+    #[must_use]
+    pub fn unused_blocks(&self, member: usize) -> u64 {
+        let unit = u64::from(self.head.unit_blocks.max(1));
+        let stripes = self.labels.iter().map(|label| label.data_blocks / unit).min().unwrap_or(0);
+        let used = self.layout.start.saturating_add(stripes.saturating_mul(unit));
+        self.namespaces.get(member).map_or(0, |namespace| namespace.blocks.saturating_sub(used))
+    }
+
     /// The largest generation on any label (trap T24).
     #[must_use]
     pub fn label_generation(&self) -> u32 {
@@ -154,9 +192,25 @@ impl Members {
         members_on(&self.places, target)
     }
 
-    /// The description of the volume for its recovery.
+    /// For each target, whether the volume has partitions in its log by the labels, or gets them with
+    /// a claim that accepts the loss of a log.
     #[must_use]
-    pub fn opening_config(&self) -> OpeningConfig {
+    pub fn logged_targets(&self, accept_lost_log: bool) -> Vec<bool> {
+        let accepts = accept_lost_log && self.head.engine.capabilities().keeps_log;
+        let controllers = self.controllers.iter().enumerate();
+        let is_logged = |(target, controller): (usize, &Controller)| match accepts {
+            // The labels will name the log that the target has now, or none.
+            true => region_of(controller).is_some(),
+            false => self.is_logged(target),
+        };
+        controllers.map(is_logged).collect()
+    }
+
+    /// The description of the volume for its recovery. With `accept_lost_log`, the claim gives up
+    /// the logs that are lost.
+    #[must_use]
+    pub fn opening_config(&self, accept_lost_log: bool) -> OpeningConfig {
+        let logged = self.logged_targets(accept_lost_log);
         let servers = self.controllers.iter().enumerate().map(|(at, controller)| {
             let member = |place: MemberNamespace| OpeningMember {
                 place,
@@ -167,7 +221,8 @@ impl Members {
             OpeningServer {
                 present: true,
                 has_extension: controller.extension.is_some(),
-                logged: self.is_logged(at),
+                logged: logged[at],
+                loses_log: self.is_logged(at) && !logged[at],
                 has_log: region_of(controller).is_some(),
                 transfer_bytes_max: controller.mdts_bytes as usize,
                 members: self.members_on(at).into_iter().map(member).collect(),

@@ -40,6 +40,7 @@ use super::error::VolumeOpenError;
 use super::members::{Layout, LeaseTimes, MemberPlace, Members};
 use super::recovery::{RecoveryDriver, StepTimes};
 use super::saving::{SaveStep, Saving};
+use crate::claim::Plan;
 use crate::engine_choice::Hindrance;
 use crate::initiator::attach::{Controller, Namespace};
 use crate::initiator::known::KnownTarget;
@@ -51,7 +52,8 @@ use crate::wire::{Claim, VolumeStatus};
 /// The purpose of an opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To inspect the volume: nothing is changed, and an owner may be active.
+    /// To inspect the volume, and to decide what an opening would meet: nothing is changed, and an
+    /// owner may be active.
     Inspect,
     /// To report the result that a recovery would have: nothing is changed.
     DryRun,
@@ -154,7 +156,9 @@ pub enum OpeningEvent {
 pub struct OpenedVolume {
     /// The volume's drives and labels.
     pub members: Members,
-    /// The engine that runs.
+    /// The decision about an opening, if the volume was only inspected; else `None`.
+    pub outlook: Option<Outlook>,
+    /// The engine that runs, or that an opening would run.
     pub engine: EngineKind,
     /// The reason, if that is not the engine for which the volume was made (trap T17).
     pub fallback: Option<Hindrance>,
@@ -172,11 +176,15 @@ pub struct OpenedVolume {
     pub lease_ms: u32,
 }
 
+/// The decision about an opening of a volume that was inspected: the plan of the claim, or the error
+/// with which the opening would be refused before it has changed anything.
+pub type Outlook = Result<Plan, VolumeOpenError>;
+
 impl OpenedVolume {
     /// The description of the volume for the recovery of its streams.
     #[must_use]
     pub fn opening_config(&self) -> OpeningConfig {
-        self.members.opening_config()
+        self.members.opening_config(false)
     }
 
     /// The claim with which the owner claims the volume again on a target that it has lost (promise
@@ -219,7 +227,11 @@ enum Step {
     /// The labels of all members are being read.
     ReadingLabels(LabelReading),
     /// Each target is asked for its state of the volume.
-    ReadingStatuses { statuses: Vec<(usize, VolumeStatus)> },
+    ReadingStatuses {
+        statuses: Vec<(usize, VolumeStatus)>,
+        /// The error for which an opening refuses the labels, if there is one.
+        refusal: Option<VolumeOpenError>,
+    },
     /// The driver claims the volume and recovers it.
     Recovering,
     /// The labels are being rewritten; recovery pauses.
@@ -279,6 +291,8 @@ pub struct VolumeOpening {
     /// before the claim.
     engine: EngineKind,
     fallback: Option<Hindrance>,
+    /// The decision of an inspection.
+    outlook: Option<Outlook>,
     /// The places of the volume's blocks on its drives.
     block_map: Option<Topology>,
     /// The recovery of this attempt; `None` before the labels have been checked.
@@ -310,6 +324,7 @@ impl VolumeOpening {
             members: None,
             engine: EngineKind::None,
             fallback: None,
+            outlook: None,
             block_map: None,
             driver: None,
             step_times: StepTimes::default(),

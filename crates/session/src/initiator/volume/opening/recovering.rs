@@ -12,7 +12,7 @@ use riopipe_nvme::command::Sqe;
 use super::super::calls::Associations;
 use super::super::error::VolumeOpenError;
 use super::super::labels;
-use super::super::members::MemberPlace;
+use super::super::members::{MemberPlace, region_of};
 use super::super::recovery::{RecoveryDriver, command_of};
 use super::super::saving::{Next, ReadPart, Saving};
 use super::failing::{label_error, save_error};
@@ -86,13 +86,11 @@ impl VolumeOpening {
         let generation = driver.opening().generation();
         self.events.push_back(OpeningEvent::Claimed { generation });
         let nguids = members.namespaces.iter().map(|namespace| namespace.nguid).collect();
-        let log_region_of = |place: &MemberPlace| {
-            let extension = members.controllers[place.target].extension;
-            extension.map_or([0; 16], |extension| extension.region)
-        };
+        let log_region_of =
+            |place: &MemberPlace| region_of(&members.controllers[place.target]).unwrap_or_default();
         let log_regions = members.places.iter().map(log_region_of);
         // If the caller accepts that a log is lost, the labels name the logs that the targets have
-        // now.
+        // now. Where a target has none, they name none (trap T19).
         let new_regions = self.config.accept_lost_log.then(|| log_regions.collect());
         let work = Relabel::new(&members.head, nguids, generation, new_regions, self.config.crc32c);
         self.step = Step::Relabeling { work, in_flight: false };

@@ -18,10 +18,12 @@ use super::super::labels;
 use super::super::members::{Members, namespaces, region_of};
 use super::super::recovery::{RecoveryDriver, StepTimes};
 use super::failing::{label_error, status_error};
-use super::{LabelReading, OpenedVolume, Purpose, Question, SaveState, Step, VolumeOpening};
-use crate::claim::Intent;
+use super::{
+    LabelReading, OpenedVolume, Outlook, Purpose, Question, SaveState, Step, VolumeOpening,
+};
+use crate::claim::{Intent, Plan};
 use crate::engine_choice::{Choice, choose};
-use crate::initiator::opening::{Mode, Opening, Outcome};
+use crate::initiator::opening::{Mode, Opening, Outcome, plan_opening};
 use crate::label_work::{self, LabelIo};
 use crate::wire::VolumeStatus;
 
@@ -113,7 +115,7 @@ impl VolumeOpening {
                 let found = label_work::found(nguid, region, &page, self.config.crc32c);
                 labels.found[member] = Some(found);
             }
-            (Question::Status, Step::ReadingStatuses { statuses }) => {
+            (Question::Status, Step::ReadingStatuses { statuses, .. }) => {
                 let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
                 let status = VolumeStatus::decode(&page);
                 statuses.push((server, status.ok_or(status_error(server, nonsense))?));
@@ -181,39 +183,46 @@ impl VolumeOpening {
         else {
             return Ok(false);
         };
-        let members = Members::check(
-            self.config.name.as_deref(),
-            labels.controllers,
-            &self.config.places,
-            labels.namespaces,
-            labels.found.into_iter().flatten().collect(),
-            self.config.accept_lost_log,
-            self.config.layout,
-        )?;
         self.step_times.connect = now.saturating_sub(self.attempt_began);
-        self.begin_claim_or_inspection(members, now, associations)?;
+        self.begin_claim_or_inspection(labels, now, associations)?;
         Ok(true)
     }
 
-    /// Begins the inspection of a volume whose labels are valid, or its claim and recovery.
+    /// Checks the labels, and begins the inspection of the volume, or its claim and recovery.
     pub(super) fn begin_claim_or_inspection(
         &mut self,
-        members: Members,
+        labels: LabelReading,
         now: u64,
         associations: &mut impl Associations,
     ) -> Result<(), VolumeOpenError> {
-        let block_map = members.block_map()?;
-        if self.config.purpose == Purpose::Inspect {
-            self.begin_inspection(members, block_map, now, associations)
-        } else {
-            self.begin_claim(members, block_map, now)
+        let LabelReading { controllers, namespaces, found, .. } = labels;
+        let found = found.into_iter().flatten().collect();
+        let (config, name) = (&self.config, self.config.name.as_deref());
+        let (places, layout) = (&config.places, config.layout);
+        if config.purpose == Purpose::Inspect {
+            let (members, refusal) = Members::check_for_inspection(
+                name,
+                controllers,
+                places,
+                namespaces,
+                found,
+                layout,
+            )?;
+            let block_map = members.block_map()?;
+            let refusal = refusal.map(VolumeOpenError::from);
+            return self.begin_inspection(members, refusal, block_map, now, associations);
         }
+        let accept = config.accept_lost_log;
+        let members = Members::check(name, controllers, places, namespaces, found, accept, layout)?;
+        let block_map = members.block_map()?;
+        self.begin_claim(members, block_map, now)
     }
 
     /// Asks every target that has the extension for its state of the volume.
     pub(super) fn begin_inspection(
         &mut self,
         members: Members,
+        refusal: Option<VolumeOpenError>,
         block_map: Topology,
         now: u64,
         associations: &mut impl Associations,
@@ -229,7 +238,7 @@ impl VolumeOpening {
             }
         }
         self.members = Some(members);
-        self.step = Step::ReadingStatuses { statuses: Vec::new() };
+        self.step = Step::ReadingStatuses { statuses: Vec::new(), refusal };
         Ok(())
     }
 
@@ -241,33 +250,65 @@ impl VolumeOpening {
         block_map: Topology,
         now: u64,
     ) -> Result<(), VolumeOpenError> {
+        let intent = self.choose_intent(&members)?;
+        let mode = match self.config.purpose {
+            Purpose::Claim => Mode::Open(intent),
+            Purpose::Inspect | Purpose::DryRun => Mode::DryRun(intent),
+        };
+        let attempt = self.config.attempt;
+        let config = members.opening_config(self.config.accept_lost_log);
+        let opening = Opening::new(config, mode, attempt)?;
+        self.clock_read_since_decision = false;
+        self.driver = Some(RecoveryDriver::new(opening, attempt, self.config.timeout_ns, now));
+        (self.block_map, self.members) = (Some(block_map), Some(members));
+        self.report_progress();
+        Ok(())
+    }
+
+    /// Chooses the engine, and the options of the claim.
+    ///
+    /// # Errors
+    /// The caller insists on an engine that can't run.
+    fn choose_intent(&mut self, members: &Members) -> Result<Intent, VolumeOpenError> {
         let extensions = members.controllers.iter().map(|controller| controller.extension);
+        let logged = members.logged_targets(self.config.accept_lost_log);
         let Choice { engine, fallback } =
-            choose(members.head.engine, self.config.engine, extensions).map_err(|hindrance| {
-                // An engine can be refused only if the caller insists on it.
-                let engine = self.config.engine.unwrap_or(members.head.engine);
-                VolumeOpenError::Engine { engine, hindrance }
-            })?;
+            choose(members.head.engine, self.config.engine, extensions, logged).map_err(
+                |hindrance| {
+                    // An engine can be refused only if the caller insists on it.
+                    let engine = self.config.engine.unwrap_or(members.head.engine);
+                    VolumeOpenError::Engine { engine, hindrance }
+                },
+            )?;
         (self.engine, self.fallback) = (engine, fallback);
-        let intent = Intent {
+        Ok(Intent {
             engine,
             take_over: self.config.take_over,
             accept_lost_log: self.config.accept_lost_log,
             label_generation: members.label_generation(),
             streams: members.head.streams,
             lease_ms: self.config.lease.lease_ms(engine),
+        })
+    }
+
+    /// Makes the decision that an opening would make before it changes anything.
+    fn decide_outlook(
+        &mut self,
+        refusal: Option<VolumeOpenError>,
+        statuses: &[(usize, VolumeStatus)],
+    ) -> Outlook {
+        let Some(members) = self.members.take() else { return Ok(Plan::default()) };
+        let intent = self.choose_intent(&members);
+        let outlook = match (refusal, intent) {
+            (Some(error), _) | (None, Err(error)) => Err(error),
+            (None, Ok(intent)) => {
+                let config = members.opening_config(intent.accept_lost_log);
+                plan_opening(&config, &intent, statuses)
+                    .map_err(|error| VolumeOpenError::Opening(error.into()))
+            }
         };
-        let mode = match self.config.purpose {
-            Purpose::Claim => Mode::Open(intent),
-            Purpose::Inspect | Purpose::DryRun => Mode::DryRun(intent),
-        };
-        let attempt = self.config.attempt;
-        let opening = Opening::new(members.opening_config(), mode, attempt)?;
-        self.clock_read_since_decision = false;
-        self.driver = Some(RecoveryDriver::new(opening, attempt, self.config.timeout_ns, now));
-        (self.block_map, self.members) = (Some(block_map), Some(members));
-        self.report_progress();
-        Ok(())
+        self.members = Some(members);
+        outlook
     }
 
     /// Ends the inspection, once all targets have reported their state of the volume. Returns
@@ -281,10 +322,12 @@ impl VolumeOpening {
         }
         // An inspection has no generation, and recovers nothing.
         let (generation, outcome, step_times) = (0, Outcome::default(), StepTimes::default());
-        let Step::ReadingStatuses { statuses } = core::mem::replace(&mut self.step, Step::Ended)
+        let Step::ReadingStatuses { statuses, refusal } =
+            core::mem::replace(&mut self.step, Step::Ended)
         else {
             return Ok(false);
         };
+        self.outlook = Some(self.decide_outlook(refusal, &statuses));
         self.end_with_result(generation, statuses, outcome, step_times, associations)?;
         Ok(false)
     }
@@ -312,6 +355,7 @@ impl VolumeOpening {
         self.step = Step::Ended;
         self.result = Some(Ok(OpenedVolume {
             members,
+            outlook: self.outlook.take(),
             engine: self.engine,
             fallback: self.fallback,
             generation,

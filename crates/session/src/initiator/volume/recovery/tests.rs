@@ -15,6 +15,7 @@ fn driver(attempt: u32) -> RecoveryDriver {
         has_extension: true,
         has_log: true,
         logged: true,
+        loses_log: false,
         transfer_bytes_max: 1 << 20,
         members: vec![OpeningMember {
             place: MemberNamespace { member: Member(at), nsid: 1 },
