@@ -7,16 +7,23 @@ use serde::Serialize;
 use super::list::list_failure;
 use crate::{
     args::volume_life::{Delete, Wipe},
-    connect::{connect_options, members},
+    connect::{connect_options, members, members_and_options},
     failure::{Code, Failure},
+    known_volumes::Places,
     output::{Output, Report},
 };
 
 pub(super) fn run(args: &Delete, output: &Output) -> Result<(), Failure> {
-    let addresses = members(&args.members.members)?;
-    let connect = connect_options(&args.members.connect);
+    let (addresses, connect) = members_and_options(Some(&args.volume), &args.members)?;
     let deleted = Volume::delete(&args.volume, &addresses, args.force, &connect)
         .map_err(|error| failure(&format!("can't delete volume {:?}", args.volume), &error))?;
+    if let Some(name) = &deleted.name {
+        let places = Places::of(args.members.volumes_file.as_deref());
+        // The volume is deleted, so a failure is only a note.
+        if let Err(error) = places.forget(name, &deleted.id.to_string()) {
+            output.note(format!("note: the entry of volume {name:?} is not removed: {error}"));
+        }
+    }
     output.result(&DeletedView { schema: "rio-volume-delete/1", deleted })
 }
 
