@@ -22,6 +22,7 @@ pub mod own_targets;
 pub mod progress;
 pub mod stage_table;
 mod standard_stream;
+mod terminal;
 pub mod volume_store;
 
 use std::{process::ExitCode, sync::Arc};

@@ -61,6 +61,15 @@ pub(crate) fn print_line(line: String) {
     log().lines.push(line + "\n");
 }
 
+/// Prints a picture of a progress bar, unless standard error has not taken all lines before. The
+/// next picture replaces it.
+pub(crate) fn print_picture(picture: Vec<u8>) {
+    let log = log();
+    if log.lines.is_idle() {
+        log.lines.push(picture);
+    }
+}
+
 /// Writes all pending lines before the process ends, unless nothing reads them.
 pub(crate) fn finish() {
     let Some(log) = LOG.get() else { return };

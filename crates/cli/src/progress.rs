@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::output::Output;
+use crate::{output::Output, terminal::Terminal};
 
 /// A bar on standard error, or nothing if it is not shown. It vanishes when dropped.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Progress {
 
     fn new(output: &Output, what: &str, total: u64, template: &str) -> Self {
         let target = match output.shows_progress() {
-            true => ProgressDrawTarget::stderr(),
+            true => ProgressDrawTarget::term_like(Box::<Terminal>::default()),
             false => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some(total), target);

@@ -68,6 +68,11 @@ impl Lines {
         }
     }
 
+    /// Whether everything that was queued is written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state.waiting.load(Ordering::Acquire) == 0
+    }
+
     /// Waits until all is written, or nothing was for as long as `timeout`.
     pub(super) fn drain(&self, timeout: Duration) {
         // Reports the latest lost lines.

@@ -5,7 +5,10 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write, pipe},
     iter::repeat_with,
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    os::{
+        fd::{AsRawFd, FromRawFd},
+        unix::fs::OpenOptionsExt,
+    },
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -200,4 +203,42 @@ fn a_target_serves_without_a_reader_of_its_output() {
     signal(&child, "-TERM");
     assert_eq!(finish(child).code, 0);
     drop(log);
+}
+
+/// A pseudo-terminal whose other end reads nothing, and which takes no more bytes.
+fn full_terminal() -> (File, File) {
+    let (mut master, mut slave) = (-1, -1);
+    let null = std::ptr::null_mut();
+    // SAFETY: two places for descriptors; the name, the attributes and the size are optional.
+    let opened =
+        unsafe { libc::openpty(&raw mut master, &raw mut slave, null, null.cast(), null.cast()) };
+    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the call has just opened them for this function alone.
+    let (master, slave) = unsafe { (File::from_raw_fd(master), File::from_raw_fd(slave)) };
+    let mut filler = File::options()
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(format!("/proc/self/fd/{}", slave.as_raw_fd()))
+        .unwrap();
+    let mut writes = repeat_with(|| filler.write(&[b'x'; 1024]));
+    let error = writes.find_map(Result::err).unwrap();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+    (master, slave)
+}
+
+#[test]
+fn a_stopped_terminal_delays_no_progress() {
+    let site = Site::new(1, "mem:64M,lazy");
+    site.create();
+    site.file("a", 50 << 20);
+    let members = site.members();
+    for verb in ["write", "verify", "recover"] {
+        let (_master, slave) = full_terminal();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rio"));
+        command.args(["volume", verb, "v"]).args(&members);
+        command.args((verb != "recover").then_some("a")).current_dir(site.folder.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(slave);
+        let done = finish(command.spawn().unwrap());
+        assert_eq!(done.code, 0, "{verb}: {done:?}");
+    }
 }
