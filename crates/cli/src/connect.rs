@@ -216,6 +216,8 @@ const NO_LOG: &str = "`rio target serve --log` starts the target with the volume
     start it with a new one, or without one (the engine is then sync), and \
     `rio volume recover NAME --accept-lost-log`: then nothing is undone on any target, and what is in \
     doubt is listed";
+const ADOPT: &str = "if it was moved, and the original is gone: stop its target, let it adopt its identity \
+    with `rio target identity DRIVE --adopt`, and start the target again";
 const FENCE: &str = "--take-over fences an owner that is there";
 
 /// The way to the volume's own engine, if this program has one.
@@ -243,6 +245,7 @@ fn open_hint(error: &OpenError) -> Option<&'static str> {
         OpenError::Assemble { error: AssembleError::LogDue { blank: false, .. }, .. } => {
             Some(ACCEPT)
         }
+        OpenError::Assemble { error: AssembleError::Copied { .. }, .. } => Some(ADOPT),
         OpenError::Recover(error) => recover_hint(error),
         _ => None,
     }

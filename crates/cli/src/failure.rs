@@ -155,6 +155,10 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
         StartError::Config(_) => failure(Code::Usage)
             .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
         StartError::NamespaceId(_) => failure(Code::Usage),
+        StartError::Identity { .. } => failure(Code::Media).hint(
+            "`rio target identity DRIVE` shows a drive's identity; a configuration file may give \
+             each namespace a uuid",
+        ),
         StartError::Log { .. } if error.to_string().contains("accept_lost_log") => {
             failure(Code::Media).hint("on the command line accept_lost_log is --accept-lost-log")
         }

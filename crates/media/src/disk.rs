@@ -11,6 +11,7 @@ use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Cause, Limits, Opera
 use crate::buf::AlignedBuf;
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
+use crate::identity::Carrier;
 use crate::medium::Medium;
 use crate::request::{Disk, Engine, Request};
 use crate::survival::{Kept, Survival};
@@ -106,6 +107,10 @@ impl Drive for DiskDrive {
         }
         let engine = Uring::new(Arc::clone(&disk), depth).map_err(os_error)?;
         Ok(Box::new(DiskQueue::new(engine, disk, depth)))
+    }
+
+    fn carrier(&self) -> Option<Carrier<'_>> {
+        Some(Carrier::new(&self.disk.medium.file))
     }
 
     fn survives(&self) -> Survival {

@@ -6,6 +6,7 @@ use riopipe_order::block_device::{self, BlockDevice};
 
 use crate::buf::AlignedBuf;
 use crate::error::OpenError;
+use crate::identity::Carrier;
 use crate::ssd::PowerCut;
 use crate::survival::Survival;
 
@@ -74,6 +75,11 @@ pub trait Drive: Send + Sync {
 
     /// The content that remains on the drive after a killed process and after a power cut.
     fn survives(&self) -> Survival;
+
+    /// The file or device that the drive is on, for the drive's identity. `None`: it is in memory.
+    fn carrier(&self) -> Option<Carrier<'_>> {
+        None
+    }
 
     /// Cuts the power of a modelled drive. Everything in flight fails with
     /// [`Cause::PowerLost`](crate::Cause::PowerLost), `seed` decides which of the blocks that may

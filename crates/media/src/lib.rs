@@ -14,6 +14,7 @@ mod copy;
 mod disk;
 mod drive;
 mod error;
+mod identity;
 mod log;
 mod mapping;
 mod medium;
@@ -32,6 +33,7 @@ pub use blocking::Blocking;
 pub use buf::AlignedBuf;
 pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 pub use error::OpenError;
+pub use identity::{Attribute, Carrier, Physical};
 pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,

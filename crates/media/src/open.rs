@@ -87,12 +87,13 @@ fn open_modelled(mut spec: Spec<'_>, lock_wait: LockWait) -> Result<Arc<dyn Driv
     if let Some(path) = file {
         let medium = Medium::file(path, size, Reserve::Try, false, lock_wait)?;
         // The model keeps the file, and with it the lock.
-        let model = modelled::in_file(profile, Arc::new(medium.file), medium.len, seed)?;
-        return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), true)));
+        let file = Arc::new(medium.file);
+        let model = modelled::in_file(profile, Arc::clone(&file), medium.len, seed)?;
+        return Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(file))));
     }
     let bytes = size.ok_or_else(|| spec.error("a modelled drive in memory needs size="))?;
     let model = modelled::in_memory(profile, bytes / BLOCK_BYTES as u64, seed, !lazy)?;
-    Ok(Arc::new(Ssd::new(profile, model, "in memory", false)))
+    Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
 }
 
 /// Removes the option `io`. Returns whether threads are to be used in place of io_uring.

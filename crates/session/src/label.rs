@@ -330,7 +330,10 @@ pub enum AssembleError {
         given: usize,
     },
     /// A label copied from another drive.
-    #[error("member {given}: the label is another drive's (its NGUID differs): was it copied?")]
+    #[error(
+        "member {given}: the label is another drive's (its NGUID differs): this drive is a copy of \
+         it, or was moved from another file system or device"
+    )]
     Copied {
         /// The number of the member, as given.
         given: usize,

@@ -9,15 +9,18 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use riopipe_media::survival::{Kept, Row, Survival, row};
-use riopipe_media::{LogStore, boot_id, open_drive, open_log, survival_once_created};
+use riopipe_media::{Drive, LogStore, boot_id, open_drive, open_log, survival_once_created};
 use riopipe_net::Listener;
 use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
 use riopipe_order::log_region::{HEADER_BYTES, OpenError};
+use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 
-use crate::checked_config::{CheckedConfig, check_config};
+use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::Config;
+use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
 
 /// An error in a configuration: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +73,8 @@ pub struct Promise {
     pub log: String,
     /// The survival of failures, and the gain to expect.
     pub row: Row,
+    /// The identity of the drive; `None` if it gets one when it is first served.
+    pub identity: Option<ShownIdentity>,
 }
 
 /// The properties of a drive that decide which guarantees it can give.
@@ -97,7 +102,13 @@ impl Promise {
                 gain: "none: engine rio needs a log; hosts fall back to sync",
             },
         };
-        Self { nsid, drive: drive.to_owned(), log: log.unwrap_or("none").to_owned(), row }
+        Self {
+            nsid,
+            drive: drive.to_owned(),
+            log: log.unwrap_or("none").to_owned(),
+            row,
+            identity: None,
+        }
     }
 }
 
@@ -117,8 +128,11 @@ impl fmt::Display for Report {
         for note in &self.notes {
             writeln!(f, "note: {note}")?;
         }
-        for Promise { nsid, drive, log, row } in &self.promises {
+        for Promise { nsid, drive, log, row, identity } in &self.promises {
             writeln!(f, "namespace {nsid}: drive {drive}, log {log}")?;
+            if let Some(ShownIdentity { nguid, origin, .. }) = identity {
+                writeln!(f, "  identity:             {nguid}, {origin}")?;
+            }
             writeln!(f, "  after a process kill: {}", row.process_kill)?;
             writeln!(f, "  after a power cut:    {}", row.power_cut)?;
             writeln!(f, "  gain to expect:       {}", row.gain)?;
@@ -143,20 +157,28 @@ pub fn check(config: &Config) -> Report {
             CheckedConfig::unchecked(config)
         }
     };
+    let has_identities = report.is_ok();
     report.subnqn = checked.subnqn;
     check_addresses("listen", &config.listen, &mut report);
     check_addresses("discovery", &config.discovery, &mut report);
     let log_survival = check_log(config, &mut report);
+    let mut choices = Vec::new();
     for (index, namespace) in checked.namespaces.iter().enumerate() {
         let place = format!("namespaces[{index}] (nsid {})", namespace.nsid);
-        let Some(properties) = check_drive(&place, &namespace.drive, &mut report) else {
+        let Some((properties, drive)) = check_drive(&place, &namespace.drive, &mut report) else {
             continue;
         };
+        let choice = drive
+            .filter(|_| has_identities)
+            .and_then(|drive| check_identity(&place, namespace, &*drive, &mut report));
         add_survival_note(&place, properties.survival, &mut report);
         let log = config.log.as_deref();
         let promise = Promise::new(namespace.nsid, &namespace.drive, properties, log, log_survival);
-        report.promises.push(promise);
+        let shown = choice.as_ref().filter(|choice| choice.origin != Origin::New);
+        report.promises.push(Promise { identity: shown.map(ShownIdentity::from), ..promise });
+        choices.extend(choice.map(|choice| (place, namespace.nsid, choice)));
     }
+    check_distinct(&choices, &mut report);
     report
 }
 
@@ -195,20 +217,58 @@ fn missing_directory_problem(place: &str, path: &str) -> Option<Problem> {
     Some(Problem::new(place, what, "make the directory first"))
 }
 
-/// Checks the drive with specification `spec`; returns its properties if it can be served.
-fn check_drive(place: &str, spec: &str, report: &mut Report) -> Option<DriveProperties> {
+/// Checks the drive with specification `spec`; returns its properties if it can be served, and the
+/// drive itself if it exists.
+fn check_drive(
+    place: &str,
+    spec: &str,
+    report: &mut Report,
+) -> Option<(DriveProperties, Option<Arc<dyn Drive>>)> {
     if let Some(path) = path_to_create(spec) {
-        return check_drive_to_create(place, path, report);
+        return Some((check_drive_to_create(place, path, report)?, None));
     }
     match open_drive(&without_allocation(spec)) {
-        Ok(drive) => Some(DriveProperties {
-            survival: drive.survives(),
-            has_volatile_cache: drive.geometry().volatile_cache,
-        }),
+        Ok(drive) => {
+            let properties = DriveProperties {
+                survival: drive.survives(),
+                has_volatile_cache: drive.geometry().volatile_cache,
+            };
+            Some((properties, Some(drive)))
+        }
         Err(error) => {
             report.problems.push(Problem::new(place, error, ""));
             None
         }
+    }
+}
+
+/// Checks the identity that the drive would get; returns it if there is one.
+fn check_identity(
+    place: &str,
+    namespace: &CheckedNamespace,
+    drive: &dyn Drive,
+    report: &mut Report,
+) -> Option<Choice> {
+    match inspect(drive, namespace.id).and_then(|known| choose_for(&known, namespace)) {
+        Ok(choice) => {
+            if let Some(note) = note(drive, choice.origin) {
+                report.notes.push(Problem::new(place, note, ""));
+            }
+            Some(choice)
+        }
+        Err(error) => {
+            report.problems.push(Problem::new(place, error, ""));
+            None
+        }
+    }
+}
+
+/// Checks that no two drives have the same identity. Each has its place and its namespace id.
+fn check_distinct(drives: &[(String, u32, Choice)], report: &mut Report) {
+    let mut choices: Vec<Choice> = drives.iter().map(|(_, _, choice)| *choice).collect();
+    if let Err((first, second)) = distinguish(&mut choices) {
+        let error = IdentityError::SameAs { nsid: drives[first].1 };
+        report.problems.push(Problem::new(&drives[second].0, error, ""));
     }
 }
 

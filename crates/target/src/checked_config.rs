@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use riopipe_metrics::check_address;
 use riopipe_net::allowed_cores;
 use riopipe_nvme::fabrics::check_nqn;
+use riopipe_session::drive_identity::DriveId;
 use riopipe_session::target::NSID_MAX;
 use riopipe_session::target::limits::IO_QUEUES_MAX;
 use uuid::Uuid;
@@ -38,8 +39,12 @@ pub(crate) struct CheckedNamespace {
     pub(crate) nsid: u32,
     /// The specification of the drive.
     pub(crate) drive: String,
-    pub(crate) uuid: Uuid,
-    pub(crate) nguid: [u8; 16],
+    /// The identity that the configuration gives, or that follows from NQN and namespace id.
+    pub(crate) id: DriveId,
+    /// Whether the configuration gives the UUID.
+    pub(crate) has_uuid: bool,
+    /// Whether the configuration gives the NGUID.
+    pub(crate) has_nguid: bool,
 }
 
 impl CheckedConfig {
@@ -50,8 +55,9 @@ impl CheckedConfig {
             config.namespaces.iter().zip(1..).map(|(namespace, position)| CheckedNamespace {
                 nsid: namespace.nsid.unwrap_or(position),
                 drive: namespace.drive.clone(),
-                uuid: Uuid::nil(),
-                nguid: [0; 16],
+                id: DriveId { nguid: [0; 16], uuid: [0; 16] },
+                has_uuid: false,
+                has_nguid: false,
             });
         Self {
             subnqn: config.subnqn.clone().unwrap_or_default(),
@@ -207,7 +213,13 @@ impl ConfigChecker<'_> {
             }
             let uuid = self.check_uuid(&place, namespace, subnqn, nsid);
             let nguid = self.check_nguid(&place, namespace, &uuid);
-            checked.push(CheckedNamespace { nsid, drive: namespace.drive.clone(), uuid, nguid });
+            checked.push(CheckedNamespace {
+                nsid,
+                drive: namespace.drive.clone(),
+                id: DriveId { nguid, uuid: *uuid.as_bytes() },
+                has_uuid: namespace.uuid.is_some(),
+                has_nguid: namespace.nguid.is_some(),
+            });
         }
         checked
     }

@@ -75,10 +75,10 @@ pub struct NamespaceOptions {
     /// Namespace identifier; the lowest free one if absent.
     #[serde(default)]
     pub nsid: Option<u32>,
-    /// UUID; made from the subsystem's NQN and the id if absent.
+    /// UUID; the drive's own if absent.
     #[serde(default)]
     pub uuid: Option<String>,
-    /// NGUID, 32 hexadecimal digits; made from the UUID if absent.
+    /// NGUID, 32 hexadecimal digits; if absent, made from a given UUID, else the drive's own.
     #[serde(default)]
     pub nguid: Option<String>,
 }

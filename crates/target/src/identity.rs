@@ -1,10 +1,10 @@
-//! Default names and identifiers: NQN, UUIDs, NGUIDs, serial number.
-//!
-//! They are derived from the machine and the configuration, so that they stay the same over
-//! restarts: hosts mount by them.
+//! Default names and identifiers that follow from the machine and the configuration: NQN, serial
+//! number, and the UUIDs and NGUIDs of drives that have no identity of their own
+//! ([`crate::drive_identity`]). They stay the same over restarts.
 
 use std::fs;
 
+use riopipe_session::drive_identity::derived_uuid;
 use uuid::Uuid;
 
 /// Number of hexadecimal digits in a default serial number: the length of NVMe's field for it.
@@ -16,12 +16,12 @@ pub(crate) fn default_subnqn(listen: &str) -> String {
     format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}")
 }
 
-/// The default UUID of a namespace, which follows from the subsystem and the namespace identifier.
+/// The UUID of a namespace that follows from the subsystem and the namespace identifier.
 pub(crate) fn namespace_uuid(subnqn: &str, nsid: u32) -> Uuid {
     derive_uuid(&["namespace", subnqn, &nsid.to_string()])
 }
 
-/// The default NGUID of a namespace, which follows from its UUID.
+/// The NGUID of a namespace that follows from its UUID.
 pub(crate) fn namespace_nguid(uuid: &Uuid) -> [u8; 16] {
     *derive_uuid(&["nguid", &uuid.to_string()]).as_bytes()
 }
@@ -42,24 +42,10 @@ fn machine_id() -> String {
         .unwrap_or_default()
 }
 
-/// A UUID of version 8 (custom) that is a hash of the parts: FNV-1a with 128 bits. The hash needs a
-/// good distribution, not secrecy.
+/// A UUID that is a hash of the parts.
 fn derive_uuid(parts: &[&str]) -> Uuid {
-    // The parameters of FNV-1a for 128 bits.
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    const OFFSET_BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    let mut hash = OFFSET_BASIS;
-    for part in parts {
-        // The separator 0 distinguishes ("ab", "c") from ("a", "bc").
-        for byte in part.bytes().chain([0]) {
-            hash = (hash ^ u128::from(byte)).wrapping_mul(PRIME);
-        }
-    }
-    let mut bytes = hash.to_be_bytes();
-    // The fields `ver` (version 8) and `var` of RFC 9562.
-    bytes[6] = bytes[6] & 0x0f | 0x80;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    Uuid::from_bytes(bytes)
+    let parts: Vec<&[u8]> = parts.iter().map(|part| part.as_bytes()).collect();
+    Uuid::from_bytes(derived_uuid(&parts))
 }
 
 #[cfg(test)]

@@ -204,8 +204,8 @@ fn is_synced(store: &LogStore, boot: [u8; 16]) -> Result<bool, riopipe_media::Pa
     Ok(matches!(inspect(&header, len, boot, crc32c), Class::Ours(header) if header.synced))
 }
 
-/// An identifier for a new log region: random, from the kernel.
-fn random_id() -> [u8; 16] {
+/// An identifier for a new log region or drive: random, from the kernel.
+pub(crate) fn random_id() -> [u8; 16] {
     let mut id = [0u8; 16];
     // Requests of up to 256 bytes are never cut short.
     if getrandom(&mut id, GetRandomFlags::empty()) != Ok(id.len()) {

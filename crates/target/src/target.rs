@@ -18,6 +18,8 @@ use riopipe_media::survival::Survival;
 use riopipe_media::{Blocking, Drive, IoError, Queue, open_drive_within};
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
+use riopipe_order::attribute::VolumeId;
+use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::region::RegionError;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
@@ -31,6 +33,7 @@ use crate::config::{Config, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
+use crate::drive_identity::{IdentityError, ShownIdentity, identify};
 use crate::log::{Log, LogOpenError, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Reactor, ReactorParts};
@@ -54,6 +57,14 @@ pub enum StartError {
         nsid: u32,
         /// The drive's error.
         source: riopipe_media::OpenError,
+    },
+    /// A drive has no identity under which it could be served.
+    #[error("namespace {nsid}: {source}")]
+    Identity {
+        /// The namespace identifier.
+        nsid: u32,
+        /// The reason.
+        source: IdentityError,
     },
     /// The namespace identifiers contradict one another.
     #[error(transparent)]
@@ -163,7 +174,7 @@ impl Target {
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
         let lock_wait_left = || lock_wait.saturating_sub(start.elapsed());
-        let OpenDrives { drives, namespaces, mut descriptions } =
+        let OpenDrives { drives, namespaces, identities, members, mut descriptions } =
             open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
         // A start that fails after the log is opened may leave it without its stamp of a clean
@@ -171,14 +182,18 @@ impl Target {
         let pollers: Vec<Poller> =
             (0..checked.reactors).map(|_| Poller::new()).collect::<Result<_, _>>()?;
         let log_spec = config.log.as_deref();
-        let (volumes, log) =
+        let (mut volumes, log) =
             open_volumes(log_spec, config.accept_lost_log, lock_wait_left(), &mut descriptions)
                 .map_err(|source| StartError::Log {
                     spec: log_spec.unwrap_or_default().to_owned(),
                     source,
                 })?;
+        volumes.locate_members(&members);
         let log_survival = log.as_ref().map(|log| log.survives());
-        let promises = promises(&checked.namespaces, &drives, log_spec, log_survival);
+        let mut promises = promises(&checked.namespaces, &drives, log_spec, log_survival);
+        for (promise, identity) in promises.iter_mut().zip(identities) {
+            promise.identity = Some(identity);
+        }
         let listeners = match listen(config) {
             Ok(listeners) => listeners,
             Err(error) => {
@@ -227,9 +242,13 @@ impl Target {
 }
 
 /// The drives of all namespaces, in the configuration's order.
+#[derive(Default)]
 struct OpenDrives {
     drives: Vec<Arc<dyn Drive>>,
     namespaces: Vec<NamespaceConfig>,
+    identities: Vec<ShownIdentity>,
+    /// The members of volumes that the drives are by their labels.
+    members: Vec<(VolumeId, MemberNamespace)>,
     /// A line for display for each namespace.
     descriptions: Vec<String>,
 }
@@ -241,8 +260,7 @@ fn open_drives(
     open: &[Arc<dyn Drive>],
     lock_wait_left: impl Fn() -> Duration,
 ) -> Result<OpenDrives, StartError> {
-    let mut opened =
-        OpenDrives { drives: Vec::new(), namespaces: Vec::new(), descriptions: Vec::new() };
+    let mut opened = OpenDrives::default();
     for (index, namespace) in namespaces.iter().enumerate() {
         let nsid = namespace.nsid;
         let drive = match open.get(index) {
@@ -250,16 +268,24 @@ fn open_drives(
             None => open_drive_within(&namespace.drive, lock_wait_left())
                 .map_err(|source| StartError::Drive { nsid, source })?,
         };
+        opened.descriptions.push(format!("namespace {nsid}: {}", drive.geometry().describe));
+        opened.drives.push(drive);
+    }
+    let drives = opened.drives.iter().map(AsRef::as_ref);
+    let drives: Vec<(&CheckedNamespace, &dyn Drive)> = namespaces.iter().zip(drives).collect();
+    let identified =
+        identify(&drives).map_err(|(nsid, source)| StartError::Identity { nsid, source })?;
+    for ((namespace, drive), (choice, known)) in drives.into_iter().zip(&identified) {
         let geometry = drive.geometry();
-        opened.descriptions.push(format!("namespace {nsid}: {}", geometry.describe));
         opened.namespaces.push(NamespaceConfig {
-            nsid,
+            nsid: namespace.nsid,
             blocks: geometry.blocks,
-            nguid: namespace.nguid,
-            uuid: *namespace.uuid.as_bytes(),
+            nguid: choice.id.nguid,
+            uuid: choice.id.uuid,
             volatile: geometry.volatile_cache,
         });
-        opened.drives.push(drive);
+        opened.members.extend(known.member(choice.id, namespace.nsid));
+        opened.identities.push(choice.into());
     }
     Ok(opened)
 }

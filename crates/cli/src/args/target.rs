@@ -16,6 +16,9 @@ pub enum Target {
     /// Check a configuration, and show what its media survive; serves nothing
     #[command(after_help = CHECK_HELP)]
     Check(Serve),
+    /// Show the identity that is stored with a drive, or let a drive that was moved adopt it
+    #[command(after_help = IDENTITY_HELP)]
+    Identity(Identity),
     /// Show a target's counters, and the time of its ordered writes in each stage
     #[command(after_help = STAT_HELP)]
     Stat(Stat),
@@ -80,6 +83,18 @@ pub struct Serve {
     pub metrics: Option<String>,
 }
 
+/// The drive, and what to do with its identity.
+#[derive(Args, Clone, Debug)]
+pub struct Identity {
+    /// The drive, as `rio target serve --drive` takes it; no target may serve it now
+    #[arg(value_name = "DRIVE")]
+    pub drive: String,
+    /// Make the identity that it carries its own: that of its label, else the stored one. The drive
+    /// from which it was moved or copied must be gone for good
+    #[arg(long)]
+    pub adopt: bool,
+}
+
 /// The target to ask, and the interval.
 #[derive(Args, Clone, Debug)]
 pub struct Stat {
@@ -126,6 +141,22 @@ inspected and not changed.
 Examples:
   rio target check -c /etc/rio/target.toml
   rio target check --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M";
+
+const IDENTITY_HELP: &str = "\
+A drive has an identity of its own (NGUID and UUID). It stays the same whatever address, port,
+position, NQN or machine the drive is served from. A volume knows its members by it.
+
+  file:, ssd:,file=   stored in the file's attribute user.rio.id; moving the file keeps it
+  block:              the device's WWID or serial number; a partition: with its start
+  mem:, ssd:          made from NQN and namespace id, as for media that can store nothing
+
+A copy does not get the identity of its original. A file that was moved to another file system, or
+a device whose blocks were moved to another one, can't be told from a copy: it is served with an
+identity of its own until it adopts the one that it carries.
+
+Examples:
+  rio target identity file:/srv/d0
+  rio target identity file:/mnt/new/d0 --adopt      moved there, and the original is gone";
 
 const STAT_HELP: &str = "\
 Asks a target that was started with `--metrics`. One ordered write in 256 is traced, which costs

@@ -1,5 +1,6 @@
-//! `rio target serve|check|stat`
+//! `rio target serve|check|identity|stat`
 
+mod identity;
 mod stat;
 
 use std::net::SocketAddr;
@@ -8,6 +9,7 @@ use riopipe_lab::terminal::{Colour, Terminal};
 use riopipe_target::{Config, LoadError, NamespaceOptions, Problem, Promise};
 use serde::Serialize;
 
+use self::identity::IdentityView;
 use crate::{
     args::target::{Serve, Target},
     failure::{Code, Failure, start_failure},
@@ -20,6 +22,7 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
     match command {
         Target::Serve(args) => serve(&args, output),
         Target::Check(args) => check(&args, output),
+        Target::Identity(args) => identity::run(&args, output),
         Target::Stat(args) => stat::run(&args, output),
     }
 }
@@ -143,6 +146,9 @@ struct PromiseView {
     process_kill: &'static str,
     power_cut: &'static str,
     gain: &'static str,
+    /// Absent if the drive gets its identity when it is first served.
+    #[serde(flatten)]
+    identity: Option<IdentityView>,
 }
 
 impl PromiseView {
@@ -154,13 +160,18 @@ impl PromiseView {
             process_kill: promise.row.process_kill,
             power_cut: promise.row.power_cut,
             gain: promise.row.gain,
+            identity: promise.identity.as_ref().map(IdentityView::of),
         }
     }
 
     fn text(&self, terminal: &Terminal) -> String {
         let head = format!("namespace {}: drive {}, log {}", self.nsid, self.drive, self.log);
+        let identity = match &self.identity {
+            Some(identity) => format!("{}, {}", identity.nguid, identity.identity),
+            None => "new, once the drive is served".to_owned(),
+        };
         format!(
-            "{}\n  a killed process leaves: {}\n  a power cut leaves:      {}\n  \
+            "{}\n  identity:                {identity}\n  a killed process leaves: {}\n  a power cut leaves:      {}\n  \
              gain to expect:          {}\n",
             terminal.paint(Colour::Bold, &head),
             self.process_kill,

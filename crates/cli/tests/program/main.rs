@@ -3,6 +3,7 @@
 mod faults;
 mod foreign_content;
 mod help;
+mod identity;
 mod known;
 mod locks;
 mod log_dump;

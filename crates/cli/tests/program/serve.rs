@@ -60,7 +60,10 @@ fn serves_and_keeps_what_it_has(log: &str) {
 
     let (child, printed) = serve(folder.path(), &words);
     assert_eq!(keys(&printed), "addresses discovery_addresses promises schema serves subnqn");
-    assert_eq!(keys(&printed["promises"][0]), "drive gain log nsid power_cut process_kill");
+    assert_eq!(
+        keys(&printed["promises"][0]),
+        "drive gain identity log nguid nsid power_cut process_kill uuid"
+    );
     volume("create", &printed, &["v"]).ok();
     volume("write", &printed, &["v", "a"]).ok();
     signal(&child, "-TERM");

@@ -6,6 +6,7 @@
 //! - collects operations, and submits them together in [`kick`](BlockDevice::kick),
 //! - asks for no completions before the time at which the next one is due.
 
+use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use riopipe_platform::now_ns;
 use crate::buf::AlignedBuf;
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
+use crate::identity::Carrier;
 use crate::ssd::pages::{Frame, FrameMemory};
 use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
@@ -34,16 +36,18 @@ pub(crate) struct Ssd {
     geometry: Geometry,
     survival: Survival,
     name: Arc<str>,
+    /// The file with the blocks, if there is one.
+    file: Option<Arc<File>>,
 }
 
 impl Ssd {
     /// A drive with this model. `place` describes where its blocks are ("in memory", "in /srv/a").
-    /// The blocks outlive the process if they are in a file (`is_in_file`).
+    /// The blocks outlive the process if they are in a file.
     pub(crate) fn new(
         profile: &'static Profile,
         model: Model,
         place: &str,
-        is_in_file: bool,
+        file: Option<Arc<File>>,
     ) -> Ssd {
         let cache = match profile.plp {
             true => "power-loss protection",
@@ -64,7 +68,7 @@ impl Ssd {
                 describe,
             },
             survival: Survival {
-                process_kill: match is_in_file {
+                process_kill: match file.is_some() {
                     true => Kept::Completed,
                     false => Kept::Nothing,
                 },
@@ -75,6 +79,7 @@ impl Ssd {
                 },
             },
             name: Arc::from(format!("ssd:{}", profile.name)),
+            file,
         }
     }
 }
@@ -96,6 +101,10 @@ impl Drive for Ssd {
             in_flight: 0,
             next_due: u64::MAX,
         }))
+    }
+
+    fn carrier(&self) -> Option<Carrier<'_>> {
+        self.file.as_deref().map(Carrier::new)
     }
 
     fn survives(&self) -> Survival {

@@ -11,13 +11,15 @@
 //!    the stream until the stream ends there.
 //! 6. The owner *releases* the volume (`release.rs`), or its lease runs out (`lease.rs`).
 //!
-//! `unlogged.rs` bounds the number of volumes without a log. `log_opening.rs` opens the log region.
+//! `unlogged.rs` bounds the number of volumes without a log. `log_opening.rs` opens the log region,
+//! and `places.rs` finds the members of the volumes in it.
 
 mod binding;
 mod claims;
 mod lease;
 mod listing;
 mod log_opening;
+mod places;
 mod refusal;
 mod release;
 mod settlement;

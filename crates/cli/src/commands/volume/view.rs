@@ -140,6 +140,7 @@ impl Report for VolumeView<'_> {
             ("log", Align::Left),
             ("slots", Align::Right),
             ("state", Align::Left),
+            ("NGUID", Align::Left),
         ]);
         for (i, member) in info.members.iter().enumerate() {
             table.row([
@@ -150,6 +151,7 @@ impl Report for VolumeView<'_> {
                 member.log.clone(),
                 if member.slots > 0 { member.slots.to_string() } else { String::new() },
                 member_state(member),
+                member.nguid.clone(),
             ]);
         }
         text += &table.render(terminal);

@@ -1,0 +1,204 @@
+use super::*;
+use crate::label::tests::{crc, label};
+
+const POSITION: DriveId = DriveId { nguid: [1; 16], uuid: [101; 16] };
+
+/// A file without content and without a label.
+fn file(inode: u64) -> Facts {
+    Facts {
+        attribute: None,
+        takes_attribute: true,
+        reserved: None,
+        place: Some(Place::of_file(inode, 5)),
+        device: None,
+        position: POSITION,
+        has_content: false,
+        random: [inode as u8; 16],
+    }
+}
+
+/// A device whose hardware reports this identifier.
+fn device(identifier: &str) -> Facts {
+    Facts {
+        takes_attribute: false,
+        place: Some(Place::of_device(identifier)),
+        device: Some(DriveId::of_device(identifier)),
+        ..file(0)
+    }
+}
+
+/// The drive with a label that names this NGUID for it, and with this record in the reserved block.
+fn labelled(facts: Facts, nguid: [u8; 16], record: Option<Record>) -> Facts {
+    Facts { reserved: Some(Reserved::find(&blocks(nguid, record), crc).unwrap()), ..facts }
+}
+
+fn blocks(nguid: [u8; 16], record: Option<Record>) -> Vec<u8> {
+    let mut label = label(1);
+    label.members[1].nguid = nguid;
+    let mut blocks = label.encode(crc);
+    label.sequence += 1;
+    blocks.extend(label.encode(crc));
+    blocks.extend(record.into_iter().flat_map(|record| record.encode(crc)));
+    blocks.resize(3 * LABEL_LEN, 0);
+    blocks
+}
+
+/// The drive as its target leaves it: with what the choice stores.
+fn served(mut facts: Facts) -> (Choice, Facts) {
+    let choice = choose(&facts, crc).unwrap();
+    keep(&mut facts, choice.store);
+    (choice, facts)
+}
+
+fn keep(facts: &mut Facts, record: Option<Record>) {
+    let Some(bytes) = record.map(|record| record.encode(crc)) else { return };
+    if facts.takes_attribute {
+        facts.attribute = Some(bytes.into());
+    }
+    if let Some(reserved) = &mut facts.reserved {
+        reserved.record_block[..RECORD_LEN].copy_from_slice(&bytes);
+    }
+}
+
+fn elsewhere(facts: &Facts, inode: u64) -> Facts {
+    let position = DriveId { nguid: [2; 16], uuid: [102; 16] };
+    Facts { position, place: Some(Place::of_file(inode, 5)), ..facts.clone() }
+}
+
+#[test]
+fn t27_a_drive_keeps_its_identity_at_another_position_and_a_copy_does_not_get_it() {
+    let (new, drive) = served(file(7));
+    assert_eq!((new.origin, new.id.nguid), (Origin::New, [7; 16]));
+    assert_ne!(new.id, POSITION);
+    let again = choose(&elsewhere(&drive, 7), crc).unwrap();
+    assert_eq!(again, Choice { id: new.id, origin: Origin::Stored, store: None });
+    // The same inode number in another file, and no birth time.
+    let later = Facts { place: Some(Place::of_file(7, 6)), ..drive.clone() };
+    assert_eq!(choose(&later, crc).unwrap().origin, Origin::Elsewhere);
+    let unborn = Facts { place: Some(Place::of_file(7, 0)), ..drive.clone() };
+    assert_eq!(choose(&unborn, crc).unwrap().id, new.id);
+
+    let copy = elsewhere(&drive, 8);
+    let other = choose(&copy, crc).unwrap();
+    assert_eq!((other.origin, other.store), (Origin::Elsewhere, None));
+    assert!(other.id.nguid != new.id.nguid && other.id.uuid != new.id.uuid);
+    assert_eq!(choose(&copy, crc).unwrap(), other, "the same each time");
+    let bare = Facts { attribute: None, random: [8; 16], ..copy.clone() };
+    assert_ne!(choose(&bare, crc).unwrap().id, new.id);
+
+    // Moved to another file system.
+    let mut moved = copy;
+    let adopted = adopt(&moved, crc).unwrap();
+    assert_eq!(adopted.id, new.id);
+    keep(&mut moved, Some(adopted));
+    assert_eq!(choose(&moved, crc).unwrap().id, new.id);
+    assert_eq!(choose(&drive, crc).unwrap().id, new.id);
+}
+
+#[test]
+fn t27_the_drive_of_an_old_volume_is_taken_over_where_it_was_last() {
+    for (facts, copy) in [(file(7), file(8)), (device("wwid a"), device("wwid b"))] {
+        let (choice, drive) = served(labelled(facts.clone(), POSITION.nguid, None));
+        assert_eq!((choice.id, choice.origin), (POSITION, Origin::TakenOver));
+        let moved = Facts { position: DriveId { nguid: [2; 16], ..POSITION }, ..drive.clone() };
+        let again = choose(&moved, crc).unwrap();
+        assert_eq!((again.id, again.origin), (POSITION, Origin::Stored));
+        // A copy of its blocks, at the position where it was.
+        let copied = Facts { reserved: drive.reserved.clone(), ..copy };
+        let other = choose(&copied, crc).unwrap();
+        assert_eq!(other.origin, Origin::Elsewhere);
+        assert_ne!(other.id.nguid, POSITION.nguid);
+        // The device was replaced by its copy for good.
+        let mut replacement = copied;
+        let adopted = adopt(&replacement, crc).unwrap();
+        keep(&mut replacement, Some(adopted));
+        assert_eq!(choose(&replacement, crc).unwrap().id, POSITION);
+        // Never served where it was: the step is the same.
+        let mut early = labelled(facts, [9; 16], None);
+        assert_ne!(choose(&early, crc).unwrap().id.nguid, [9; 16]);
+        let adopted = adopt(&early, crc).unwrap();
+        keep(&mut early, Some(adopted));
+        assert_eq!(choose(&early, crc).unwrap().id, DriveId::with_nguid([9; 16]));
+    }
+}
+
+#[test]
+fn t27_a_device_has_the_identity_that_its_hardware_gives() {
+    let (choice, _) = served(device("wwid a"));
+    assert_eq!(choice, Choice { origin: Origin::Device, store: None, ..choice });
+    let labelled_by_it = labelled(device("wwid a"), choice.id.nguid, None);
+    assert_eq!(choose(&labelled_by_it, crc), Ok(choice));
+    let copy = labelled(device("wwid b"), choice.id.nguid, None);
+    let other = choose(&copy, crc).unwrap();
+    assert_eq!((other.id, other.store), (DriveId::of_device("wwid b"), None));
+    assert_eq!(adopt(&device("wwid a"), crc), Err(AdoptError::NoStore));
+    // Memory, and devices that report nothing.
+    let nameless = Facts { place: None, device: None, ..device("") };
+    assert_eq!(choose(&nameless, crc).unwrap().id, POSITION);
+    assert_eq!(adopt(&labelled(nameless, [9; 16], None), crc), Err(AdoptError::NoStore));
+    assert_eq!(adopt(&file(7), crc), Err(AdoptError::Nothing));
+}
+
+#[test]
+fn a_drive_with_content_keeps_its_uuid_once_unless_another_drive_has_it() {
+    let with_content = |inode| Facts { has_content: true, ..file(inode) };
+    let choice = choose(&with_content(7), crc).unwrap();
+    assert_eq!(choice.id, DriveId { nguid: [7; 16], ..POSITION });
+    let plain = Facts { takes_attribute: false, ..with_content(7) };
+    assert_eq!(choose(&plain, crc).unwrap().origin, Origin::Position);
+
+    let stored = Choice { origin: Origin::Stored, store: None, ..choice };
+    for mut choices in [[stored, choose(&with_content(8), crc).unwrap()], [choice, stored]] {
+        if choices[0].origin == Origin::New {
+            choices[0] = choose(&with_content(8), crc).unwrap();
+        }
+        distinguish(&mut choices).unwrap();
+        let new = choices.iter().find(|choice| choice.origin == Origin::New).unwrap();
+        assert_eq!(new.id, DriveId::with_nguid([8; 16]));
+        assert_eq!(new.store.unwrap().id, new.id);
+        assert!(choices.iter().any(|choice| choice.id == stored.id));
+    }
+    assert_eq!(distinguish(&mut [stored, stored]), Err((0, 1)));
+}
+
+#[test]
+fn t19_a_stored_identity_is_input_too() {
+    let record = Record { id: POSITION, place: Place::of_file(7, 5) };
+    let good = record.encode(crc);
+    assert_eq!(Record::decode(&good, crc), Ok(Some(record)));
+    for at in 8..RECORD_LEN {
+        let mut bad = good;
+        bad[at] ^= 0x10;
+        assert!(Record::decode(&bad, crc).is_err(), "a flipped bit at {at}");
+    }
+    assert_eq!(Record::decode(&good[..95], crc), Err(RecordError::Damaged));
+    assert_eq!(Record::decode(&[], crc), Ok(None));
+    assert_eq!(Record::decode(&[0; LABEL_LEN], crc), Ok(None));
+    let mut newer = good;
+    newer[8] = 2;
+    assert_eq!(Record::decode(&newer, crc), Err(RecordError::Newer(2)));
+    let damaged = Facts { attribute: Some(good[..50].to_vec()), ..file(7) };
+    assert_eq!(choose(&damaged, crc), Err(RecordError::Damaged));
+    assert_eq!(adopt(&damaged, crc), Err(AdoptError::Record(RecordError::Damaged)));
+    assert!(adopt(&labelled(damaged, [9; 16], None), crc).is_ok());
+}
+
+/// A plain host's partition table or superblock over one copy of an old label.
+#[test]
+fn nothing_is_stored_on_a_drive_that_may_be_a_plain_hosts() {
+    let good = blocks([9; 16], None);
+    let is_found = |change: &dyn Fn(&mut [u8])| {
+        let mut changed = good.clone();
+        change(&mut changed);
+        Reserved::find(&changed, crc).is_some()
+    };
+    assert!(is_found(&|_| ()));
+    assert!(is_found(&|blocks| blocks[..LABEL_LEN].fill(0)), "a volume that was never opened");
+    for block in 0..3 {
+        assert!(!is_found(&|blocks| blocks[block * LABEL_LEN..][..LABEL_LEN].fill(0x55)));
+    }
+    assert!(!is_found(&|blocks| blocks[..2 * LABEL_LEN].fill(0)));
+    assert_eq!(Reserved::find(&good[..2 * LABEL_LEN], crc), None);
+    let taken = Some(Record { id: POSITION, place: Place::of_file(7, 5) });
+    assert!(Reserved::find(&blocks([9; 16], taken), crc).is_some());
+}
