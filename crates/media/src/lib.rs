@@ -38,7 +38,7 @@ pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,
 };
-pub use open::{DRIVE_HELP, open_drive, open_drive_within};
+pub use open::{DRIVE_HELP, file_to_create, open_drive, open_drive_within};
 pub use riopipe_order::block_device::{
     BLOCK_BYTES, BLOCKS_MAX, BlockDevice, Cause, Gone, IoError, Operation,
 };

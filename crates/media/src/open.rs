@@ -1,5 +1,6 @@
 //! Opening the drive that a specification names.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ pub const DRIVE_HELP: &str = "drives are:
   mem:SIZE[,lazy]
       this process's memory, gone with it; lazy: taken on first use
   file:PATH[,size=SIZE][,sparse][,io=threads]
-      a file; size= creates it if need be and reserves its space, sparse doesn't reserve;
+      a file; size= is its size, with which it can be created, and reserves its space, sparse
+      doesn't reserve;
       io=threads does without io_uring
   block:PATH[,plp][,io=threads]
       a block device, all of it; plp: its completed writes survive a power cut although it
@@ -27,6 +29,23 @@ pub const DRIVE_HELP: &str = "drives are:
   ssd:optane,size=SIZE[,file=PATH][,seed=N][,lazy]
       a modelled drive, flash without power-loss protection or Optane; in memory, or in a file
 sizes are whole numbers of 4096-byte blocks, written like 64M or 10G";
+
+/// The path of the file that opening `spec`, of a drive or of a log, would create: the specification
+/// has a size, and the file does not exist. `None` also for a specification that is wrong, which
+/// opening it reports.
+pub fn file_to_create(spec: &str) -> Option<String> {
+    let mut spec = Spec::parse(spec, DRIVE_HELP).ok()?;
+    let path = match spec.kind {
+        "file" | "dax" | "block" => spec.what,
+        "ssd" => spec.option("file")?,
+        _ => return None,
+    };
+    spec.size("size").ok()??;
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(path.to_owned()),
+        _ => None,
+    }
+}
 
 /// Opens (or creates) the drive that `spec` names; [`DRIVE_HELP`] lists the kinds.
 ///
@@ -102,5 +121,29 @@ fn take_io_threads(spec: &mut Spec<'_>) -> Result<bool, OpenError> {
         None | Some("uring") => Ok(false),
         Some("threads") => Ok(true),
         Some(other) => Err(spec.error(format!("io={other:?} is neither uring nor threads"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_file_with_a_size_is_created() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("here"), "").unwrap();
+        for (before, after) in [
+            ("file:", ",size=1M"),
+            ("dax:", ",size=1M"),
+            ("block:", ",size=1M"),
+            ("ssd:flash,size=1M,file=", ",seed=1"),
+        ] {
+            let of = |name: &str| file_to_create(&format!("{before}{}{after}", path(name)));
+            assert_eq!((of("here"), of("new")), (None, Some(path("new"))), "{before}");
+        }
+        for spec in ["mem:1M", "ssd:flash,size=1M", "tape:9", "file:/no such file", "size=1M"] {
+            assert_eq!(file_to_create(spec), None, "{spec}");
+        }
     }
 }

@@ -6,7 +6,7 @@
 //! the number of the last record that counts. The first group after that removes the others.
 //!
 //! ```text
-//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
+//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M --create &
 //! rio volume create logs -m 127.0.0.1:4420
 //! cargo run --release --example extend_the_tail -- logs 127.0.0.1:4420
 //! ```

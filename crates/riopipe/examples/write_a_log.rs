@@ -2,7 +2,7 @@
 //! hundredth record is a commit point, and it waits until that is durable.
 //!
 //! ```text
-//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
+//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M --create &
 //! rio volume create logs -m 127.0.0.1:4420
 //! cargo run --release --example write_a_log -- logs 127.0.0.1:4420
 //! ```

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riopipe_media::survival::{Kept, Row, Survival, row};
-use riopipe_media::{Drive, LogStore, boot_id, open_drive, open_log, survival_once_created};
+use riopipe_media::{
+    Drive, LogStore, boot_id, file_to_create, open_drive, open_log, survival_once_created,
+};
 use riopipe_net::Listener;
 use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
 use riopipe_order::log_region::{HEADER_BYTES, OpenError};
@@ -165,7 +167,9 @@ pub fn check(config: &Config) -> Report {
     let mut choices = Vec::new();
     for (index, namespace) in checked.namespaces.iter().enumerate() {
         let place = format!("namespaces[{index}] (nsid {})", namespace.nsid);
-        let Some((properties, drive)) = check_drive(&place, &namespace.drive, &mut report) else {
+        let Some((properties, drive)) =
+            check_drive(&place, &namespace.drive, config.create, &mut report)
+        else {
             continue;
         };
         let choice = drive
@@ -198,17 +202,13 @@ fn add_survival_note(place: &str, survival: Survival, report: &mut Report) {
     }
 }
 
-/// The path of the file that opening `spec` would create; `None` if it would create nothing.
-fn path_to_create(spec: &str) -> Option<&str> {
-    let (kind, rest) = spec.split_once(':')?;
-    let path = rest.split(',').next()?;
-    let can_create = matches!(kind, "file" | "dax" | "block")
-        && rest.split(',').any(|option| option.starts_with("size="));
-    if can_create && !Path::new(path).exists() { Some(path) } else { None }
-}
-
-/// The problem that the directory for a new file at `path` does not exist, if so.
-fn missing_directory_problem(place: &str, path: &str) -> Option<Problem> {
+/// The problem that the file at `path` does not exist and is not to be created, or can't be because
+/// its directory does not exist.
+fn missing_file_problem(place: &str, path: &str, create: bool) -> Option<Problem> {
+    if !create {
+        let advice = "mount its file system, or have the file created with create (--create)";
+        return Some(Problem::new(place, format!("{path} does not exist"), advice));
+    }
     let directory = Path::new(path).parent()?;
     if directory.as_os_str().is_empty() || directory.is_dir() {
         return None;
@@ -222,10 +222,11 @@ fn missing_directory_problem(place: &str, path: &str) -> Option<Problem> {
 fn check_drive(
     place: &str,
     spec: &str,
+    create: bool,
     report: &mut Report,
 ) -> Option<(DriveProperties, Option<Arc<dyn Drive>>)> {
-    if let Some(path) = path_to_create(spec) {
-        return Some((check_drive_to_create(place, path, report)?, None));
+    if let Some(path) = file_to_create(spec) {
+        return Some((check_drive_to_create(place, &path, create, report)?, None));
     }
     match open_drive(&without_allocation(spec)) {
         Ok(drive) => {
@@ -273,8 +274,13 @@ fn check_distinct(drives: &[(String, u32, Choice)], report: &mut Report) {
 }
 
 /// Checks a drive whose file at `path` a start of the target would create.
-fn check_drive_to_create(place: &str, path: &str, report: &mut Report) -> Option<DriveProperties> {
-    if let Some(problem) = missing_directory_problem(place, path) {
+fn check_drive_to_create(
+    place: &str,
+    path: &str,
+    create: bool,
+    report: &mut Report,
+) -> Option<DriveProperties> {
+    if let Some(problem) = missing_file_problem(place, path, create) {
         report.problems.push(problem);
         return None;
     }
@@ -293,8 +299,9 @@ fn without_allocation(spec: &str) -> String {
 /// Checks the log; returns its survival if it can be served.
 fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     let spec = config.log.as_deref()?;
-    if let Some(path) = path_to_create(spec) {
-        return check_log_to_create(spec, path, report);
+    if let Some(path) = file_to_create(spec) {
+        let create = config.create || config.accept_lost_log;
+        return check_log_to_create(spec, &path, create, report);
     }
     let store = match open_log(spec) {
         Ok(store) => store,
@@ -309,8 +316,13 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
 }
 
 /// Checks a log whose file at `path` a start of the target would create.
-fn check_log_to_create(spec: &str, path: &str, report: &mut Report) -> Option<Survival> {
-    if let Some(problem) = missing_directory_problem("log", path) {
+fn check_log_to_create(
+    spec: &str,
+    path: &str,
+    create: bool,
+    report: &mut Report,
+) -> Option<Survival> {
+    if let Some(problem) = missing_file_problem("log", path, create) {
         report.problems.push(problem);
         return None;
     }

@@ -33,6 +33,9 @@ pub struct Config {
     /// The place of the ordering log, such as `file:/var/lib/rio/log,size=2M` or
     /// `block:/dev/nvme1n1`; without a log, engine `rio` is not available here.
     pub log: Option<String>,
+    /// Create the files of drives and of the log that have a size and do not exist. Otherwise a
+    /// missing file is an error: its file system may not be mounted, and a volume may be in it.
+    pub create: bool,
     /// Create the log again, although it belongs to another boot or is damaged. Its state of
     /// volumes that were not closed is lost (trap T19).
     pub accept_lost_log: bool,
@@ -111,6 +114,7 @@ impl Default for Config {
             model: "Rio target".into(),
             namespaces: Vec::new(),
             log: None,
+            create: false,
             accept_lost_log: false,
             lock_wait_ms: DEFAULT_LOCK_WAIT_MS,
             hosts: None,
@@ -129,7 +133,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Namespaces over these drives on a free loopback port: for tests and demonstrations.
+    /// Namespaces over these drives on a free loopback port: for tests and demonstrations. Missing
+    /// files are created.
     #[must_use]
     pub fn on_loopback(drives: &[&str]) -> Self {
         Self {
@@ -138,6 +143,7 @@ impl Config {
                 .iter()
                 .map(|drive| NamespaceOptions { drive: (*drive).into(), ..Default::default() })
                 .collect(),
+            create: true,
             ..Self::default()
         }
     }
@@ -163,6 +169,7 @@ mod tests {
             discovery = ["0.0.0.0:8009"]
             subnqn = "nqn.2026-01.io.example:drives"
             log = "file:/var/lib/rio/log,size=2M"
+            create = true
             hosts = ["nqn.2014-08.org.nvmexpress:uuid:0"]
             reactors = 2
             cores = [0, 1]
@@ -182,6 +189,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.namespaces[1].nsid, Some(7));
         assert_eq!(config.spin_us, Some(50));
+        assert!(config.create && !Config::default().create);
         assert!(config.require_header_digest && !config.require_data_digest);
         assert_eq!(config.metrics.as_deref(), Some("127.0.0.1:9420"));
         assert_eq!(Config::from_toml("").unwrap(), Config::default());

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use riopipe_media::survival::Survival;
-use riopipe_media::{Blocking, Drive, IoError, Queue, open_drive_within};
+use riopipe_media::{Blocking, Drive, IoError, Queue, file_to_create, open_drive_within};
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
 use riopipe_order::attribute::VolumeId;
@@ -65,6 +65,17 @@ pub enum StartError {
         nsid: u32,
         /// The reason.
         source: IdentityError,
+    },
+    /// A file does not exist, and the configuration does not have it created.
+    #[error(
+        "{place}: {path} does not exist: if it should, its file system may not be mounted; to have \
+         it created, set create"
+    )]
+    Missing {
+        /// The namespace or the log.
+        place: String,
+        /// The path of the file.
+        path: String,
     },
     /// The namespace identifiers contradict one another.
     #[error(transparent)]
@@ -138,6 +149,7 @@ pub struct Running {
     subnqn: String,
     /// The served media, one line each, for display.
     descriptions: Vec<String>,
+    created: Vec<String>,
     promises: Vec<Promise>,
     shared: SharedState,
     control: Arc<Control>,
@@ -174,6 +186,7 @@ impl Target {
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);
         let lock_wait_left = || lock_wait.saturating_sub(start.elapsed());
+        let created = files_to_create(config, &checked.namespaces, open.len())?;
         let OpenDrives { drives, namespaces, identities, members, mut descriptions } =
             open_drives(&checked.namespaces, open, lock_wait_left)?;
         let namespaces = Namespaces::new(namespaces)?;
@@ -222,6 +235,7 @@ impl Target {
             discovery_addresses,
             subnqn: checked.subnqn.clone(),
             descriptions,
+            created,
             promises,
             shared,
             control: Arc::new(Control::new()),
@@ -239,6 +253,37 @@ impl Target {
         }
         Ok(running)
     }
+}
+
+/// The paths of the files that the start will create: those of namespaces beyond the first
+/// `open_count`, and of the log. Each is logged.
+///
+/// # Errors
+/// The configuration does not have them created. A loss of the log that is accepted stands for the
+/// log's file, too.
+fn files_to_create(
+    config: &Config,
+    namespaces: &[CheckedNamespace],
+    open_count: usize,
+) -> Result<Vec<String>, StartError> {
+    let drives = namespaces.iter().skip(open_count).map(|namespace| {
+        (format!("namespace {}", namespace.nsid), namespace.drive.as_str(), config.create)
+    });
+    let is_log_created = config.create || config.accept_lost_log;
+    let log =
+        config.log.iter().map(|log| ("ordering log".to_owned(), log.as_str(), is_log_created));
+    let mut created = Vec::new();
+    for (place, spec, is_created) in drives.chain(log) {
+        match file_to_create(spec) {
+            Some(path) if is_created => created.push((place, path)),
+            Some(path) => return Err(StartError::Missing { place, path }),
+            None => {}
+        }
+    }
+    for (place, path) in &created {
+        tracing::warn!(path, "{place}: the file does not exist, and is created");
+    }
+    Ok(created.into_iter().map(|(_, path)| path).collect())
 }
 
 /// The drives of all namespaces, in the configuration's order.
@@ -456,6 +501,12 @@ impl Running {
     #[must_use]
     pub fn describe(&self) -> &[String] {
         &self.descriptions
+    }
+
+    /// The paths of the files that the start has created: drives and log.
+    #[must_use]
+    pub fn created(&self) -> &[String] {
+        &self.created
     }
 
     /// The guarantees of each namespace's drive together with the log.

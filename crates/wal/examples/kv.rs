@@ -2,7 +2,7 @@
 //! effect, and the store's content is the result of all records.
 //!
 //! ```text
-//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M &
+//! rio target serve -a 127.0.0.1 -s 4420 --drive mem:64M --log file:/tmp/rio.log,size=2M --create &
 //! rio volume create kv -m 127.0.0.1:4420
 //! printf 'set a 1\nset b 2\ndel a\nget b\n' | cargo run --example kv -- kv 127.0.0.1:4420
 //! ```

@@ -33,7 +33,7 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 Examples:
   rio demo                                                   its purpose, in under a minute
-  rio target serve --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M
+  rio target serve --drive file:/srv/d0,size=8G --log file:/srv/log,size=2M --create
   rio discover -a 192.0.2.10                                 what does a target offer?
   rio volume create journal -m 192.0.2.10 -m 192.0.2.11      one volume over two targets
   rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11

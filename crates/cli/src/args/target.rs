@@ -52,6 +52,11 @@ pub struct Serve {
     /// The ordering log; without one, the drives are plain NVMe drives only
     #[arg(long, value_name = "LOG")]
     pub log: Option<String>,
+    /// Create files of drives and of the log that have a size= and do not exist. Leave it out after
+    /// the first start, as in a unit file: then a missing file is an error, for example because
+    /// its file system is not mounted
+    #[arg(long)]
+    pub create: bool,
     /// Replace a log that is lost or damaged: its state of volumes that were not closed is lost
     #[arg(long)]
     pub accept_lost_log: bool,
@@ -123,10 +128,10 @@ A configuration file has the same in TOML:
 
 Examples:
   rio target serve --drive mem:1G
-  rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M
+  rio target serve -a 0.0.0.0 --drive block:/dev/nvme0n1 --log file:/srv/d0.log,size=2M --create
   rio target serve --drive block:/dev/nvme0n1 --log block:/dev/nvme1n1     a small PLP drive
-  rio target serve --drive ssd:flash,size=4G --log file:/tmp/log,size=2M     a modelled drive
-  rio target serve --drive mem:1G --log file:/tmp/log,size=2M --metrics 127.0.0.1:9420
+  rio target serve --drive ssd:flash,size=4G --log mem:2M     a modelled drive
+  rio target serve --drive mem:1G --log mem:2M --metrics 127.0.0.1:9420
   rio target serve -c /etc/rio/target.toml -v
 The Linux kernel connects with: nvme connect -t tcp -a ADDR -s 4420 -n NQN",
         capital(DRIVE_HELP),
@@ -140,7 +145,7 @@ inspected and not changed.
 
 Examples:
   rio target check -c /etc/rio/target.toml
-  rio target check --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M";
+  rio target check --drive file:/srv/d0,size=8G --log file:/srv/d0.log,size=2M --create";
 
 const IDENTITY_HELP: &str = "\
 A drive has an identity of its own (NGUID and UUID). It stays the same whatever address, port,

@@ -43,6 +43,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
         discovery_addresses: running.discovery_addresses().to_vec(),
         metrics: metrics.as_ref().map(MetricsServer::address),
         serves: running.describe().to_vec(),
+        created: running.created().to_vec(),
         promises: running.promises().iter().map(PromiseView::of).collect(),
     });
     match printed {
@@ -116,6 +117,7 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     if let Some(wait) = args.lock_wait {
         config.lock_wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     }
+    config.create |= args.create;
     config.accept_lost_log |= args.accept_lost_log;
     config.require_header_digest |= args.require_hdr_digest;
     config.require_data_digest |= args.require_data_digest;
@@ -191,6 +193,7 @@ struct Serving {
     #[serde(skip_serializing_if = "Option::is_none")]
     metrics: Option<SocketAddr>,
     serves: Vec<String>,
+    created: Vec<String>,
     promises: Vec<PromiseView>,
 }
 
@@ -209,6 +212,9 @@ impl Report for Serving {
         }
         for line in &self.serves {
             text += &format!("{line}\n");
+        }
+        for path in &self.created {
+            text += &format!("created: {path}\n");
         }
         for promise in &self.promises {
             text += &promise.text(terminal);

@@ -83,7 +83,7 @@ impl Scene {
             serve.args(["-s", &self.ports[number].to_string()]);
             serve.args(["-n", &format!("nqn.2026-11.com.example:kill9-{number}")]);
             // A killed process keeps its locks until its last write has landed.
-            serve.args(["--lock-wait", "120", "-o", "json"]);
+            serve.args(["--lock-wait", "120", "-o", "json", "--create"]);
             serve.args(["--drive", &at(self.setup.drive, "drive")]);
             serve.args(["--log", &at(self.setup.log, "log")]);
             let (process, printed) = Process::start(serve, |line| line.starts_with('}'));

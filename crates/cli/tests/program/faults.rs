@@ -92,7 +92,7 @@ fn a_group_beyond_the_bound_on_buffers() {
     site.create();
     site.file("a", 100 << 20);
     site.volume("write", &["v", "a", "--group", "80M"])
-        .failed(2, &["fits into no group", "--group"]);
+        .failed(2, &["can never fit", "nothing was written", "--group 40M"]);
     assert_eq!(site.volume("show", &[]).ok()["state"], "free");
     // Many groups beyond it together: they wait, and are not refused.
     site.volume("write", &["v", "a", "--group", "16M"]).ok();
@@ -172,7 +172,7 @@ fn a_log_too_small_foreign_newer_or_damaged() {
     let serve = |log: &str| {
         let log = format!("file:{log}");
         let args = ["target", "serve", "-s", "0", "--drive", "mem:1M", "--log", &log, "-o", "json"];
-        rio(&[&args[..], &["--lock-wait", "0.1"]].concat())
+        rio(&[&args[..], &["--lock-wait", "0.1", "--create"]].concat())
     };
     let new = |name: &str| site.path(name).display().to_string();
     serve(&format!("{},size=8K", new("tiny"))).failed(7, &["small"]);

@@ -11,7 +11,7 @@ use std::{
 use crate::serve::signal;
 use crate::site::rio_in;
 
-const SERVE: [&str; 10] = [
+const SERVE: [&str; 11] = [
     "target",
     "serve",
     "-s",
@@ -22,6 +22,7 @@ const SERVE: [&str; 10] = [
     "file:drive,size=16M",
     "--log",
     "block:log,size=1M",
+    "--create",
 ];
 
 /// A target that ends with the test.

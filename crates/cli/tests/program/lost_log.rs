@@ -59,7 +59,7 @@ impl Nodes {
     /// The failure of a target that does not start.
     fn start_fails(&self, node: usize, words: &[&str]) -> Done {
         let words = self.words(node, words);
-        let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
+        let mut args = vec!["target", "serve", "-s", "0", "-o", "json", "--create"];
         args.extend(words.iter().map(String::as_str));
         finish(start_in(self.folder.path(), &args))
     }

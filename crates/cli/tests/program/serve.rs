@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// A served target: the process, and its output once ready.
 pub(crate) fn serve(folder: &std::path::Path, words: &[&str]) -> (Child, Value) {
-    let mut args = vec!["target", "serve", "-s", "0", "-o", "json"];
+    let mut args = vec!["target", "serve", "-s", "0", "-o", "json", "--create"];
     args.extend(words);
     served(start_in(folder, &args))
 }
@@ -59,7 +59,10 @@ fn serves_and_keeps_what_it_has(log: &str) {
     let words = [&words[..], &["-n", "nqn.2026-11.com.example:served"]].concat();
 
     let (child, printed) = serve(folder.path(), &words);
-    assert_eq!(keys(&printed), "addresses discovery_addresses promises schema serves subnqn");
+    assert_eq!(
+        keys(&printed),
+        "addresses created discovery_addresses promises schema serves subnqn"
+    );
     assert_eq!(
         keys(&printed["promises"][0]),
         "drive gain identity log nguid nsid power_cut process_kill uuid"
@@ -132,7 +135,8 @@ fn check_reports_all_errors_at_once() {
     // Options take precedence, so all of it can be corrected by them.
     let fixed = ["-n", "nqn.2026-11.com.example:d", "--drive", "mem:1M", "--log", "file:l,size=1M"];
     let args = [&["target", "check", "-c", path, "-o", "json"][..], &fixed].concat();
-    let checked = rio_in(folder.path(), &args).ok();
+    rio_in(folder.path(), &args).failed(2, &["one mistake"]);
+    let checked = rio_in(folder.path(), &[&args[..], &["--create"]].concat()).ok();
     assert_eq!(checked["ok"], true);
     assert!(checked["promises"][0]["process_kill"].as_str().unwrap().contains("memory"));
     assert!(!folder.path().join("l").exists(), "check creates nothing");
@@ -149,4 +153,50 @@ fn an_error_in_a_configuration_file_has_its_line() {
     of("b.json", "{\"subsystems\": []}").failed(2, &["b.json", "subsystems"]);
     rio(&["target", "check", "-c", "/no/such/file", "-o", "json"]).failed(1, &["/no/such/file"]);
     rio(&["target", "serve", "-o", "json"]).failed(2, &["namespaces", "mem:1G"]);
+}
+
+/// A file system that is not mounted and a first start are the same to a target. Nothing is created
+/// without `--create`, and each creation is reported.
+#[test]
+fn a_missing_file_is_created_only_on_request_and_then_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |words: &[&str]| {
+        let args = ["target", "serve", "-s", "0", "-o", "json", "--reactors", "1"];
+        start_in(folder.path(), &[&args[..], words].concat())
+    };
+    let drives = ["file:d,size=1M", "ssd:flash,size=1M,file=d", "ssd:optane,size=1M,file=d"];
+    let logs = ["file:l,size=1M", "dax:l,size=1M", "block:l,size=1M"];
+    for (drive, log) in drives.into_iter().zip(logs) {
+        let words = ["--drive", drive, "--log", log];
+        finish(start(&words)).failed(7, &["namespace 1: d does not exist", "--create"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{words:?}");
+        let (child, printed) = served(start(&[&words[..], &["--create"]].concat()));
+        assert_eq!(printed["created"], serde_json::json!(["d", "l"]));
+        signal(&child, "-TERM");
+        let done = finish(child);
+        assert_eq!((done.code, done.stderr.matches("is created").count()), (0, 2), "{done:?}");
+
+        // From the second start on it is not needed, as in a unit file.
+        let (child, printed) = served(start(&words));
+        assert_eq!(printed["created"], serde_json::json!([]));
+        signal(&child, "-TERM");
+        assert_eq!(finish(child).code, 0);
+
+        // A log that is missing is not created beside its drive, and a drive not beside its log.
+        fs::remove_file(folder.path().join("l")).unwrap();
+        finish(start(&words)).failed(7, &["ordering log: l does not exist"]);
+        fs::remove_file(folder.path().join("d")).unwrap();
+        fs::write(folder.path().join("target.toml"), format!("create = true\nlog = \"{log}\"\n"))
+            .unwrap();
+        let (child, printed) = served(start(&["-c", "target.toml", "--drive", drive]));
+        assert_eq!(printed["created"], serde_json::json!(["d", "l"]));
+        signal(&child, "-TERM");
+        assert_eq!(finish(child).code, 0);
+        for name in ["d", "l", "target.toml"] {
+            fs::remove_file(folder.path().join(name)).unwrap();
+        }
+    }
+    // A directory is never created.
+    let done = finish(start(&["--drive", "file:no/d,size=1M", "--create"]));
+    done.failed(7, &["no/d", "No such file or directory"]);
 }

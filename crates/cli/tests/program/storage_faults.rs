@@ -42,7 +42,8 @@ fn start_short_of_space(folder: &Path, drive: &str, by_limit: bool) -> Option<Ch
     fs::create_dir(folder.join("m")).unwrap();
     let rio = env!("CARGO_BIN_EXE_rio");
     let serve = format!(
-        "exec {rio} target serve -s 0 --reactors 1 --drive {drive} --log file:log,size=1M -o json"
+        "exec {rio} target serve -s 0 --reactors 1 --drive {drive} --log file:log,size=1M --create \
+         -o json"
     );
     let (program, script) = match by_limit {
         // In units of 512 bytes, as dash and POSIX have it. The file is long enough already.
@@ -152,7 +153,7 @@ fn a_mapped_log_that_loses_its_pages_fails_its_streams_and_not_the_target() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let args = ["target", "serve", "-s", "0", "--drive", "ssd:flash,size=512M,lazy"];
-        let args = [&args[..], &["--log", log, "-o", "json"]].concat();
+        let args = [&args[..], &["--log", log, "--create", "-o", "json"]].concat();
         let (mut target, printed) = served(start_in(folder, &args));
         fs::write(folder.join("a"), content(1 << 20)).unwrap();
         fs::write(folder.join("b"), content(200 << 20)).unwrap();

@@ -89,7 +89,8 @@ fn a_target_continues_without_its_standard_error() {
     for broken in Broken::ALL {
         let folder = tempfile::tempdir().unwrap();
         let drive = ["--drive", "mem:64M,lazy", "--log", "file:l,size=2M", "--reactors", "2"];
-        let args = [&["target", "serve", "-s", "0", "-o", "json", "-vvv"], &drive[..]].concat();
+        let args = [&["target", "serve", "-s", "0", "-o", "json", "-vvv", "--create"], &drive[..]]
+            .concat();
         let (child, _unread) = broken.start(folder.path(), &args);
         let (child, printed) = served(child);
         let address = printed["addresses"][0].as_str().unwrap();

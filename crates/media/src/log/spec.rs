@@ -6,7 +6,7 @@ use crate::spec::Spec;
 /// The kinds of log and their options, as shown with every error in a specification.
 pub const LOG_HELP: &str = "logs are:
   file:PATH[,size=SIZE]
-      a mapped file: survives the process, not the power; size= creates it if need be
+      a mapped file: survives the process, not the power; with size= it can be created
   dax:PATH[,size=SIZE]
       a file on persistent memory (a file system mounted with -o dax): survives the power
   block:PATH[,plp]
