@@ -132,6 +132,7 @@ volume's name and all its members, those that are missing among them.
 
 Examples:
   rio volume show journal
+  rio volume show journal --keep -m 192.0.2.20 -m 192.0.2.21     after its drives have moved
   rio volume show -m 192.0.2.10 -m 192.0.2.11
   rio volume show -m 192.0.2.10                      one member: what does its label tell?
   rio volume show -m 192.0.2.10 -m 192.0.2.11 -o json | jq .generation")]
@@ -142,6 +143,9 @@ pub struct Show {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
+    /// Keep the drives of -m in the file of known volumes
+    #[arg(long, requires = "members")]
+    pub keep: bool,
 }
 
 /// The open volume to ask, and the interval.

@@ -50,16 +50,16 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
     let info = Volume::create(&args.name, &addresses, &options)
         .map_err(|error| create_failure(&args.name, &error))?;
     if !args.no_volumes_file {
-        keep(args, &info, output);
+        keep(&info, &args.members, output);
     }
     output.result(&view::VolumeView::created(&info))
 }
 
-/// Adds the new volume to the file of known volumes. The volume exists, so a failure is only a note.
-fn keep(args: &Create, info: &VolumeInfo, output: &Output) {
-    let places = Places::of(args.members.volumes_file.as_deref());
-    let name = &args.name;
-    match places.keep(name, &known_volume(info, &args.members.connect)) {
+/// Adds a volume to the file of known volumes. The volume exists, so a failure is only a note.
+fn keep(info: &VolumeInfo, members: &args::Members, output: &Output) {
+    let places = Places::of(members.volumes_file.as_deref());
+    let name = &info.name;
+    match places.keep(name, &known_volume(info, &members.connect)) {
         Ok(None) => {}
         Ok(Some(Kept { path, replaced })) => {
             let path = path.display();
@@ -86,6 +86,9 @@ fn show(args: &Show, output: &Output) -> Result<(), Failure> {
             None => return Err(open_failure(&error)),
         },
     };
+    if args.keep {
+        keep(&info, &args.members, output);
+    }
     output.result(&view::VolumeView::found(&info, &outlook))
 }
 

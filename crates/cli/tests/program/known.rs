@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 use crate::site::{Done, Site, finish, program};
 
 /// `rio …` with this home, and without the variable that the other tests set.
-fn rio_at(home: &Path, words: &[&str], variables: &[(&str, &str)]) -> Done {
+pub(crate) fn rio_at(home: &Path, words: &[&str], variables: &[(&str, &str)]) -> Done {
     let mut command = program();
     command.args(words).args(["-o", "json"]).env("HOME", home).current_dir(home);
     command.env_remove("RIO_VOLUMES").env_remove("XDG_CONFIG_HOME");

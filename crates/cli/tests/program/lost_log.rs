@@ -40,16 +40,20 @@ impl Nodes {
         self.folder.path().join(name)
     }
 
-    fn words(&self, node: usize, words: &[&str]) -> Vec<String> {
+    fn words(node: usize, drive: &str, words: &[&str]) -> Vec<String> {
         let nqn = format!("nqn.2026-11.com.example:node-{node}");
-        let drive = format!("file:drive-{node},size=16M");
-        let own = ["--drive", &drive, "-n", &nqn, "--reactors", "1", "--lock-wait", "60"];
+        let own = ["--drive", drive, "-n", &nqn, "--reactors", "1", "--lock-wait", "60"];
         own.iter().chain(words).map(|word| (*word).to_owned()).collect()
     }
 
-    /// Starts a target that is stopped.
+    /// Starts a target that is stopped, on its usual drive.
     pub(crate) fn start(&mut self, node: usize, words: &[&str]) {
-        let words = self.words(node, words);
+        self.start_on(node, &drive(node), words);
+    }
+
+    /// Starts a target that is stopped, on this drive.
+    pub(crate) fn start_on(&mut self, node: usize, drive: &str, words: &[&str]) {
+        let words = Self::words(node, drive, words);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let (child, printed) = serve(self.folder.path(), &words);
         let address = printed["addresses"][0].as_str().unwrap().to_owned();
@@ -58,7 +62,7 @@ impl Nodes {
 
     /// The failure of a target that does not start.
     fn start_fails(&self, node: usize, words: &[&str]) -> Done {
-        let words = self.words(node, words);
+        let words = Self::words(node, &drive(node), words);
         let mut args = vec!["target", "serve", "-s", "0", "-o", "json", "--create"];
         args.extend(words.iter().map(String::as_str));
         finish(start_in(self.folder.path(), &args))
@@ -127,8 +131,6 @@ impl Nodes {
     /// The engine with which the volume is opened now.
     pub(crate) fn engine(&self) -> String {
         let shown = self.volume("show", &[]).ok();
-        let engine = self.volume("verify", &["a"]).ok();
-        drop(engine);
         let written = self.volume("write", &["a"]).ok();
         assert_eq!(written["engine"], shown["opens_with"], "{shown}");
         assert_eq!(self.state(), "free");
@@ -143,6 +145,10 @@ impl Drop for Nodes {
             let _ = child.wait();
         }
     }
+}
+
+fn drive(node: usize) -> String {
+    format!("file:drive-{node},size=16M")
 }
 
 /// The usual log of a target.

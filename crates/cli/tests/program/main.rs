@@ -9,6 +9,7 @@ mod locks;
 mod log_dump;
 mod lost_log;
 mod measure;
+mod replacing;
 mod serve;
 mod site;
 mod stat;
