@@ -111,6 +111,8 @@ pub struct StreamPlan {
     pub dropped: u64,
     /// The fresh blocks of dropped groups, which must be zeroed: sorted, adjacent ones joined.
     pub undo: Vec<DriveExtent>,
+    /// The writes of which `undo` has the blocks, in order of seq.
+    pub undone_writes: Vec<InPlace>,
     /// The in-place updates of dropped groups, in order of seq.
     pub in_place: Vec<InPlace>,
     /// Whether a log was given up. Then no server undoes anything (trap T26).
@@ -267,7 +269,8 @@ pub fn decide(
     if beyond().any(|group| is_whole(group, |entry| entry.durable)) {
         probe::count_rare(Rare::WholeBeyondK);
     }
-    let BlocksBeyondPrefix { undo, in_place, in_doubt } = blocks_beyond_prefix(lists, k, given_up);
+    let BlocksBeyondPrefix { undone_writes, in_place, in_doubt } =
+        blocks_beyond_prefix(lists, k, given_up);
     Ok(StreamPlan {
         stream,
         released,
@@ -276,7 +279,8 @@ pub fn decide(
         found: lists.iter().map(|list| list.entries.len() as u32).sum(),
         kept: k.0.saturating_sub(released.0),
         dropped: beyond().map(|group| u64::from(group[0].attribute.span)).sum(),
-        undo,
+        undo: join(undone_writes.iter().map(|write| write.extent).collect()),
+        undone_writes,
         in_place,
         log_given_up: given_up,
         in_doubt,
@@ -436,7 +440,7 @@ fn is_whole(entries: &[&ListedEntry], counts: impl Fn(&ListedEntry) -> bool) -> 
 /// The blocks of the entries beyond the prefix. The fields are those of [`StreamPlan`].
 #[derive(Default)]
 struct BlocksBeyondPrefix {
-    undo: Vec<DriveExtent>,
+    undone_writes: Vec<InPlace>,
     in_place: Vec<InPlace>,
     in_doubt: Vec<InPlace>,
 }
@@ -453,7 +457,8 @@ struct BlocksBeyondPrefix {
 /// zeroed: the prefix may end before the state that the caller knows, and the content of the blocks
 /// may have been confirmed (trap T26).
 fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksBeyondPrefix {
-    let BlocksBeyondPrefix { mut undo, mut in_place, mut in_doubt } = BlocksBeyondPrefix::default();
+    let BlocksBeyondPrefix { mut undone_writes, mut in_place, mut in_doubt } =
+        BlocksBeyondPrefix::default();
     for list in lists {
         for ListedEntry { attribute, .. } in &list.entries {
             if attribute.seq_end() <= k || attribute.kind == Kind::Flush {
@@ -482,17 +487,17 @@ fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksB
             let is_left_alone = is_update && !probe::is_bug_planted(Plant::T11UndoInPlace)
                 || is_extension && !probe::is_bug_planted(Plant::T11UndoExtensions);
             if !is_left_alone && !list.settled {
-                undo.push(extent);
+                undone_writes.push(InPlace { seq, extent });
             } else if is_extension {
                 probe::count_rare(Rare::ExtensionLeft);
             }
         }
     }
-    for listed in [&mut in_place, &mut in_doubt] {
+    for listed in [&mut undone_writes, &mut in_place, &mut in_doubt] {
         listed.sort_unstable();
         listed.dedup();
     }
-    BlocksBeyondPrefix { undo: join(undo), in_place, in_doubt }
+    BlocksBeyondPrefix { undone_writes, in_place, in_doubt }
 }
 
 /// Sorts extents, and joins those that touch or overlap.

@@ -272,8 +272,8 @@ impl<'a> UndoneSaver<'a> {
     /// Runs a step. Returns whether it succeeded.
     fn run_step(&mut self, step: SaveStep) -> bool {
         let result = match (step, self.writer.take(), self.path) {
-            (SaveStep::Begin { volume, extents }, None, Some(path)) => {
-                UndoneFileWriter::create(path, volume, &extents)
+            (SaveStep::Begin { volume, name, generation, extents }, None, Some(path)) => {
+                UndoneFileWriter::create(path, volume, &name, generation, &extents)
                     .map(|writer| self.writer = Some(writer))
             }
             (SaveStep::Blocks(bytes), Some(writer), _) => {

@@ -1,27 +1,6 @@
-//! The file that keeps the data that recovery is about to zero, for later inspection.
-//!
-//! All numbers are little-endian. After the header comes a table of extents, after the table their
-//! blocks, in the same order, each of [`BLOCK_BYTES`].
-//!
-//! | byte | field |
-//! |---|---|
-//! | 0–7 | magic `RIOUNDO\x01` |
-//! | 8–11 | CRC32C of bytes 12–63 and the table |
-//! | 12–15 | version, 1 |
-//! | 16–31 | volume id |
-//! | 32–39 | blocks in all |
-//! | 40–43 | extents |
-//! | 44–47 | CRC32C of all blocks |
-//! | 48–63 | 0 |
-//!
-//! Each extent has 32 bytes:
-//!
-//! | byte | field |
-//! |---|---|
-//! | 0–7 | first volume block |
-//! | 8–15 | blocks |
-//! | 16–17 | stream whose groups wrote them |
-//! | 18–31 | 0 |
+//! The file that keeps the data that recovery is about to zero, so that it can be inspected, and
+//! written back. docs/undone-format.md describes its bytes: a header, a table of extents, the name
+//! of the volume, and the blocks of the extents in the order of the table.
 //!
 //! The header is written last, after all else is on the disk. So a file without a header was not
 //! finished.
@@ -34,19 +13,23 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_session::initiator::volume::saving::UndoneExtent as SavedExtent;
+pub use riopipe_session::initiator::volume::undone::{BlockNow, NotOfVolume, check_origin};
+use riopipe_session::label::NAME_MAX;
 
 use crate::recovery::BlockRange;
 use crate::{BLOCK_BYTES, crc32c};
 
 const MAGIC: [u8; 8] = *b"RIOUNDO\x01";
-const VERSION: u32 = 1;
+/// Version 1 had no name of the volume, no seqs, no generation and no time.
+const VERSION: u32 = 2;
 
 const HEADER_BYTES: usize = 64;
 const MAGIC_FIELD: Range<usize> = 0..8;
-/// The CRC32C of [`CHECKED_FIELDS`] and the table.
+/// The CRC32C of [`CHECKED_FIELDS`], the table and the name.
 const HEADER_CRC_FIELD: Range<usize> = 8..12;
 /// All fields after the checksum of the header.
 const CHECKED_FIELDS: Range<usize> = 12..HEADER_BYTES;
@@ -55,11 +38,17 @@ const VOLUME_FIELD: Range<usize> = 16..32;
 const BLOCK_COUNT_FIELD: Range<usize> = 32..40;
 const EXTENT_COUNT_FIELD: Range<usize> = 40..44;
 const BLOCKS_CRC_FIELD: Range<usize> = 44..48;
+const TIME_FIELD: Range<usize> = 48..56;
+const GENERATION_FIELD: Range<usize> = 56..60;
 
 const EXTENT_BYTES: usize = 32;
 const EXTENT_LBA_FIELD: Range<usize> = 0..8;
 const EXTENT_BLOCKS_FIELD: Range<usize> = 8..16;
 const EXTENT_STREAM_FIELD: Range<usize> = 16..18;
+const EXTENT_SEQ_FIELD: Range<usize> = 24..32;
+
+/// The bytes of the volume's name, filled up with NUL.
+const NAME_BYTES: usize = NAME_MAX;
 
 /// The size of the buffer for writes to the file.
 const WRITE_BUF_BYTES: usize = 1 << 20;
@@ -115,20 +104,47 @@ pub enum ReadSavedError {
         /// Its version.
         version: u32,
     },
-    /// A checksum is wrong.
-    #[error("{} is damaged: a checksum is wrong", .0.display())]
-    Damaged(PathBuf),
+    /// Its length is not the one that its header gives.
+    #[error("{} is {}: its header gives {expected} bytes, and it has {have}", .path.display(),
+        if .have < .expected { "truncated" } else { "too long" })]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// The bytes by the header.
+        expected: u64,
+        /// The bytes that it has.
+        have: u64,
+    },
+    /// A checksum or a field is wrong.
+    #[error("{} is damaged: {what}", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The part that is wrong.
+        what: &'static str,
+    },
 }
 
 /// A file of undone blocks.
 #[derive(Debug)]
 pub struct UndoneFile {
+    /// The version of the file.
+    pub version: u32,
     /// The volume that they belonged to.
     pub volume: VolumeId,
+    /// The name of the volume. `None`: the file has version 1.
+    pub name: Option<String>,
+    /// The generation of the owner whose recovery zeroed them; 0 if a dry run has made the file, or
+    /// if it has version 1.
+    pub generation: u32,
+    /// When the file was begun. `None`: the file has version 1.
+    pub saved_at: Option<SystemTime>,
     /// The place of the blocks, in the order of the file.
     pub extents: Vec<SavedExtent>,
     file: File,
     path: PathBuf,
+    /// The offset of the first block in the file, bytes.
+    blocks_begin: u64,
 }
 
 /// Opens a file of undone blocks, and checks all of it.
@@ -137,31 +153,62 @@ pub struct UndoneFile {
 /// [`ReadSavedError`].
 pub fn read(path: &Path) -> Result<UndoneFile, ReadSavedError> {
     let io_error = |source| ReadSavedError::Io { path: path.into(), source };
-    let damaged = || ReadSavedError::Damaged(path.into());
+    let damaged = |what| ReadSavedError::Damaged { path: path.into(), what };
+    // A pipe is not opened: that would wait for a writer.
+    if !std::fs::metadata(path).map_err(io_error)?.is_file() {
+        return Err(ReadSavedError::NotUndoneFile(path.into()));
+    }
     let mut file = File::open(path).map_err(io_error)?;
-    let file_bytes = file.metadata().map_err(io_error)?.len();
+    let have = file.metadata().map_err(io_error)?.len();
     let header = read_header(&mut file, path)?;
+    let version = u32_at(&header, VERSION_FIELD);
+    let name_bytes = if version >= 2 { NAME_BYTES } else { 0 };
     let extent_count = u64::from(u32_at(&header, EXTENT_COUNT_FIELD));
     let block_count = u64_at(&header, BLOCK_COUNT_FIELD);
-    if expected_file_bytes(extent_count, block_count) != Some(file_bytes) {
-        return Err(damaged());
+    let blocks_begin = (HEADER_BYTES + name_bytes) as u64 + extent_count * EXTENT_BYTES as u64;
+    // The checksum covers the numbers only together with the table, so a flipped bit in a number
+    // shows as a wrong length.
+    let blocks_bytes = block_count.checked_mul(BLOCK_BYTES as u64);
+    let expected = blocks_bytes.and_then(|bytes| bytes.checked_add(blocks_begin));
+    let expected = expected.ok_or_else(|| damaged("its header gives an impossible length"))?;
+    if expected != have {
+        return Err(ReadSavedError::Length { path: path.into(), expected, have });
     }
-    let mut table = vec![0; extent_count as usize * EXTENT_BYTES];
-    file.read_exact(&mut table).map_err(io_error)?;
-    if header_crc(&header, &table) != u32_at(&header, HEADER_CRC_FIELD) {
-        return Err(damaged());
+    let mut table_and_name = vec![0; extent_count as usize * EXTENT_BYTES + name_bytes];
+    file.read_exact(&mut table_and_name).map_err(io_error)?;
+    if header_crc(&header, &table_and_name) != u32_at(&header, HEADER_CRC_FIELD) {
+        return Err(damaged("the checksum of its header and its table is wrong"));
     }
+    let (table, name) = table_and_name.split_at(table_and_name.len() - name_bytes);
     let extents: Vec<SavedExtent> = table.chunks_exact(EXTENT_BYTES).map(decode_extent).collect();
     if total_blocks(&extents) != Some(block_count) {
-        return Err(damaged());
+        return Err(damaged("its extents do not have as many blocks as its header gives"));
     }
     let blocks_crc = read_blocks_crc(&mut file, block_count).map_err(io_error)?;
     if blocks_crc != u32_at(&header, BLOCKS_CRC_FIELD) {
-        return Err(damaged());
+        return Err(damaged("the checksum of its blocks is wrong"));
     }
     let mut volume = [0; 16];
     volume.copy_from_slice(&header[VOLUME_FIELD]);
-    Ok(UndoneFile { volume: VolumeId(volume), extents, file, path: path.into() })
+    let is_named = version >= 2;
+    let saved_at = UNIX_EPOCH.checked_add(Duration::from_millis(u64_at(&header, TIME_FIELD)));
+    Ok(UndoneFile {
+        version,
+        volume: VolumeId(volume),
+        name: is_named.then(|| decode_name(name)),
+        generation: u32_at(&header, GENERATION_FIELD),
+        saved_at: saved_at.filter(|_| is_named),
+        extents,
+        file,
+        path: path.into(),
+        blocks_begin,
+    })
+}
+
+/// The name of the volume, without the NULs after it.
+fn decode_name(bytes: &[u8]) -> String {
+    let len = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).into_owned()
 }
 
 /// Reads the header, and checks that the file is of the right kind and version.
@@ -183,14 +230,8 @@ fn read_header(file: &mut File, path: &Path) -> Result<[u8; HEADER_BYTES], ReadS
     Ok(header)
 }
 
-/// The length of a file with so many extents and blocks. `None` if no file can be so long.
-fn expected_file_bytes(extent_count: u64, block_count: u64) -> Option<u64> {
-    let blocks_begin = HEADER_BYTES as u64 + extent_count * EXTENT_BYTES as u64;
-    block_count.checked_mul(BLOCK_BYTES as u64)?.checked_add(blocks_begin)
-}
-
-fn header_crc(header: &[u8; HEADER_BYTES], table: &[u8]) -> u32 {
-    crc32c(crc32c(0, &header[CHECKED_FIELDS]), table)
+fn header_crc(header: &[u8; HEADER_BYTES], table_and_name: &[u8]) -> u32 {
+    crc32c(crc32c(0, &header[CHECKED_FIELDS]), table_and_name)
 }
 
 /// The number of blocks of all extents. `None` if it does not fit into 64 bits.
@@ -233,9 +274,20 @@ impl UndoneFile {
         }
     }
 
+    /// Reads blocks of the file into `into`: those from the block number `first` of the file on,
+    /// counted over all extents in their order.
+    ///
+    /// # Errors
+    /// The file can't be read.
+    pub fn read_blocks(&self, first: u64, into: &mut [u8]) -> Result<(), ReadSavedError> {
+        let offset = self.blocks_begin + first * BLOCK_BYTES as u64;
+        let read = self.file.read_exact_at(into, offset);
+        read.map_err(|source| ReadSavedError::Io { path: self.path.clone(), source })
+    }
+
     /// The offset of a volume block in the file, bytes.
     fn offset_of_block(&self, lba: u64) -> Option<u64> {
-        let mut extent_offset = (HEADER_BYTES + self.extents.len() * EXTENT_BYTES) as u64;
+        let mut extent_offset = self.blocks_begin;
         for SavedExtent { range, .. } in &self.extents {
             if lba >= range.lba && lba - range.lba < range.blocks {
                 return Some(extent_offset + (lba - range.lba) * BLOCK_BYTES as u64);
@@ -252,17 +304,19 @@ pub(crate) struct UndoneFileWriter {
     path: PathBuf,
     /// The header without its checksums.
     header: [u8; HEADER_BYTES],
-    table: Vec<u8>,
+    table_and_name: Vec<u8>,
     /// The checksum of the blocks so far.
     blocks_crc: u32,
 }
 
 impl UndoneFileWriter {
     /// Creates the file, with the table and space for the header. A file that exists already is not
-    /// changed.
+    /// changed. `name` and `generation` are those of the volume and of its owner.
     pub(crate) fn create(
         path: &Path,
         volume: VolumeId,
+        name: &str,
+        generation: u32,
         extents: &[SavedExtent],
     ) -> Result<Self, SaveError> {
         let file = match OpenOptions::new().write(true).create_new(true).open(path) {
@@ -273,9 +327,13 @@ impl UndoneFileWriter {
             Err(source) => return Err(SaveError::Write { path: path.into(), source }),
         };
         let file = BufWriter::with_capacity(WRITE_BUF_BYTES, file);
-        let header = encode_header(volume, extents);
-        let table = encode_table(extents);
-        let mut writer = Self { file, path: path.into(), header, table, blocks_crc: 0 };
+        let header = encode_header(volume, generation, extents);
+        let mut table_and_name = encode_table(extents);
+        let mut padded_name = [0; NAME_BYTES];
+        let len = name.len().min(NAME_BYTES);
+        padded_name[..len].copy_from_slice(&name.as_bytes()[..len]);
+        table_and_name.extend(padded_name);
+        let mut writer = Self { file, path: path.into(), header, table_and_name, blocks_crc: 0 };
         match writer.write_placeholder_and_table() {
             Ok(()) => Ok(writer),
             Err(source) => Err(writer.abandon(source)),
@@ -284,7 +342,7 @@ impl UndoneFileWriter {
 
     fn write_placeholder_and_table(&mut self) -> io::Result<()> {
         self.file.write_all(&[0; HEADER_BYTES])?;
-        self.file.write_all(&self.table)
+        self.file.write_all(&self.table_and_name)
     }
 
     /// Appends whole blocks, in the order of the extents.
@@ -310,7 +368,7 @@ impl UndoneFileWriter {
         // The header may only become durable after all else.
         file.sync_all()?;
         self.header[BLOCKS_CRC_FIELD].copy_from_slice(&self.blocks_crc.to_le_bytes());
-        let crc = header_crc(&self.header, &self.table);
+        let crc = header_crc(&self.header, &self.table_and_name);
         self.header[HEADER_CRC_FIELD].copy_from_slice(&crc.to_le_bytes());
         file.seek(SeekFrom::Start(0))?;
         file.write_all(&self.header)?;
@@ -336,7 +394,7 @@ impl UndoneFileWriter {
 }
 
 /// The header without its checksums.
-fn encode_header(volume: VolumeId, extents: &[SavedExtent]) -> [u8; HEADER_BYTES] {
+fn encode_header(volume: VolumeId, generation: u32, extents: &[SavedExtent]) -> [u8; HEADER_BYTES] {
     let block_count: u64 = extents.iter().map(|extent| extent.range.blocks).sum();
     let mut header = [0; HEADER_BYTES];
     header[MAGIC_FIELD].copy_from_slice(&MAGIC);
@@ -344,6 +402,10 @@ fn encode_header(volume: VolumeId, extents: &[SavedExtent]) -> [u8; HEADER_BYTES
     header[VOLUME_FIELD].copy_from_slice(&volume.0);
     header[BLOCK_COUNT_FIELD].copy_from_slice(&block_count.to_le_bytes());
     header[EXTENT_COUNT_FIELD].copy_from_slice(&(extents.len() as u32).to_le_bytes());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    header[TIME_FIELD].copy_from_slice(&now_ms.to_le_bytes());
+    header[GENERATION_FIELD].copy_from_slice(&generation.to_le_bytes());
     header
 }
 
@@ -353,6 +415,7 @@ fn encode_table(extents: &[SavedExtent]) -> Vec<u8> {
         record[EXTENT_LBA_FIELD].copy_from_slice(&extent.range.lba.to_le_bytes());
         record[EXTENT_BLOCKS_FIELD].copy_from_slice(&extent.range.blocks.to_le_bytes());
         record[EXTENT_STREAM_FIELD].copy_from_slice(&extent.stream.0.to_le_bytes());
+        record[EXTENT_SEQ_FIELD].copy_from_slice(&extent.seq.0.to_le_bytes());
     }
     table
 }
@@ -362,7 +425,8 @@ fn decode_extent(record: &[u8]) -> SavedExtent {
     let stream = StreamId(u16::from_le_bytes([stream_field[0], stream_field[1]]));
     let lba = u64_at(record, EXTENT_LBA_FIELD);
     let blocks = u64_at(record, EXTENT_BLOCKS_FIELD);
-    SavedExtent { stream, range: BlockRange { lba, blocks } }
+    let seq = Seq(u64_at(record, EXTENT_SEQ_FIELD));
+    SavedExtent { stream, seq, range: BlockRange { lba, blocks } }
 }
 
 /// Reads a field of 4 bytes.
@@ -386,13 +450,17 @@ mod tests {
     fn extents() -> [SavedExtent; 2] {
         let range = |lba, blocks| BlockRange { lba, blocks };
         [
-            SavedExtent { stream: StreamId(3), range: range(10, 2) },
-            SavedExtent { stream: StreamId(4), range: range(100, 1) },
+            SavedExtent { stream: StreamId(3), seq: Seq(17), range: range(10, 2) },
+            SavedExtent { stream: StreamId(4), seq: Seq(9), range: range(100, 1) },
         ]
     }
 
+    fn create(path: &Path) -> Result<UndoneFileWriter, SaveError> {
+        UndoneFileWriter::create(path, VolumeId([7; 16]), "journal", 5, &extents())
+    }
+
     fn saved(path: &Path) {
-        let mut saving = UndoneFileWriter::create(path, VolumeId([7; 16]), &extents()).unwrap();
+        let mut saving = create(path).unwrap();
         for byte in 1..=3 {
             saving = saving.append(&[byte; BLOCK_BYTES]).unwrap();
         }
@@ -406,7 +474,13 @@ mod tests {
         saved(&path);
         let saved = read(&path).unwrap();
         assert_eq!((saved.volume, saved.blocks()), (VolumeId([7; 16]), 3));
+        assert_eq!((saved.name.as_deref(), saved.generation), (Some("journal"), 5));
+        let age = SystemTime::now().duration_since(saved.saved_at.unwrap()).unwrap();
+        assert!(age < Duration::from_secs(3600), "{age:?}");
         assert_eq!(saved.extents, extents());
+        let mut two = vec![0; 2 * BLOCK_BYTES];
+        saved.read_blocks(1, &mut two).unwrap();
+        assert_eq!((two[0], two[BLOCK_BYTES]), (2, 3));
         assert_eq!(saved.block(11).unwrap(), Some(vec![2; BLOCK_BYTES]));
         assert_eq!(saved.block(100).unwrap(), Some(vec![3; BLOCK_BYTES]));
         assert_eq!(saved.block(12).unwrap(), None);
@@ -417,7 +491,7 @@ mod tests {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("undone");
         std::fs::write(&path, b"precious").unwrap();
-        let again = UndoneFileWriter::create(&path, VolumeId([7; 16]), &extents());
+        let again = create(&path);
         assert!(matches!(again, Err(SaveError::Exists(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     }
@@ -426,21 +500,44 @@ mod tests {
     fn an_unfinished_file_and_every_damaged_byte_are_refused() {
         let dir = tempfile::TempDir::new().unwrap();
         let path = dir.path().join("undone");
-        let saving = UndoneFileWriter::create(&path, VolumeId([7; 16]), &extents()).unwrap();
+        let saving = create(&path).unwrap();
         drop(saving.append(&[1; BLOCK_BYTES]).unwrap());
         assert!(matches!(read(&path), Err(ReadSavedError::NotUndoneFile(_))));
         std::fs::remove_file(&path).unwrap();
         saved(&path);
         let whole = std::fs::read(&path).unwrap();
-        for at in (0..HEADER_BYTES + 2 * EXTENT_BYTES)
-            .chain([HEADER_BYTES + 2 * EXTENT_BYTES + 5000, whole.len() - 1])
-        {
+        let blocks_begin = HEADER_BYTES + 2 * EXTENT_BYTES + NAME_BYTES;
+        for at in (0..blocks_begin).chain([blocks_begin + 5000, whole.len() - 1]) {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             std::fs::write(&path, damaged).unwrap();
             assert!(read(&path).is_err(), "byte {at}");
         }
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-        assert!(read(&path).is_err());
+        let error = read(&path).unwrap_err();
+        assert!(error.to_string().contains("truncated"), "{error}");
+        // Not a regular file.
+        assert!(matches!(read(dir.path()), Err(ReadSavedError::NotUndoneFile(_))));
+    }
+
+    #[test]
+    fn a_file_of_version_1_is_read() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let path = dir.path().join("undone");
+        let mut header = encode_header(VolumeId([7; 16]), 0, &extents());
+        header[VERSION_FIELD].copy_from_slice(&1_u32.to_le_bytes());
+        header[TIME_FIELD].fill(0);
+        let mut table = encode_table(&extents());
+        for record in table.chunks_exact_mut(EXTENT_BYTES) {
+            record[EXTENT_SEQ_FIELD].fill(0);
+        }
+        let blocks = [1, 2, 3].map(|byte| [byte; BLOCK_BYTES]).concat();
+        header[BLOCKS_CRC_FIELD].copy_from_slice(&crc32c(0, &blocks).to_le_bytes());
+        let crc = header_crc(&header, &table);
+        header[HEADER_CRC_FIELD].copy_from_slice(&crc.to_le_bytes());
+        std::fs::write(&path, [&header[..], &table, &blocks].concat()).unwrap();
+        let saved = read(&path).unwrap();
+        assert_eq!((saved.version, saved.name.as_deref(), saved.saved_at), (1, None, None));
+        assert_eq!(saved.block(100).unwrap(), Some(vec![3; BLOCK_BYTES]));
     }
 }

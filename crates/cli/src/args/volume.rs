@@ -27,6 +27,9 @@ pub enum Volume {
     Stat(Stat),
     /// Recover a volume after a crash, or show what that would do
     Recover(Recover),
+    /// Show blocks that a recovery has undone and saved, or write them back
+    #[command(subcommand, arg_required_else_help = true)]
+    Undone(Undone),
     /// Copy a file into a volume, as ordered groups
     Write(Write),
     /// Copy the file in a volume back, and check it
@@ -190,6 +193,7 @@ They are listed, and the stream stays closed until the list is confirmed with --
 
 It may be stopped at any point and run again; the result is the same. With --save-undone, name
 another file then: the first one may be the only copy of blocks that are zeroed by now.
+`rio volume undone` shows such a file, and writes its blocks back.
 
 Examples:
   rio volume recover journal -m 192.0.2.10 -m 192.0.2.11 --dry-run         changes nothing
@@ -208,6 +212,63 @@ pub struct Recover {
     /// Confirm the lists of in-place updates, so that their streams can be opened again
     #[arg(long)]
     pub acknowledge: bool,
+}
+
+/// The operations on saved undone blocks.
+#[derive(Debug, Subcommand)]
+pub enum Undone {
+    /// Show which blocks a file has, and check it
+    Show(UndoneShow),
+    /// Write the blocks of a file back to their volume
+    Apply(UndoneApply),
+}
+
+/// Show a file of undone blocks.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+The file is one of `rio volume recover --save-undone`. All its checksums are verified.
+
+Examples:
+  rio volume undone show lost.rio
+  rio volume undone show lost.rio -o json | jq '.extents[] | select(.stream == 0)'")]
+pub struct UndoneShow {
+    /// The file
+    pub file: PathBuf,
+}
+
+/// Write undone blocks back.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+Opens the volume, and writes the saved content to the blocks that still read as zeroes, as ordered
+groups of the streams that wrote them first. Blocks that have the saved content already stay. Nothing
+is written if the file is of another volume, if the drives are older than the file, or if one of the
+blocks was written since; --force accepts the last two.
+
+The recovery had undone these blocks because writes before them were lost. So look at the file first,
+and at what the blocks mean to the program that wrote them.
+
+Examples:
+  rio volume undone apply lost.rio --dry-run
+  rio volume undone apply lost.rio -m 192.0.2.10 -m 192.0.2.11")]
+pub struct UndoneApply {
+    /// The file
+    pub file: PathBuf,
+    /// The volume's name, by which its drives are found [default: the one in the file]
+    #[arg(long, value_name = "NAME")]
+    pub volume: Option<String>,
+    /// Its drives.
+    #[command(flatten)]
+    pub members: Members,
+    /// Only show what would be written. The volume is opened and read, and no block is written
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// Write also over blocks that were written since, and to drives that are older than the file
+    #[arg(long)]
+    pub force: bool,
+    /// Seconds to wait for a volume with an owner
+    #[arg(long, value_name = "SECONDS", default_value = "0", hide_default_value = true)]
+    #[arg(value_parser = values::seconds_or_none)]
+    pub wait: Duration,
 }
 
 /// Copy a file into a volume.

@@ -5,6 +5,7 @@ mod delete;
 mod list;
 mod recover;
 mod stat;
+mod undone;
 mod view;
 
 use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
@@ -31,6 +32,7 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
         args::Volume::Wipe(args) => delete::wipe(&args, output),
         args::Volume::Stat(args) => stat::run(&args, output),
         args::Volume::Recover(args) => recover::run(&args, output),
+        args::Volume::Undone(command) => undone::run(&command, output),
         args::Volume::Write(args) => copy::write(&args, output),
         args::Volume::Read(args) => copy::read(&args, output),
         args::Volume::Verify(args) => copy::verify(&args, output),

@@ -15,6 +15,7 @@ mod site;
 mod stat;
 mod storage_faults;
 mod streams;
+mod undone;
 mod unread;
 mod volume_life;
 mod volume_stat;

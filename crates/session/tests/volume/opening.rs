@@ -108,8 +108,9 @@ fn a_dry_run_reports_what_would_be_done_and_does_nothing() {
     let dry = VolumeOpeningConfig { purpose: Purpose::DryRun, save_undone: true, ..opening(2) };
     let run = cluster.open(dry);
     let range = BlockRange { lba: 2, blocks: 1 };
-    let extent = UndoneExtent { stream: StreamId(0), range };
-    assert_eq!(run.saved[0], SaveStep::Begin { volume: VOLUME, extents: vec![extent] });
+    let extents = vec![UndoneExtent { stream: StreamId(0), seq: Seq(3), range }];
+    let (volume, name, generation) = (VOLUME, "logs".into(), 0);
+    assert_eq!(run.saved[0], SaveStep::Begin { volume, name, generation, extents });
     assert_eq!(run.saved[1..], [SaveStep::Blocks(block(3)), SaveStep::Finish]);
     let seen = run.opened().volume;
     assert_eq!(seen.outcome.streams[0].plan.undone_blocks(), 1);

@@ -4,6 +4,7 @@
 //! - [`survey`]: the volumes of some targets; [`deletion`] deletes one;
 //! - [`recovery`]: one attempt to recover a volume or streams, with its times; [`streams`]: such an
 //!   attempt over the targets of an open volume, and the release of the volume;
+//! - [`saving`], [`undone`]: the data that recovery zeroes, saved before and written back later;
 //! - [`state`]: the open streams, their queues, and the group after which each stream continues;
 //! - [`block_ownership`]: the ownership checker, which checks that the caller keeps its duties
 //!   between streams (traps T11, T15);
@@ -23,5 +24,6 @@ pub mod saving;
 pub mod state;
 pub mod streams;
 pub mod survey;
+pub mod undone;
 
 pub use calls::Associations;

@@ -1,5 +1,6 @@
 //! Blocks of drives, expressed as blocks of the volume.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::Seq;
@@ -66,6 +67,44 @@ pub fn listed_ranges(topology: &Topology, updates: &[InPlace]) -> Vec<InPlaceRan
     updates.iter().flat_map(ranges_of).collect()
 }
 
+/// The blocks of some writes, each block once, with the newest group that wrote it: in order of the
+/// blocks, adjacent ones of one group joined.
+#[must_use]
+pub fn newest_writes(writes: &[InPlaceRange]) -> Vec<InPlaceRange> {
+    let edges = |write: &InPlaceRange| {
+        let BlockRange { lba, blocks } = write.range;
+        [(lba, true, write.seq), (lba + blocks, false, write.seq)]
+    };
+    let mut edges: Vec<(u64, bool, Seq)> = writes.iter().flat_map(edges).collect();
+    edges.sort_unstable();
+    // The number of writes of each group that contain the present block.
+    let mut present: BTreeMap<Seq, usize> = BTreeMap::new();
+    let mut newest: Vec<InPlaceRange> = Vec::new();
+    let mut from = 0;
+    for (lba, begins, seq) in edges {
+        if lba > from
+            && let Some((&seq, _)) = present.last_key_value()
+        {
+            match newest.last_mut() {
+                Some(last) if last.seq == seq && last.range.lba + last.range.blocks == from => {
+                    last.range.blocks = lba - last.range.lba;
+                }
+                _ => {
+                    let range = BlockRange { lba: from, blocks: lba - from };
+                    newest.push(InPlaceRange { seq, range });
+                }
+            }
+        }
+        from = lba;
+        let count = present.entry(seq).or_default();
+        *count = if begins { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            present.remove(&seq);
+        }
+    }
+    newest
+}
+
 /// The blocks that a stream's owner must check before the stream starts again: in-place updates
 /// beyond the prefix, and writes in doubt; empty if nothing waits to be acknowledged (traps T9,
 /// T26).
@@ -94,6 +133,22 @@ mod tests {
             volatile: false,
         };
         Topology::new(vec![member, member], vec![ServerInfo { slots: 8 }], 4).unwrap()
+    }
+
+    #[test]
+    fn each_block_has_the_newest_group_that_wrote_it() {
+        let write =
+            |seq, lba, blocks| InPlaceRange { seq: Seq(seq), range: BlockRange { lba, blocks } };
+        assert_eq!(newest_writes(&[]), []);
+        let writes =
+            [write(3, 0, 4), write(3, 4, 2), write(5, 2, 1), write(4, 2, 3), write(9, 8, 1)];
+        assert_eq!(
+            newest_writes(&writes),
+            [write(3, 0, 2), write(5, 2, 1), write(4, 3, 2), write(3, 5, 1), write(9, 8, 1)]
+        );
+        // The same write twice, and writes that end or begin at the same block.
+        let twice = [write(2, 1, 2), write(2, 1, 2), write(1, 0, 3), write(1, 3, 1)];
+        assert_eq!(newest_writes(&twice), [write(1, 0, 1), write(2, 1, 2), write(1, 3, 1)]);
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! Begin → (read blocks → Blocks) for every part of every extent → Finish → Saved
 //! ```
 
+use alloc::string::String;
 use alloc::vec::Vec;
 
-use riopipe_order::attribute::{StreamId, VolumeId};
+use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 use riopipe_order::topology::{Extent, Topology};
 
-use super::ranges::{BlockRange, volume_ranges};
+use super::ranges::{BlockRange, InPlaceRange, listed_ranges, newest_writes};
 use crate::initiator::opening::Outcome;
+use crate::label::Label;
 use crate::wire::BLOCK_BYTES;
 
 /// Number of blocks that are read and saved at a time.
@@ -19,8 +21,10 @@ const SAVE_BLOCKS: u64 = 32;
 /// Blocks that recovery is about to zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UndoneExtent {
-    /// The stream of the groups that wrote them.
+    /// The stream of the group that wrote them.
     pub stream: StreamId,
+    /// The newest group that wrote them; the first one of a request that was merged from several.
+    pub seq: Seq,
     /// The blocks.
     pub range: BlockRange,
 }
@@ -33,7 +37,11 @@ pub enum SaveStep {
     Begin {
         /// The volume of the blocks.
         volume: VolumeId,
-        /// The blocks.
+        /// The name of the volume.
+        name: String,
+        /// The generation of the owner that recovers the volume; 0 in a dry run.
+        generation: u32,
+        /// The blocks, each once.
         extents: Vec<UndoneExtent>,
     },
     /// Save these bytes. They are the next whole blocks.
@@ -78,6 +86,8 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Saving {
     volume: VolumeId,
+    name: String,
+    generation: u32,
     /// All blocks that will be zeroed, stream after stream.
     extents: Vec<UndoneExtent>,
     state: State,
@@ -89,14 +99,26 @@ pub(super) struct Saving {
 
 impl Saving {
     /// The saving of the data that recovery will zero by `outcome`; `None` if it will zero nothing.
-    pub(super) fn new(volume: VolumeId, outcome: &Outcome, topology: &Topology) -> Option<Self> {
+    /// `head` is a label of the volume, and `generation` the one of the owner.
+    pub(super) fn new(
+        head: &Label,
+        generation: u32,
+        outcome: &Outcome,
+        topology: &Topology,
+    ) -> Option<Self> {
         let mut extents = Vec::new();
-        for stream in outcome.streams.iter().map(|stream| &stream.plan) {
-            let ranges = volume_ranges(topology, &stream.undo).into_iter();
-            extents.extend(ranges.map(|range| UndoneExtent { stream: stream.stream, range }));
+        for plan in outcome.streams.iter().map(|stream| &stream.plan) {
+            let writes = newest_writes(&listed_ranges(topology, &plan.undone_writes));
+            extents.extend(writes.into_iter().map(|InPlaceRange { seq, range }| UndoneExtent {
+                stream: plan.stream,
+                seq,
+                range,
+            }));
         }
         (!extents.is_empty()).then(|| Self {
-            volume,
+            volume: head.volume,
+            name: head.name.clone(),
+            generation,
             extents,
             state: State::NotBegun,
             bytes: Vec::new(),
@@ -110,8 +132,9 @@ impl Saving {
             State::NotBegun => {
                 let lba = self.extents[0].range.lba;
                 self.state = State::Reading { extent: 0, lba };
-                let (volume, extents) = (self.volume, self.extents.clone());
-                Next::Step(SaveStep::Begin { volume, extents })
+                let (volume, generation) = (self.volume, self.generation);
+                let (name, extents) = (self.name.clone(), self.extents.clone());
+                Next::Step(SaveStep::Begin { volume, name, generation, extents })
             }
             State::Reading { extent, .. } if extent == self.extents.len() => {
                 self.state = State::MakingDurable;
@@ -158,9 +181,13 @@ mod tests {
     use super::*;
     use crate::initiator::opening::StreamOutcome;
     use alloc::vec;
-    use riopipe_order::attribute::{Member, Seq};
-    use riopipe_order::recovery::{DriveExtent, StreamPlan};
+    use riopipe_order::attribute::Member;
+    use riopipe_order::recovery::{DriveExtent, InPlace, StreamPlan, join};
     use riopipe_order::topology::{MemberInfo, ServerInfo};
+
+    fn label() -> Label {
+        crate::label::tests::label(0)
+    }
 
     fn topology() -> Topology {
         let member = |server| MemberInfo {
@@ -183,7 +210,11 @@ mod tests {
             found: 1,
             kept: 0,
             dropped: 1,
-            undo,
+            undo: join(undo.clone()),
+            undone_writes: (1..)
+                .zip(undo)
+                .map(|(seq, extent)| InPlace { seq: Seq(seq), extent })
+                .collect(),
             in_place: Vec::new(),
             log_given_up: false,
             in_doubt: Vec::new(),
@@ -194,7 +225,7 @@ mod tests {
 
     #[test]
     fn nothing_to_zero_is_nothing_to_keep() {
-        assert!(Saving::new(VolumeId([9; 16]), &outcome(Vec::new()), &topology()).is_none());
+        assert!(Saving::new(&label(), 7, &outcome(Vec::new()), &topology()).is_none());
     }
 
     #[test]
@@ -203,12 +234,15 @@ mod tests {
         let at = |member, lba, blocks| DriveExtent { member: Member(member), lba, blocks };
         // Volume blocks 0 to 47, and 70.
         let undo = vec![at(0, 256, 32), at(1, 256, 16), at(0, 256 + 38, 1)];
-        let mut saving = Saving::new(VolumeId([9; 16]), &outcome(undo), &topology).unwrap();
+        let mut saving = Saving::new(&label(), 7, &outcome(undo), &topology).unwrap();
         let mut kept = Vec::new();
         let mut begun = None;
         loop {
             match saving.next(&topology) {
-                Next::Step(SaveStep::Begin { extents, .. }) => begun = Some(extents),
+                Next::Step(SaveStep::Begin { volume, name, generation, extents }) => {
+                    assert_eq!((volume, name, generation), (label().volume, label().name, 7));
+                    begun = Some(extents);
+                }
                 Next::Step(SaveStep::Finish) => break,
                 Next::Step(SaveStep::Blocks(_)) => unreachable!("nothing has been read"),
                 Next::Saved => unreachable!("the program has not finished"),
@@ -234,8 +268,10 @@ mod tests {
             }
         }
         assert_eq!(saving.next(&topology), Next::Saved);
-        let ranges: Vec<_> = begun.unwrap().iter().map(|e| (e.range.lba, e.range.blocks)).collect();
-        assert_eq!(ranges, [(0, 48), (70, 1)]);
+        let ranges = begun.unwrap();
+        let ranges: Vec<_> =
+            ranges.iter().map(|e| (e.seq.0, e.range.lba, e.range.blocks)).collect();
+        assert_eq!(ranges, [(1, 0, 16), (2, 16, 16), (1, 32, 16), (3, 70, 1)]);
         assert_eq!(kept, (0..48).chain([70]).collect::<Vec<u8>>());
     }
 }

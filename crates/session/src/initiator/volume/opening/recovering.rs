@@ -153,8 +153,9 @@ impl VolumeOpening {
         }
         driver.count_decide_time(now);
         let saving = self.config.save_undone.then(|| {
-            let volume = self.members.as_ref()?.head.volume;
-            Saving::new(volume, driver.opening().outcome(), map)
+            let head = &self.members.as_ref()?.head;
+            let opening = driver.opening();
+            Saving::new(head, opening.generation(), opening.outcome(), map)
         });
         match saving.flatten() {
             Some(saving) => {
