@@ -1,7 +1,5 @@
 //! From the command line to the library: identity, members, and exit codes of the library's errors.
 
-use std::net::IpAddr;
-
 use riopipe::{
     AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
     OpenError, RecoverError, StreamError, VolumeInfo,
@@ -47,14 +45,7 @@ pub fn connect_options(args: &Connect) -> ConnectOptions {
 /// The first text that is not an address.
 pub fn members(texts: &[String]) -> Result<Vec<MemberAddr>, Failure> {
     let parse = |text: &String| {
-        // An IPv6 address alone would otherwise need brackets.
-        let whole = match text.split(',').next().map(str::parse::<IpAddr>) {
-            Some(Ok(IpAddr::V6(ip))) => {
-                text.replacen(&text[..host_len(text)], &format!("[{ip}]"), 1)
-            }
-            _ => text.clone(),
-        };
-        whole.parse::<MemberAddr>().map_err(|error| Failure::new(Code::Usage, error.to_string()))
+        text.parse::<MemberAddr>().map_err(|error| Failure::new(Code::Usage, error.to_string()))
     };
     if texts.is_empty() {
         return Err(Failure::new(Code::Usage, "no drives: give them with -m, once for each"));
@@ -140,10 +131,6 @@ pub fn known_failure(error: &KnownError) -> Failure {
     };
     Failure::new(code, error.to_string())
         .hint(format!("{VARIABLE} or --volumes-file names another file; -m needs none"))
-}
-
-fn host_len(text: &str) -> usize {
-    text.find(',').unwrap_or(text.len())
 }
 
 /// The failure for a target that is unreachable, or that refuses the connection.
@@ -355,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_bad_member_is_a_usage_error_that_shows_how() {
-        for text in ["", "a:b", "a,ns=x", "a:0", "a,colour=red"] {
+        for text in ["", "a:b", "4420", "a,ns=x", "a:0", "a,colour=red"] {
             let failure = one(text).unwrap_err();
             assert_eq!(failure.code, Code::Usage, "{text}");
             assert!(failure.message.contains("ADDR[:PORT]"), "{failure}");

@@ -10,6 +10,8 @@ use std::{
 
 use riopipe::VolumeStat;
 use riopipe_lab::terminal::Terminal;
+use riopipe_metrics::{TARGET_PORT, VOLUME_PORT};
+use riopipe_net::HostPort;
 use riopipe_target::Stat;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -55,6 +57,13 @@ impl SourceKind {
         match self {
             Self::Target => "target",
             Self::Volume => "volume",
+        }
+    }
+
+    const fn default_port(self) -> u16 {
+        match self {
+            Self::Target => TARGET_PORT,
+            Self::Volume => VOLUME_PORT,
         }
     }
 
@@ -109,6 +118,7 @@ pub fn show<F: Figures>(
     output: &Output,
 ) -> Result<(), Failure> {
     let address = parse(address, F::KIND)?;
+    let address = address.as_str();
     let interrupt = watch.map(|_| Interrupt::watch()).transpose()?;
     let mut before: Option<F> = None;
     let mut is_missed = false;
@@ -148,18 +158,19 @@ pub fn show<F: Figures>(
     }
 }
 
-/// `ADDR:PORT`, also in the form of a browser's or a Prometheus configuration's URL.
-fn parse(text: &str, kind: SourceKind) -> Result<&str, Failure> {
+/// An address, also in the form of a browser's or a Prometheus configuration's URL; returns it with
+/// its port.
+fn parse(text: &str, kind: SourceKind) -> Result<String, Failure> {
     let text = text.strip_prefix("http://").unwrap_or(text);
     let text = text.split('/').next().unwrap_or_default();
-    match text.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(text),
-        _ => Err(Failure::new(Code::Usage, format!("{text:?} is no address with a port")).hint(
-            format!(
-                "give what the {0} was given, as in `rio {0} stat 127.0.0.1:9420`",
-                kind.name()
-            ),
-        )),
+    match text.parse::<HostPort>() {
+        Ok(address) => Ok(address.with_port(kind.default_port())),
+        Err(error) => Err(Failure::new(Code::Usage, format!("{text:?} is no address: {error}"))
+            .hint(format!(
+                "give what the {0} was given, as in `rio {0} stat 127.0.0.1:{1}`",
+                kind.name(),
+                kind.default_port()
+            ))),
     }
 }
 
@@ -283,10 +294,12 @@ mod tests {
     fn addresses_as_people_write_them() {
         let parse = |text| parse(text, SourceKind::Volume);
         for text in ["127.0.0.1:9420", "http://127.0.0.1:9420/metrics", "http://127.0.0.1:9420"] {
-            assert_eq!(parse(text), Ok("127.0.0.1:9420"));
+            assert_eq!(parse(text).as_deref(), Ok("127.0.0.1:9420"));
         }
-        assert_eq!(parse("[::1]:9420"), Ok("[::1]:9420"));
-        for wrong in ["", "127.0.0.1", ":9420", "localhost:", "localhost:port", "9420"] {
+        for text in ["::1", "[::1]", "[::1]:9421", "http://[::1]:9421/stat"] {
+            assert_eq!(parse(text).as_deref(), Ok("[::1]:9421"));
+        }
+        for wrong in ["", ":9420", "localhost:", "localhost:port", "9420"] {
             let failure = parse(wrong).unwrap_err();
             assert_eq!(failure.code, Code::Usage, "{wrong}");
             assert!(failure.hint.unwrap().contains("rio volume stat"));

@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use riopipe_metrics::{AddressError, StatError, StatSource, check_address, exposition};
-use riopipe_net::{ListenError, Listener};
+use riopipe_net::{HostPort, ListenError, Listener};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -65,11 +65,14 @@ impl MetricsError {
 pub(crate) struct MetricsAddress(Listener);
 
 impl MetricsAddress {
-    /// Listens on `address`, which is `host:port` and must be a loopback address; port 0 takes a
-    /// free one.
-    pub(crate) fn take(address: &str) -> Result<Self, MetricsError> {
-        check_address(address).map_err(MetricsError::Address)?;
-        Ok(Self(Listener::bind(address)?))
+    /// Listens on `address`, which must be a loopback address. Without a port it is
+    /// `default_port`; port 0 takes a free one.
+    pub(crate) fn take(address: &str, default_port: u16) -> Result<Self, MetricsError> {
+        let senseless = |_| MetricsError::Address(AddressError::Senseless(address.to_owned()));
+        let address: HostPort = address.parse().map_err(senseless)?;
+        let address = address.with_port(default_port);
+        check_address(&address).map_err(MetricsError::Address)?;
+        Ok(Self(Listener::bind(&address)?))
     }
 
     /// Serves the metrics of `source`.

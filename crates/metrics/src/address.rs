@@ -2,11 +2,16 @@
 
 use std::net::ToSocketAddrs;
 
+/// The port of a target's metrics, if none is given.
+pub const TARGET_PORT: u16 = 9420;
+/// The port of an open volume's metrics, if none is given.
+pub const VOLUME_PORT: u16 = 9421;
+
 /// The reason why metrics may not be served at an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The address can't be parsed, or its name has no address.
-    #[error("{0:?} is no address with a port")]
+    #[error("{0:?} is no address")]
     Senseless(String),
     /// It is not a loopback address.
     #[error("{0:?} can be reached from other machines")]

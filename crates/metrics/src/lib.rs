@@ -9,6 +9,6 @@ pub mod exposition;
 mod stage;
 mod stat_source;
 
-pub use address::{AddressError, check_address};
+pub use address::{AddressError, TARGET_PORT, VOLUME_PORT, check_address};
 pub use stage::{StageStat, since, with_shares};
 pub use stat_source::{Start, StatError, StatSource, to_json};

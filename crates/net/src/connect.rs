@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpStream},
     os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Type};
 
 use crate::{
+    address::socket_addresses,
     poller::wait_writable,
     socket::{SetCongestionError, Socket, SocketOptions},
 };
@@ -132,12 +133,8 @@ fn connect_to_one(
 /// # Errors
 /// [`ConnectError::Address`].
 pub fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
-    let fail = |source| ConnectError::Address { address: address.to_owned(), source };
-    let peers: Vec<_> = address.to_socket_addrs().map_err(fail)?.collect();
-    if peers.is_empty() {
-        return Err(fail(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
-    }
-    Ok(peers)
+    socket_addresses(address, None)
+        .map_err(|source| ConnectError::Address { address: address.to_owned(), source })
 }
 
 /// A connection that is being established. Register its descriptor for *writable* and call

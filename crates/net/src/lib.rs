@@ -10,9 +10,10 @@
 //! call in both directions, large receives, one answer per receive, `TCP_NODELAY` always, and no
 //! sleep shortly before an answer (a wake-up costs more than four round trips).
 //!
-//! This crate parses nothing and starts no thread.
+//! This crate parses nothing but addresses, and starts no thread.
 
 mod adaptive_spin;
+mod address;
 mod connect;
 mod cores;
 mod epoll_wait;
@@ -25,6 +26,7 @@ mod sync;
 mod wake;
 
 pub use adaptive_spin::{AdaptiveSpin, IdleStep, SpinPolicy, relax};
+pub use address::{HostPort, ParseAddressError};
 pub use connect::{ConnectError, Connecting, connect, resolve};
 pub use cores::{PinError, allowed_cores, pin_to_core};
 pub use listener::{AcceptError, ListenError, Listener};

@@ -2,13 +2,14 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener, ToSocketAddrs},
+    net::{SocketAddr, TcpListener},
     os::fd::{AsFd, BorrowedFd},
 };
 
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Type};
 
+use crate::address::socket_addresses;
 use crate::socket::{Socket, SocketOptions};
 
 /// The number of connections that the kernel queues until they are accepted. After a restart of a
@@ -21,7 +22,7 @@ const BACKLOG: i32 = 4096;
 pub enum ListenError {
     /// The text is not an address of this machine.
     #[error(
-        "cannot listen on {address:?}: {source}; give an address and a port, as in 0.0.0.0:4420"
+        "cannot listen on {address:?}: {source}; give an address, as in 0.0.0.0:4420 or [::]:4420"
     )]
     Address {
         /// The address as given.
@@ -104,15 +105,31 @@ impl Listener {
     /// # Errors
     /// [`ListenError`].
     pub fn bind(address: &str) -> Result<Self, ListenError> {
-        Self::bind_with_backlog(address, BACKLOG)
+        Self::bind_to(address, None, BACKLOG)
     }
 
+    /// As [`bind`](Self::bind), on `default_port` if `address` has no port.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn bind_with_port(address: &str, default_port: u16) -> Result<Self, ListenError> {
+        Self::bind_to(address, Some(default_port), BACKLOG)
+    }
+
+    #[cfg(test)]
     pub(crate) fn bind_with_backlog(address: &str, backlog: i32) -> Result<Self, ListenError> {
-        let address_error = |source| ListenError::Address { address: address.to_owned(), source };
-        let first_address = address.to_socket_addrs().map_err(address_error)?.next();
-        let requested = first_address.ok_or_else(|| {
-            address_error(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
-        })?;
+        Self::bind_to(address, None, backlog)
+    }
+
+    fn bind_to(
+        address: &str,
+        default_port: Option<u16>,
+        backlog: i32,
+    ) -> Result<Self, ListenError> {
+        let addresses = socket_addresses(address, default_port)
+            .map_err(|source| ListenError::Address { address: address.to_owned(), source })?;
+        // `socket_addresses` never returns an empty list.
+        let requested = addresses[0];
         let inner = listen(requested, backlog).map_err(|source| classify(requested, source))?;
         // If the requested port is 0, this has the port that the kernel has chosen.
         let address = inner

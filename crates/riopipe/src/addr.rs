@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use riopipe_net::HostPort;
+
 /// The port that IANA has registered for NVMe over Fabrics.
 const DEFAULT_PORT: u16 = 4420;
 
@@ -100,37 +102,22 @@ impl fmt::Display for MemberAddr {
 )]
 pub struct ParseMemberError {
     text: String,
-    what: &'static str,
+    what: String,
 }
 
 impl FromStr for MemberAddr {
     type Err = ParseMemberError;
 
     fn from_str(text: &str) -> Result<Self, ParseMemberError> {
-        let fail = |what| ParseMemberError { text: text.to_owned(), what };
+        let fail = |what: &str| ParseMemberError { text: text.to_owned(), what: what.to_owned() };
         let mut parts = text.split(',');
-        let socket = parts.next().unwrap_or_default();
-        let (host, port) = if let Some(after_bracket) = socket.strip_prefix('[') {
-            // An IPv6 address: [ADDR]:PORT
-            let host_and_rest = after_bracket.split_once(']');
-            let (host, rest) = host_and_rest.ok_or_else(|| fail("a [ without ]"))?;
-            (host, rest.strip_prefix(':'))
-        } else if let Some((host, port)) = socket.split_once(':') {
-            (host, Some(port))
-        } else {
-            (socket, None)
-        };
-        if host.is_empty() {
-            return Err(fail("no host"));
-        }
+        let socket: Result<HostPort, _> = parts.next().unwrap_or_default().parse();
+        let HostPort { host, port } = socket.map_err(|error| fail(&error.to_string()))?;
         let port = match port {
-            None => DEFAULT_PORT,
-            Some(port) => match port.parse() {
-                Ok(port) if port > 0 => port,
-                _ => return Err(fail("the port is not a number from 1 to 65535")),
-            },
+            Some(0) => return Err(fail("the port is not a number from 1 to 65535")),
+            port => port.unwrap_or(DEFAULT_PORT),
         };
-        let mut member = Self { host: host.to_owned(), port, nqn: None, nsid: 1 };
+        let mut member = Self { host, port, nqn: None, nsid: 1 };
         for part in parts {
             match part.split_once('=') {
                 Some(("nqn", nqn)) if !nqn.is_empty() => member.nqn = Some(nqn.to_owned()),
@@ -155,6 +142,9 @@ mod tests {
             assert_eq!(text.parse::<MemberAddr>().unwrap().to_string(), text);
         }
         assert_eq!("host".parse::<MemberAddr>().unwrap().to_string(), "host:4420,ns=1");
+        for text in ["::1", "[::1]", "[::1]:4420"] {
+            assert_eq!(text.parse::<MemberAddr>().unwrap().to_string(), "[::1]:4420,ns=1");
+        }
     }
 
     #[test]

@@ -57,6 +57,9 @@ pub struct MemberInfo {
     pub slots: u32,
     /// The host NQN of the volume's owner on this target, if another initiator owns it.
     pub owner: Option<String>,
+    /// The address from which that owner is connected to this target, or was; absent if it is not
+    /// known.
+    pub owner_address: Option<String>,
     /// The number of log entries on this target that have not been recovered.
     pub unrecovered: u32,
     /// Whether the target's log is lost: since its last boot, or because it is older than the volume's

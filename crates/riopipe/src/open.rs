@@ -421,6 +421,9 @@ fn member_info(opened: &OpenedVolume, addr: &MemberAddr, member: usize) -> Membe
         log: log.into(),
         slots: status.map_or(0, |status| status.slots),
         owner: other_owner.map(|status| status.owner.clone()),
+        owner_address: other_owner
+            .map(|status| status.owner_address.clone())
+            .filter(|address| !address.is_empty()),
         unrecovered: status.map_or(0, |status| status.live_entries),
         log_lost: status.is_some_and(|status| members.is_log_lost(place.target, status)),
         unused_blocks: members.unused_blocks(member),

@@ -76,7 +76,7 @@ pub enum ClaimError {
     Owned {
         /// The target that reports this.
         target: usize,
-        /// The owner's host NQN.
+        /// The owner's host NQN, and its address if it is known.
         owner: String,
         /// The rest of the lease of an owner whose connection is lost, milliseconds; 0 if the owner
         /// is connected.
@@ -240,7 +240,7 @@ pub fn plan(
         generation = generation.max(status.generation);
         if status.owned && !status.own && !intent.take_over {
             let lease_left_ms = status.lease_left_ms;
-            return Err(ClaimError::Owned { target, owner: status.owner.clone(), lease_left_ms });
+            return Err(ClaimError::Owned { target, owner: status.owner_text(), lease_left_ms });
         }
         if !needs_log(target) {
             if status.known && !status.unlogged && status.live_entries > 0 {

@@ -21,7 +21,7 @@ use riopipe_order::log_region::{HEADER_BYTES, OpenError};
 use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
-use crate::config::Config;
+use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
 
 /// An error in a configuration: place, defect and remedy.
@@ -161,8 +161,8 @@ pub fn check(config: &Config) -> Report {
     };
     let has_identities = report.is_ok();
     report.subnqn = checked.subnqn;
-    check_addresses("listen", &config.listen, &mut report);
-    check_addresses("discovery", &config.discovery, &mut report);
+    check_addresses("listen", &config.listen, DEFAULT_PORT, &mut report);
+    check_addresses("discovery", &config.discovery, DEFAULT_DISCOVERY_PORT, &mut report);
     let log_survival = check_log(config, &mut report);
     let mut choices = Vec::new();
     for (index, namespace) in checked.namespaces.iter().enumerate() {
@@ -187,9 +187,9 @@ pub fn check(config: &Config) -> Report {
 }
 
 /// Checks that each address can be listened on. `key` is the key of the list in the configuration.
-fn check_addresses(key: &str, addresses: &[String], report: &mut Report) {
+fn check_addresses(key: &str, addresses: &[String], default_port: u16, report: &mut Report) {
     for (index, address) in addresses.iter().enumerate() {
-        if let Err(error) = Listener::bind(address) {
+        if let Err(error) = Listener::bind_with_port(address, default_port) {
             report.problems.push(Problem::new(format!("{key}[{index}]"), error, ""));
         }
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use riopipe_metrics::check_address;
-use riopipe_net::allowed_cores;
+use riopipe_metrics::{AddressError, TARGET_PORT, check_address};
+use riopipe_net::{HostPort, allowed_cores};
 use riopipe_nvme::fabrics::check_nqn;
 use riopipe_session::drive_identity::DriveId;
 use riopipe_session::target::NSID_MAX;
@@ -184,7 +184,10 @@ impl ConfigChecker<'_> {
 
     fn check_metrics_address(&mut self) {
         let Some(address) = self.config.metrics.as_deref() else { return };
-        if let Err(error) = check_address(address) {
+        let senseless = |_| AddressError::Senseless(address.to_owned());
+        let parsed: Result<HostPort, _> = address.parse().map_err(senseless);
+        let checked = parsed.and_then(|parsed| check_address(&parsed.with_port(TARGET_PORT)));
+        if let Err(error) = checked {
             self.report("metrics", &error, error.advice());
         }
     }

@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Addresses with ports; port 0 takes a free one. They also answer discovery.
+    /// Addresses, with ports or without; port 0 takes a free one, 4420 is the default. They also
+    /// answer discovery.
     pub listen: Vec<String>,
-    /// Further addresses meant for discovery only, usually port 8009; they also answer all other
+    /// Further addresses meant for discovery only, port 8009 by default; they also answer all other
     /// commands.
     pub discovery: Vec<String>,
     /// The subsystem's NQN; made from the machine and the first address if absent.
@@ -86,6 +87,10 @@ pub struct NamespaceOptions {
     pub nguid: Option<String>,
 }
 
+/// Port of an address to listen on that has none: the one that IANA has registered for NVMe-oF.
+pub const DEFAULT_PORT: u16 = 4420;
+/// Port of a discovery address that has none.
+pub(crate) const DEFAULT_DISCOVERY_PORT: u16 = 8009;
 /// Default address to listen on for NVMe/TCP.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 /// Default wait for locked drives and logs, in milliseconds.

@@ -219,27 +219,27 @@ impl TargetEnv for Devices {
 
     fn log(&mut self, event: Event<'_>) {
         match event {
-            Event::Connected { hostnqn, subnqn, cntlid, qid } => {
+            Event::Connected { peer, hostnqn, subnqn, cntlid, qid } => {
                 self.parts.counters.add(Counter::Connections, 1);
-                tracing::info!(hostnqn, subnqn, cntlid, qid, "connected");
+                tracing::info!(peer, hostnqn, subnqn, cntlid, qid, "connected");
             }
-            Event::Refused { hostnqn, subnqn, qid, why, status } => {
+            Event::Refused { peer, hostnqn, subnqn, qid, why, status } => {
                 self.parts.counters.add(Counter::ConnectsRefused, 1);
-                tracing::warn!(hostnqn, subnqn, qid, why, %status, "connect refused");
+                tracing::warn!(peer, hostnqn, subnqn, qid, why, %status, "connect refused");
             }
-            Event::Closed { hostnqn, cntlid, qid, why } => {
-                tracing::info!(hostnqn, cntlid, qid, why, "connection closed");
+            Event::Closed { peer, hostnqn, cntlid, qid, why } => {
+                tracing::info!(peer, hostnqn, cntlid, qid, why, "connection closed");
             }
-            Event::Claimed { hostnqn, cntlid, what } => {
+            Event::Claimed { peer, hostnqn, cntlid, what } => {
                 self.parts.counters.add(Counter::Claims, 1);
-                tracing::info!(hostnqn, cntlid, what, "volume claimed");
+                tracing::info!(peer, hostnqn, cntlid, what, "volume claimed");
             }
             Event::Full { connections } => tracing::warn!(
                 "{connections} connections are open, no more are accepted until one ends: raise \
                  `connections` in the configuration, or find the host that opens so many"
             ),
-            Event::Trouble { hostnqn, cntlid, qid, why } => {
-                tracing::warn!(hostnqn, cntlid, qid, why, "trouble");
+            Event::Trouble { peer, hostnqn, cntlid, qid, why } => {
+                tracing::warn!(peer, hostnqn, cntlid, qid, why, "trouble");
             }
         }
     }

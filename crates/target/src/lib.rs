@@ -34,7 +34,9 @@ mod target;
 mod tcp;
 
 pub use check::{Problem, Promise, Report, check};
-pub use config::{Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_SPIN_US, NamespaceOptions};
+pub use config::{
+    Config, DEFAULT_LISTEN, DEFAULT_LOCK_WAIT_MS, DEFAULT_PORT, DEFAULT_SPIN_US, NamespaceOptions,
+};
 pub use drive_identity::{IdentityError, ShownIdentity, drive_identity};
 pub use load::LoadError;
 pub use log::LogOpenError;

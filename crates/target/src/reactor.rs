@@ -20,7 +20,9 @@ use riopipe_net::{
     AdaptiveSpin, Event, IdleStep, Interest, Listener, Poller, PollerError, Received, RecvBuf,
     Socket, SpinPolicy,
 };
-use riopipe_session::target::{self, Action, ConnKey, CoreConfig, Input, Message, TargetCore};
+use riopipe_session::target::{
+    self, Action, ConnKey, CoreConfig, Input, Message, TargetCore, Transport,
+};
 
 use crate::control::{Control, Shutdown};
 use crate::devices::{Devices, DevicesParts, ReactorMailboxes};

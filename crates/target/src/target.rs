@@ -29,7 +29,7 @@ use riopipe_session::target::{
 
 use crate::check::{DriveProperties, Problem, Promise};
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
-use crate::config::{Config, DEFAULT_SPIN_US};
+use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT, DEFAULT_SPIN_US};
 use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
@@ -353,7 +353,9 @@ fn promises(
 }
 
 fn listen(config: &Config) -> Result<Vec<Listener>, ListenError> {
-    config.listen.iter().chain(&config.discovery).map(|address| Listener::bind(address)).collect()
+    let listen = config.listen.iter().map(|address| (address, DEFAULT_PORT));
+    let discovery = config.discovery.iter().map(|address| (address, DEFAULT_DISCOVERY_PORT));
+    listen.chain(discovery).map(|(address, port)| Listener::bind_with_port(address, port)).collect()
 }
 
 /// The identity of the subsystem for its hosts, and the hosts that it admits.

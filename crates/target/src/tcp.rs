@@ -1,7 +1,5 @@
 //! A reactor's part of a connection: its socket and its receive buffer.
 
-use std::net::SocketAddr;
-
 use riopipe_net::{LinkError, Received, RecvBuf, Socket};
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{LocalAddress, Transport};
@@ -28,10 +26,6 @@ impl Tcp {
 
     pub(crate) const fn socket(&self) -> &Socket {
         &self.socket
-    }
-
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.socket.peer()
     }
 
     /// The address of this machine that the host has connected to.
@@ -67,6 +61,10 @@ impl Tcp {
 }
 
 impl Transport for Tcp {
+    fn peer(&self) -> String {
+        self.socket.peer().to_string()
+    }
+
     #[inline]
     fn input(&self) -> &[u8] {
         self.input.data()

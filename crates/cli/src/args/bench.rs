@@ -234,9 +234,9 @@ pub struct Run {
     #[arg(long)]
     pub stages: bool,
     /// Loopback address of the volume's metrics over HTTP while it is written to, one run after the
-    /// other: /metrics for Prometheus, /stat as JSON, which `rio volume stat` shows; port 0 takes a
-    /// free one, printed on standard error [default: none]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// other: /metrics for Prometheus, /stat as JSON, which `rio volume stat` shows. The port is 9421
+    /// if none is given; 0 takes a free one, printed on standard error [default: none]
+    #[arg(long, value_name = "ADDR[:PORT]")]
     pub metrics: Option<String>,
     /// How both sides wait: hybrid, block, or the microseconds to poll before sleeping
     #[arg(long, value_name = "HOW", default_value = "hybrid", value_parser = values::waiting)]

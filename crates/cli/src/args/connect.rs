@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use riopipe_net::HostPort;
 
 use super::values;
 
@@ -63,12 +64,13 @@ pub struct Connect {
 #[command(after_help = "\
 Examples:
   rio discover -a 192.0.2.10
+  rio discover -a 192.0.2.10:4421
   rio discover -a ::1 -s 4421 -o json")]
 pub struct Discover {
     /// The target's address: a name, an IPv4 or an IPv6 address
-    #[arg(short = 'a', long, value_name = "ADDR")]
-    pub traddr: String,
-    /// Its port [default: 8009, the standard's for discovery; if it is closed, 4420, where a rio
+    #[arg(short = 'a', long, value_name = "ADDR[:PORT]", value_parser = values::address)]
+    pub traddr: HostPort,
+    /// Its port, if it is not in the address [default: 8009, the standard's for discovery; if it is closed, 4420, where a rio
     /// target answers, too]
     #[arg(short = 's', long, value_name = "PORT")]
     pub trsvcid: Option<u16>,

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
 use riopipe_media::{DRIVE_HELP, LOG_HELP};
+use riopipe_net::HostPort;
 
 use super::{connect::Transport, values};
 
@@ -35,9 +36,9 @@ pub struct Serve {
     pub transport: Transport,
     /// Address to listen on [default: 127.0.0.1, this machine only]. There is no authentication and
     /// no encryption: with 0.0.0.0, every machine that can reach it may connect
-    #[arg(short = 'a', long, value_name = "ADDR")]
-    pub traddr: Option<String>,
-    /// Port to listen on; 0 takes a free one [default: 4420]
+    #[arg(short = 'a', long, value_name = "ADDR[:PORT]", value_parser = values::address)]
+    pub traddr: Option<HostPort>,
+    /// Port to listen on, if it is not in the address; 0 takes a free one [default: 4420]
     #[arg(short = 's', long, value_name = "PORT")]
     pub trsvcid: Option<u16>,
     /// Also answer discovery on this port (8009 is the standard's); the other one does in any case
@@ -83,8 +84,9 @@ pub struct Serve {
     #[arg(long, value_name = "COUNT")]
     pub spin_us: Option<u64>,
     /// Loopback address of the target's metrics over HTTP: /metrics for Prometheus, /stat as JSON,
-    /// which `rio target stat` shows; port 0 takes a free one [default: none]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// which `rio target stat` shows. The port is 9420 if none is given; 0 takes a free one
+    /// [default: none]
+    #[arg(long, value_name = "ADDR[:PORT]")]
     pub metrics: Option<String>,
 }
 
@@ -103,8 +105,8 @@ pub struct Identity {
 /// The target to ask, and the interval.
 #[derive(Args, Clone, Debug)]
 pub struct Stat {
-    /// The address given to `rio target serve --metrics`
-    #[arg(value_name = "ADDR:PORT")]
+    /// The address given to `rio target serve --metrics`; its port is 9420 if none is given
+    #[arg(value_name = "ADDR[:PORT]")]
     pub addr: String,
     /// Repeat, and show every so many seconds the difference since the last time
     #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]

@@ -1,7 +1,7 @@
 //! Values on the command line: sizes and lists.
 
 use riopipe_media::spec::parse_size;
-use riopipe_net::SpinPolicy;
+use riopipe_net::{HostPort, SpinPolicy};
 
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
@@ -34,7 +34,7 @@ pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
         .ok()
         .filter(|seconds| *seconds > 0.0 && *seconds <= 86_400.0)
         .map(std::time::Duration::from_secs_f64)
-        .ok_or_else(|| format!("{text:?} is not a number of seconds between 0 and 86400"))
+        .ok_or_else(|| format!("{text:?} is not a number of seconds above 0, at most 86400"))
 }
 
 /// As [`seconds`], or 0.
@@ -44,7 +44,8 @@ pub fn seconds(text: &str) -> Result<std::time::Duration, String> {
 pub fn seconds_or_none(text: &str) -> Result<std::time::Duration, String> {
     match text.parse::<f64>() {
         Ok(0.0) => Ok(std::time::Duration::ZERO),
-        _ => seconds(text),
+        _ => seconds(text)
+            .map_err(|_| format!("{text:?} is not a number of seconds from 0 to 86400")),
     }
 }
 
@@ -91,6 +92,16 @@ pub fn waiting(text: &str) -> Result<SpinPolicy, String> {
         )),
         Ok(policy) => Ok(policy),
     }
+}
+
+/// An address, with a port or without: `192.0.2.1`, `[::1]:4420`, `::1`, `storage.example:4420`.
+///
+/// # Errors
+/// The problem, for the user.
+pub fn address(text: &str) -> Result<HostPort, String> {
+    text.parse().map_err(|error| {
+        format!("{error}; write ADDR or ADDR:PORT, as in 192.0.2.1:4420, [::1]:4420 or a name")
+    })
 }
 
 /// A host id: a UUID, with or without hyphens.

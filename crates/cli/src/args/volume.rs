@@ -173,8 +173,8 @@ Examples:
   rio volume stat 127.0.0.1:9421 -o json         with all buckets
 Prometheus reads the same from http://127.0.0.1:9421/metrics.")]
 pub struct Stat {
-    /// The metrics address of the program that has the volume open
-    #[arg(value_name = "ADDR:PORT")]
+    /// The metrics address of the program that has the volume open; its port is 9421 if none is given
+    #[arg(value_name = "ADDR[:PORT]")]
     pub addr: String,
     /// Repeat, and show every so many seconds the difference since the last time
     #[arg(short, long, value_name = "SECONDS", value_parser = values::seconds)]

@@ -10,6 +10,7 @@ use riopipe_lab::{
 };
 use serde::Serialize;
 
+use super::target::port_of;
 use crate::{
     args::connect::Discover,
     connect::{attach_failure, connect_options},
@@ -24,21 +25,33 @@ const IO_PORT: u16 = 4420;
 
 pub(super) fn run(args: &Discover, output: &Output) -> Result<(), Failure> {
     let options = connect_options(&args.connect);
-    let ask = |port| riopipe::discover(&args.traddr, port, &options).map(|found| (port, found));
-    let answer = match args.trsvcid {
-        Some(port) => ask(port),
+    let host = &args.traddr.host;
+    let ask = |port| riopipe::discover(host, port, &options).map(|found| (port, found));
+    let answer = match port_of(Some(&args.traddr), args.trsvcid)? {
+        Some(port) => ask(port).map_err(|error| attach_failure(&error)),
         None => match ask(DISCOVERY_PORT) {
-            // If the other port is closed, too, the error names the standard's port.
-            Err(error @ AttachError::Connect(_)) => ask(IO_PORT).map_err(|_| error),
-            answer => answer,
+            Err(error @ AttachError::Connect(_)) => {
+                ask(IO_PORT).map_err(|other| neither_port(&error, &other))
+            }
+            answer => answer.map_err(|error| attach_failure(&error)),
         },
     };
-    let (port, entries) = answer.map_err(|error| attach_failure(&error))?;
+    let (port, entries) = answer?;
     output.result(&Discovered {
-        address: args.traddr.clone(),
+        address: host.clone(),
         port,
         records: entries.iter().map(Record::of).collect(),
     })
+}
+
+/// The failure for a target that answers on none of the ports that were tried.
+fn neither_port(discovery: &AttachError, io: &AttachError) -> Failure {
+    let failure = attach_failure(io);
+    let message = format!(
+        "neither port {DISCOVERY_PORT} nor port {IO_PORT} can be asked: {discovery}; {}",
+        failure.message
+    );
+    Failure { message, ..failure }.hint("-s names another port")
 }
 
 /// The answer of a discovery service. The names are nvme-cli's.

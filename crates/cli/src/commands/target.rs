@@ -6,7 +6,9 @@ mod stat;
 use std::net::SocketAddr;
 
 use riopipe_lab::terminal::{Colour, Terminal};
-use riopipe_target::{Config, LoadError, NamespaceOptions, Problem, Promise};
+use riopipe_metrics::TARGET_PORT;
+use riopipe_net::HostPort;
+use riopipe_target::{Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise};
 use serde::Serialize;
 
 use self::identity::IdentityView;
@@ -31,7 +33,8 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     let config = config(args)?;
     let signals = interrupt::Stop::watch()?;
     // Before the drives: a taken address is reported before the target starts.
-    let metrics = config.metrics.as_deref().map(MetricsAddress::take).transpose();
+    let take = |address| MetricsAddress::take(address, TARGET_PORT);
+    let metrics = config.metrics.as_deref().map(take).transpose();
     let metrics = metrics.map_err(MetricsError::into_failure)?;
     let running = riopipe_target::Target::start(&config).map_err(|error| start_failure(&error))?;
     let metrics = metrics.map(|address| address.serve(running.stat_source())).transpose();
@@ -89,14 +92,13 @@ fn config(args: &Serve) -> Result<Config, Failure> {
         None => Config::default(),
     };
     if args.traddr.is_some() || args.trsvcid.is_some() {
-        let host = args.traddr.as_deref().unwrap_or("127.0.0.1");
-        config.listen = vec![address(host, args.trsvcid.unwrap_or(4420))];
+        config.listen = vec![listen_address(args, &config.listen)?];
     }
     if let Some(port) = args.discovery_port {
-        let host = args.traddr.clone().or_else(|| {
-            config.listen.first().and_then(|a| a.rsplit_once(':')).map(|(host, _)| host.to_owned())
-        });
-        config.discovery = vec![address(host.as_deref().unwrap_or("127.0.0.1"), port)];
+        // An address that can't be read is reported with the others.
+        let first = config.listen.first().and_then(|address| address.parse::<HostPort>().ok());
+        let host = first.map_or_else(|| "127.0.0.1".to_owned(), |first| first.host);
+        config.discovery = vec![HostPort { host, port: Some(port) }.to_string()];
     }
     if !args.drives.is_empty() {
         let drive =
@@ -124,10 +126,44 @@ fn config(args: &Serve) -> Result<Config, Failure> {
     Ok(config)
 }
 
-fn address(host: &str, port: u16) -> String {
-    match host.contains(':') && !host.starts_with('[') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+/// The address of `-a` and `-s`. The one that is not given is that of the configuration, whose
+/// addresses are `configured`.
+fn listen_address(args: &Serve, configured: &[String]) -> Result<String, Failure> {
+    let given = args.traddr.as_ref();
+    let port = port_of(given, args.trsvcid)?;
+    if let (Some(address), Some(_)) = (given, port) {
+        return Ok(HostPort { host: address.host.clone(), port }.to_string());
+    }
+    let [only] = configured else {
+        let (option, missing) = if given.is_some() { ("-a", "-s") } else { ("-s", "-a") };
+        return Err(Failure::new(
+            Code::Usage,
+            format!(
+                "{option} alone: the configuration listens on {} addresses ({})",
+                configured.len(),
+                configured.join(", ")
+            ),
+        )
+        .hint(format!("give {missing}, too: both replace all of them")));
+    };
+    let configured: HostPort = only
+        .parse()
+        .map_err(|error| Failure::new(Code::Usage, format!("listen[0]: {only:?}: {error}")))?;
+    let host = given.unwrap_or(&configured).host.clone();
+    Ok(HostPort { host, port: port.or(configured.port) }.with_port(DEFAULT_PORT))
+}
+
+/// The port of `-a` or of `-s`.
+pub(super) fn port_of(
+    address: Option<&HostPort>,
+    port: Option<u16>,
+) -> Result<Option<u16>, Failure> {
+    match (address.and_then(|address| address.port), port) {
+        (Some(one), Some(other)) if one != other => Err(Failure::new(
+            Code::Usage,
+            format!("-a has port {one}, -s is {other}: give the port once"),
+        )),
+        (one, other) => Ok(one.or(other)),
     }
 }
 
@@ -280,12 +316,22 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn of(words: &[&str]) -> Config {
+    fn tried(words: &[&str]) -> Result<Config, Failure> {
         let words = ["rio", "target", "serve"].iter().chain(words);
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Target(Target::Serve(args)) => config(&args).unwrap(),
+            Command::Target(Target::Serve(args)) => config(&args),
             other => panic!("{other:?}"),
         }
+    }
+
+    fn of(words: &[&str]) -> Config {
+        tried(words).unwrap()
+    }
+
+    fn refused(words: &[&str]) -> String {
+        let failure = tried(words).unwrap_err();
+        assert_eq!(failure.code, Code::Usage, "{failure}");
+        failure.to_string()
     }
 
     #[test]
@@ -295,6 +341,13 @@ mod tests {
         assert_eq!(config.namespaces[1].drive, "mem:2G");
         assert_eq!(of(&["--drive", "mem:1G"]).listen, ["127.0.0.1:4420"]);
         assert_eq!(of(&["-a", "::1", "--discovery-port", "8009"]).discovery, ["[::1]:8009"]);
+        for words in
+            [&["-a", "[::1]:7"][..], &["-a", "::1", "-s", "7"], &["-a", "[::1]", "-s", "7"]]
+        {
+            assert_eq!(of(words).listen, ["[::1]:7"], "{words:?}");
+        }
+        assert_eq!(of(&["-a", "localhost:7", "-s", "7"]).listen, ["localhost:7"]);
+        assert!(refused(&["-a", "localhost:7", "-s", "8"]).contains("give the port once"));
     }
 
     #[test]
@@ -313,5 +366,16 @@ mod tests {
         assert_eq!(config.namespaces[0].drive, "mem:2G");
         let config = of(&["-c", path, "--discovery-port", "8009"]);
         assert_eq!(config.discovery, ["192.0.2.1:8009"]);
+        // Of the address, only what is given.
+        assert_eq!(of(&["-c", path, "-s", "7"]).listen, ["192.0.2.1:7"]);
+        assert_eq!(of(&["-c", path, "-a", "::1"]).listen, ["[::1]:4421"]);
+        assert_eq!(of(&["-c", path, "-a", "::1", "-s", "7"]).listen, ["[::1]:7"]);
+        let two = "listen = [\"192.0.2.1:4421\", \"192.0.2.1:4422\"]";
+        std::fs::write(path, two).unwrap();
+        for (option, value, missing) in [("-s", "7", "-a"), ("-a", "::1", "-s")] {
+            let failure = refused(&["-c", path, option, value]);
+            assert!(failure.contains("192.0.2.1:4422") && failure.contains(missing), "{failure}");
+        }
+        assert_eq!(of(&["-c", path, "-a", "[::1]:7"]).listen, ["[::1]:7"]);
     }
 }

@@ -29,7 +29,7 @@ fn server(bytes: usize) -> MetricsServer {
 }
 
 fn serve_thing(thing: Thing, limit: Duration) -> MetricsServer {
-    let address = MetricsAddress::take("127.0.0.1:0").unwrap();
+    let address = MetricsAddress::take("127.0.0.1:0", 9420).unwrap();
     address.serve_with_timeout(Arc::new(thing), limit).unwrap()
 }
 
@@ -53,11 +53,11 @@ fn get(server: &MetricsServer, path: &str) -> String {
 
 #[test]
 fn only_loopback_addresses_are_served() {
-    let refused = MetricsAddress::take("0.0.0.0:0").err().unwrap();
+    let refused = MetricsAddress::take("0.0.0.0", 0).err().unwrap();
     assert!(refused.to_string().contains("other machines; metrics know no auth"), "{refused}");
     assert_eq!(refused.into_failure().code, Code::Usage);
     let first = server(0);
-    let taken = MetricsAddress::take(&first.address().to_string()).err().unwrap();
+    let taken = MetricsAddress::take("127.0.0.1", first.address().port()).err().unwrap();
     assert!(matches!(taken, MetricsError::Listen(_)), "{taken}");
 }
 

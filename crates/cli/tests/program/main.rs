@@ -1,5 +1,6 @@
 //! The program as a user starts it, with real targets on loopback.
 
+mod addresses;
 mod faults;
 mod foreign_content;
 mod help;

@@ -195,7 +195,7 @@ fn invalid_addresses_are_reported() {
     let of = |words: &[&str]| rio_in(folder.path(), &[words, &["-o", "json"]].concat());
     for (metrics, words) in [
         ("0.0.0.0:0", ["metrics", "other machines", "127.0.0.1:9420"]),
-        ("nonsense", ["metrics", "no address with a port", "127.0.0.1:9420"]),
+        ("127.0.0.1:x", ["metrics", "no address", "127.0.0.1:9420"]),
     ] {
         of(&["target", "serve", "--drive", "mem:1M", "--metrics", metrics]).failed(2, &words);
         let checked = of(&["target", "check", "--drive", "mem:1M", "--metrics", metrics]);
@@ -204,7 +204,7 @@ fn invalid_addresses_are_reported() {
     }
     // Its listener is gone at once.
     let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    of(&["target", "stat", "127.0.0.1"]).failed(2, &["no address with a port"]);
+    of(&["target", "stat", "9420"]).failed(2, &["no address", "a port without a host"]);
 
     // The drives' port, another HTTP server, and a closed port.
     let (child, printed) = serve(folder.path(), &["--drive", "mem:1M"]);

@@ -15,6 +15,7 @@ mod fabrics;
 mod fencing;
 
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 
@@ -129,6 +130,14 @@ impl<E: TargetEnv> TargetConn<E> {
     #[must_use]
     pub fn with_local_address(mut self, local_address: Option<LocalAddress>) -> Self {
         self.local_address = local_address;
+        self
+    }
+
+    /// Sets the address of the host, for the operator and for other hosts that ask for the owner of
+    /// a volume.
+    #[must_use]
+    pub fn with_peer(mut self, peer: String) -> Self {
+        self.context.peer = peer;
         self
     }
 
@@ -426,6 +435,7 @@ impl<E: TargetEnv> TargetConn<E> {
         self.context.is_closing = true;
         let queue = self.context.queue.as_ref();
         env.log(Event::Closed {
+            peer: &self.context.peer,
             hostnqn: queue.map_or("", |queue| &queue.hostnqn),
             cntlid: queue.map(|queue| queue.cntlid),
             qid: queue.map_or(0, |queue| queue.qid),

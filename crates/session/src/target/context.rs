@@ -59,6 +59,8 @@ pub(super) struct Context<E: TargetEnv> {
     /// The environment finds the connection by them.
     pub(super) key: u64,
     pub(super) tx: Tx,
+    /// The host's address, as text; empty if there is none.
+    pub(super) peer: String,
     /// `None` before Connect.
     pub(super) queue: Option<Queue>,
     /// The head of the submission queue, for completions.
@@ -88,6 +90,7 @@ impl<E: TargetEnv> Context<E> {
             id,
             key,
             tx,
+            peer: String::new(),
             queue: None,
             sqhd: 0,
             commands: Commands::new(0),
@@ -267,6 +270,7 @@ impl<E: TargetEnv> Context<E> {
     pub(super) fn report_problem(&self, why: &str, env: &mut E) {
         if let Some(queue) = &self.queue {
             env.log(Event::Trouble {
+                peer: &self.peer,
                 hostnqn: &queue.hostnqn,
                 cntlid: queue.cntlid,
                 qid: queue.qid,

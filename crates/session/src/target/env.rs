@@ -81,6 +81,8 @@ pub trait TargetEnv {
 pub enum Event<'a> {
     /// A queue has been connected.
     Connected {
+        /// The host's address, as [`Transport::peer`](super::Transport::peer) returns it.
+        peer: &'a str,
         /// The host.
         hostnqn: &'a str,
         /// The subsystem.
@@ -92,6 +94,8 @@ pub enum Event<'a> {
     },
     /// A Fabrics Connect was refused.
     Refused {
+        /// The host's address.
+        peer: &'a str,
         /// The host that asked.
         hostnqn: &'a str,
         /// The subsystem that it asked for.
@@ -105,6 +109,8 @@ pub enum Event<'a> {
     },
     /// A connection ends.
     Closed {
+        /// The host's address.
+        peer: &'a str,
         /// The host; empty before Connect.
         hostnqn: &'a str,
         /// The controller; `None` before Connect.
@@ -116,6 +122,8 @@ pub enum Event<'a> {
     },
     /// A volume has a new owner.
     Claimed {
+        /// The owner's address.
+        peer: &'a str,
         /// The owner.
         hostnqn: &'a str,
         /// Its controller.
@@ -130,6 +138,8 @@ pub enum Event<'a> {
     },
     /// A claim, bind, mark or release was refused, or a stream was poisoned.
     Trouble {
+        /// The host's address.
+        peer: &'a str,
         /// The host.
         hostnqn: &'a str,
         /// Its controller.

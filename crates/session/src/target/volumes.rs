@@ -215,6 +215,8 @@ impl<R: Region> Volumes<R> {
             slots: known.slots,
             live_entries: known.unsettled_entry_count(),
             owner: reserved_for.map_or_else(String::new, |reserved| reserved.owner_name.into()),
+            owner_address: reserved_for
+                .map_or_else(String::new, |reserved| reserved.owner_address.into()),
             released: known.partitions.iter().map(Partition::released).collect(),
         }
     }

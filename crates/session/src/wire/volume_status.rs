@@ -17,7 +17,7 @@ use super::{STREAMS_MAX, array_at, u16_at, u32_at, u64_at};
 /// | 22–23 | streams |
 /// | 24–27 | log slots per stream |
 /// | 28–31 | log entries that wait for recovery |
-/// | 32–255 | host NQN of the owner, NUL padded |
+/// | 32–255 | host NQN of the owner, a NUL, address of the owner if it fits, NUL padded |
 /// | 256–8447 | released mark of each stream, 8 bytes each |
 /// | 8448–8451 | rest of the lease of an owner whose connection is lost, ms |
 ///
@@ -66,6 +66,9 @@ pub struct VolumeStatus {
     pub live_entries: u32,
     /// The host NQN of the owner, cut at 223 bytes; empty if there is no owner.
     pub owner: String,
+    /// The address from which the owner is connected, or was; empty if it is not known, or if the
+    /// owner's NQN leaves no space for it.
+    pub owner_address: String,
     /// The released mark of each stream.
     pub released: Vec<Seq>,
 }
@@ -92,6 +95,15 @@ const FLAG_KEPT: u8 = 1 << 6;
 const FLAG_DAMAGED: u8 = 1 << 7;
 
 impl VolumeStatus {
+    /// The owner for an error message: its host NQN, and its address if it is known.
+    #[must_use]
+    pub fn owner_text(&self) -> String {
+        match self.owner_address.as_str() {
+            "" => self.owner.clone(),
+            address => alloc::format!("{} at {address}", self.owner),
+        }
+    }
+
     /// The bytes of the status on the wire.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -104,6 +116,12 @@ impl VolumeStatus {
         bytes[28..32].copy_from_slice(&self.live_entries.to_le_bytes());
         let owner = &self.owner.as_bytes()[..self.owner.len().min(OWNER_LEN_MAX)];
         bytes[OWNER_AT..OWNER_AT + owner.len()].copy_from_slice(owner);
+        // The last byte stays NUL. A reader that does not know the address reads up to the first.
+        let address = self.owner_address.as_bytes();
+        let address_at = OWNER_AT + owner.len() + 1;
+        if !owner.is_empty() && address_at + address.len() < MARKS_AT {
+            bytes[address_at..address_at + address.len()].copy_from_slice(address);
+        }
         let marks = bytes[MARKS_AT..LEASE_AT].chunks_exact_mut(MARK_LEN);
         for (seq, mark) in self.released.iter().zip(marks) {
             mark.copy_from_slice(&seq.0.to_le_bytes());
@@ -142,8 +160,9 @@ impl VolumeStatus {
         if lease_left_ms > 0 && !has_lost_owner {
             return None;
         }
-        let owner = &bytes[OWNER_AT..MARKS_AT];
-        let owner_len = owner.iter().position(|byte| *byte == 0).unwrap_or(owner.len());
+        let mut owner = bytes[OWNER_AT..MARKS_AT]
+            .split(|byte| *byte == 0)
+            .map(|text| String::from_utf8_lossy(text).into_owned());
         let marks = bytes[MARKS_AT..LEASE_AT].chunks_exact(MARK_LEN).take(usize::from(streams));
         Some(Self {
             volume: VolumeId(array_at(bytes, 0)),
@@ -160,7 +179,8 @@ impl VolumeStatus {
             slots: u32_at(bytes, 24),
             live_entries: u32_at(bytes, 28),
             lease_left_ms,
-            owner: String::from_utf8_lossy(&owner[..owner_len]).into_owned(),
+            owner: owner.next().unwrap_or_default(),
+            owner_address: owner.next().unwrap_or_default(),
             released: marks.map(|mark| Seq(u64_at(mark, 0))).collect(),
         })
     }
@@ -181,6 +201,7 @@ mod tests {
             streams: 2,
             slots: 512,
             owner: "nqn.2014-08.org.nvmexpress:uuid:x".into(),
+            owner_address: "[2001:db8::1]:40000".into(),
             released: alloc::vec![Seq(5), Seq(1 << 40)],
             ..VolumeStatus::default()
         };
@@ -218,6 +239,16 @@ mod tests {
             let bytes = status.encode();
             assert_eq!(bytes[20], 1 << bit);
             assert_eq!(VolumeStatus::decode(&bytes), Some(status));
+        }
+        // The address is left out where the NQN leaves no space for it and a NUL.
+        for (owner_len, kept) in [(211, "192.0.2.1:1"), (212, ""), (223, "")] {
+            let owner = "n".repeat(owner_len);
+            let with = |address: &str| VolumeStatus {
+                owner: owner.clone(),
+                owner_address: address.into(),
+                ..status.clone()
+            };
+            assert_eq!(VolumeStatus::decode(&with("192.0.2.1:1").encode()), Some(with(kept)));
         }
         let long = VolumeStatus { owner: "n".repeat(300), ..status.clone() };
         assert_eq!(VolumeStatus::decode(&long.encode()), Some(status.clone()), "cut");

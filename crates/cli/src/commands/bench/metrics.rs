@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use riopipe::{StatError, StatSource, Volume};
+use riopipe_metrics::VOLUME_PORT;
 
 use crate::{
     failure::Failure,
@@ -21,7 +22,7 @@ impl Metrics {
     /// Listens on the address, and prints it: port 0 stands for a free one.
     pub(super) fn at(address: &str, output: &Output) -> Result<Self, Failure> {
         let current = Arc::new(Current::default());
-        let server = MetricsAddress::take(address)
+        let server = MetricsAddress::take(address, VOLUME_PORT)
             .and_then(|address| address.serve(Arc::clone(&current) as _))
             .map_err(MetricsError::into_failure)?;
         let address = server.address();

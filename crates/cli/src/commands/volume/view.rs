@@ -163,7 +163,8 @@ impl Report for VolumeView<'_> {
 fn member_state(member: &MemberInfo) -> String {
     let mut states = Vec::new();
     if let Some(owner) = &member.owner {
-        states.push(format!("owned by {owner}"));
+        let address = member.owner_address.as_ref().map(|address| format!(" at {address}"));
+        states.push(format!("owned by {owner}{}", address.unwrap_or_default()));
     }
     if member.log_lost {
         states.push("log lost".to_owned());
@@ -190,6 +191,7 @@ mod tests {
             log: "file".to_owned(),
             slots: 4000,
             owner: None,
+            owner_address: None,
             unrecovered: 0,
             log_lost: false,
             unused_blocks: 15,
@@ -224,7 +226,7 @@ mod tests {
         );
         assert_eq!(
             keys(&json["members"][0]),
-            "addr blocks log log_lost nguid nqn owner slots unrecovered unused_blocks volatile"
+            "addr blocks log log_lost nguid nqn owner owner_address slots unrecovered unused_blocks volatile"
         );
         assert_eq!(json["schema"], "rio-volume/1");
         assert_eq!(json["engine"], "rio");
@@ -247,7 +249,8 @@ mod tests {
         info.members[1].unrecovered = 9;
         assert!(text(&info).contains("9 entries not recovered"));
         info.members[0].owner = Some("nqn.2026-11.com.example:host".to_owned());
-        assert!(text(&info).contains("owned by nqn.2026-11.com.example:host"));
+        info.members[0].owner_address = Some("192.0.2.9:40000".to_owned());
+        assert!(text(&info).contains("owned by nqn.2026-11.com.example:host at 192.0.2.9:40000"));
         assert!(!text(&info).contains("not used"), "less than a stripe unit");
         info.members[1].unused_blocks = 1 << 17;
         assert!(text(&info).contains("member 1: 512 MiB of its 1 GiB are not used"));

@@ -235,7 +235,7 @@ pub enum VolumeCreateError {
         member: usize,
         /// Its volume's name.
         volume: String,
-        /// The owner's host NQN.
+        /// The owner's host NQN, and its address if it is known.
         owner: String,
     },
     /// The engine that the caller insists on can't run on a target (trap T17).

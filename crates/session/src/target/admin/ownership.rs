@@ -81,7 +81,8 @@ impl Admin {
             let controller = shared.controller(cntlid);
             let hostid = controller.map_or([0; 16], |controller| controller.hostid);
             let association = controller.map_or(0, |controller| controller.association);
-            let host = Owner { association, cntlid, hostnqn: hostnqn.clone(), hostid };
+            let (hostnqn, address) = (hostnqn.clone(), context.peer.clone());
+            let host = Owner { association, cntlid, hostnqn, address, hostid };
             let claim_number = shared.claim(&claim, host, now)?;
             // From here on, the target refuses writes of plain hosts and streams of former owners.
             // Their operations in flight must come back before the new owner reads a log or writes.
@@ -97,7 +98,8 @@ impl Admin {
             Ok(GrantedClaim { claim_number, fence }) => {
                 let what =
                     alloc::format!("volume {} generation {}", claim.volume, claim.generation);
-                env.log(Event::Claimed { hostnqn: &hostnqn, cntlid, what: &what });
+                let peer = &context.peer;
+                env.log(Event::Claimed { peer, hostnqn: &hostnqn, cntlid, what: &what });
                 if claim.give_up {
                     context.report_problem(
                         "the new owner has accepted the loss of the volume's ordering log \

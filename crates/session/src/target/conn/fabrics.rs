@@ -129,7 +129,8 @@ impl<E: TargetEnv> TargetConn<E> {
         };
         match outcome {
             Ok(cntlid) => {
-                env.log(Event::Connected { hostnqn, subnqn, cntlid, qid });
+                let peer = &self.context.peer;
+                env.log(Event::Connected { peer, hostnqn, subnqn, cntlid, qid });
                 if self.context.queue.as_ref().is_some_and(|q| q.no_sq_flow) {
                     self.context.sqhd = SQHD_NO_FLOW_CONTROL;
                 }
@@ -137,7 +138,8 @@ impl<E: TargetEnv> TargetConn<E> {
                 self.context.sqhd = 0;
             }
             Err(ConnectRefusal { status, result, why }) => {
-                env.log(Event::Refused { hostnqn, subnqn, qid, why: &why, status });
+                let peer = &self.context.peer;
+                env.log(Event::Refused { peer, hostnqn, subnqn, qid, why: &why, status });
                 self.context.send_completion(cid, status, result, outbox);
             }
         }

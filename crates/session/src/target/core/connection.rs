@@ -34,6 +34,10 @@ pub trait Transport {
     /// # Errors
     /// Why there is no space for the PDU. The connection is closed for this reason.
     fn reserve(&mut self, bytes: usize) -> Result<(), String>;
+    /// The address of the peer, as text; empty if it has none.
+    fn peer(&self) -> String {
+        String::new()
+    }
 }
 
 /// The events for which a socket is watched.
@@ -83,7 +87,9 @@ impl<E: TargetEnv, T: Transport> Connection<E, T> {
         now: u64,
     ) -> Self {
         Self {
-            session: TargetConn::new(place.id(), 0, crc, now).with_local_address(local),
+            session: TargetConn::new(place.id(), 0, crc, now)
+                .with_local_address(local)
+                .with_peer(transport.peer()),
             output: Outbox::new(),
             transport,
             is_blocked: false,

@@ -31,6 +31,8 @@ pub struct Owner {
     pub cntlid: u16,
     /// The host's name.
     pub hostnqn: String,
+    /// The address of its admin queue, as text; empty if there is none.
+    pub address: String,
     /// The host's id.
     pub hostid: [u8; 16],
 }
@@ -52,6 +54,8 @@ pub(super) enum Lease {
 pub(super) struct LostOwner {
     /// The name of the host.
     name: String,
+    /// The address that it had; empty if it is not known.
+    address: String,
     /// The lost association, until all of its operations have come back.
     draining_association: Option<u64>,
     /// The end of the lease, ns of the environment's clock.
@@ -63,6 +67,8 @@ pub(super) struct LostOwner {
 pub(super) struct Reserved<'a> {
     /// The name of the owner's host.
     pub(super) owner_name: &'a str,
+    /// The address that it has, or had; empty if it is not known.
+    pub(super) owner_address: &'a str,
     /// The rest of the lease, milliseconds; 0 if the owner has an association.
     pub(super) lease_left_ms: u32,
 }
@@ -76,6 +82,7 @@ impl Lease {
             VolumeState::Owned => Self::Lost(LostOwner {
                 // The log has only the host identifier of the owner, not its name.
                 name: format!("the host with id {}", VolumeId(record.owner)),
+                address: String::new(),
                 draining_association: None,
                 lease_end_ns: end_of_lease(now, record.lease_ms),
             }),
@@ -93,9 +100,11 @@ impl Lease {
         match self {
             Self::Held(owner) if owner.association == association => {
                 let name = core::mem::take(&mut owner.hostnqn);
+                let address = core::mem::take(&mut owner.address);
                 let lease_end_ns = end_of_lease(now, lease_ms);
                 *self = Self::Lost(LostOwner {
                     name,
+                    address,
                     draining_association: Some(association),
                     lease_end_ns,
                 });
@@ -122,9 +131,11 @@ impl Lease {
     pub(super) fn end(&mut self) {
         if let Self::Held(owner) = self {
             let name = core::mem::take(&mut owner.hostnqn);
+            let address = core::mem::take(&mut owner.address);
             // The lease ends at time 0, so that it is over on every core. The clock of another core
             // may be a little behind.
-            *self = Self::Lost(LostOwner { name, draining_association: None, lease_end_ns: 0 });
+            let (draining_association, lease_end_ns) = (None, 0);
+            *self = Self::Lost(LostOwner { name, address, draining_association, lease_end_ns });
         }
     }
 
@@ -174,11 +185,16 @@ impl Lease {
     /// is not reserved.
     pub(super) fn reserved_for(&self, now: u64) -> Option<Reserved<'_>> {
         match self {
-            Self::Held(owner) => Some(Reserved { owner_name: &owner.hostnqn, lease_left_ms: 0 }),
+            Self::Held(owner) => Some(Reserved {
+                owner_name: &owner.hostnqn,
+                owner_address: &owner.address,
+                lease_left_ms: 0,
+            }),
             Self::Lost(lost) if self.is_reserved(now) => {
                 let left_ms = (lost.lease_end_ns - now).div_ceil(NS_PER_MS);
                 let lease_left_ms = u32::try_from(left_ms).unwrap_or(u32::MAX);
-                Some(Reserved { owner_name: &lost.name, lease_left_ms })
+                let (owner_name, owner_address) = (&lost.name, &lost.address);
+                Some(Reserved { owner_name, owner_address, lease_left_ms })
             }
             Self::Vacant | Self::Lost(_) => None,
         }
@@ -195,11 +211,17 @@ mod tests {
     use super::*;
 
     fn held() -> Lease {
-        Lease::Held(Owner { association: 7, cntlid: 1, hostnqn: "nqn.x".into(), hostid: [1; 16] })
+        Lease::Held(Owner {
+            association: 7,
+            cntlid: 1,
+            hostnqn: "nqn.x".into(),
+            address: "a:1".into(),
+            hostid: [1; 16],
+        })
     }
 
     fn reserved(lease_left_ms: u32) -> Option<Reserved<'static>> {
-        Some(Reserved { owner_name: "nqn.x", lease_left_ms })
+        Some(Reserved { owner_name: "nqn.x", owner_address: "a:1", lease_left_ms })
     }
 
     #[test]

@@ -227,7 +227,7 @@ impl VolumeCreation {
         if status.owned {
             // No owner is displaced (trap T8).
             let (member, volume) = self.first_member_of(self.old_volumes[at].volume);
-            return Err(VolumeCreateError::Owned { member, volume, owner: status.owner });
+            return Err(VolumeCreateError::Owned { member, volume, owner: status.owner_text() });
         }
         let old = &mut self.old_volumes[at];
         old.state = if status.log_lost {
