@@ -2,7 +2,8 @@
 
 use std::{error::Error, fmt, process::ExitCode};
 
-use riopipe_target::StartError;
+use riopipe_media::OpenError;
+use riopipe_target::{LogOpenError, StartError};
 use serde::Serialize;
 
 /// The exit codes. Scripts depend on them: `rio --help` and docs/program.md list them, and their
@@ -154,7 +155,11 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
     match error {
         StartError::Config(_) => failure(Code::Usage)
             .hint("`rio target serve --help` shows what is needed; `rio target check` shows more"),
-        StartError::NamespaceId(_) => failure(Code::Usage),
+        StartError::NamespaceId(_)
+        | StartError::Drive { source: OpenError::Spec { .. }, .. }
+        | StartError::Log { source: LogOpenError::Store(OpenError::Spec { .. }), .. } => {
+            failure(Code::Usage)
+        }
         StartError::Identity { .. } => failure(Code::Media).hint(
             "`rio target identity DRIVE` shows a drive's identity; a configuration file may give \
              each namespace a uuid",

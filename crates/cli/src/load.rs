@@ -112,6 +112,15 @@ impl Load {
     ) -> Result<Sample, Failure> {
         let workload = &self.workload;
         workload.check().map_err(|error| usage(&error))?;
+        let (threads, streams) = (workload.threads, u32::from(volume.info().streams));
+        if threads > streams {
+            let message = format!(
+                "--threads {threads}: volume {:?} has {streams} streams, and each thread needs one",
+                self.volume
+            );
+            let hint = "use fewer threads, or create the volume with more --streams";
+            return Err(Failure::new(Code::Usage, message).hint(hint));
+        }
         for thread in 0..workload.threads {
             workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         }

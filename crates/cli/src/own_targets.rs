@@ -9,7 +9,7 @@ use std::{
 
 use riopipe::{ConnectOptions, CreateOptions, EngineKind, MemberAddr, Volume};
 use riopipe_lab::link::{Link, LinkModel};
-use riopipe_media::Drive;
+use riopipe_media::{Drive, spec::escape_commas};
 use riopipe_net::SpinPolicy;
 use riopipe_platform::CpuClock;
 use riopipe_target::{Config, Running, Target};
@@ -271,10 +271,8 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
     let log = log_path(logs, number);
     let drives: Vec<String> = (0..plan.drives as usize)
         .map(|drive| {
-            plan.drive.replace(
-                "{}",
-                &format!("{}", logs.join(format!("drive-{number}-{drive}")).display()),
-            )
+            let path = logs.join(format!("drive-{number}-{drive}"));
+            plan.drive.replace("{}", &escape_commas(&path.to_string_lossy()))
         })
         .collect();
     let mut config = Config::on_loopback(&drives.iter().map(String::as_str).collect::<Vec<_>>());
@@ -284,7 +282,7 @@ fn config(plan: &Plan<'_>, number: u32, logs: &Path, cores: &[usize]) -> Config 
         plan.volume,
         std::process::id()
     ));
-    config.log = Some(plan.log.replace("{}", &log.display().to_string()));
+    config.log = Some(plan.log.replace("{}", &escape_commas(&log.to_string_lossy())));
     // SpinPolicy::HYBRID is the target's own default.
     config.spin_us = Some(plan.spin.spin_ns / 1_000);
     if cores.is_empty() {

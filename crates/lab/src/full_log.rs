@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use riopipe_media::spec::escape_commas;
 use riopipe_media::{LogStore, PartError, boot_id, open_log};
 use riopipe_order::{
     attribute::{Attribute, Flags, Kind, Member, StreamId},
@@ -57,7 +58,7 @@ pub enum FillError {
 /// # Errors
 /// [`FillError`]; no target may serve the log.
 pub fn fill(path: &Path, place: Place) -> Result<u64, FillError> {
-    let store = open_log(&format!("file:{}", path.display()))?;
+    let store = open_log(&format!("file:{}", escape_commas(&path.display().to_string())))?;
     let record = only_volume(&store)?;
     let mut entries = 0;
     for stream in (0..record.streams).map(StreamId) {

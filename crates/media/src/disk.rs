@@ -44,7 +44,8 @@ impl DiskDrive {
         let kind = if medium.device { "block" } else { "file" };
         let name: Arc<str> = Arc::from(format!("{kind}:{}", medium.path));
         let volatile_cache = volatile_cache.unwrap_or_else(|| match medium.device {
-            true => medium.device_has_volatile_cache(),
+            // A device that may tear a block is not protected, whatever its cache (M1).
+            true => !medium.device_is_protected(),
             // Behind the file are the page cache of this machine, and a disk that may have a cache.
             false => true,
         });
@@ -52,7 +53,8 @@ impl DiskDrive {
             block_size: BLOCK_BYTES as u32,
             blocks: medium.len / BLOCK_BYTES as u64,
             volatile_cache,
-            atomic_block: medium.device,
+            // The specification's `plp` declares this, too.
+            atomic_block: medium.device && (!volatile_cache || medium.device_has_atomic_blocks()),
             describe: String::new(),
         };
         let disk = Disk::new(medium, Limits::new(geometry.blocks, &name));
@@ -120,12 +122,25 @@ impl Drive for DiskDrive {
                 true => Kept::Flushed,
                 false => Kept::Completed,
             },
-            note: match self.geometry.atomic_block {
-                true => "",
-                false => "the host's file system may tear a block that was not flushed",
+            note: match (self.geometry.atomic_block, self.disk.medium.device) {
+                (true, _) => "",
+                (false, false) => FILE_NOTE,
+                (false, true) => DEVICE_NOTE,
             },
         }
     }
+}
+
+/// The remark about a file.
+const FILE_NOTE: &str = "the host's file system may tear a block that was not flushed";
+/// The remark about a device whose atomic unit is below 4096 bytes.
+pub(crate) const DEVICE_NOTE: &str = "the system reports no atomic writes of 4096 bytes for the \
+    device, so it is not taken for one with power-loss protection: a power cut may tear a block \
+    that was not flushed (if the device has this protection, give plp)";
+
+/// The survival of a drive in a file that has just been created.
+pub(crate) const fn survival_of_file() -> Survival {
+    Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: FILE_NOTE }
 }
 
 /// A queue to a disk. The engine carries out its requests.

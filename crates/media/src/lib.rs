@@ -13,6 +13,7 @@ mod buf;
 mod copy;
 mod disk;
 mod drive;
+mod drive_spec;
 mod error;
 mod identity;
 mod log;
@@ -22,6 +23,7 @@ mod mem;
 mod open;
 mod page_fault;
 mod persist;
+mod place;
 mod request;
 pub mod spec;
 pub mod ssd;
@@ -32,13 +34,15 @@ mod uring;
 pub use blocking::Blocking;
 pub use buf::AlignedBuf;
 pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
+pub use drive_spec::DRIVE_HELP;
 pub use error::OpenError;
 pub use identity::{Attribute, Carrier, Physical};
 pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,
 };
-pub use open::{DRIVE_HELP, file_to_create, open_drive, open_drive_within};
+pub use open::{inspect_drive, open_drive, open_drive_within, properties_once_created};
+pub use place::{MediumPlace, file_to_create, place_of_drive, place_of_log};
 pub use riopipe_order::block_device::{
     BLOCK_BYTES, BLOCKS_MAX, BlockDevice, Cause, Gone, IoError, Operation,
 };

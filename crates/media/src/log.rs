@@ -24,6 +24,7 @@ use riopipe_order::block_device::{BLOCK_BYTES, Gone};
 use riopipe_order::log_region::LogKind;
 use riopipe_order::region::{Region, RegionError};
 
+use crate::disk::DEVICE_NOTE;
 use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve, parent_directory};
@@ -33,7 +34,7 @@ use crate::survival::{Kept, Survival};
 mod device;
 mod mapped;
 mod reader;
-mod spec;
+pub(crate) mod spec;
 
 use device::{BlockStore, DevicePart};
 use mapped::{MappedMemory, SharedMapping};
@@ -55,20 +56,20 @@ pub fn open_log_within(spec: &str, lock_wait: Duration) -> Result<LogStore, Open
     let lock_wait = LockWait::within(lock_wait);
     match LogSpec::parse(spec)? {
         LogSpec::Memory { bytes } => LogStore::in_memory(bytes),
-        LogSpec::Mapped { path, size, dax } => LogStore::in_file(path, size, dax, lock_wait),
-        LogSpec::Device { path, plp } => LogStore::on_device(path, plp, lock_wait),
-        LogSpec::Blocks { path, size } => LogStore::in_blocks_of_file(path, size, lock_wait),
+        LogSpec::Mapped { path, size, dax } => LogStore::in_file(&path, size, dax, lock_wait),
+        LogSpec::Device { path, plp } => LogStore::on_device(&path, plp, lock_wait),
+        LogSpec::Blocks { path, size } => LogStore::in_blocks_of_file(&path, size, lock_wait),
     }
 }
 
 /// The survival of a log that `spec` would create; `None` if opening it would create nothing.
 pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> {
     match LogSpec::parse(spec)? {
-        LogSpec::Mapped { path, size, dax } if would_create(path, size) => {
+        LogSpec::Mapped { path, size, dax } if would_create(&path, size) => {
             Ok(Some(mapped_survival(dax, dax)))
         }
-        LogSpec::Blocks { path, size } if would_create(path, size) => {
-            let directory = File::open(parent_directory(path));
+        LogSpec::Blocks { path, size } if would_create(&path, size) => {
+            let directory = File::open(parent_directory(&path));
             let in_memory = directory.is_ok_and(|directory| is_in_memory(&directory));
             Ok(Some(block_file_survival(in_memory)))
         }
@@ -211,8 +212,9 @@ impl LogStore {
     /// volatile cache.
     fn on_device(path: &str, plp: bool, lock_wait: LockWait) -> Result<LogStore, OpenError> {
         let medium = Medium::device(path, lock_wait)?;
-        let is_volatile = !plp && medium.device_has_volatile_cache();
+        let is_volatile = !plp && !medium.device_is_protected();
         let note = match is_volatile {
+            true if !medium.device_has_volatile_cache() => DEVICE_NOTE,
             true => {
                 "the log's device has a volatile cache: every fence waits for its FLUSH, which is \
                  slow; with power-loss protection it needs none (if this device has it, give plp)"

@@ -60,13 +60,18 @@ impl LockWait {
                 path,
                 "in use by another process: waiting up to {} s until it lets go (a killed one does \
                  once its last write has landed)",
-                self.limit.as_secs_f64()
+                rounded_seconds(self.limit)
             );
         }
         self.is_logged = true;
         std::thread::sleep(LOCK_PAUSE.min(left));
         true
     }
+}
+
+/// A time for display, in seconds with one decimal at most.
+fn rounded_seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
 /// A file or device that this process has locked and will serve.
@@ -196,6 +201,18 @@ impl Medium {
         self.queue_attribute("write_cache").is_none_or(|cache| cache.trim() != "write through")
     }
 
+    /// Whether the device writes a block of 4096 bytes wholly or not at all when power fails
+    /// (assumption M1), as far as the system reports it.
+    pub(crate) fn device_has_atomic_blocks(&self) -> bool {
+        let attribute = |what: &str| self.queue_attribute(what)?.trim().parse().ok();
+        atomic_bytes(attribute).is_some_and(|bytes| bytes >= BLOCK_BYTES as u64)
+    }
+
+    /// Whether a power cut takes nothing of what the device has completed, according to the system.
+    pub(crate) fn device_is_protected(&self) -> bool {
+        !self.device_has_volatile_cache() && self.device_has_atomic_blocks()
+    }
+
     /// Size of the device's logical blocks in bytes, if the system reports it.
     fn logical_block_bytes(&self) -> Option<u64> {
         self.queue_attribute("logical_block_size")?.trim().parse().ok()
@@ -270,6 +287,16 @@ impl Medium {
         }
         self.file.set_len(self.len).map_err(os_error(&self.path, "set its size"))
     }
+}
+
+/// The most bytes that a device writes wholly or not at all: its physical block, or what it reports
+/// for atomic writes (Linux 6.11) that may be as short as 4096 bytes. `attribute` reads an attribute
+/// of its queue.
+fn atomic_bytes(attribute: impl Fn(&str) -> Option<u64>) -> Option<u64> {
+    let shortest = attribute("atomic_write_unit_min_bytes").filter(|bytes| *bytes > 0);
+    let longest = attribute("atomic_write_unit_max_bytes");
+    let by_command = longest.filter(|_| shortest.is_some_and(|min| min <= BLOCK_BYTES as u64));
+    attribute("physical_block_size").max(by_command)
 }
 
 /// Converts an error of the system for the operation `doing` on the file or device at `path`.
@@ -447,6 +474,34 @@ mod tests {
     fn in_folder(test: impl FnOnce(&str)) {
         let folder = tempfile::tempdir().unwrap();
         test(folder.path().join("medium").to_str().unwrap());
+    }
+
+    #[test]
+    fn m1_a_smaller_atomic_unit_is_seen() {
+        const MIN: &str = "atomic_write_unit_min_bytes";
+        const MAX: &str = "atomic_write_unit_max_bytes";
+        const PHYSICAL: &str = "physical_block_size";
+        for (reported, bytes) in [
+            (&[][..], None),
+            (&[(PHYSICAL, 512)], Some(512)),
+            (&[(PHYSICAL, 4096)], Some(4096)),
+            (&[(PHYSICAL, 512), (MIN, 0), (MAX, 0)], Some(512)),
+            (&[(PHYSICAL, 512), (MIN, 512), (MAX, 16384)], Some(16384)),
+            (&[(PHYSICAL, 512), (MIN, 512), (MAX, 2048)], Some(2048)),
+            // Atomic writes, but none as short as a block.
+            (&[(PHYSICAL, 512), (MIN, 8192), (MAX, 16384)], Some(512)),
+        ] {
+            let attribute =
+                |what: &str| reported.iter().find(|(name, _)| *name == what).map(|(_, v)| *v);
+            assert_eq!(atomic_bytes(attribute), bytes, "{reported:?}");
+        }
+    }
+
+    #[test]
+    fn times_for_display_are_rounded() {
+        for (ms, shown) in [(9_999, "10"), (1_500, "1.5"), (996, "1"), (200, "0.2")] {
+            assert_eq!(rounded_seconds(Duration::from_millis(ms)).to_string(), shown);
+        }
     }
 
     #[test]

@@ -11,9 +11,10 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use riopipe_media::survival::{Kept, Row, Survival, row};
+use riopipe_media::survival::{Row, Survival, row};
 use riopipe_media::{
-    Drive, LogStore, boot_id, file_to_create, open_drive, open_log, survival_once_created,
+    Drive, LogStore, MediumPlace, boot_id, inspect_drive, open_log, place_of_drive, place_of_log,
+    properties_once_created, survival_once_created,
 };
 use riopipe_net::Listener;
 use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
@@ -23,6 +24,8 @@ use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
+use crate::log::check_size;
+use crate::same_media::same_media;
 
 /// An error in a configuration: place, defect and remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,6 +166,7 @@ pub fn check(config: &Config) -> Report {
     report.subnqn = checked.subnqn;
     check_addresses("listen", &config.listen, DEFAULT_PORT, &mut report);
     check_addresses("discovery", &config.discovery, DEFAULT_DISCOVERY_PORT, &mut report);
+    report.problems.extend(same_media(&checked.namespaces, 0, config.log.as_deref()));
     let log_survival = check_log(config, &mut report);
     let mut choices = Vec::new();
     for (index, namespace) in checked.namespaces.iter().enumerate() {
@@ -225,10 +229,14 @@ fn check_drive(
     create: bool,
     report: &mut Report,
 ) -> Option<(DriveProperties, Option<Arc<dyn Drive>>)> {
-    if let Some(path) = file_to_create(spec) {
-        return Some((check_drive_to_create(place, &path, create, report)?, None));
+    match place_of_drive(spec) {
+        Ok(Some(file)) if file.would_be_created() => {
+            return Some((check_drive_to_create(place, spec, &file, create, report)?, None));
+        }
+        // Opening it reports an error in the specification.
+        Ok(_) | Err(_) => {}
     }
-    match open_drive(&without_allocation(spec)) {
+    match inspect_drive(spec) {
         Ok(drive) => {
             let properties = DriveProperties {
                 survival: drive.survives(),
@@ -273,35 +281,55 @@ fn check_distinct(drives: &[(String, u32, Choice)], report: &mut Report) {
     }
 }
 
-/// Checks a drive whose file at `path` a start of the target would create.
+/// Checks a drive whose file a start of the target would create.
 fn check_drive_to_create(
     place: &str,
-    path: &str,
+    spec: &str,
+    file: &MediumPlace,
     create: bool,
     report: &mut Report,
 ) -> Option<DriveProperties> {
-    if let Some(problem) = missing_file_problem(place, path, create) {
+    check_creation(place, file, create, report)?;
+    match properties_once_created(spec) {
+        Ok(properties) => properties
+            .map(|(survival, has_volatile_cache)| DriveProperties { survival, has_volatile_cache }),
+        Err(error) => {
+            report.problems.push(Problem::new(place, error, ""));
+            None
+        }
+    }
+}
+
+/// Checks that a file can be created; `None` if it can't.
+fn check_creation(
+    place: &str,
+    file: &MediumPlace,
+    create: bool,
+    report: &mut Report,
+) -> Option<()> {
+    let path = file.path();
+    let problem = missing_file_problem(place, path, create)
+        .or_else(|| file.check_creation().err().map(|error| Problem::new(place, error, "")));
+    if let Some(problem) = problem {
         report.problems.push(problem);
         return None;
     }
     report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
-    let survival = Survival { process_kill: Kept::Completed, power_cut: Kept::Flushed, note: "" };
-    Some(DriveProperties { survival, has_volatile_cache: true })
-}
-
-/// The specification with option `lazy` if the drive is in memory. The check then does not allocate
-/// the whole drive only to read its properties.
-fn without_allocation(spec: &str) -> String {
-    let is_in_memory = matches!(spec.split(':').next(), Some("mem" | "ssd"));
-    if is_in_memory && !spec.contains(",lazy") { format!("{spec},lazy") } else { spec.to_owned() }
+    Some(())
 }
 
 /// Checks the log; returns its survival if it can be served.
 fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     let spec = config.log.as_deref()?;
-    if let Some(path) = file_to_create(spec) {
+    if let Err(error) = check_size(spec) {
+        report.problems.push(Problem::new("log", error, ""));
+        return None;
+    }
+    if let Ok(Some(file)) = place_of_log(spec)
+        && file.would_be_created()
+    {
         let create = config.create || config.accept_lost_log;
-        return check_log_to_create(spec, &path, create, report);
+        return check_log_to_create(spec, &file, create, report);
     }
     let store = match open_log(spec) {
         Ok(store) => store,
@@ -315,18 +343,14 @@ fn check_log(config: &Config, report: &mut Report) -> Option<Survival> {
     Some(store.survives())
 }
 
-/// Checks a log whose file at `path` a start of the target would create.
+/// Checks a log whose file a start of the target would create.
 fn check_log_to_create(
     spec: &str,
-    path: &str,
+    file: &MediumPlace,
     create: bool,
     report: &mut Report,
 ) -> Option<Survival> {
-    if let Some(problem) = missing_file_problem("log", path, create) {
-        report.problems.push(problem);
-        return None;
-    }
-    report.notes.push(Problem::new("log", format!("{path} will be created"), ""));
+    check_creation("log", file, create, report)?;
     match survival_once_created(spec) {
         Ok(Some(survival)) => {
             add_survival_note("log", survival, report);

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use riopipe_media::survival::Survival;
-use riopipe_media::{LogPart, LogStore, boot_id, open_log_within};
-use riopipe_order::log_region::opening::{Place, Refused};
+use riopipe_media::{LogPart, LogStore, boot_id, open_log_within, place_of_log};
+use riopipe_order::log_region::opening::{Place, REGION_BYTES_MIN, Refused};
 use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
 use riopipe_order::region::{Region, RegionError};
 use riopipe_session::target::{Found, Split, Volumes};
@@ -144,6 +144,18 @@ pub(crate) fn end_unused_service(mut volumes: Volumes<WatchedPart>, log: &Log) {
     }
 }
 
+/// Checks that a file with the size that `spec` gives could hold a log. A log that would be refused
+/// is not created.
+pub(crate) fn check_size(spec: &str) -> Result<(), LogOpenError> {
+    let size = place_of_log(spec)?.and_then(|file| file.size());
+    match size {
+        Some(bytes) if bytes < REGION_BYTES_MIN as u64 => {
+            Err(Refused::TooSmall { have: bytes as usize, need: REGION_BYTES_MIN }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Opens the log that `spec` names, if any, and the volumes in it. Adds a line about the log to
 /// `descriptions`, for display. Waits at most `lock_wait` for a locked log.
 pub(crate) fn open_volumes(
@@ -156,6 +168,7 @@ pub(crate) fn open_volumes(
         descriptions.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
+    check_size(spec)?;
     let store = open_log_within(spec, lock_wait)?;
     let boot = boot_id()?;
     let len = store.len();

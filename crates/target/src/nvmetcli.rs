@@ -8,6 +8,7 @@
 //! namespaces[]: nsid, enable, device { path, uuid, nguid }
 //! ```
 
+use riopipe_media::spec::escape_commas;
 use serde::Deserialize;
 
 use crate::config::{Config, NamespaceOptions};
@@ -183,9 +184,9 @@ fn listen_addresses(ports: &[Port], nqn: &String) -> Result<Vec<String>, JsonErr
 /// The specification of the drive at an absolute path. Any other text is a specification already.
 fn drive_spec(path: String) -> String {
     if path.starts_with("/dev/") {
-        format!("block:{path}")
+        format!("block:{}", escape_commas(&path))
     } else if path.starts_with('/') {
-        format!("file:{path}")
+        format!("file:{}", escape_commas(&path))
     } else {
         path
     }
@@ -218,7 +219,8 @@ mod tests {
              "path": "/dev/nvme0n1", "uuid": "00000000-0000-0000-0000-000000000000"},
            "enable": 1, "nsid": 1},
           {"device": {"path": "/srv/b.img"}, "enable": 0, "nsid": 2},
-          {"device": {"path": "mem:64M"}, "nsid": 3}],
+          {"device": {"path": "mem:64M"}, "nsid": 3},
+          {"device": {"path": "/srv/a,b"}, "nsid": 4}],
         "nqn": "testnqn"}]}"#;
 
     #[test]
@@ -228,7 +230,10 @@ mod tests {
         assert_eq!(config.subnqn.as_deref(), Some("testnqn"));
         assert_eq!(config.hosts.as_deref().unwrap(), ["nqn.2026-01.io.example:host"]);
         let drives: Vec<_> = config.namespaces.iter().map(|n| (n.nsid, &n.drive[..])).collect();
-        assert_eq!(drives, [(Some(1), "block:/dev/nvme0n1"), (Some(3), "mem:64M")]);
+        assert_eq!(
+            drives,
+            [(Some(1), "block:/dev/nvme0n1"), (Some(3), "mem:64M"), (Some(4), "file:/srv/a,,b")]
+        );
         assert_eq!(config.namespaces[0].uuid, None, "all zeroes means none");
         assert!(config.namespaces[0].nguid.is_some());
         let open = SAVED.replace(r#""allow_any_host": "0""#, r#""allow_any_host": "1""#);

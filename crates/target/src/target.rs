@@ -37,6 +37,7 @@ use crate::drive_identity::{IdentityError, ShownIdentity, identify};
 use crate::log::{Log, LogOpenError, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Reactor, ReactorParts};
+use crate::same_media::same_media;
 use crate::shared::{SharedState, end_service, lock};
 use crate::stat::{MetricsSource, Stat};
 use riopipe_platform::crc32c;
@@ -182,6 +183,10 @@ impl Target {
     /// See [`start`](Self::start).
     pub fn start_on(config: &Config, open: &[Arc<dyn Drive>]) -> Result<Running, StartError> {
         let checked = check_config(config).map_err(StartError::Config)?;
+        let twice = same_media(&checked.namespaces, open.len(), config.log.as_deref());
+        if !twice.is_empty() {
+            return Err(StartError::Config(twice));
+        }
         // All locks share one time limit, because a killed process had all of them.
         let start = Instant::now();
         let lock_wait = Duration::from_millis(config.lock_wait_ms);

@@ -2,6 +2,8 @@
 
 use riopipe_media::spec::parse_size;
 use riopipe_net::{HostPort, SpinPolicy};
+use riopipe_order::ordering_log::SLOTS_MIN;
+use riopipe_target::STREAM_SLOTS_MAX;
 
 /// A size in bytes: `4K`, `1G`, `4096`.
 ///
@@ -23,6 +25,21 @@ pub fn block_size(text: &str) -> Result<u32, String> {
         ));
     }
     u32::try_from(bytes).map_err(|_| format!("{text} is more than 4G"))
+}
+
+/// The number of log slots of a stream; 0 lets the target choose.
+///
+/// # Errors
+/// The problem, for the user.
+pub fn slots(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Ok(0),
+        Ok(slots) if (SLOTS_MIN..=STREAM_SLOTS_MAX).contains(&slots) => Ok(slots),
+        _ => Err(format!(
+            "{text:?} is not a number of log entries: a stream has {SLOTS_MIN} to \
+             {STREAM_SLOTS_MAX}; without this option, as many as fit"
+        )),
+    }
 }
 
 /// A number of seconds, `0.5` or `30`, more than 0 and at most a day.
@@ -158,6 +175,16 @@ mod tests {
         }
         assert!(seconds_or_none("0").unwrap().is_zero());
         assert!(seconds_or_none("-1").is_err());
+    }
+
+    #[test]
+    fn slots_are_within_the_bounds_of_a_target() {
+        for (text, number) in [("0", 0), ("4", 4), ("262144", 1 << 18)] {
+            assert_eq!(slots(text), Ok(number));
+        }
+        for wrong in ["1", "3", "262145", "-1", "4294967296", "many"] {
+            assert!(slots(wrong).unwrap_err().contains("4 to 262144"), "{wrong}");
+        }
     }
 
     #[test]

@@ -114,9 +114,11 @@ pub struct Create {
     pub unit: u32,
     /// Streams that can be used at the same time; each has its partition of the log
     #[arg(long, value_name = "COUNT", default_value_t = 8)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub streams: u16,
     /// Log entries per stream on each target [default: as many as fit]
-    #[arg(long, value_name = "COUNT", default_value_t = 0, hide_default_value = true)]
+    #[arg(long, value_name = "COUNT", default_value = "0", hide_default_value = true)]
+    #[arg(value_parser = values::slots)]
     pub slots: u32,
     /// Erase what the drives hold: another volume, a file system, or anything else. A volume that has
     /// an owner is refused all the same

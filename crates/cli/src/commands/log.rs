@@ -7,15 +7,16 @@ use riopipe_media::{LogReader, OpenError, boot_id, read_log};
 use riopipe_order::attribute::StreamId;
 use riopipe_order::entry::PartitionId;
 use riopipe_order::log_region::{self, Class, HEADER_BYTES, RegionHeader, VolumeRecord, inspect};
-use riopipe_order::ordering_log::{LogError, Scan, StreamLog};
+use riopipe_order::ordering_log::{Scan, StreamLog};
 use riopipe_order::region::MemRegion;
+use riopipe_target::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 
 use crate::{
     args::log as args,
     failure::{Code, Failure},
     output::Output,
 };
-use view::{PartitionView, RegionView, VolumeView};
+use view::{PartitionError, PartitionView, RegionView, VolumeView};
 
 pub(super) fn run(command: args::Log, output: &Output) -> Result<(), Failure> {
     match command {
@@ -52,10 +53,11 @@ fn dump(args: &args::Dump, output: &Output) -> Result<(), Failure> {
     let volumes = chosen(args, &header)?;
     let mut view = RegionView::new(&args.region, &header, boot, log.is_served(), trusted);
     let mut unreadable = Vec::new();
+    let mut slots_left = LOG_SLOTS_MAX;
     for volume in volumes {
         let mut partitions = Vec::new();
         for stream in (0..volume.streams).filter(|id| args.stream.is_none_or(|only| only == *id)) {
-            let found = read_partition(&log, args, volume, StreamId(stream))?;
+            let found = read_partition(&log, args, volume, StreamId(stream), &mut slots_left)?;
             if let Err(error) = &found {
                 unreadable.push(error.to_string());
             }
@@ -94,17 +96,26 @@ fn part(
     Ok(region)
 }
 
+/// Reads one partition. No target keeps more slots than its limits. A partition beyond them is not
+/// read, so that a file with such a header costs neither memory nor time without bound.
 fn read_partition(
     log: &LogReader,
     args: &args::Dump,
     volume: &VolumeRecord,
     stream: StreamId,
-) -> Result<Result<Scan, LogError>, Failure> {
+    slots_left: &mut u64,
+) -> Result<Result<Scan, PartitionError>, Failure> {
+    let slots = volume.slots;
+    let left = slots_left.checked_sub(slots.into());
+    let Some(left) = left.filter(|_| slots <= STREAM_SLOTS_MAX) else {
+        return Ok(Err(PartitionError::TooLarge { stream: stream.0, slots }));
+    };
+    *slots_left = left;
     // It is below `streams`, so it exists; the header's bounds were checked when it was decoded.
     let range = volume.partition(stream).unwrap_or_default();
     let region = part(log, args, range.start as u64..range.end as u64)?;
     let id = PartitionId { volume: volume.id, stream };
-    Ok(StreamLog::open(region, id, crc32c).map(|(_, scan)| scan))
+    Ok(StreamLog::open(region, id, crc32c).map(|(_, scan)| scan).map_err(PartitionError::from))
 }
 
 /// The requested volumes.

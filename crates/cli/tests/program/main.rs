@@ -10,6 +10,7 @@ mod locks;
 mod log_dump;
 mod lost_log;
 mod measure;
+mod refusals;
 mod replacing;
 mod serve;
 mod site;

@@ -36,9 +36,12 @@ pub fn read_log(spec: &str) -> Result<LogReader, OpenError> {
         LogSpec::Mapped { path, .. } => (path, false),
         LogSpec::Device { path, .. } | LogSpec::Blocks { path, .. } => (path, true),
     };
+    let path = &*path;
     let os = |doing| move |source| OpenError::Os { path: path.to_owned(), doing, source };
     let open = |direct| {
         let flags = if direct { libc::O_DIRECT } else { 0 };
+        // Opening a FIFO would wait for a writer.
+        let flags = flags | libc::O_NONBLOCK;
         OpenOptions::new().read(true).custom_flags(flags).open(path)
     };
     let file = match open(direct) {

@@ -1,5 +1,7 @@
 //! The specifications that name logs.
 
+use std::borrow::Cow;
+
 use crate::error::OpenError;
 use crate::spec::Spec;
 
@@ -16,26 +18,26 @@ pub const LOG_HELP: &str = "logs are:
       the same in a file, to try it out: each fence waits for the file system
   mem:SIZE
       this process's memory, gone with it
-sizes are whole numbers of 4096-byte blocks, written like 2M";
+sizes are whole numbers of 4096-byte blocks, written like 2M; a comma in a path is written twice";
 
 /// A parsed specification of a log.
-pub(super) enum LogSpec<'a> {
+pub(crate) enum LogSpec<'a> {
     /// `mem:`
     Memory { bytes: u64 },
     /// `file:` and `dax:`
-    Mapped { path: &'a str, size: Option<u64>, dax: bool },
+    Mapped { path: Cow<'a, str>, size: Option<u64>, dax: bool },
     /// `block:` on a block device.
-    Device { path: &'a str, plp: bool },
+    Device { path: Cow<'a, str>, plp: bool },
     /// `block:` in a file.
-    Blocks { path: &'a str, size: Option<u64> },
+    Blocks { path: Cow<'a, str>, size: Option<u64> },
 }
 
 impl<'a> LogSpec<'a> {
-    pub(super) fn parse(text: &'a str) -> Result<Self, OpenError> {
+    pub(crate) fn parse(text: &'a str) -> Result<Self, OpenError> {
         let mut spec = Spec::parse(text, LOG_HELP)?;
         match spec.kind {
             "mem" => {
-                let bytes = spec.block_aligned_size(spec.what)?;
+                let bytes = spec.block_aligned_size(&spec.what)?;
                 spec.finish()?;
                 Ok(Self::Memory { bytes })
             }
@@ -57,7 +59,7 @@ impl<'a> LogSpec<'a> {
         let path = spec.path()?;
         spec.finish()?;
         // A path that does not exist shall become a file if it has a size.
-        let is_file = std::fs::metadata(path).map_or(size.is_some(), |found| found.is_file());
+        let is_file = std::fs::metadata(&*path).map_or(size.is_some(), |found| found.is_file());
         if is_file {
             if plp {
                 return Err(spec.error("plp is for a device: a file never counts as protected"));

@@ -67,20 +67,25 @@ impl Ssd {
                 atomic_block: true,
                 describe,
             },
-            survival: Survival {
-                process_kill: match file.is_some() {
-                    true => Kept::Completed,
-                    false => Kept::Nothing,
-                },
-                power_cut: Kept::Nothing,
-                note: match profile.plp {
-                    true => "modelled: a modelled power cut keeps what had completed",
-                    false => "modelled: a modelled power cut keeps what was flushed",
-                },
-            },
+            survival: survival(profile, file.is_some()),
             name: Arc::from(format!("ssd:{}", profile.name)),
             file,
         }
+    }
+}
+
+/// The survival of a modelled drive, in a file or in memory.
+pub(crate) const fn survival(profile: &Profile, is_in_file: bool) -> Survival {
+    Survival {
+        process_kill: match is_in_file {
+            true => Kept::Completed,
+            false => Kept::Nothing,
+        },
+        power_cut: Kept::Nothing,
+        note: match profile.plp {
+            true => "modelled: a modelled power cut keeps what had completed",
+            false => "modelled: a modelled power cut keeps what was flushed",
+        },
     }
 }
 

@@ -19,7 +19,7 @@ mod pages;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use drive::Ssd;
+pub(crate) use drive::{Ssd, survival};
 use pages::BlockFile;
 pub use pages::DrivePages;
 

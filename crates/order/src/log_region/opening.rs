@@ -95,6 +95,9 @@ const fn describe_use(kind: LogKind) -> &'static str {
     }
 }
 
+/// The smallest size of a region in bytes: its header, and one partition of the smallest size.
+pub const REGION_BYTES_MIN: usize = HEADER_BYTES + PARTITION_ALIGN;
+
 /// Decides about the content of a place. `header` is the first [`HEADER_BYTES`] of the place, or
 /// all of a smaller place. With `accept_lost`, a region that is not valid is given up.
 ///
@@ -107,7 +110,7 @@ pub fn decide<R: Region>(
     accept_lost: bool,
     crc: Crc32c,
 ) -> Result<Decision, Refused> {
-    let need = HEADER_BYTES + PARTITION_ALIGN;
+    let need = REGION_BYTES_MIN;
     if place.len < need && has_only_zeroes(header) {
         return Err(Refused::TooSmall { have: place.len, need });
     }

@@ -8,9 +8,29 @@ use riopipe_lab::{
 use riopipe_order::attribute::{Flags, Kind};
 use riopipe_order::log_region::{RegionHeader, VolumeRecord, VolumeState};
 use riopipe_order::ordering_log::{LogError, LoggedEntry, Scan};
+use riopipe_target::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use serde::Serialize;
 
 use crate::output::Report;
+
+/// The reason why a partition isn't shown.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PartitionError {
+    /// Its content can't be read.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// By the header it has more slots than any target keeps, alone or with those before it.
+    #[error(
+        "stream {stream} is not read: by the header it has {slots} slots, more than a target keeps \
+         ({STREAM_SLOTS_MAX} for a stream, {LOG_SLOTS_MAX} in a log)"
+    )]
+    TooLarge {
+        /// The stream.
+        stream: u16,
+        /// The number of its slots.
+        slots: u32,
+    },
+}
 
 /// The whole region.
 #[derive(Debug, Serialize)]
@@ -141,7 +161,7 @@ impl VolumeView {
 }
 
 impl PartitionView {
-    pub(super) fn new(stream: u16, found: Result<Scan, LogError>, entries: bool) -> Self {
+    pub(super) fn new(stream: u16, found: Result<Scan, PartitionError>, entries: bool) -> Self {
         match found {
             Err(error) => Self { stream, error: Some(error.to_string()), found: None },
             Ok(scan) => Self {
