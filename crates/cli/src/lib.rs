@@ -13,6 +13,7 @@ pub mod file_copy;
 pub mod file_header;
 pub mod interrupt;
 pub mod known_volumes;
+mod limits;
 pub mod live;
 pub mod load;
 mod logging;
@@ -51,6 +52,7 @@ pub fn main() -> ExitCode {
     let code = match commands::run(cli.command, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
+            let failure = limits::with_limits(failure);
             output.failure(&failure);
             failure.exit_code()
         }

@@ -6,6 +6,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use riopipe_platform::descriptors_max;
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Type};
 
@@ -70,8 +71,7 @@ pub enum AcceptError {
     /// The process or the machine has no descriptor or memory left. The connection stays in the
     /// kernel's queue and the listener stays readable: wait before the next call.
     #[error(
-        "cannot accept connections on {address}: {source}; allow more open files (`ulimit -n`, \
-         LimitNOFILE=) or fewer connections"
+        "cannot accept connections on {address}: {source}; {}", advice(.source)
     )]
     Exhausted {
         /// Address of the listener.
@@ -87,6 +87,20 @@ pub enum AcceptError {
         /// The kernel's error.
         source: io::Error,
     },
+}
+
+/// The remedy for an exhausted resource.
+fn advice(source: &io::Error) -> String {
+    match (Errno::from_io_error(source), descriptors_max()) {
+        (Some(Errno::MFILE), Some(most)) => format!(
+            "this process may have {most} descriptors open (RLIMIT_NOFILE): allow more (`ulimit -n`, \
+             LimitNOFILE= of its unit) or fewer connections"
+        ),
+        (Some(Errno::NFILE), _) => {
+            "the machine has no descriptors left: allow more (sysctl fs.file-max)".to_owned()
+        }
+        _ => "the machine has no memory left for connections".to_owned(),
+    }
 }
 
 /// A non-blocking listening socket.

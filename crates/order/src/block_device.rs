@@ -238,7 +238,7 @@ impl fmt::Display for Extent {
         match self.1 {
             0 if self.0 == 0 => f.write_str("all blocks"),
             1 => write!(f, "block {}", self.0),
-            _ => write!(f, "{} blocks from {} on", self.1, self.0),
+            _ => write!(f, "{} blocks from {}", self.1, self.0),
         }
     }
 }
@@ -322,7 +322,7 @@ mod tests {
         let full = || Cause::NoSpace("No space left on device (os error 28)".into());
         let error = IoError::new(Operation::Write, 7, 2, &drive, full());
         let text = error.to_string();
-        for part in ["write: 2 blocks from 7 on on file:/srv/a", "No space left", "size="] {
+        for part in ["write: 2 blocks from 7 on file:/srv/a", "No space left", "size="] {
             assert!(text.contains(part), "{part:?} in {text:?}");
         }
         let error = IoError::new(Operation::Flush, 0, 0, &drive, Cause::PowerLost);

@@ -6,9 +6,11 @@
 mod clock;
 mod crc;
 mod event;
+mod limits;
 mod sleeper;
 
 pub use clock::{CpuClock, fine_timers, now_ns, process_cpu_ns, thread_cpu_ns};
 pub use crc::crc32c;
 pub use event::EventFd;
+pub use limits::{descriptors_max, raise_descriptors_max};
 pub use sleeper::{Sleeper, wake_all};

@@ -736,7 +736,7 @@ fn drive_errors_reach_the_host() {
     for (cause, status, dnr) in [
         (Cause::OutOfRange { capacity: 1 }, 0x080, true),
         (Cause::NoSpace("full".into()), 0x081, true),
-        (Cause::Vanished(Gone::Deleted), 0x006, true),
+        (Cause::Vanished(Gone::Deleted), 0x2c0, true),
         (Cause::PowerLost, 0x005, false),
         (Cause::Failed("broken".into()), 0x280, false),
         (Cause::QueueFull { depth: 1 }, 0x280, false),

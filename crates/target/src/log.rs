@@ -168,7 +168,6 @@ pub(crate) fn open_volumes(
         descriptions.push("no ordering log: engine rio can't run here".into());
         return Ok((Volumes::without_log(crc32c), None));
     };
-    check_size(spec)?;
     let store = open_log_within(spec, lock_wait)?;
     let boot = boot_id()?;
     let len = store.len();

@@ -66,6 +66,8 @@ pub(crate) struct Reactor {
     /// The connections whose sockets are polled directly, because they were active in the last
     /// [`HOT_NS`].
     hot: Vec<ConnKey>,
+    /// The last attempt to accept a connection has failed.
+    is_accept_failing: bool,
     mailboxes: Arc<ReactorMailboxes>,
     control: Arc<Control>,
     spin: AdaptiveSpin,
@@ -87,6 +89,7 @@ impl Reactor {
             devices,
             listeners: parts.listeners,
             hot: Vec::new(),
+            is_accept_failing: false,
             mailboxes,
             control: parts.control,
             spin: AdaptiveSpin::new(parts.spin),
@@ -222,6 +225,9 @@ impl Reactor {
             match listener.accept() {
                 Ok(Some(socket)) => {
                     has_accepted = true;
+                    if std::mem::take(&mut self.is_accept_failing) {
+                        tracing::info!("connections are accepted again");
+                    }
                     let tcp = Tcp::new(socket, self.devices.now);
                     tracing::debug!(peer = %tcp.peer(), conn = place.id().0, "accepted");
                     let local = tcp.local();
@@ -229,8 +235,11 @@ impl Reactor {
                 }
                 Ok(None) => return has_accepted,
                 Err(error) => {
-                    // The reason may last, so the next attempt is made a while later.
-                    tracing::error!(%error, "accept failed");
+                    // The reason may last, so the next attempt is made a while later. It is logged
+                    // once, until a connection is accepted.
+                    if !std::mem::replace(&mut self.is_accept_failing, true) {
+                        tracing::error!(%error, "accept failed; connections wait");
+                    }
                     self.core.pause_accepting(self.devices.now);
                     return has_accepted;
                 }

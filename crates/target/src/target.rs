@@ -34,7 +34,7 @@ use crate::control::{Control, Shutdown};
 use crate::counters::Counters;
 use crate::devices::{DevicesParts, QUEUE_DEPTH, ReactorMailboxes};
 use crate::drive_identity::{IdentityError, ShownIdentity, identify};
-use crate::log::{Log, LogOpenError, end_unused_service, open_volumes};
+use crate::log::{Log, LogOpenError, check_size, end_unused_service, open_volumes};
 use crate::mail::Mailboxes;
 use crate::reactor::{Reactor, ReactorParts};
 use crate::same_media::same_media;
@@ -186,6 +186,11 @@ impl Target {
         let twice = same_media(&checked.namespaces, open.len(), config.log.as_deref());
         if !twice.is_empty() {
             return Err(StartError::Config(twice));
+        }
+        // Before a drive's file is created, too.
+        if let Some(spec) = &config.log {
+            let refused = |source| StartError::Log { spec: spec.clone(), source };
+            check_size(spec).map_err(refused)?;
         }
         // All locks share one time limit, because a killed process had all of them.
         let start = Instant::now();

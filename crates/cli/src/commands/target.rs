@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use riopipe_lab::terminal::{Colour, Terminal};
 use riopipe_metrics::TARGET_PORT;
 use riopipe_net::HostPort;
+use riopipe_platform::raise_descriptors_max;
 use riopipe_target::{Config, DEFAULT_PORT, LoadError, NamespaceOptions, Problem, Promise};
 use serde::Serialize;
 
@@ -30,6 +31,8 @@ pub(super) fn run(command: Target, output: &Output) -> Result<(), Failure> {
 }
 
 fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
+    // A connection is a descriptor, and the usual soft limit is for fewer than are allowed.
+    raise_descriptors_max();
     let config = config(args)?;
     let signals = interrupt::Stop::watch()?;
     // Before the drives: a taken address is reported before the target starts.

@@ -68,8 +68,8 @@ fn a_namespace_too_small_or_not_whole_blocks() {
     let site = Site::new(1, "mem:64K");
     site.volume("create", &["v"]).failed(4, &["few"]);
     let serve = |drive| rio(&["target", "serve", "-s", "0", "--drive", drive, "-o", "json"]);
-    serve("mem:5000").failed(7, &["mem:5000", "multiple of 4096"]);
-    serve("tape:9").failed(7, &["unknown kind", "mem:SIZE"]);
+    serve("mem:5000").failed(2, &["mem:5000", "multiple of 4096"]);
+    serve("tape:9").failed(2, &["unknown kind", "mem:SIZE"]);
     serve("file:/no/such/folder/d,size=1M").failed(7, &["/no/such/folder"]);
     serve("").failed(2, &["no drive"]);
 }

@@ -1,6 +1,13 @@
 //! Refusals name the option and the cause, come at once, and leave nothing behind.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Instant,
+};
 
 use riopipe::crc32c;
 use riopipe_media::boot_id;
@@ -9,8 +16,8 @@ use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion, MemberNamespac
 use riopipe_order::region::MemRegion;
 
 use crate::{
-    serve::{serve, signal},
-    site::{Done, Site, finish, rio, rio_in},
+    serve::{serve, served, signal},
+    site::{Done, LIMIT, Site, finish, rio, rio_in},
 };
 
 /// `rio target VERB` with these words, on a free port, and with a wait for locks that no test
@@ -54,7 +61,7 @@ fn check_finds_what_serve_refuses_and_repeats_what_was_given() {
         ("file:d,size=4194304T", "", &["d: "]),
         ("file:no/d,size=1M", "", &["no is no directory"]),
         ("mem:1M", "mem:4K", &["4096 bytes are too small"]),
-        ("mem:1M", "file:l,size=4K", &["4096 bytes are too small", "2M"]),
+        ("file:d,size=1M", "file:l,size=4K", &["4096 bytes are too small", "2M"]),
         ("mem:1M", "block:l,size=8K", &["8192 bytes are too small", "2M"]),
         ("mem:1M", "dax:l,size=8E", &["\"8E\" is not a size"]),
     ] {
@@ -212,4 +219,85 @@ fn m1_a_device_with_a_smaller_atomic_unit_is_not_protected() {
             assert_eq!(notes.contains("no atomic writes of 4096"), !is_protected, "{notes}");
         }
     }
+}
+
+/// `rio` with these words and a limit on its descriptors.
+fn start_with_descriptors(folder: &Path, most: u32, words: &[&str]) -> Child {
+    let limited = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
+    Command::new("sh")
+        .args(["-c", &limited, env!("CARGO_BIN_EXE_rio")])
+        .args(words)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_limit_on_descriptors_is_named_and_does_not_end_the_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = [
+        "target",
+        "serve",
+        "-s",
+        "0",
+        "--create",
+        "--reactors",
+        "1",
+        "--drive",
+        "file:d,size=16M",
+        "-o",
+        "json",
+    ];
+    finish(start_with_descriptors(folder.path(), 8, &words))
+        .failed(7, &["8 descriptors", "RLIMIT_NOFILE"]);
+    let words = [&words[..], &["--log", "mem:2M", "-v"]].concat();
+    let (mut child, printed) = served(start_with_descriptors(folder.path(), 32, &words));
+    let address = printed["addresses"][0].as_str().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let idle: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut text = String::new();
+    while !text.contains("accept failed") {
+        assert!(log.read_line(&mut text).unwrap() > 0, "{text}");
+    }
+    assert!(text.contains("32 descriptors") && text.contains("RLIMIT_NOFILE"), "{text}");
+    drop(idle);
+    rio_in(folder.path(), &["volume", "create", "v", "-m", address, "-o", "json"]).ok();
+    let words = ["volume", "show", "-m", address, "-o", "json"];
+    finish(start_with_descriptors(folder.path(), 6, &words))
+        .failed(3, &["6 descriptors", "RLIMIT_NOFILE"]);
+    signal(&child, "-TERM");
+    log.read_to_string(&mut text).unwrap();
+    assert_eq!(finish(child).code, 0);
+    assert_eq!(text.matches("accept failed").count(), 1, "{text}");
+    assert!(text.contains("accepted again"), "{text}");
+}
+
+#[test]
+fn a_deleted_drive_is_named_at_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["--drive", "file:d,size=16M", "--log", "mem:2M"];
+    let (child, printed) = serve(folder.path(), &words);
+    let member = printed["addresses"][0].as_str().unwrap();
+    let volume = |verb: &str| {
+        rio_in(folder.path(), &["volume", verb, "v", "-m", member, "--timeout", "60", "-o", "json"])
+    };
+    volume("create").ok();
+    fs::remove_file(folder.path().join("d")).unwrap();
+    let begun = Instant::now();
+    let done = loop {
+        let done = volume("verify");
+        // Without a copied file, it is another failure.
+        if done.code != 5 {
+            break done;
+        }
+        assert!(begun.elapsed() < LIMIT, "{done:?}");
+    };
+    let text = done.failed(4, &["drive is gone", "deleted"]);
+    assert!(!text.contains("06h"), "{text}");
+    signal(&child, "-TERM");
+    let log = finish(child).stderr;
+    assert!(log.contains("file:d: the file has been deleted"), "{log}");
 }

@@ -10,6 +10,7 @@ use riopipe_order::region::Region;
 use super::ids::ConnId;
 use super::shared::Shared;
 use crate::stages::Spent;
+use crate::wire;
 
 /// The status of a command whose device operation failed.
 #[must_use]
@@ -18,7 +19,7 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
     match error.cause() {
         block_device::Cause::OutOfRange { .. } => Status::LBA_OUT_OF_RANGE.with_dnr(),
         block_device::Cause::NoSpace(_) => Status::CAPACITY_EXCEEDED.with_dnr(),
-        block_device::Cause::Vanished(_) => Status::INTERNAL.with_dnr(),
+        block_device::Cause::Vanished(_) => wire::status::DRIVE_GONE.with_dnr(),
         block_device::Cause::PowerLost => Status::POWER_LOSS,
         block_device::Cause::BadLength { .. }
         | block_device::Cause::QueueFull { .. }

@@ -1,4 +1,4 @@
-//! Vendor specific status codes (status code type 7h).
+//! Vendor specific status codes: those of status code type 7h, and one of the type of media errors.
 
 use alloc::string::{String, ToString};
 
@@ -60,6 +60,10 @@ pub const TOO_MANY_SLOTS: Status = Status(0x716);
 /// that the directory can hold.
 pub const LOG_DIRECTORY_FULL: Status = Status(0x717);
 
+/// The file or the device under a drive is gone. The code is vendor specific, of the type of media
+/// errors (2h), so that a peer that does not know it takes it for a failure of the drive.
+pub const DRIVE_GONE: Status = Status(0x2c0);
+
 /// The text of a status, also of Rio's own codes, for error messages.
 #[must_use]
 pub fn text(status: Status) -> String {
@@ -108,6 +112,10 @@ pub fn meaning(status: Status) -> Option<&'static str> {
             "the target's log region holds as many volumes as it can: replace one of that target \
              that is not needed, or give the target another log once no volume needs the present one"
         }
+        DRIVE_GONE => {
+            "the drive is gone: its file was deleted, replaced or cut short while it was served, or \
+             its device was removed; the target's log names it"
+        }
         _ => return None,
     })
 }
@@ -126,7 +134,9 @@ mod tests {
         }
         let found = meaning(OWNED.with_dnr());
         assert_eq!(found, meanings[0], "with DNR and without");
-        for other in [0x700, 0x718, 0x001, 0x280] {
+        assert!(meaning(DRIVE_GONE.with_dnr()).is_some_and(|text| text.contains("deleted")));
+        assert_eq!(DRIVE_GONE.sct(), Status::SCT_MEDIA);
+        for other in [0x700, 0x718, 0x001, 0x280, 0x2c1] {
             assert_eq!(meaning(Status(other)), None);
         }
     }
