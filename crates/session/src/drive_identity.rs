@@ -139,7 +139,7 @@ impl Record {
     /// # Errors
     /// The bytes begin like a record, and it can't be used.
     pub fn decode(bytes: &[u8], crc32c: Crc32c) -> Result<Option<Self>, RecordError> {
-        if !bytes.starts_with(&MAGIC) {
+        if !is_record(bytes) {
             return Ok(None);
         }
         let bytes = bytes.get(..RECORD_LEN).ok_or(RecordError::Damaged)?;
@@ -156,6 +156,12 @@ impl Record {
         let key = array_at(bytes, offset::PLACE);
         Ok(Some(Self { id, place: Place { key, birth_ns: u64_at(bytes, offset::BIRTH) } }))
     }
+}
+
+/// Whether a block begins with a record, valid or not.
+#[must_use]
+pub fn is_record(block: &[u8]) -> bool {
+    block.starts_with(&MAGIC)
 }
 
 /// The first blocks of a drive that has a label and nothing else there.
@@ -184,7 +190,7 @@ impl Reserved {
             Err(LabelError::Blank) => is_zero(copy),
             Err(_) => false,
         };
-        let has_room = is_zero(record_block) || record_block.starts_with(&MAGIC);
+        let has_room = is_zero(record_block) || is_record(record_block);
         if record_block.len() != LABEL_LEN || !has_room || !copies.iter().all(is_right) {
             return None;
         }

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
+use riopipe::{MemberAddr, OpenOptions, Volume};
 use riopipe_media::{Attribute, open_drive};
 use riopipe_target::{Config, NamespaceOptions, Target};
 
@@ -97,6 +98,17 @@ fn t27_a_volume_opens_whatever_address_position_nqn_and_path_its_drives_have() {
     for member in 0..2 {
         assert_eq!(moved["members"][member]["nguid"], shown["members"][member]["nguid"]);
     }
+
+    // Its owner vanishes, and the drives change places again. The log names the places where the
+    // members are, so the volume can be claimed, and deleted.
+    let addresses: Vec<MemberAddr> =
+        [3, 2].map(|nsid| format!("{},ns={nsid}", site.address(0)).parse().unwrap()).into();
+    let (owner, _) = Volume::open("v", &addresses, &OpenOptions::default()).unwrap();
+    std::mem::forget(owner);
+    let drives = ["ssd:flash,file=@moved/b", "file:@moved/a"];
+    restart(&mut site, OTHER_NQN, "127.0.0.1:0", &drives);
+    volume(&site, "delete", &["v", "--force"], &[1]).ok();
+    assert_eq!(volume(&site, "list", &[], &[1]).ok()["volumes"], serde_json::json!([]));
 }
 
 #[test]

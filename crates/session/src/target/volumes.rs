@@ -239,7 +239,7 @@ impl<R: Region> Volumes<R> {
                 slots: record.slots,
                 live_entries: known.map_or(0, Volume::unsettled_entry_count),
                 bytes: record.extent().len() as u64,
-                members: record.members.clone(),
+                members: known.map_or(&record.members, |volume| &volume.members).clone(),
             }
         };
         LogDirectory {

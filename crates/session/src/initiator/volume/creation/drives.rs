@@ -82,6 +82,11 @@ impl Drives {
         self.contents[member].probe.content()
     }
 
+    /// Whether the identity of a member's drive is stored on the drive.
+    pub(super) fn has_identity(&self, member: usize) -> bool {
+        self.contents[member].probe.has_identity()
+    }
+
     /// Forgets all labels, so that they are read again.
     pub(super) fn clear_labels(&mut self) {
         self.labels.fill(DriveLabel::Unread);

@@ -16,6 +16,7 @@ mod tests;
 use core::fmt;
 use core::ops::Range;
 
+use crate::drive_identity::{self, RECORD_BLOCK};
 use crate::label::DATA_START;
 use crate::wire::{BLOCK_BYTES, u32_at};
 
@@ -64,13 +65,22 @@ pub(super) struct ContentProbe {
     found: Option<(usize, &'static str)>,
     /// Whether a block at the start of the drive is not all zero.
     is_head_used: bool,
+    /// Whether the reserved block has the drive's identity, which is no content.
+    has_identity: bool,
 }
 
 impl ContentProbe {
     /// The reading of a drive with so many blocks. The target transfers `max_bytes` at a time.
     pub(super) fn new(drive_blocks: u64, max_bytes: u32) -> Self {
         let chunk_blocks = chunk_blocks(max_bytes);
-        Self { drive_blocks, chunk_blocks, next: 0, found: None, is_head_used: false }
+        Self {
+            drive_blocks,
+            chunk_blocks,
+            next: 0,
+            found: None,
+            is_head_used: false,
+            has_identity: false,
+        }
     }
 
     /// The blocks to be read next; `None` if all have been read.
@@ -90,7 +100,10 @@ impl ContentProbe {
                 (Some(old), Some(new)) => Some(if new.0 < old.0 { new } else { old }),
                 (old, new) => old.or(new),
             };
-            self.is_head_used |= self.next < head.end && block.iter().any(|byte| *byte != 0);
+            let is_identity = self.next == RECORD_BLOCK && drive_identity::is_record(block);
+            self.has_identity |= is_identity;
+            let is_used = !is_identity && block.iter().any(|byte| *byte != 0);
+            self.is_head_used |= self.next < head.end && is_used;
             self.next += 1;
             if self.next == head.end {
                 self.next = tail.start;
@@ -106,6 +119,11 @@ impl ContentProbe {
         }
     }
 
+    /// Whether the drive's identity is stored on it.
+    pub(super) fn has_identity(&self) -> bool {
+        self.has_identity
+    }
+
     /// The blocks that are read, at the start and at the end of the drive.
     fn ranges(&self) -> (Range<u64>, Range<u64>) {
         let head_end = HEAD_BLOCKS.min(self.drive_blocks);
@@ -118,15 +136,21 @@ impl ContentProbe {
 
 /// The blocks of a drive that are zeroed when its content is given up, in pieces for one write each:
 /// all that are reserved beside the labels, and those at the end of the drive. The labels themselves
-/// replace the other blocks.
-pub(super) fn wiped_ranges(drive_blocks: u64, max_bytes: u32) -> impl Iterator<Item = Range<u64>> {
+/// replace the other blocks. With `keeps_identity`, the block with the drive's identity remains: the
+/// labels name that identity.
+pub(super) fn wiped_ranges(
+    drive_blocks: u64,
+    max_bytes: u32,
+    keeps_identity: bool,
+) -> impl Iterator<Item = Range<u64>> {
+    let start = if keeps_identity { RECORD_BLOCK + 1 } else { LABEL_BLOCKS };
     let tail = drive_blocks.saturating_sub(WIPED_TAIL_BLOCKS).max(DATA_START);
     let chunk = chunk_blocks(max_bytes);
     let pieces = move |range: Range<u64>| {
         let end = range.end;
         range.step_by(chunk as usize).map(move |start| start..end.min(start + chunk))
     };
-    pieces(LABEL_BLOCKS..DATA_START).chain(pieces(tail..drive_blocks))
+    pieces(start..DATA_START).chain(pieces(tail..drive_blocks))
 }
 
 /// The blocks of one read or write, where the target transfers `max_bytes` at a time.

@@ -136,7 +136,8 @@ impl VolumeCreation {
             let copies = new_copies(&label, drives.label(member), self.config.crc32c);
             let is_used = drives.content(member).is_some();
             let max_bytes = drives.controllers[place.target].mdts_bytes;
-            let ranges = wiped_ranges(drives.namespaces[member].blocks, max_bytes);
+            let blocks = drives.namespaces[member].blocks;
+            let ranges = wiped_ranges(blocks, max_bytes, drives.has_identity(member));
             let (head, tail): (Vec<_>, Vec<_>) =
                 ranges.filter(|_| is_used).partition(|range| range.end <= DATA_START);
             self.label_writes.extend(labels::zeroes(member, &head));

@@ -182,6 +182,22 @@ fn a_drive_of_zeroes_holds_nothing_and_neither_does_what_lies_inside_it() {
     }
 }
 
+/// The identity of a drive outlives its volumes (T27).
+#[test]
+fn t27_the_identity_of_a_drive_is_no_content_and_is_not_erased() {
+    let with_identity: Image = (64 * MIB, &[(8192, "52494f4452495645")]);
+    for max_bytes in [4096, u32::MAX] {
+        assert_eq!(content(&with_identity, max_bytes), None);
+    }
+    let elsewhere: Image = (64 * MIB, &[(12288, "52494f4452495645")]);
+    assert!(content(&elsewhere, u32::MAX).is_some());
+    let wiped = |keeps_identity| -> Vec<u64> {
+        wiped_ranges(16 << 10, 20 * 4096, keeps_identity).flatten().collect()
+    };
+    assert_eq!(wiped(false)[0], RECORD_BLOCK);
+    assert_eq!(wiped(true), wiped(false)[1..]);
+}
+
 #[test]
 fn what_encloses_other_content_is_named() {
     let ext4_on_raid: Image = (64 * MIB, &[(1080, "53ef"), (64 * MIB - 8192, "fc4e2ba9")]);
@@ -196,7 +212,7 @@ fn no_signature_remains() {
     for blocks in [272, 448, 449, 16 << 10] {
         let mut wiped: Vec<bool> = vec![false; blocks as usize];
         wiped[..LABEL_BLOCKS as usize].fill(true);
-        for range in wiped_ranges(blocks, 20 * 4096) {
+        for range in wiped_ranges(blocks, 20 * 4096, false) {
             assert!(!range.is_empty() && range.end - range.start <= 20);
             for block in range {
                 assert!(!core::mem::replace(&mut wiped[block as usize], true), "{block} twice");
