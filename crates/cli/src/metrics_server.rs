@@ -1,4 +1,5 @@
-//! Metrics over HTTP, for this machine only: `/metrics` for Prometheus, `/stat` as JSON.
+//! Metrics over HTTP, for this machine only: `/metrics` for Prometheus, `/stat` as JSON, and
+//! `/healthz` for a watchdog.
 //!
 //! It serves targets and open volumes alike. The library provides a [`StatSource`]; this
 //! server reads it in a thread of its own at each request.
@@ -176,7 +177,7 @@ type Page = Response<Full<Bytes>>;
 fn respond(method: &Method, path: &str, source: &dyn StatSource) -> Page {
     let help = |status| {
         let about = source.about();
-        text(status, format!("{about}: /metrics for Prometheus, /stat as JSON.\n"))
+        text(status, format!("{about}: /metrics for Prometheus, /stat as JSON, /healthz.\n"))
     };
     if !matches!(*method, Method::GET | Method::HEAD) {
         let mut page = help(StatusCode::METHOD_NOT_ALLOWED);
@@ -188,10 +189,12 @@ fn respond(method: &Method, path: &str, source: &dyn StatSource) -> Page {
             source.open_metrics().map(|body| page(StatusCode::OK, exposition::CONTENT_TYPE, body))
         }
         "/stat" => source.json().map(|body| page(StatusCode::OK, "application/json", body)),
+        "/healthz" => source.health().map(|()| text(StatusCode::OK, "ok\n".into())),
         _ => Ok(help(StatusCode::NOT_FOUND)),
     };
     page_or_error.unwrap_or_else(|error| match error {
         StatError::Gone(why) => text(StatusCode::GONE, format!("{why}\n")),
+        StatError::Unhealthy(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         StatError::Encoding => help(StatusCode::INTERNAL_SERVER_ERROR),
     })
 }

@@ -7,11 +7,13 @@ use prometheus_client::encoding::{
     DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, text,
 };
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use riopipe_session::stages::ONE_IN;
 
+pub use crate::process::process;
 use crate::stage::StageStat;
 
 /// The content type of the text in HTTP.
@@ -79,6 +81,23 @@ pub fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     Ok(())
 }
 
+/// Encodes a count that only rises, for each of several labels.
+///
+/// # Errors
+/// None when writing to memory.
+pub fn counters<L: EncodeLabelSet>(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    values: impl IntoIterator<Item = (L, u64)>,
+) -> fmt::Result {
+    let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (labels, value) in values {
+        ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 /// Encodes the uptime of the source: `rio_uptime_seconds`.
 ///
 /// # Errors
@@ -95,7 +114,7 @@ pub fn uptime(to: &mut DescriptorEncoder<'_>, help: &str, seconds: f64) -> fmt::
 /// # Errors
 /// None when writing to memory.
 pub fn stages(to: &mut DescriptorEncoder<'_>, stages: &[StageStat]) -> fmt::Result {
-    let help = "One ordered write in so many is traced";
+    let help = "Of a busy stream one ordered write in so many is traced";
     gauge(to, "rio_stages_sampled_one_in", help, ONE_IN as f64)?;
     let help = "Time of traced ordered writes in each stage; the stages add up to the whole";
     let unit = Some(&Unit::Seconds);

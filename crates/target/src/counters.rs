@@ -42,6 +42,17 @@ impl Counter {
         Self::LogFailed,
     ];
 
+    /// The counters of a drive. Those of the target are sums over its drives.
+    pub(crate) const OF_DRIVE: [Self; 7] = [
+        Self::Writes,
+        Self::WrittenBytes,
+        Self::Reads,
+        Self::ReadBytes,
+        Self::Flushes,
+        Self::Discards,
+        Self::DriveErrors,
+    ];
+
     /// The counter's name in JSON; metrics put `rio_` before it and `_total` behind.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -83,7 +94,7 @@ impl Counter {
     }
 }
 
-/// The counters of one reactor. Only the reactor's thread writes them, so it needs no locked
+/// The counters of one reactor, or of one reactor for one drive. Only the reactor's thread writes them, so it needs no locked
 /// instruction. Every thread may read them.
 ///
 /// The alignment gives each reactor cache lines of its own: CPUs fetch lines of 64 bytes in pairs.

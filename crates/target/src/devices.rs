@@ -13,6 +13,7 @@ use riopipe_session::target::limits::BLOCK_SIZE;
 use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv};
 
 use crate::counters::{Counter, Counters};
+use crate::hosts::Hosts;
 use crate::log::{Log, WatchedPart};
 use crate::mail::Mailboxes;
 use crate::shared::{SharedState, lock};
@@ -30,6 +31,8 @@ pub(crate) struct Devices {
     /// A queue for each drive, in the order of the namespaces.
     drives: Vec<DriveQueue>,
     parts: DevicesParts,
+    /// The host of the connection that has just become a queue.
+    pub(crate) connected_host: Option<String>,
     /// Time of the current round, in ns; the clock is read once per round.
     pub(crate) now: u64,
     /// The completions of one poll. The vector is empty between polls, and is kept so that a poll
@@ -44,6 +47,10 @@ pub(crate) struct DevicesParts {
     pub(crate) log: Option<Arc<Log>>,
     /// The counters of this reactor.
     pub(crate) counters: Arc<Counters>,
+    /// The counters of this reactor for each drive, in the order of the namespaces.
+    pub(crate) drive_counters: Vec<Arc<Counters>>,
+    /// The hosts of all reactors.
+    pub(crate) hosts: Arc<Hosts>,
     /// The stages of all reactors.
     pub(crate) stages: Arc<Stages>,
 }
@@ -51,7 +58,7 @@ pub(crate) struct DevicesParts {
 /// A reactor's queue of a drive, with counters.
 pub(crate) struct DriveQueue {
     queue: BoundedDevice<dyn Queue>,
-    /// The reactor's counters.
+    /// The reactor's counters for this drive.
     counters: Arc<Counters>,
 }
 
@@ -128,16 +135,22 @@ impl BlockDevice for DriveQueue {
 
 impl Devices {
     pub(crate) fn new(queues: Vec<Box<dyn Queue>>, parts: DevicesParts) -> Self {
-        let drives = queues.into_iter().map(|queue| DriveQueue {
-            queue: BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of),
-            counters: Arc::clone(&parts.counters),
+        let drives = queues.into_iter().zip(&parts.drive_counters).map(|(queue, counters)| {
+            let queue = BoundedDevice::new(queue, QUEUE_DEPTH, AlignedBuf::copy_of);
+            DriveQueue { queue, counters: Arc::clone(counters) }
         });
         Self {
             drives: drives.collect(),
             parts,
+            connected_host: None,
             now: riopipe_platform::now_ns(),
             completions: Vec::new(),
         }
+    }
+
+    /// The hosts of all reactors.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.parts.hosts
     }
 
     /// Submits the gathered operations of all drives, and passes their completions to `on_done`.
@@ -221,10 +234,12 @@ impl TargetEnv for Devices {
         match event {
             Event::Connected { peer, hostnqn, subnqn, cntlid, qid } => {
                 self.parts.counters.add(Counter::Connections, 1);
+                self.connected_host = Some(hostnqn.to_owned());
                 tracing::info!(peer, hostnqn, subnqn, cntlid, qid, "connected");
             }
             Event::Refused { peer, hostnqn, subnqn, qid, why, status } => {
                 self.parts.counters.add(Counter::ConnectsRefused, 1);
+                self.parts.hosts.on_refused(hostnqn);
                 tracing::warn!(peer, hostnqn, subnqn, qid, why, %status, "connect refused");
             }
             Event::Closed { peer, hostnqn, cntlid, qid, why } => {
@@ -239,6 +254,7 @@ impl TargetEnv for Devices {
                  `connections` in the configuration, or find the host that opens so many"
             ),
             Event::Trouble { peer, hostnqn, cntlid, qid, why } => {
+                self.parts.hosts.on_problem(hostnqn);
                 tracing::warn!(peer, hostnqn, cntlid, qid, why, "trouble");
             }
         }

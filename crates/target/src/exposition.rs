@@ -6,11 +6,12 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
-use riopipe_metrics::exposition::{gauge, info, stages, text, uptime};
+use riopipe_metrics::exposition::{counters, gauge, gauges, info, process, stages, text, uptime};
 use riopipe_metrics::{StatError, StatSource};
 
 use crate::counters::Counter;
-use crate::stat::{MetricsSource, Stat};
+use crate::hosts::HOST_COUNTERS;
+use crate::stat::{MetricsSource, PartStat, Stat};
 
 impl StatSource for MetricsSource {
     fn about(&self) -> &str {
@@ -23,6 +24,17 @@ impl StatSource for MetricsSource {
 
     fn json(&self) -> Result<String, StatError> {
         riopipe_metrics::to_json(&self.stat())
+    }
+
+    fn health(&self) -> Result<(), StatError> {
+        match self.stat().counter(Counter::LogFailed.name()) {
+            0 => Ok(()),
+            _ => Err(StatError::Unhealthy(
+                "the ordering log could not be written: its streams have failed; the target's \
+                 messages have the reason"
+                    .into(),
+            )),
+        }
     }
 }
 
@@ -50,7 +62,42 @@ impl Collector for Page {
                 encoder.encode_descriptor(&name, counter.help(), None, MetricType::Counter)?;
             ConstCounter::new(stat.counter(counter.name())).encode(descriptor)?;
         }
+        parts(&mut encoder, "namespace", "nsid", &drive_counters(), &stat.namespaces)?;
+        parts(&mut encoder, "volume", "volume", &drive_counters(), &stat.volumes)?;
+        parts(&mut encoder, "host", "host", &HOST_COUNTERS, &stat.hosts)?;
+        process(&mut encoder)?;
         stages(&mut encoder, &stat.stages)
+    }
+}
+
+/// The counters of a drive: name and description.
+fn drive_counters() -> Vec<(&'static str, &'static str)> {
+    Counter::OF_DRIVE.iter().map(|counter| (counter.name(), counter.help())).collect()
+}
+
+/// Encodes the counters of namespaces, volumes or hosts. The part's name is the label `label`.
+fn parts(
+    encoder: &mut DescriptorEncoder<'_>,
+    kind: &str,
+    label: &'static str,
+    names: &[(&str, &str)],
+    parts: &[PartStat],
+) -> fmt::Result {
+    for (name, help) in names {
+        let value = |part: &PartStat| {
+            let count = part.counters.get(*name).copied().unwrap_or(0);
+            ([(label, part.name.clone())], count)
+        };
+        let values = parts.iter().map(value);
+        counters(encoder, &format!("rio_{kind}_{name}"), &format!("By {kind}: {help}"), values)?;
+    }
+    let connections = parts.iter().filter_map(|part| {
+        part.connections.map(|count| ([(label, part.name.clone())], count as f64))
+    });
+    let help = format!("By {kind}: connections now");
+    match kind {
+        "namespace" => Ok(()),
+        _ => gauges(encoder, &format!("rio_{kind}_connections"), &help, connections),
     }
 }
 
@@ -62,6 +109,11 @@ mod tests {
     use riopipe_session::stages::Distribution;
 
     use super::*;
+
+    fn part(name: &str, connections: Option<usize>, counter: &str, count: u64) -> PartStat {
+        let counters = BTreeMap::from([(counter.into(), count)]);
+        PartStat { name: name.into(), connections, counters }
+    }
 
     #[test]
     fn the_text_has_the_lines_of_openmetrics() {
@@ -75,6 +127,9 @@ mod tests {
             reactors: 2,
             connections: 3,
             counters: BTreeMap::from([("writes".into(), 7)]),
+            namespaces: vec![part("1", None, "written_bytes", 4096)],
+            volumes: vec![part("4f1e", Some(3), "drive_errors", 1)],
+            hosts: vec![part("nqn.\"h\"", Some(2), "problems", 9)],
             sampled_one_in: 256,
             stages: with_shares([("device", seen)]),
         })
@@ -89,6 +144,13 @@ mod tests {
             "# UNIT rio_uptime_seconds seconds",
             "rio_uptime_seconds 1.5",
             "# TYPE rio_stage_seconds histogram",
+            "rio_namespace_written_bytes_total{nsid=\"1\"} 4096",
+            "rio_namespace_flushes_total{nsid=\"1\"} 0",
+            "rio_volume_drive_errors_total{volume=\"4f1e\"} 1",
+            "rio_volume_connections{volume=\"4f1e\"} 3.0",
+            "rio_host_problems_total{host=\"nqn.\\\"h\\\"\"} 9",
+            "rio_host_connections{host=\"nqn.\\\"h\\\"\"} 2.0",
+            "# TYPE process_cpu_seconds counter",
             "rio_stage_seconds_count{stage=\"device\"} 4",
             "rio_stage_seconds_bucket{le=\"+Inf\",stage=\"device\"} 4",
             "# EOF",

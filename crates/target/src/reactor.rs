@@ -267,6 +267,9 @@ impl Reactor {
                 Ok(Received::Bytes(count)) => {
                     has_received = true;
                     self.core.received(key, &mut self.devices);
+                    if let Some(hostnqn) = self.devices.connected_host.take() {
+                        self.note_host(key, &hostnqn);
+                    }
                     self.send(key);
                     // A short receive has emptied the socket: another one would return nothing.
                     if count < RecvBuf::DEFAULT_CAPACITY / 4 {
@@ -287,13 +290,24 @@ impl Reactor {
         has_received
     }
 
+    /// Counts the bytes of a connection for its host from now on.
+    #[cold]
+    fn note_host(&self, key: ConnKey, hostnqn: &str) {
+        if let Some(tcp) = self.core.transport(key) {
+            self.devices.hosts().on_connected(hostnqn, tcp.traffic());
+        }
+    }
+
     /// Sends the output of a connection, as much as the kernel takes.
     #[inline]
     fn send(&mut self, key: ConnKey) {
         while let Some((tcp, output)) = self.core.outgoing(key) {
             match tcp.socket().send(output.slices()) {
                 Ok(0) => return self.core.blocked(key, &mut self.devices),
-                Ok(sent) => self.core.sent(key, sent, &mut self.devices),
+                Ok(sent) => {
+                    tcp.traffic().add_sent(sent);
+                    self.core.sent(key, sent, &mut self.devices);
+                }
                 Err(error) => self.core.closed(key, &error.to_string(), &mut self.devices),
             }
         }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use riopipe_metrics::{StageStat, Start, with_shares};
 use riopipe_session::stages::{ONE_IN, Stages};
+use riopipe_session::target::VolumeUsage;
 use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
+use crate::hosts::Hosts;
 use crate::shared::{SharedState, lock};
 
 /// The statistics of a target: `rio target stat` shows them, and `/stat` serves them as JSON.
@@ -30,10 +32,46 @@ pub struct Stat {
     pub connections: usize,
     /// The counters since the start, by name.
     pub counters: BTreeMap<String, u64>,
-    /// On average, one of this many ordered writes is traced.
+    /// The counters of each namespace, by its identifier.
+    #[serde(default)]
+    pub namespaces: Vec<PartStat>,
+    /// The counters of each volume, by its id: sums over its drives at this target, since the start
+    /// of the target. Its connections are those that carry a stream with a log. At most
+    /// [`LABELS_MAX`] volumes have their own; the sum of the others is [`OTHER`].
+    #[serde(default)]
+    pub volumes: Vec<PartStat>,
+    /// The counters of each host, by its NQN. At most [`LABELS_MAX`] hosts have their own.
+    #[serde(default)]
+    pub hosts: Vec<PartStat>,
+    /// On average, one of this many ordered writes of a busy stream is traced.
     pub sampled_one_in: u64,
     /// The stages of traced writes, in their order.
     pub stages: Vec<StageStat>,
+}
+
+/// The largest number of volumes, and of hosts, with counters of their own.
+pub const LABELS_MAX: usize = 64;
+/// Name of the volumes, or the hosts, beyond [`LABELS_MAX`].
+pub const OTHER: &str = "other";
+
+/// The counters of a namespace, a volume or a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartStat {
+    /// The namespace identifier, the volume's id, or the host's NQN; [`OTHER`] for those beyond the
+    /// bound.
+    pub name: String,
+    /// Number of its connections now; absent for a namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<usize>,
+    /// The counters since the start, by name.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Subtracts the counters `before` from `now`.
+fn subtract(now: &mut BTreeMap<String, u64>, before: &BTreeMap<String, u64>) {
+    for (name, count) in now {
+        *count = count.saturating_sub(before.get(name).copied().unwrap_or(0));
+    }
 }
 
 impl Stat {
@@ -49,8 +87,16 @@ impl Stat {
         }
         let mut since = self.clone();
         since.uptime_s -= before.uptime_s;
-        for (name, count) in &mut since.counters {
-            *count = count.saturating_sub(before.counters.get(name).copied().unwrap_or(0));
+        subtract(&mut since.counters, &before.counters);
+        let Self { namespaces, volumes, hosts, .. } = &mut since;
+        for (now, before) in
+            [(namespaces, &before.namespaces), (volumes, &before.volumes), (hosts, &before.hosts)]
+        {
+            for part in now {
+                if let Some(before) = before.iter().find(|before| before.name == part.name) {
+                    subtract(&mut part.counters, &before.counters);
+                }
+            }
         }
         since.stages = riopipe_metrics::since(&self.stages, &before.stages);
         since
@@ -70,13 +116,42 @@ pub(crate) struct MetricsSource {
     pub(crate) shared: SharedState,
     /// The counters of each reactor.
     pub(crate) counters: Vec<Arc<Counters>>,
+    /// The namespace identifiers, in order.
+    pub(crate) namespaces: Vec<u32>,
+    /// The counters of each reactor for each drive, in the order of the namespaces.
+    pub(crate) drives: Vec<Vec<Arc<Counters>>>,
+    pub(crate) hosts: Arc<Hosts>,
     pub(crate) stages: Arc<Stages>,
 }
 
 impl MetricsSource {
     pub(crate) fn stat(&self) -> Stat {
-        let total =
-            |counter: Counter| self.counters.iter().map(|counters| counters.get(counter)).sum();
+        let of_reactors = |counter: Counter| -> u64 {
+            self.counters.iter().map(|counters| counters.get(counter)).sum()
+        };
+        let mut counters: BTreeMap<String, u64> = Counter::ALL
+            .iter()
+            .map(|counter| (counter.name().to_owned(), of_reactors(*counter)))
+            .collect();
+        let namespaces: Vec<PartStat> = (0..)
+            .zip(&self.namespaces)
+            .map(|(i, nsid)| {
+                let of_drive = |counter: Counter| {
+                    self.drives.iter().map(|drives| drives[i].get(counter)).sum()
+                };
+                let counters = Counter::OF_DRIVE
+                    .iter()
+                    .map(|counter| (counter.name().to_owned(), of_drive(*counter)));
+                PartStat { name: nsid.to_string(), connections: None, counters: counters.collect() }
+            })
+            .collect();
+        for namespace in &namespaces {
+            add_to(&mut counters, &namespace.counters);
+        }
+        let (connections, usage) = {
+            let shared = lock(&self.shared);
+            (shared.connections(), shared.volumes().usage().collect::<Vec<_>>())
+        };
         Stat {
             schema: Stat::SCHEMA.into(),
             subnqn: self.subnqn.clone(),
@@ -84,19 +159,50 @@ impl MetricsSource {
             started_unix_ms: self.start.unix_ms,
             uptime_s: self.start.uptime_s(),
             reactors: self.counters.len(),
-            connections: lock(&self.shared).connections(),
-            counters: Counter::ALL
-                .iter()
-                .map(|counter| (counter.name().to_owned(), total(*counter)))
-                .collect(),
+            connections,
+            counters,
+            volumes: volumes(&usage, &namespaces),
+            namespaces,
+            hosts: self.hosts.stat(),
             sampled_one_in: ONE_IN,
             stages: with_shares(self.stages.snapshot().map(|(stage, seen)| (stage.name(), seen))),
         }
     }
 }
 
+/// Adds `more` to the counters in `sum`.
+fn add_to(sum: &mut BTreeMap<String, u64>, more: &BTreeMap<String, u64>) {
+    for (name, count) in more {
+        *sum.entry(name.clone()).or_default() += count;
+    }
+}
+
+/// The counters of the volumes: sums over their namespaces. A drive belongs to one volume only.
+fn volumes(usage: &[VolumeUsage], namespaces: &[PartStat]) -> Vec<PartStat> {
+    let mut volumes: Vec<PartStat> = Vec::new();
+    for (index, volume) in usage.iter().enumerate() {
+        let name = if index < LABELS_MAX { volume.id.to_string() } else { OTHER.to_owned() };
+        if volumes.last().is_none_or(|last| last.name != name) {
+            let counters = Counter::OF_DRIVE.iter().map(|counter| (counter.name().to_owned(), 0));
+            let counters = counters.collect();
+            volumes.push(PartStat { name, connections: Some(0), counters });
+        }
+        // There is one: it was pushed here or in an earlier turn.
+        let Some(part) = volumes.last_mut() else { continue };
+        part.connections = part.connections.map(|count| count + volume.bound_streams);
+        let is_member = |namespace: &&PartStat| {
+            volume.nsids.iter().any(|nsid| nsid.to_string() == namespace.name)
+        };
+        for namespace in namespaces.iter().filter(is_member) {
+            add_to(&mut part.counters, &namespace.counters);
+        }
+    }
+    volumes
+}
+
 #[cfg(test)]
 mod tests {
+    use riopipe_order::attribute::VolumeId;
     use riopipe_session::stages::Distribution;
 
     use super::*;
@@ -104,6 +210,31 @@ mod tests {
     fn seen(times: &[(u64, u64)]) -> Distribution {
         let sum = times.iter().map(|(ns, count)| ns * count).sum();
         Distribution::from_filled(times, sum, times.last().map_or(0, |(ns, _)| *ns))
+    }
+
+    fn part(name: &str, writes: u64) -> PartStat {
+        let counters = BTreeMap::from([("writes".into(), writes)]);
+        PartStat { name: name.into(), connections: None, counters }
+    }
+
+    #[test]
+    fn volumes_have_the_counters_of_their_namespaces_within_a_bound() {
+        let usage = |number: u8, nsids: &[u32]| VolumeUsage {
+            id: VolumeId([number; 16]),
+            nsids: nsids.to_vec(),
+            is_owned: true,
+            bound_streams: 2,
+        };
+        let namespaces: Vec<PartStat> = (1..=200).map(|n| part(&n.to_string(), n)).collect();
+        let two = volumes(&[usage(1, &[1, 3]), usage(2, &[2])], &namespaces);
+        let seen = |part: &PartStat| (part.connections, part.counters["writes"]);
+        assert_eq!(two.iter().map(seen).collect::<Vec<_>>(), [(Some(2), 4), (Some(2), 2)]);
+        assert_eq!(two[0].name, VolumeId([1; 16]).to_string());
+        let many: Vec<VolumeUsage> = (1..=200).map(|n| usage(n, &[n.into()])).collect();
+        let many = volumes(&many, &namespaces);
+        assert_eq!((many.len(), many[LABELS_MAX].name.as_str()), (LABELS_MAX + 1, OTHER));
+        assert_eq!(many.iter().map(|part| part.counters["writes"]).sum::<u64>(), 20_100);
+        assert_eq!(many[LABELS_MAX].connections, Some(2 * (200 - LABELS_MAX)));
     }
 
     fn stat(uptime_s: f64, writes: u64, device: &[(u64, u64)]) -> Stat {
@@ -116,6 +247,9 @@ mod tests {
             reactors: 1,
             connections: 2,
             counters: BTreeMap::from([("writes".into(), writes)]),
+            namespaces: vec![part("1", writes)],
+            volumes: Vec::new(),
+            hosts: vec![part("nqn.a", 2 * writes)],
             sampled_one_in: ONE_IN,
             stages: with_shares([("gate", seen(&[(15, 4)])), ("device", seen(device))]),
         }
@@ -137,6 +271,10 @@ mod tests {
         let now = stat(15.0, 160, &[(31, 3), (1023, 1)]);
         let since = now.since(&before);
         assert_eq!((since.uptime_s, since.counter("writes")), (5.0, 60));
+        assert_eq!(
+            (&since.namespaces[..], &since.hosts[..]),
+            (&[part("1", 60)][..], &[part("nqn.a", 120)][..])
+        );
         let device = &since.stages[1];
         assert_eq!((device.count, device.sum_ns, device.max_ns), (2, 62, 31));
         assert_eq!(since.stages[0].count, 0);

@@ -238,6 +238,11 @@ impl Target {
             start: Start::now(),
             shared: Arc::clone(&shared),
             counters: (0..checked.reactors).map(|_| Arc::new(Counters::default())).collect(),
+            namespaces: checked.namespaces.iter().map(|namespace| namespace.nsid).collect(),
+            drives: (0..checked.reactors)
+                .map(|_| checked.namespaces.iter().map(|_| Arc::default()).collect())
+                .collect(),
+            hosts: Arc::default(),
             stages: Arc::new(Stages::of_target()),
         });
         let mut running = Running {
@@ -457,6 +462,8 @@ impl Running {
                     mailboxes: Arc::clone(&self.mailboxes),
                     log: self.log.clone(),
                     counters: Arc::clone(&self.metrics.counters[index]),
+                    drive_counters: self.metrics.drives[index].clone(),
+                    hosts: Arc::clone(&self.metrics.hosts),
                     stages: Arc::clone(&self.metrics.stages),
                 },
                 control: Arc::clone(&self.control),

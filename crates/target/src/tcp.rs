@@ -1,8 +1,12 @@
 //! A reactor's part of a connection: its socket and its receive buffer.
 
+use std::sync::Arc;
+
 use riopipe_net::{LinkError, Received, RecvBuf, Socket};
 use riopipe_session::target::limits::H2C_DATA_BYTES_MAX;
 use riopipe_session::target::{LocalAddress, Transport};
+
+use crate::hosts::Traffic;
 
 /// Length of the longest PDU that a host may send, in bytes, with headers, padding and digests.
 const PDU_BYTES_MAX: usize = H2C_DATA_BYTES_MAX as usize + 1024;
@@ -15,13 +19,20 @@ pub(crate) const RECEIVES_MAX: usize = 4;
 pub(crate) struct Tcp {
     socket: Socket,
     input: RecvBuf,
+    /// The bytes of the connection.
+    traffic: Arc<Traffic>,
     /// Time of the last receive of any bytes, or of the start of the connection, in ns.
     pub(crate) last_receive: u64,
 }
 
 impl Tcp {
     pub(crate) fn new(socket: Socket, now: u64) -> Self {
-        Self { socket, input: RecvBuf::new(PDU_BYTES_MAX), last_receive: now }
+        let traffic = Arc::default();
+        Self { socket, input: RecvBuf::new(PDU_BYTES_MAX), traffic, last_receive: now }
+    }
+
+    pub(crate) const fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
     }
 
     pub(crate) const fn socket(&self) -> &Socket {
@@ -38,8 +49,9 @@ impl Tcp {
     #[inline]
     pub(crate) fn fill(&mut self, now: u64) -> Result<Received, LinkError> {
         let received = self.input.fill(&self.socket);
-        if matches!(received, Ok(Received::Bytes(_))) {
+        if let Ok(Received::Bytes(count)) = received {
             self.last_receive = now;
+            self.traffic.add_received(count);
         }
         received
     }

@@ -84,7 +84,7 @@ pub struct Serve {
     #[arg(long, value_name = "COUNT")]
     pub spin_us: Option<u64>,
     /// Loopback address of the target's metrics over HTTP: /metrics for Prometheus, /stat as JSON,
-    /// which `rio target stat` shows. The port is 9420 if none is given; 0 takes a free one
+    /// which `rio target stat` shows, and /healthz. The port is 9420 if none is given; 0 takes a free one
     /// [default: none]
     #[arg(long, value_name = "ADDR[:PORT]")]
     pub metrics: Option<String>,
@@ -166,8 +166,9 @@ Examples:
   rio target identity file:/mnt/new/d0 --adopt      moved there, and the original is gone";
 
 const STAT_HELP: &str = "\
-Asks a target that was started with `--metrics`. One ordered write in 256 is traced, which costs
-well under 1 %; a traced write is in exactly one stage at any moment:
+Asks a target that was started with `--metrics`. Of the ordered writes of a busy stream one in 256
+is traced, which costs well under 1 %; of the first writes of a stream, and of a stream with few
+writes in a second, more are. A traced write is in exactly one stage at any moment:
 
   gate        held back by a gap before it, overlapping blocks, a FLUSH, or because its data is
               still on the way

@@ -19,6 +19,10 @@ impl StatSource for Thing {
     fn json(&self) -> Result<String, StatError> {
         self.0.clone().map(|_| "{}".to_owned())
     }
+
+    fn health(&self) -> Result<(), StatError> {
+        self.0.clone().map(|_| ())
+    }
 }
 
 /// Longer than any test takes, on a machine with any load.
@@ -82,11 +86,16 @@ fn each_request_gets_its_answer() {
 #[test]
 fn metrics_of_a_closed_source_are_reported_gone() {
     let gone = serve_thing(Thing(Err(StatError::Gone("the thing has been closed"))), FOR_EVER);
-    for path in ["/metrics", "/stat"] {
+    for path in ["/metrics", "/stat", "/healthz"] {
         let answer = get(&gone, path);
         assert!(answer.starts_with("HTTP/1.1 410 Gone\r\n"), "{answer}");
         assert!(answer.ends_with("\r\n\r\nthe thing has been closed\n"), "{answer}");
     }
+    let healthy = get(&server(7), "/healthz");
+    assert!(healthy.starts_with("HTTP/1.1 200 ") && healthy.ends_with("\r\n\r\nok\n"), "{healthy}");
+    let unhealthy = Thing(Err(StatError::Unhealthy("its log has failed".into())));
+    let unhealthy = get(&serve_thing(unhealthy, FOR_EVER), "/healthz");
+    assert!(unhealthy.starts_with("HTTP/1.1 503 ") && unhealthy.ends_with("its log has failed\n"));
     let broken = get(&serve_thing(Thing(Err(StatError::Encoding)), FOR_EVER), "/stat");
     assert!(broken.starts_with("HTTP/1.1 500 "), "{broken}");
 }

@@ -1,6 +1,7 @@
 //! The program as a user starts it, with real targets on loopback.
 
 mod addresses;
+mod alerts;
 mod faults;
 mod foreign_content;
 mod help;

@@ -1,6 +1,6 @@
 //! The stages of an ordered write, and the time that sampled writes spend in each.
 //!
-//! Initiator and target each choose about one write in [`ONE_IN`], and trace it: they record how
+//! Initiator and target each choose some writes, about one in [`ONE_IN`], and trace them: they record how
 //! long it is in each stage. A traced write is in exactly one stage at any moment. So the times of
 //! its stages add up to the time of the write. A write that is not traced costs a counter and a few
 //! branches that are never taken.
@@ -14,7 +14,8 @@ mod sampler;
 pub use histogram::{Distribution, Histogram};
 pub(crate) use sampler::Sampler;
 
-/// On average, one write in this number is traced. The clock is read seven times for a traced
+/// On average, one write in this number is traced, and more of the first writes of a stream and of a
+/// stream with few writes in a second. The clock is read seven times for a traced
 /// write, which costs some 3 ns a write, averaged over all writes.
 pub const ONE_IN: u64 = 256;
 

@@ -76,7 +76,7 @@ impl Tracer {
             self.trace.enter(Stage::LogAppend, now);
             // Until now every request was passed to this method, because it might close the gap in
             // the order before the traced write. This is no longer needed.
-            self.sampler.choose_next();
+            self.sampler.choose_next(now);
         }
     }
 

@@ -50,6 +50,19 @@ use self::volume::{Partition, TargetLog, largest_gap};
 use super::namespace::Namespaces;
 use crate::wire::{self, LogDirectory, LogVolume, VolumeStatus};
 
+/// The use of a volume, for reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeUsage {
+    /// The volume.
+    pub id: VolumeId,
+    /// Its namespaces on this target.
+    pub nsids: Vec<u32>,
+    /// Whether it has an owner with an association.
+    pub is_owned: bool,
+    /// The number of its streams that connections carry, with a log.
+    pub bound_streams: usize,
+}
+
 /// All volumes that the target knows, and the log region.
 pub struct Volumes<R> {
     list: Vec<Volume<R>>,
@@ -168,6 +181,16 @@ impl<R: Region> Volumes<R> {
     #[must_use]
     pub fn owner(&self, volume: VolumeId) -> Option<&Owner> {
         self.find(volume)?.lease.owner()
+    }
+
+    /// The present use of all volumes, in the order in which the target came to know them.
+    pub fn usage(&self) -> impl Iterator<Item = VolumeUsage> + '_ {
+        self.list.iter().map(|volume| VolumeUsage {
+            id: volume.id,
+            nsids: volume.members.iter().map(|member| member.nsid).collect(),
+            is_owned: volume.lease.owner().is_some(),
+            bound_streams: volume.partitions.iter().filter(|part| part.is_bound()).count(),
+        })
     }
 
     /// The number of entries of a volume's log at rest that wait for recovery; `None` if the volume

@@ -61,4 +61,8 @@ impl StatSource for Current {
     fn json(&self) -> Result<String, StatError> {
         self.volume()?.json()
     }
+
+    fn health(&self) -> Result<(), StatError> {
+        self.volume()?.health()
+    }
 }

@@ -51,8 +51,10 @@ impl Figures for Stat {
         match self.stages.iter().any(|stage| stage.count > 0) {
             true => text += &stage_table::render(&self.stages, terminal),
             false => {
-                text +=
-                    &format!("No ordered write was traced: one in {} is.\n", self.sampled_one_in);
+                text += &format!(
+                    "No ordered write was traced. Of many, one in {} is.\n",
+                    self.sampled_one_in
+                );
             }
         }
         text

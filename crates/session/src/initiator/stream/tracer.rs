@@ -74,7 +74,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     #[cold]
     pub fn trace(&mut self, seq: Seq, since: u64, now: u64) {
         let tracer = &mut self.tracer;
-        tracer.sampler.choose_next();
+        tracer.sampler.choose_next(now);
         tracer.traced_seq = seq.0;
         tracer.trace = Trace::begin(Stage::Submit, since);
         tracer.trace.enter(Stage::OrderQueue, now);

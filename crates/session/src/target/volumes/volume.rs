@@ -55,6 +55,13 @@ pub(super) enum Partition<R> {
     Damaged,
 }
 
+impl<R> Partition<R> {
+    /// Whether a connection carries the stream.
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self, Self::Bound { .. })
+    }
+}
+
 /// A volume that the target knows.
 pub(in crate::target) struct Volume<R> {
     pub(super) id: VolumeId,
