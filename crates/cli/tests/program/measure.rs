@@ -244,6 +244,6 @@ fn bench_reports_errors() {
     };
     bench("--depth 2 --group 4").failed(2, &["raise it to 4"]);
     bench("--drive mem:4M,lazy --threads 64").failed(2, &["larger volume or fewer threads"]);
-    bench("--drive disk:7").failed(7, &["unknown kind"]);
+    bench("--drive disk:7").failed(2, &["unknown kind"]);
     bench("--log-size 8K").failed(7, &["small"]);
 }

@@ -23,7 +23,7 @@ use crate::{
 /// `rio target VERB` with these words, on a free port, and with a wait for locks that no test
 /// outlasts.
 fn target(folder: &Path, verb: &str, words: &[&str]) -> Done {
-    let begin = ["target", verb, "-s", "0", "-o", "json", "--lock-wait", "3600"];
+    let begin = ["target", verb, "-s", "0", "-o", "json", "--create", "--lock-wait", "3600"];
     rio_in(folder, &[&begin, words].concat())
 }
 
@@ -251,8 +251,11 @@ fn a_limit_on_descriptors_is_named_and_does_not_end_the_service() {
         "-o",
         "json",
     ];
-    finish(start_with_descriptors(folder.path(), 8, &words))
-        .failed(7, &["8 descriptors", "RLIMIT_NOFILE"]);
+    // Which one of its descriptors is the first too many is not fixed, and so is the exit code.
+    let done = finish(start_with_descriptors(folder.path(), 8, &words));
+    let failure = done.stderr.lines().last().unwrap();
+    assert!([1, 7].contains(&done.code), "{done:?}");
+    assert!(failure.contains("8 descriptors") && failure.contains("RLIMIT_NOFILE"), "{done:?}");
     let words = [&words[..], &["--log", "mem:2M", "-v"]].concat();
     let (mut child, printed) = served(start_with_descriptors(folder.path(), 32, &words));
     let address = printed["addresses"][0].as_str().unwrap();
