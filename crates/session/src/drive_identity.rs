@@ -271,6 +271,9 @@ pub struct Choice {
     pub origin: Origin,
     /// The record to store before the drive is served, in all stores that the drive has.
     pub store: Option<Record>,
+    /// The identity for the case that another drive of the target has this one, and its origin.
+    /// `None`: the two drives can't be served together.
+    pub otherwise: Option<(DriveId, Origin)>,
 }
 
 /// Decides which identity a drive gets that the configuration gives none.
@@ -278,11 +281,16 @@ pub struct Choice {
 /// # Errors
 /// The stored identity can't be used.
 pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
-    let chosen = |id, origin| Choice { id, origin, store: None };
+    let chosen = |id, origin| Choice { id, origin, store: None, otherwise: None };
     let Some(place) = facts.place else {
         return Ok(chosen(facts.position, Origin::Position));
     };
-    let new = |id, origin| Choice { id, origin, store: Some(Record { id, place }) };
+    let own = match facts.device {
+        Some(device) => (device, Origin::Device),
+        None => (DriveId::with_nguid(facts.random), Origin::New),
+    };
+    let new =
+        |id, origin| Choice { id, origin, store: Some(Record { id, place }), otherwise: Some(own) };
     if let Some(record) = stored(facts, crc32c)? {
         if record.place.is_same(place) {
             return Ok(chosen(record.id, Origin::Stored));
@@ -311,29 +319,27 @@ pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
     Ok(new(id, Origin::New))
 }
 
-/// Makes the choices for the drives of one target distinct: a new drive does not get the UUID of
-/// another one.
+/// Makes the choices for the drives of one target distinct. A drive that gets an identity only now
+/// does not get the NGUID or UUID of another one: it may be a copy with a label, at the position
+/// where the original was.
 ///
 /// # Errors
 /// Two drives have the same identity; returns their numbers.
 pub fn distinguish(choices: &mut [Choice]) -> Result<(), (usize, usize)> {
     for number in 0..choices.len() {
-        let Choice { id, origin, .. } = choices[number];
+        let Choice { id, store, otherwise, .. } = choices[number];
         let has_same = |other: &Choice| other.id.uuid == id.uuid || other.id.nguid == id.nguid;
         let mut others = choices.iter().enumerate().filter(|(other, _)| *other != number);
-        let Some((other, _)) = others.find(|(_, choice)| has_same(choice)) else { continue };
-        if origin != Origin::New {
-            // A new drive gives way to this one.
-            if choices[other].origin != Origin::New {
+        let Some((other, same)) = others.find(|(_, choice)| has_same(choice)) else { continue };
+        let Some((id, origin)) = otherwise else {
+            if same.otherwise.is_none() {
                 return Err((number.min(other), number.max(other)));
             }
+            // The other drive gives way.
             continue;
-        }
-        let choice = &mut choices[number];
-        choice.id = DriveId::with_nguid(id.nguid);
-        if let Some(record) = &mut choice.store {
-            record.id = choice.id;
-        }
+        };
+        let store = store.filter(|_| origin == Origin::New).map(|old| Record { id, ..old });
+        choices[number] = Choice { id, origin, store, otherwise: None };
     }
     Ok(())
 }

@@ -118,7 +118,8 @@ pub(crate) fn choose_for(
     known: &Known,
     namespace: &CheckedNamespace,
 ) -> Result<Choice, IdentityError> {
-    let configured = Choice { id: namespace.id, origin: Origin::Configured, store: None };
+    let configured =
+        Choice { id: namespace.id, origin: Origin::Configured, store: None, otherwise: None };
     if namespace.has_uuid {
         return Ok(configured);
     }

@@ -222,3 +222,41 @@ fn t27_a_drive_with_content_keeps_the_uuid_of_its_position() {
     assert_ne!(uuid_of(&site, 0), UUID_OF_POSITION);
     assert_eq!(uuid_of(&site, 1), UUID_OF_POSITION);
 }
+
+/// A loop device, detached in the end.
+struct LoopDevice(String);
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// A device that reports nothing unique: the configuration gives its identity at another position.
+#[test]
+fn t27_a_device_without_an_identity_gets_one_by_the_configuration() {
+    let mut site = Site::new(0, "");
+    fs::write(site.path("disk"), vec![0; 16 << 20]).unwrap();
+    let attached =
+        Command::new("losetup").args(["--find", "--show"]).arg(site.path("disk")).output();
+    let Some(attached) = attached.ok().filter(|output| output.status.success()) else {
+        eprintln!("not tested here: no loop device can be attached");
+        return;
+    };
+    let device = LoopDevice(String::from_utf8(attached.stdout).unwrap().trim().to_owned());
+    let drive = format!("block:{}", device.0);
+    restart(&mut site, NQN, "127.0.0.1:0", &[&drive]);
+    let made = volume(&site, "create", &["v"], &[1]).ok();
+    restart(&mut site, OTHER_NQN, "127.0.0.1:0", &[&drive]);
+    volume(&site, "verify", &["v"], &[1]).failed(4, &["another drive's"]);
+    site.targets.clear();
+    let check = ["target", "check", "-s", "0", "--drive", &drive, "-o", "json"];
+    let checked = rio_in(site.folder.path(), &check).ok();
+    assert!(checked["notes"][0]["what"].as_str().unwrap().contains("nguid"), "{checked}");
+    identity(&site, &drive, &["--adopt"]).failed(7, &["no identity can be stored", "nguid"]);
+    let mut named = config(&site, OTHER_NQN, "127.0.0.1:0", &[&drive]);
+    named.namespaces[0].nguid = made["members"][0]["nguid"].as_str().map(str::to_owned);
+    start(&mut site, &named);
+    volume(&site, "verify", &["v"], &[1]).failed(5, &["holds no file"]);
+    site.targets.clear();
+}

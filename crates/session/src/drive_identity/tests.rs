@@ -71,7 +71,7 @@ fn t27_a_drive_keeps_its_identity_at_another_position_and_a_copy_does_not_get_it
     assert_eq!((new.origin, new.id.nguid), (Origin::New, [7; 16]));
     assert_ne!(new.id, POSITION);
     let again = choose(&elsewhere(&drive, 7), crc).unwrap();
-    assert_eq!(again, Choice { id: new.id, origin: Origin::Stored, store: None });
+    assert_eq!(again, Choice { id: new.id, origin: Origin::Stored, store: None, otherwise: None });
     // The same inode number in another file, and no birth time.
     let later = Facts { place: Some(Place::of_file(7, 6)), ..drive.clone() };
     assert_eq!(choose(&later, crc).unwrap().origin, Origin::Elsewhere);
@@ -147,7 +147,7 @@ fn a_drive_with_content_keeps_its_uuid_once_unless_another_drive_has_it() {
     let plain = Facts { takes_attribute: false, ..with_content(7) };
     assert_eq!(choose(&plain, crc).unwrap().origin, Origin::Position);
 
-    let stored = Choice { origin: Origin::Stored, store: None, ..choice };
+    let stored = Choice { origin: Origin::Stored, store: None, otherwise: None, ..choice };
     for mut choices in [[stored, choose(&with_content(8), crc).unwrap()], [choice, stored]] {
         if choices[0].origin == Origin::New {
             choices[0] = choose(&with_content(8), crc).unwrap();
@@ -159,6 +159,28 @@ fn a_drive_with_content_keeps_its_uuid_once_unless_another_drive_has_it() {
         assert!(choices.iter().any(|choice| choice.id == stored.id));
     }
     assert_eq!(distinguish(&mut [stored, stored]), Err((0, 1)));
+}
+
+/// A copy of an old volume's drive, at the position that the drive had.
+#[test]
+fn t27_a_drive_is_not_taken_over_while_another_one_has_its_identity() {
+    let (_, drive) = served(labelled(file(7), POSITION.nguid, None));
+    let position = DriveId { nguid: [2; 16], uuid: [102; 16] };
+    let original = choose(&Facts { position, ..drive }, crc).unwrap();
+    for (copy, id, origin) in [
+        (file(8), DriveId::with_nguid([8; 16]), Origin::New),
+        (device("wwid a"), DriveId::of_device("wwid a"), Origin::Device),
+    ] {
+        let copy = choose(&labelled(copy, POSITION.nguid, None), crc).unwrap();
+        for order in [[original, copy], [copy, original]] {
+            let mut choices = order;
+            distinguish(&mut choices).unwrap();
+            let copy = choices.iter().find(|choice| choice.id != POSITION).unwrap();
+            assert_eq!((copy.id, copy.origin), (id, origin));
+            assert_eq!(copy.store.map(|record| record.id), (origin == Origin::New).then_some(id));
+            assert!(choices.contains(&original));
+        }
+    }
 }
 
 #[test]
