@@ -1,5 +1,7 @@
 //! From the command line to the library: identity, members, and exit codes of the library's errors.
 
+use std::path::Path;
+
 use riopipe::{
     AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
     OpenError, RecoverError, StreamError, VolumeInfo,
@@ -62,24 +64,37 @@ pub fn members_and_options(
     name: Option<&str>,
     args: &Members,
 ) -> Result<(Vec<MemberAddr>, ConnectOptions), Failure> {
-    let options = connect_options(&args.connect);
-    let (true, Some(name)) = (args.members.is_empty(), name) else {
-        return Ok((members(&args.members)?, options));
-    };
-    let places = Places::of(args.volumes_file.as_deref());
+    match name {
+        Some(name) if args.members.is_empty() => {
+            known_members(name, args.volumes_file.as_deref(), &args.connect)
+        }
+        _ => Ok((members(&args.members)?, connect_options(&args.connect))),
+    }
+}
+
+/// The members that the file of known volumes has for `name`, and the options to connect to them.
+///
+/// # Errors
+/// The file of known volumes is damaged, or does not have the volume.
+pub fn known_members(
+    name: &str,
+    volumes_file: Option<&Path>,
+    args: &Connect,
+) -> Result<(Vec<MemberAddr>, ConnectOptions), Failure> {
+    let places = Places::of(volumes_file);
     let known = places.find(name).map_err(|error| known_failure(&error))?;
     let known = known.ok_or_else(|| unknown_volume(name, &places))?;
-    Ok((members(&known.members)?, with_stored(options, &args.connect, &known)?))
+    Ok((members(&known.members)?, with_stored(connect_options(args), args, &known)?))
 }
 
 /// The failure for a volume that no file of known volumes has.
 fn unknown_volume(name: &str, places: &Places) -> Failure {
     let paths: Vec<String> = places.paths().map(|path| path.display().to_string()).collect();
-    let looked = match paths.is_empty() {
+    let cause = match paths.is_empty() {
         true => format!("{VARIABLE} is empty, so no file of known volumes is read"),
         false => format!("{} has no such entry", paths.join(" or ")),
     };
-    Failure::new(Code::Usage, format!("the drives of volume {name:?} are not known: {looked}"))
+    Failure::new(Code::Usage, format!("the drives of volume {name:?} are not known: {cause}"))
         .hint("give them with -m, once for each, in the volume's order")
 }
 

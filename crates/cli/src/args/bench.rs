@@ -266,12 +266,12 @@ pub struct Run {
     pub log: Option<String>,
 
     /// Name of an existing volume
-    #[arg(long, value_name = "NAME", requires = "members", requires = "overwrite")]
+    #[arg(long, value_name = "NAME", requires = "overwrite")]
     #[arg(help_heading = "Existing volume")]
     #[arg(conflicts_with_all = ["drive", "targets", "unit", "log_size", "log"])]
     #[arg(conflicts_with_all = ["rtt", "jitter", "bandwidth", "wait"])]
     pub volume: Option<String>,
-    /// Its drives, in order, as for `rio volume`
+    /// Its drives, in order, as for `rio volume` [default: those that the file of known volumes has]
     #[arg(short = 'm', long = "member", value_name = "DRIVE", requires = "volume")]
     #[arg(id = "members", help_heading = "Existing volume")]
     pub members: Vec<String>,

@@ -30,7 +30,7 @@ use crate::{
         bench::{Bench, Pattern, Run, Switch, Writes},
         connect::Connect,
     },
-    connect::{connect_options, members},
+    connect::{connect_options, known_members, members},
     failure::{Code, Failure},
     interrupt::Interrupt,
     load::Load,
@@ -173,20 +173,29 @@ fn without_repeats(engines: &[EngineKind]) -> Vec<EngineKind> {
 
 /// The options of the command line, with this way to wait.
 fn connect(args: &Connect, wait: SpinPolicy) -> ConnectOptions {
-    ConnectOptions { spin: Duration::from_nanos(wait.spin_ns), ..connect_options(args) }
+    waiting(connect_options(args), wait)
+}
+
+/// The options, with this way to wait.
+fn waiting(options: ConnectOptions, wait: SpinPolicy) -> ConnectOptions {
+    ConnectOptions { spin: Duration::from_nanos(wait.spin_ns), ..options }
 }
 
 /// The volume under test.
 enum Place {
     Own(OwnTargets),
-    Existing { volume: String, members: Vec<MemberAddr> },
+    Existing { volume: String, members: Vec<MemberAddr>, connect: ConnectOptions },
 }
 
 impl Place {
     fn prepare(args: &Run) -> Result<Self, Failure> {
         if let Some(volume) = &args.volume {
-            let members = members(&args.members)?;
-            return Ok(Self::Existing { volume: volume.clone(), members });
+            let (members, options) = match args.members.is_empty() {
+                true => known_members(volume, None, &args.connect)?,
+                false => (members(&args.members)?, connect_options(&args.connect)),
+            };
+            let connect = waiting(options, args.wait);
+            return Ok(Self::Existing { volume: volume.clone(), members, connect });
         }
         OwnTargets::start(&Plan {
             volume: "bench",
@@ -206,14 +215,19 @@ impl Place {
     }
 
     fn load(&self, args: &Run, workload: Workload) -> Load {
-        let (volume, members, cores) = match self {
-            Self::Own(own) => (own.volume(), own.members(), own.writer_cores()),
-            Self::Existing { volume, members } => (volume.as_str(), members.as_slice(), &[][..]),
+        let (volume, members, connect, cores) = match self {
+            Self::Own(own) => {
+                let connect = connect(&args.connect, args.wait);
+                (own.volume(), own.members(), connect, own.writer_cores())
+            }
+            Self::Existing { volume, members, connect } => {
+                (volume.as_str(), members.as_slice(), connect.clone(), &[][..])
+            }
         };
         Load {
             volume: volume.to_owned(),
             members: members.to_vec(),
-            connect: connect(&args.connect, args.wait),
+            connect,
             io_timeout: args.connect.io_timeout,
             workload,
             window: window(args.writes.time),
@@ -260,7 +274,7 @@ impl Place {
                     place.insert("link", link.to_string().into());
                 }
             }
-            Self::Existing { volume, members } => {
+            Self::Existing { volume, members, .. } => {
                 let members: Vec<_> = members.iter().map(ToString::to_string).collect();
                 place.insert("volume", volume.clone().into());
                 place.insert("members", members.into());

@@ -1,12 +1,14 @@
 //! Every command has help, and reports the error in a command line.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use clap::CommandFactory;
 use riopipe_cli::args::Cli;
 
+use crate::site::program;
+
 fn rio(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_rio")).args(args).output().unwrap()
+    program().args(args).output().unwrap()
 }
 
 /// All commands, as words: `["volume", "create"]`.

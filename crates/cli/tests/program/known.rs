@@ -39,6 +39,9 @@ fn the_drives_are_given_once() {
     run(&["volume", "read", "v", "b"]).ok();
     run(&["volume", "verify", "v", "b"]).ok();
     run(&["volume", "recover", "v", "--dry-run"]).ok();
+    let bench =
+        ["bench", "run", "--volume", "v", "--overwrite", "--engine", "rio", "--time", "0.1"];
+    run(&[&bench[..], &["--rounds", "1"]].concat()).ok();
     // What -m names comes first.
     let swapped = site.members_in(&[1, 0]);
     let swapped: Vec<&str> = swapped.iter().map(String::as_str).collect();
