@@ -341,6 +341,16 @@ mod tests {
     }
 
     #[test]
+    fn t19_a_log_that_was_given_up_and_is_back_with_entries_is_refused() {
+        let back = VolumeStatus { live_entries: 3, ..status(1, [5, 0]) };
+        let plan = |status: &VolumeStatus| plan(&intent(), &[(0, status.clone())], |_| false);
+        assert_eq!(plan(&back), Err(ClaimError::LogGivenUp { target: 0, entries: 3 }));
+        // Without entries, and a volume that never had a log there.
+        assert!(plan(&status(1, [5, 0])).is_ok());
+        assert!(plan(&VolumeStatus { unlogged: true, ..back }).is_ok());
+    }
+
+    #[test]
     fn errors_name_the_target() {
         assert_eq!(ClaimError::LogLost { target: 3 }.target(), Some(3));
         assert_eq!(ClaimError::Generations.target(), None);

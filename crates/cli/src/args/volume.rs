@@ -74,7 +74,8 @@ pub struct Open {
     pub wait: Duration,
     /// Give up an ordering log that is missing, damaged, or older than the volume's labels, and
     /// with it the record of the last writes. Nothing is undone then, and the writes in doubt are
-    /// listed
+    /// listed. The volume gets space in the log that the target has now. If it has none, the volume
+    /// has engine sync until this option is given when there is a log
     #[arg(long)]
     pub accept_lost_log: bool,
 }

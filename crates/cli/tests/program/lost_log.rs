@@ -6,8 +6,10 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Child,
+    time::Duration,
 };
 
+use riopipe::{BLOCK_BYTES, ConnectOptions, OpenOptions, Place, StreamOptions, Until, Volume};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -225,6 +227,39 @@ fn t24_a_log_that_was_given_up_and_is_back() {
     nodes.start(0, &["--log", &log(0)]);
     assert_eq!((nodes.state().as_str(), nodes.engine().as_str()), ("free", "sync"));
     nodes.volume("recover", &["--accept-lost-log"]).ok();
+    assert_eq!(nodes.engine(), "rio");
+}
+
+/// As before, and the log that is back has entries of groups that were in flight.
+#[test]
+fn t26_a_log_with_entries_that_was_given_up_and_is_back() {
+    let mut nodes = Nodes::with_volume(1);
+    let members = [nodes.address(0).parse().unwrap()];
+    let connect = ConnectOptions { loss_timeout: Duration::ZERO, ..ConnectOptions::default() };
+    let options = OpenOptions { connect, ..OpenOptions::default() };
+    let (volume, _) = Volume::open("v", &members, &options).unwrap();
+    let mut stream = volume.stream(3, &StreamOptions::default()).unwrap();
+    for lba in 1000..1010 {
+        let buf = stream.buf(BLOCK_BYTES).unwrap();
+        stream.group().write(lba, buf, Place::Fresh).submit_or_wait(None).unwrap();
+    }
+    let last = stream.last();
+    stream.wait(Until::Complete(last), None).unwrap();
+    nodes.kill(0);
+    drop((stream, volume));
+
+    fs::rename(nodes.path("log-0"), nodes.path("kept")).unwrap();
+    nodes.start(0, &[]);
+    nodes.accept();
+    assert_eq!(nodes.engine(), "sync");
+    nodes.stop(0);
+    fs::rename(nodes.path("kept"), nodes.path("log-0")).unwrap();
+    nodes.start(0, &["--log", &log(0)]);
+    assert_eq!(nodes.state(), "log given up");
+    nodes.volume("verify", &["a"]).failed(4, &["it is back", "recover NAME --accept-lost-log"]);
+    let recovered = nodes.volume("recover", &["--accept-lost-log", "--acknowledge"]).ok();
+    let stream = &recovered["streams"][3];
+    assert_eq!((&stream["undone_blocks"], &stream["log_given_up"]), (&0.into(), &true.into()));
     assert_eq!(nodes.engine(), "rio");
 }
 
