@@ -8,7 +8,10 @@ use riopipe_order::ordering_log::Scan;
 use riopipe_session::target::limits::{TRANSFER_BUDGET, TRANSFER_BYTES_MAX};
 use riopipe_session::wire;
 use riopipe_testkit::peer;
-use world::{Owner, What, World, attribute, block, flush_entry, ordered, pattern, riopipe_bytes};
+use world::{
+    LOG_LEN, Owner, VOLUME, What, World, attribute, block, flush_entry, ordered, pattern,
+    riopipe_bytes,
+};
 
 /// Crashes tried where any subset of unfenced words may be lost.
 const SEEDS: u64 = 64;
@@ -710,4 +713,28 @@ fn a_plain_read_beside_a_stream_is_carried_out_when_its_memory_is_free() {
     let mut kinds: Vec<u8> = std::iter::from_fn(|| w.next(io)).map(|pdu| pdu.kind).collect();
     kinds.sort_unstable();
     assert_eq!(kinds, [0x05, 0x05, 0x07], "two completions, and the data of the read");
+}
+
+#[test]
+fn the_fill_of_a_log_is_seen_while_a_connection_has_it() {
+    let mut w = World::new(&[false]);
+    let owner = w.owner();
+    let used = |w: &World| {
+        let fill = w.host.shared.volumes().log_fill();
+        assert_eq!((fill.bytes, fill.volumes.len()), (LOG_LEN as u64, 1));
+        let volume = &fill.volumes[0];
+        assert_eq!((volume.id, volume.slots, volume.stream_slots), (VOLUME, 128, 64));
+        assert_eq!(volume.used_slots, u64::from(volume.fullest_stream_slots));
+        volume.used_slots
+    };
+    assert_eq!(used(&w), 0);
+    for seq in 1..=5u64 {
+        let mut write = attribute(seq, seq);
+        write.ordinal = seq as u32;
+        let sqe = ordered(seq as u16, &write, 0);
+        assert_eq!(w.call(owner.io, sqe, &block(seq as u8)).status, 0);
+        assert_eq!(used(&w), seq);
+    }
+    w.hang_up(owner.io);
+    assert_eq!(used(&w), 5, "the log is at rest again");
 }

@@ -11,6 +11,7 @@ use riopipe_metrics::{StatError, StatSource};
 
 use crate::counters::Counter;
 use crate::hosts::HOST_COUNTERS;
+use crate::log_fill;
 use crate::stat::{MetricsSource, PartStat, Stat};
 
 impl StatSource for MetricsSource {
@@ -56,6 +57,7 @@ impl Collector for Page {
         gauge(&mut encoder, "rio_connections", "Queues that are connected now", connections)?;
         gauge(&mut encoder, "rio_reactors", "Threads that serve", stat.reactors as f64)?;
         uptime(&mut encoder, "How long the target has been serving", stat.uptime_s)?;
+        log_fill::encode(&stat.log, &mut encoder)?;
         for counter in Counter::ALL {
             let name = format!("rio_{}", counter.name());
             let descriptor =
@@ -109,6 +111,7 @@ mod tests {
     use riopipe_session::stages::Distribution;
 
     use super::*;
+    use crate::log_fill::{LogStat, LogVolumeStat};
 
     fn part(name: &str, connections: Option<usize>, counter: &str, count: u64) -> PartStat {
         let counters = BTreeMap::from([(counter.into(), count)]);
@@ -126,6 +129,18 @@ mod tests {
             uptime_s: 1.5,
             reactors: 2,
             connections: 3,
+            log: LogStat {
+                bytes: 2 << 20,
+                used_bytes: 12_288,
+                volumes: vec![LogVolumeStat {
+                    volume: "07".into(),
+                    bytes: 4096,
+                    slots: 120,
+                    used_slots: 40,
+                    stream_slots: 60,
+                    fullest_stream_slots: 30,
+                }],
+            },
             counters: BTreeMap::from([("writes".into(), 7)]),
             namespaces: vec![part("1", None, "written_bytes", 4096)],
             volumes: vec![part("4f1e", Some(3), "drive_errors", 1)],
@@ -141,6 +156,12 @@ mod tests {
             "rio_writes_total 7",
             "rio_flushes_total 0",
             "rio_connections 3.0",
+            "rio_log_bytes 2097152.0",
+            "rio_log_used_bytes 12288.0",
+            "rio_log_volume_bytes{volume=\"07\"} 4096.0",
+            "rio_log_slots{volume=\"07\"} 120.0",
+            "rio_log_used_slots{volume=\"07\"} 40.0",
+            "rio_log_fullest_stream_ratio{volume=\"07\"} 0.5",
             "# UNIT rio_uptime_seconds seconds",
             "rio_uptime_seconds 1.5",
             "# TYPE rio_stage_seconds histogram",

@@ -25,6 +25,7 @@ mod hosts;
 mod identity;
 mod load;
 mod log;
+mod log_fill;
 mod mail;
 mod nvmetcli;
 mod reactor;
@@ -42,6 +43,7 @@ pub use config::{
 pub use drive_identity::{IdentityError, ShownIdentity, drive_identity};
 pub use load::LoadError;
 pub use log::LogOpenError;
+pub use log_fill::{LogStat, LogVolumeStat};
 pub use nvmetcli::JsonError;
 pub use riopipe_metrics::{StageStat, with_shares};
 pub use riopipe_session::drive_identity::Origin;

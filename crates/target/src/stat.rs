@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
 use crate::hosts::Hosts;
+use crate::log_fill::LogStat;
 use crate::shared::{SharedState, lock};
 
 /// The statistics of a target: `rio target stat` shows them, and `/stat` serves them as JSON.
@@ -30,6 +31,9 @@ pub struct Stat {
     pub reactors: usize,
     /// Number of currently connected queues.
     pub connections: usize,
+    /// How full the ordering log is.
+    #[serde(default)]
+    pub log: LogStat,
     /// The counters since the start, by name.
     pub counters: BTreeMap<String, u64>,
     /// The counters of each namespace, by its identifier.
@@ -148,9 +152,11 @@ impl MetricsSource {
         for namespace in &namespaces {
             add_to(&mut counters, &namespace.counters);
         }
-        let (connections, usage) = {
+        let (connections, usage, log) = {
             let shared = lock(&self.shared);
-            (shared.connections(), shared.volumes().usage().collect::<Vec<_>>())
+            let volumes = shared.volumes();
+            let usage: Vec<VolumeUsage> = volumes.usage().collect();
+            (shared.connections(), usage, volumes.log_fill().into())
         };
         Stat {
             schema: Stat::SCHEMA.into(),
@@ -160,6 +166,7 @@ impl MetricsSource {
             uptime_s: self.start.uptime_s(),
             reactors: self.counters.len(),
             connections,
+            log,
             counters,
             volumes: volumes(&usage, &namespaces),
             namespaces,
@@ -246,6 +253,7 @@ mod tests {
             uptime_s,
             reactors: 1,
             connections: 2,
+            log: LogStat::default(),
             counters: BTreeMap::from([("writes".into(), writes)]),
             namespaces: vec![part("1", writes)],
             volumes: Vec::new(),

@@ -65,8 +65,8 @@ fn every_stage_of_an_ordered_write_is_reported() {
     let idle = stat();
     assert_eq!(
         keys(&idle),
-        "address connections counters hosts is_interval namespaces reactors sampled_one_in schema \
-         stages started_unix_ms subnqn uptime_s version volumes"
+        "address connections counters hosts is_interval log namespaces reactors sampled_one_in \
+         schema stages started_unix_ms subnqn uptime_s version volumes"
     );
     assert_eq!(idle["schema"], "rio-target-stat/1");
     assert_eq!((&idle["counters"]["writes"], &idle["connections"]), (&0.into(), &0.into()));
@@ -84,6 +84,13 @@ fn every_stage_of_an_ordered_write_is_reported() {
     }
 
     let now = stat();
+    assert_eq!(idle["log"]["bytes"], 2 << 20);
+    let log = &now["log"];
+    let volume = &log["volumes"][0];
+    assert_eq!(keys(volume), "bytes fullest_stream_slots slots stream_slots used_slots volume");
+    let used = log["used_bytes"].as_u64().unwrap();
+    assert_eq!(used, volume["bytes"].as_u64().unwrap() + 8192);
+
     let stages = now["stages"].as_array().unwrap();
     let names: Vec<&str> = stages.iter().map(|stage| stage["stage"].as_str().unwrap()).collect();
     assert_eq!(names, ["gate", "log_append", "device", "persist", "completion"]);

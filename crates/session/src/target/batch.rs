@@ -46,6 +46,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if self.tracer.awaits_fence() {
             self.tracer.on_persisted(env.instant());
         }
+        self.fill.publish(&self.log);
         self.report_stop_once(env);
         for step in self.to_answer.drain(..) {
             match step {

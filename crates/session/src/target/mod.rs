@@ -50,4 +50,4 @@ pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
 pub use shared::{AttachError, Controller, FenceScope, Notice, Shared};
-pub use volumes::{Found, Opened, Owner, Split, VolumeUsage, Volumes};
+pub use volumes::{Found, LogFill, Opened, Owner, Split, VolumeFill, VolumeUsage, Volumes};

@@ -23,7 +23,7 @@ use super::env::TargetEnv;
 use super::limits::SEQ_MAX;
 use super::namespace::Namespaces;
 use super::tracer::Tracer;
-use super::volumes::{Listing, check_page_len, read_page, status_of_unreadable};
+use super::volumes::{Listing, SharedFill, check_page_len, read_page, status_of_unreadable};
 use crate::outbox::Outbox;
 use crate::wire::{self, ListRequest};
 
@@ -31,6 +31,8 @@ use crate::wire::{self, ListRequest};
 pub(super) struct OrderedQueue<E: TargetEnv> {
     pub(super) volume: VolumeId,
     pub(super) log: StreamLog<E::Region>,
+    /// The place where this queue publishes how full the log is.
+    pub(super) fill: SharedFill,
     pub(super) gate: Gate,
     /// The volume's drives on this target. The gate knows a drive by its index in this list.
     drives: Vec<DriveOfStream>,
@@ -76,7 +78,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// each its index and its member number. At most `entries` requests are in flight at once.
     pub(super) fn new(
         volume: VolumeId,
-        log: StreamLog<E::Region>,
+        (log, fill): (StreamLog<E::Region>, SharedFill),
         members: &[(usize, Member)],
         namespaces: &Namespaces,
         released: Seq,
@@ -104,6 +106,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         Self {
             volume,
             log,
+            fill,
             gate: Gate::new(&caches, u32::from(entries.max(1))),
             drives,
             drive_index_of,

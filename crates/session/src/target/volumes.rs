@@ -16,6 +16,7 @@
 
 mod binding;
 mod claims;
+mod fill;
 mod lease;
 mod listing;
 mod log_opening;
@@ -38,6 +39,8 @@ use riopipe_order::probe::{self, Rare};
 use riopipe_order::region::{Crc32c, Region};
 
 pub(super) use self::binding::{Binding, Bound, count_live_entries};
+pub(super) use self::fill::SharedFill;
+pub use self::fill::{LogFill, VolumeFill};
 use self::lease::Lease;
 pub use self::lease::Owner;
 pub(super) use self::listing::{Listing, check_page_len, read_page, status_of_unreadable};
@@ -174,6 +177,14 @@ impl<R: Region> Volumes<R> {
             TargetLog::None => None,
             TargetLog::Live { region, .. } => Some(region.header()),
             TargetLog::Lost(header) => Some(header),
+        }
+    }
+
+    /// The header of the log region in use.
+    fn live_log_header(&self) -> Option<&RegionHeader> {
+        match &self.target_log {
+            TargetLog::Live { region, .. } => Some(region.header()),
+            TargetLog::None | TargetLog::Lost(_) => None,
         }
     }
 

@@ -38,6 +38,18 @@ impl Figures for Stat {
             self.reactors,
             self.connections
         );
+        if self.log.bytes > 0 {
+            let fullest = self.log.volumes.iter().map(|volume| {
+                f64::from(volume.fullest_stream_slots) / f64::from(volume.stream_slots.max(1))
+            });
+            text += &format!(
+                "log: {} of {} in use by {} volumes, fullest stream {:.0} %\n\n",
+                units::bytes(self.log.used_bytes),
+                units::bytes(self.log.bytes),
+                self.log.volumes.len(),
+                fullest.fold(0.0, f64::max) * 100.0,
+            );
+        }
         let mut table =
             Table::new(&[("count of", Align::Left), ("", Align::Right), ("per s", Align::Right)]);
         for (name, count) in self.counters.iter().filter(|(_, count)| **count > 0) {

@@ -121,7 +121,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 context.commands.reset_gate_nodes();
                 *ordered = Some(Box::new(OrderedQueue::new(
                     id.volume,
-                    bound.log,
+                    (bound.log, bound.fill),
                     &members,
                     &context.namespaces,
                     binding.released,

@@ -12,6 +12,7 @@ use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::region::Region;
 
 use super::Volumes;
+use super::fill::SharedFill;
 use super::refusal::Refusal;
 use super::volume::{Partition, TargetLog};
 use crate::target::ids::ConnId;
@@ -34,6 +35,8 @@ pub(in crate::target) struct Binding {
 pub(in crate::target) struct Bound<R> {
     /// The log of the stream. It belongs to the connection from now on.
     pub(in crate::target) log: StreamLog<R>,
+    /// The place where the connection publishes how full the log is.
+    pub(in crate::target) fill: SharedFill,
     /// The volume's namespaces on this target.
     pub(in crate::target) members: Vec<MemberNamespace>,
     /// The incarnation of the target.
@@ -138,12 +141,14 @@ impl<R: Region> Volumes<R> {
         // The owner may have released more entries than the log knows. The slots of these entries
         // become free.
         log.release(released);
-        let bound = Partition::Bound { conn, released: log.released() };
+        let fill = SharedFill::default();
+        fill.publish(log);
+        let bound = Partition::Bound { conn, released: log.released(), fill: fill.clone() };
         let Partition::AtRest { log, .. } = core::mem::replace(partition, bound) else {
             unreachable!("matched as `AtRest` above, and not changed since then");
         };
         self.listing = None;
-        Ok(Bound { log, members: volume.members.clone(), incarnation })
+        Ok(Bound { log, fill, members: volume.members.clone(), incarnation })
     }
 
     /// The connection that carries a stream; `None` if the stream is bound to none.

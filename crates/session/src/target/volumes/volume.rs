@@ -13,6 +13,7 @@ use riopipe_order::ordering_log::{SLOTS_MIN, Scan, StreamLog, partition_bytes};
 use riopipe_order::probe::{self, Plant};
 use riopipe_order::region::{Region, RegionError};
 
+use super::fill::SharedFill;
 use super::lease::{Lease, Owner};
 use super::refusal::Refusal;
 use crate::target::ids::ConnId;
@@ -49,8 +50,8 @@ pub(super) enum Partition<R> {
     /// Torn entries count, too, as long as no recovery has settled the partition.
     AtRest { log: StreamLog<R>, entry_count: u32 },
     /// The connection `conn` carries the stream and has the log. `released` is the released mark at
-    /// the time of the bind.
-    Bound { conn: ConnId, released: Seq },
+    /// the time of the bind. The connection publishes how full the log is.
+    Bound { conn: ConnId, released: Seq, fill: SharedFill },
     /// The partition can't be read.
     Damaged,
 }
