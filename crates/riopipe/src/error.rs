@@ -53,6 +53,22 @@ pub enum OpenError {
         /// Blocks that the label records.
         needed: u64,
     },
+    /// A volume that is to grow has a drive without more space.
+    #[error(
+        "{member} has {blocks} blocks, so the volume can't grow: for one more stripe unit each of its \
+         drives needs {needed}"
+    )]
+    NothingToGrow {
+        /// The member with the smallest drive.
+        member: MemberAddr,
+        /// Blocks of its namespace.
+        blocks: u64,
+        /// Blocks that each namespace needs at least.
+        needed: u64,
+    },
+    /// The new name is invalid: a name has 1 to 64 bytes without control characters.
+    #[error("a volume's name has 1 to 64 bytes without control characters")]
+    Name,
     /// The drives do not make one volume, or not this volume in this order.
     #[error("{error}{}", given_member(.members, .error))]
     Assemble {

@@ -25,7 +25,8 @@ use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeChange, VolumeOpening,
+    VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::saving::SaveStep;
 use riopipe_session::initiator::volume::state::VolumeState;
@@ -64,6 +65,8 @@ pub(crate) struct OpenRequest<'a> {
     pub(crate) connect: &'a ConnectOptions,
     /// The file in which data that is about to be zeroed is saved.
     pub(crate) save_undone: Option<&'a Path>,
+    /// A change of the volume that the new owner makes.
+    pub(crate) change: VolumeChange,
     pub(crate) progress: &'a mut dyn FnMut(Progress),
 }
 
@@ -117,6 +120,7 @@ pub(crate) fn inspect(
         check_ownership: false,
         connect,
         save_undone: None,
+        change: VolumeChange::default(),
         progress: &mut |_| (),
     };
     let FinishedOpening { targets, mut opened, .. } =
@@ -173,6 +177,7 @@ fn opening_config(
             timeout_ms: to_ms(connect.timeout),
         },
         save_undone: request.save_undone.is_some(),
+        change: request.change.clone(),
         timeout_ns: nanos(connect.timeout),
         attempt: FIRST_ATTEMPT,
         layout: Layout::default(),
@@ -323,6 +328,10 @@ fn open_error(
         VolumeOpenError::Members(MembersError::Assemble(error)) => {
             OpenError::Assemble { members: members.to_vec(), error }
         }
+        VolumeOpenError::Members(MembersError::NothingToGrow { member, blocks, needed }) => {
+            OpenError::NothingToGrow { member: members[member].clone(), blocks, needed }
+        }
+        VolumeOpenError::Name => OpenError::Name,
         VolumeOpenError::Members(MembersError::Shrunk { member, blocks, needed }) => {
             OpenError::Shrunk { member: members[member].clone(), blocks, needed }
         }

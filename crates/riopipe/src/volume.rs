@@ -7,6 +7,7 @@ use std::time::Duration;
 use riopipe_metrics::StatSource;
 use riopipe_order::attribute::StreamId;
 use riopipe_order::engine::EngineKind;
+use riopipe_session::initiator::volume::opening::VolumeChange;
 use riopipe_session::initiator::volume::state::Reserved;
 use riopipe_session::{stages, wire};
 
@@ -228,11 +229,78 @@ impl Volume {
             check_ownership: options.check_ownership,
             connect: &options.connect,
             save_undone: None,
+            change: VolumeChange::default(),
             progress: &mut |_| (),
         };
         let Opened { volume: open_volume, background, recovery } =
             open::open(name, members, &mut request)?;
         Ok((Self { open_volume, background }, recovery))
+    }
+
+    /// Gives a volume another name. The volume is opened for that, which recovers it after a crash,
+    /// and released again. After a crash in the middle it has the new name.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`OpenError::Name`].
+    pub fn rename(
+        name: &str,
+        new_name: &str,
+        members: &[MemberAddr],
+        options: &OpenOptions,
+    ) -> Result<VolumeInfo, OpenError> {
+        let change = VolumeChange { name: Some(new_name.into()), grow: false };
+        Self::change(name, members, options, change)
+    }
+
+    /// Grows a volume to the size of its smallest drive, in whole stripe units. All data stays in
+    /// its place, and the new blocks follow the old ones. Their content is undefined. The volume is
+    /// opened for that, which recovers it after a crash, and released again. After a crash in the
+    /// middle it has the old size or the new one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and [`OpenError::NothingToGrow`].
+    pub fn grow(
+        name: &str,
+        members: &[MemberAddr],
+        options: &OpenOptions,
+    ) -> Result<VolumeInfo, OpenError> {
+        Self::change(name, members, options, VolumeChange { name: None, grow: true })
+    }
+
+    /// Opens the volume with a change, and releases it.
+    fn change(
+        name: &str,
+        members: &[MemberAddr],
+        options: &OpenOptions,
+        change: VolumeChange,
+    ) -> Result<VolumeInfo, OpenError> {
+        let mut request = OpenRequest {
+            engine: options.engine,
+            take_over: options.take_over,
+            wait_for_lease: options.wait_for_lease,
+            accept_lost_log: options.accept_lost_log,
+            check_ownership: options.check_ownership,
+            connect: &options.connect,
+            save_undone: None,
+            change,
+            progress: &mut |_| (),
+        };
+        let Opened { volume: open_volume, background, .. } =
+            open::open(name, members, &mut request)?;
+        let volume = Self { open_volume, background };
+        volume.release_unused()?;
+        open::inspect(None, members, &options.connect).map(|(info, _)| info)
+    }
+
+    /// Releases a volume of which no stream was opened.
+    fn release_unused(&self) -> Result<(), RecoverError> {
+        let timeout = self.open_volume.connect_options.timeout;
+        self.release(timeout).map_err(|error| match error {
+            CloseError::Call { target, source } => {
+                RecoverError::Call { target, doing: "releasing the volume", source }
+            }
+            CloseError::StreamsOpen(_) => unreachable!("no stream was opened"),
+        })
     }
 
     /// Recovers a volume by hand, as opening it would, and releases it. With
@@ -255,6 +323,7 @@ impl Volume {
             check_ownership: false,
             connect: &options.connect,
             save_undone: options.save_undone.as_deref(),
+            change: VolumeChange::default(),
             progress: &mut |at| {
                 let (step, done, total) = (at.phase.name(), at.done, at.total);
                 progress(RecoverProgress { step, done, total });
@@ -269,13 +338,7 @@ impl Volume {
         if options.acknowledge {
             volume.acknowledge_all(&mut recovery)?;
         }
-        let timeout = volume.open_volume.connect_options.timeout;
-        volume.release(timeout).map_err(|error| match error {
-            CloseError::Call { target, source } => {
-                RecoverError::Call { target, doing: "releasing the volume", source }
-            }
-            CloseError::StreamsOpen(_) => unreachable!("no stream was opened"),
-        })?;
+        volume.release_unused()?;
         Ok(recovery)
     }
 

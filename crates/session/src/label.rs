@@ -254,6 +254,12 @@ impl Label {
     }
 }
 
+/// Whether a volume may have this name: 1 to [`NAME_MAX`] bytes without control characters.
+#[must_use]
+pub fn is_valid_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= NAME_MAX && !name.chars().any(char::is_control)
+}
+
 /// The number of an engine in a label.
 const fn engine_code(engine: EngineKind) -> u8 {
     match engine {
@@ -371,14 +377,20 @@ pub enum AssembleError {
 
 /// Checks by their labels that the drives are exactly the members of one volume, in the right
 /// order. If there is a `name`, the volume must have this name. Returns the label of the first
-/// drive. The function [`logs_due`] checks the logs.
+/// drive, with the volume's name. The function [`logs_due`] checks the logs.
 ///
 /// # Errors
 /// The first error found.
 pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleError> {
-    let head = check_same_volume(found)?;
+    let mut head = check_same_volume(found)?.clone();
+    // A change of the name is written to one label after the other, so after a crash the newest
+    // label has the name.
+    let labels = found.iter().filter_map(|drive| drive.label.as_ref().ok());
+    if let Some(newest) = labels.max_by_key(|label| label.generation) {
+        head.name.clone_from(&newest.name);
+    }
     if let Some(wanted) = name.filter(|name| *name != head.name) {
-        return Err(AssembleError::OtherName { wanted: wanted.into(), found: head.name.clone() });
+        return Err(AssembleError::OtherName { wanted: wanted.into(), found: head.name });
     }
     for (given, drive) in found.iter().enumerate() {
         let Ok(label) = &drive.label else { continue };
@@ -394,7 +406,7 @@ pub fn assemble(name: Option<&str>, found: &[Found]) -> Result<Label, AssembleEr
             return Err(AssembleError::Copied { given });
         }
     }
-    Ok(head.clone())
+    Ok(head)
 }
 
 /// Checks that all labels are valid, are of one volume, and agree about it. Returns the label of
@@ -417,14 +429,15 @@ fn check_same_volume(found: &[Found]) -> Result<&Label, AssembleError> {
 }
 
 /// Whether two labels agree about the properties of the volume. The generations, the sequence
-/// numbers and the log regions may differ, because labels are rewritten one after the other.
+/// numbers, the log regions and the size of the data area may differ, because labels are rewritten
+/// one after the other. So may the name, but a new name comes with a new generation.
 fn describes_same_volume(label: &Label, other: &Label) -> bool {
     let nguids_of_label = label.members.iter().map(|member| member.nguid);
     let nguids_of_other = other.members.iter().map(|member| member.nguid);
     nguids_of_label.eq(nguids_of_other)
         && label.unit_blocks == other.unit_blocks
         && label.streams == other.streams
-        && label.name == other.name
+        && (label.name == other.name || label.generation != other.generation)
 }
 
 /// The id of the log region that this label names for its own drive's target; `None` if the volume
@@ -605,6 +618,9 @@ pub(crate) mod tests {
         assert_eq!(with(|l| l.members[2].nguid = [9; 16]), contradiction);
         assert_eq!(with(|l| l.members.truncate(2)), contradiction);
         assert!(with(|l| (l.generation, l.sequence) = (9, 9)).is_ok(), "rewritten one by one");
+        let renamed = with(|l| (l.generation, l.name) = (9, "new".into())).unwrap();
+        assert_eq!((&renamed.name[..], renamed.index), ("new", 0), "the newest name counts");
+        assert!(with(|l| (l.generation, l.data_blocks) = (9, 2000)).is_ok());
         assert_eq!(assemble(None, &[]), Err(AssembleError::NoMembers));
     }
 

@@ -71,6 +71,16 @@ pub fn max_generation(labels: &[Label]) -> u32 {
     labels.iter().map(|label| label.generation).max().unwrap_or(0)
 }
 
+/// A change of a volume that only its labels record. An owner makes it as it opens the volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LabelEdit {
+    /// The new name of the volume; `None`: it stays.
+    pub name: Option<String>,
+    /// The new number of blocks of each member's data area; `None`: it stays. It must not be
+    /// smaller than before.
+    pub data_blocks: Option<u64>,
+}
+
 /// The number of steps after the reads for each member: write the newer copy again, FLUSH, write
 /// the new label over the older copy, FLUSH.
 const STEPS_PER_MEMBER: usize = 4;
@@ -102,6 +112,8 @@ pub struct Relabel {
     /// For each member, the id of the log region that the new label names; `None` if all labels
     /// keep their log regions.
     regions: Option<Vec<[u8; 16]>>,
+    /// The change of the volume.
+    edit: LabelEdit,
     crc32c: Crc32c,
     /// The labels that have been read again, until they are checked.
     found: Vec<Found>,
@@ -118,16 +130,18 @@ impl Relabel {
     /// The rewriting of the labels of one volume. `head` is the label of member 0 before the claim,
     /// `nguids` are the NGUIDs of the members' namespaces, and `generation` is the one of the new
     /// owner. If logs may be given up, `regions` are the log regions that the members' targets have
-    /// now, and the new labels name them.
+    /// now, and the new labels name them. `edit` is a change of the volume.
     #[must_use]
     pub fn new(
         head: &Label,
         nguids: Vec<[u8; 16]>,
         generation: u32,
         regions: Option<Vec<[u8; 16]>>,
+        edit: LabelEdit,
         crc32c: Crc32c,
     ) -> Self {
         Self {
+            edit,
             name: head.name.clone(),
             volume: head.volume,
             nguids,
@@ -196,7 +210,11 @@ impl Relabel {
         let old_labels = found.into_iter().filter_map(|drive| drive.label.ok());
         for (member, label) in old_labels.enumerate() {
             let region = self.regions.as_ref().map(|regions| regions[member]);
-            self.new_labels.push(label.for_owner(self.generation, region));
+            let mut renewed = label.for_owner(self.generation, region);
+            // An interrupted change of the name may have left an older one on this label.
+            renewed.name.clone_from(self.edit.name.as_ref().unwrap_or(&head.name));
+            renewed.data_blocks = self.edit.data_blocks.unwrap_or(renewed.data_blocks);
+            self.new_labels.push(renewed);
         }
         Ok(())
     }
@@ -231,7 +249,7 @@ mod tests {
     }
 
     fn relabel(regions: Option<Vec<[u8; 16]>>) -> Relabel {
-        Relabel::new(&label(0, 4), vec![[0; 16], [1; 16]], 7, regions, crc)
+        Relabel::new(&label(0, 4), vec![[0; 16], [1; 16]], 7, regions, LabelEdit::default(), crc)
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::{
     connect::Connect,
     values,
-    volume_life::{Delete, List, Wipe},
+    volume_life::{Delete, Grow, List, Rename, Wipe},
 };
 
 /// The operations on volumes.
@@ -23,6 +23,10 @@ pub enum Volume {
     Delete(Delete),
     /// Erase the label of a drive that was left over from a volume
     Wipe(Wipe),
+    /// Give a volume another name
+    Rename(Rename),
+    /// Grow a volume whose drives have become larger
+    Grow(Grow),
     /// Show the progress of an open volume, and the time of its groups in each stage
     Stat(Stat),
     /// Recover a volume after a crash, or show what that would do

@@ -1,17 +1,18 @@
-//! `rio volume list | delete | wipe`
+//! `rio volume list | delete | wipe | rename | grow`
 
 use clap::Args;
 
-use super::volume::Members;
+use super::volume::{Members, Open};
 
 /// List volumes.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-Reads the labels of all drives of the targets that -m names, and the directories of their logs. It
-finds volumes of which members are missing, and partitions of volumes of which no label is left (state
+Reads the labels of all drives of the targets that -m names, and the directories of their logs.
+Without -m these are the targets of all volumes in the file of known volumes. It finds volumes of which members are missing, and partitions of volumes of which no label is left (state
 \"no label\"): `rio volume delete ID --force` frees those. The second table is the space in each log.
 
 Examples:
+  rio volume list
   rio volume list -m 192.0.2.10 -m 192.0.2.11
   rio volume list -m 192.0.2.10 -o json | jq '.targets[].log_free_bytes'")]
 pub struct List {
@@ -35,6 +36,7 @@ erased: give the volume's id, which `rio volume list` shows, and --force.
 A deletion that was cut off may be repeated.
 
 Examples:
+  rio volume delete journal
   rio volume delete journal -m 192.0.2.10 -m 192.0.2.11
   rio volume delete 3f2a9c5e-7d10-4b6e-9a51-c0ffee000001 --force -m 192.0.2.10")]
 pub struct Delete {
@@ -66,4 +68,42 @@ pub struct Wipe {
     /// Erase the label although the drive's volume is there, or the label can't be read
     #[arg(long)]
     pub force: bool,
+}
+
+/// Rename a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+The volume is opened for that, which recovers it after a crash, and released again. It keeps its id and
+its data. If the command is cut off after the first label is written, the volume has the new name.
+
+Examples:
+  rio volume rename journal ledger
+  rio volume rename journal ledger -m 192.0.2.10 -m 192.0.2.11
+  rio volume rename journal ledger -m 192.0.2.10 --wait 60")]
+pub struct Rename {
+    /// The volume.
+    #[command(flatten)]
+    pub open: Open,
+    /// The new name
+    #[arg(value_name = "NEW-NAME")]
+    pub new_name: String,
+}
+
+/// Grow a volume.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = "\
+First enlarge the drives: with the target stopped, `truncate -s +8G FILE` for a file, or the means of
+the block device; then start the target. Each drive contributes as many whole stripe units as the
+smallest has, so all of them must be larger. All data stays in its place, and the new blocks follow the
+old ones. The volume is opened for that, which recovers it after a crash, and released again.
+
+A volume gets no further members, and does not shrink.
+
+Examples:
+  rio volume grow journal
+  rio volume grow journal -m 192.0.2.10 -o json | jq .bytes")]
+pub struct Grow {
+    /// The volume.
+    #[command(flatten)]
+    pub open: Open,
 }

@@ -1,5 +1,6 @@
 //! `rio volume …`
 
+mod change;
 pub(super) mod copy;
 mod delete;
 mod list;
@@ -30,6 +31,8 @@ pub(super) fn run(command: args::Volume, output: &Output) -> Result<(), Failure>
         args::Volume::List(args) => list::run(&args, output),
         args::Volume::Delete(args) => delete::run(&args, output),
         args::Volume::Wipe(args) => delete::wipe(&args, output),
+        args::Volume::Rename(args) => change::rename(&args, output),
+        args::Volume::Grow(args) => change::grow(&args, output),
         args::Volume::Stat(args) => stat::run(&args, output),
         args::Volume::Recover(args) => recover::run(&args, output),
         args::Volume::Undone(command) => undone::run(&command, output),

@@ -118,3 +118,43 @@ fn one_member_shows_its_volume_and_which_members_are_missing() {
     assert_eq!(delete(&["v", "--force"]).ok()["missing"], serde_json::json!([0]));
     site.volume("show", &[]).failed(4, &["no Rio label"]);
 }
+
+#[test]
+fn a_renamed_volume_keeps_its_file() {
+    let site = Site::new(2, "mem:16M,lazy");
+    site.create();
+    site.file("a", 100_000);
+    site.volume("write", &["v", "a"]).ok();
+    let renamed = site.volume("rename", &["v", "w"]).ok();
+    assert_eq!((&renamed["schema"], &renamed["name"]), (&"rio-volume/1".into(), &"w".into()));
+    site.volume("verify", &["v", "a"]).failed(4, &["\"w\""]);
+    site.volume("verify", &["w", "a"]).ok();
+    site.volume("rename", &["w", ""]).failed(2, &["1 to 64 bytes"]);
+}
+
+/// The drive of the first member is a file, which is enlarged while its target is down.
+#[test]
+fn a_volume_grows_with_its_drives() {
+    let mut site = Site::with(0, "", "");
+    let path = site.path("drive");
+    let config = |size: &str| {
+        let mut config = Config::on_loopback(&[&format!("file:{},size={size}", path.display())]);
+        config.subnqn = Some("nqn.2026-11.com.example:grown".to_owned());
+        config.log = Some(format!("file:{},size=2M", path.with_extension("log").display()));
+        config
+    };
+    site.add(&config("16M"));
+    let made = site.volume("create", &["v"]).ok();
+    site.file("a", 10_000_000);
+    site.volume("write", &["v", "a"]).ok();
+    site.volume("grow", &["v"]).failed(4, &["can't grow", "4096 blocks"]);
+    drop(site.targets.remove(0));
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(64 << 20).unwrap();
+    site.add(&config("64M"));
+    let grown = site.volume("grow", &["v"]).ok();
+    assert_eq!(grown["bytes"], made["bytes"].as_u64().unwrap() + (48 << 20));
+    site.volume("verify", &["v", "a"]).ok();
+    site.file("b", 40_000_000);
+    site.volume("write", &["v", "b"]).ok();
+    site.volume("verify", &["v", "b"]).ok();
+}

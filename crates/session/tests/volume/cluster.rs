@@ -12,7 +12,8 @@ use riopipe_session::initiator::volume::creation::{VolumeCreation, VolumeCreatio
 use riopipe_session::initiator::volume::error::{VolumeCreateError, VolumeOpenError};
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeChange, VolumeOpening,
+    VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::saving::SaveStep;
 use riopipe_session::label::Label;
@@ -32,6 +33,9 @@ struct Wire {
     link: usize,
     rx: Vec<u8>,
 }
+
+/// The associations of a program, one for each target.
+pub(crate) type Attached = Vec<Association<Vec<u8>>>;
 
 /// Targets, whose clock stands unless a test moves it.
 pub(crate) struct Cluster {
@@ -184,6 +188,7 @@ pub(crate) fn opening(targets: usize) -> VolumeOpeningConfig {
         wait: OwnerWait::of(0),
         lease: LeaseTimes { loss_ms: 0, keep_alive_ms: 15_000, timeout_ms: 10_000 },
         save_undone: false,
+        change: VolumeChange::default(),
         timeout_ns: TIMEOUT,
         attempt: 0,
         layout: Layout::default(),
@@ -337,6 +342,63 @@ impl Cluster {
                 associations.iter_mut().for_each(|association| association.timeout(self.now));
             }
         }
+    }
+
+    /// Opens as long as `lives` returns true; then the initiator dies. Returns whether the opening
+    /// ended before.
+    pub(crate) fn open_until(
+        &mut self,
+        config: VolumeOpeningConfig,
+        lives: &mut dyn FnMut(&mut Self) -> bool,
+    ) -> bool {
+        let mut associations = associations(HOSTNQN, HOSTID, config.targets);
+        let mut opening = VolumeOpening::new(config, self.now);
+        let mut wires = Wires::default();
+        while lives(self) {
+            let mut moved = self.carry_all(&mut associations, &mut wires);
+            opening.advance(self.now, &mut associations);
+            moved |= self.carry_all(&mut associations, &mut wires);
+            if opening.take_result().is_some() {
+                self.cut(&mut wires);
+                return true;
+            }
+            if !moved {
+                let due = associations.iter().filter_map(Association::deadline);
+                let due = due.chain(opening.deadline(self.now)).min();
+                self.go_to(due.expect("something is to come"));
+                associations.iter_mut().for_each(|association| association.timeout(self.now));
+            }
+        }
+        self.cut(&mut wires);
+        false
+    }
+
+    /// Runs an operation until it has a result; `None` if the initiator dies before, after so many
+    /// rounds.
+    pub(crate) fn run<T>(
+        &mut self,
+        targets: usize,
+        rounds: usize,
+        advance: &mut dyn FnMut(u64, &mut Attached) -> Option<T>,
+    ) -> Option<T> {
+        let mut associations = associations(HOSTNQN, HOSTID, targets);
+        let mut wires = Wires::default();
+        let mut result = None;
+        for _ in 0..rounds {
+            let mut moved = self.carry_all(&mut associations, &mut wires);
+            result = advance(self.now, &mut associations);
+            moved |= self.carry_all(&mut associations, &mut wires);
+            if result.is_some() {
+                break;
+            }
+            if !moved {
+                let due = associations.iter().filter_map(Association::deadline).min();
+                self.go_to(due.expect("something is to come"));
+                associations.iter_mut().for_each(|association| association.timeout(self.now));
+            }
+        }
+        self.cut(&mut wires);
+        result
     }
 
     /// Makes a volume of so many targets.

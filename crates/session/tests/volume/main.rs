@@ -2,6 +2,7 @@
 
 mod cluster;
 mod creation;
+mod deletion;
 mod opening;
 mod streams;
 #[path = "../world/mod.rs"]

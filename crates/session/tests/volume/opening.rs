@@ -11,16 +11,16 @@ use riopipe_session::initiator::volume::creation::VolumeCreationConfig;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
 use riopipe_session::initiator::volume::members::{Layout, MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpeningEvent, OwnerWait, Purpose, VolumeOpeningConfig,
+    OpeningEvent, OwnerWait, Purpose, VolumeChange, VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::ranges::BlockRange;
 use riopipe_session::initiator::volume::saving::{SaveStep, UndoneExtent};
-use riopipe_session::label::{AssembleError, DATA_START};
+use riopipe_session::label::{AssembleError, DATA_START, Label};
 use riopipe_session::target::limits::TRANSFER_BYTES_MAX;
 use riopipe_session::wire::VolumeStatus;
 
 use crate::cluster::{Cluster, Opened, S, TIMEOUT, creating, opening, places, rival};
-use crate::world::{BLOCKS, VOLUME, What, World, attribute, block, ordered};
+use crate::world::{BLOCKS, VOLUME, What, World, attribute, block, crc, ordered};
 
 /// An owner writes groups 1 and 3 of stream 0 to blocks 0 and 2 of the first drive, and dies.
 pub(crate) fn crash_with_a_gap(cluster: &mut Cluster) {
@@ -449,4 +449,74 @@ fn t24_labels_are_durable_on_all_drives_before_the_logs_are_read() {
         })
         .opened();
     assert!(!listed_with.is_empty() && listed_with.iter().all(|done| *done), "{listed_with:?}");
+}
+
+fn changing(change: VolumeChange) -> VolumeOpeningConfig {
+    VolumeOpeningConfig { change, ..opening(2) }
+}
+
+/// Opens until the drives have done so many operations; then the initiator dies. Returns whether the
+/// opening ended before.
+fn open_for(cluster: &mut Cluster, config: VolumeOpeningConfig, operations: usize) -> bool {
+    let done = |cluster: &Cluster| -> usize {
+        let drives = cluster.worlds.iter().flat_map(|world| &world.host.drives);
+        drives.map(|drive| drive.history.len()).sum()
+    };
+    let before = done(cluster);
+    cluster.open_until(config, &mut |cluster| done(cluster) - before < operations)
+}
+
+#[test]
+fn a_renamed_volume_has_the_new_name_and_a_cut_leaves_one_of_both() {
+    let renaming = || changing(VolumeChange { name: Some("new".into()), grow: false });
+    let mut cluster = Cluster::with_volume(2);
+    let opened = cluster.open(renaming()).opened();
+    assert_eq!(opened.volume.members.head.name, "new");
+    drop(opened);
+    let mut was_new = false;
+    let mut steps = 1;
+    loop {
+        let mut cluster = Cluster::with_volume(2);
+        let has_ended = open_for(&mut cluster, renaming(), steps);
+        let any = || VolumeOpeningConfig { name: None, take_over: true, ..opening(2) };
+        let opened = cluster.open(rival(any())).opened();
+        let name = opened.volume.members.head.name.clone();
+        assert!(name == "new" || name == "logs" && !was_new, "{name} after {steps}");
+        was_new = name == "new";
+        let names = opened.volume.members.labels.iter().map(|label| label.name.clone());
+        assert!(names.eq([name.clone(), name]), "every label has the same");
+        if has_ended {
+            break;
+        }
+        steps += 1;
+    }
+    assert!(was_new && steps > 4);
+    let bad = changing(VolumeChange { name: Some("a\n".into()), grow: false });
+    assert_eq!(Cluster::with_volume(2).open(bad).error(), VolumeOpenError::Name);
+}
+
+#[test]
+fn a_volume_grows_by_whole_stripe_units_and_keeps_its_blocks() {
+    let growing = || changing(VolumeChange { name: None, grow: true });
+    let mut cluster = Cluster::with_volume(2);
+    let used = (BLOCKS - DATA_START) / 16 * 16;
+    let (needed, blocks) = (DATA_START + used + 16, BLOCKS);
+    let nothing = MembersError::NothingToGrow { member: 0, blocks, needed };
+    let error = cluster.open(growing()).error();
+    assert_eq!(error, VolumeOpenError::Members(nothing));
+    // Labels of smaller drives: as if both drives had become larger.
+    for (target, drive) in [(0, 0), (1, 1)] {
+        for lba in [0, 1] {
+            let block = cluster.worlds[target].host.drives[drive].block(lba);
+            let mut label = Label::decode(&block, crc).unwrap();
+            label.data_blocks = 160;
+            cluster.worlds[target].host.drives[drive].overwrite(lba, label.encode(crc));
+        }
+    }
+    let before = cluster.open(VolumeOpeningConfig { purpose: Purpose::Inspect, ..opening(2) });
+    assert_eq!(before.result.unwrap().topology.blocks(), 2 * 160);
+    let opened = cluster.open(growing()).opened();
+    assert_eq!(opened.volume.topology.blocks(), 2 * used);
+    let labels = opened.volume.members.labels.iter();
+    assert!(labels.map(|label| label.data_blocks).eq([used, used]));
 }

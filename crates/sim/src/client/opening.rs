@@ -14,7 +14,8 @@ use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
 use riopipe_session::initiator::volume::members::{Layout, LeaseTimes, MemberPlace, MembersError};
 use riopipe_session::initiator::volume::opening::{
-    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeOpening, VolumeOpeningConfig,
+    OpenedVolume, OpeningEvent, OwnerWait, Purpose, VolumeChange, VolumeOpening,
+    VolumeOpeningConfig,
 };
 use riopipe_session::initiator::volume::ranges::to_acknowledge;
 use riopipe_session::initiator::volume::state::VolumeState;
@@ -87,6 +88,7 @@ impl Client {
                 timeout_ms: NOTICED_MS,
             },
             save_undone,
+            change: VolumeChange::default(),
             timeout_ns: ANSWER_NS,
             attempt: 0,
             layout: Layout {

@@ -12,17 +12,28 @@ use riopipe_lab::{
 use serde::Serialize;
 
 use crate::{
-    args::volume_life::List,
-    connect::{attach_failure, call_code, connect_options, members},
+    args::{volume::Members, volume_life::List},
+    connect::{attach_failure, call_code, connect_options, known_failure, members},
     failure::{Code, Failure},
+    known_volumes::Places,
     output::{Output, Report},
 };
 
 pub(super) fn run(args: &List, output: &Output) -> Result<(), Failure> {
-    let addresses = members(&args.members.members)?;
+    let addresses = members(&drives(&args.members)?)?;
     let list = Volume::list(&addresses, &connect_options(&args.members.connect))
         .map_err(|error| list_failure(&error))?;
     output.result(&ListView { schema: "rio-volume-list/1", list })
+}
+
+/// The drives that name the targets: those given, else all drives of known volumes.
+fn drives(args: &Members) -> Result<Vec<String>, Failure> {
+    if !args.members.is_empty() {
+        return Ok(args.members.clone());
+    }
+    let known = Places::of(args.volumes_file.as_deref()).list();
+    let known = known.map_err(|error| known_failure(&error))?;
+    Ok(known.into_values().flat_map(|(volume, _)| volume.members).collect())
 }
 
 /// The failure of a search on targets.

@@ -89,6 +89,9 @@ pub enum VolumeOpenError {
     /// Targets that can't be attached to, each with the reason.
     #[error("{} of the volume's targets can't be used", .0.len())]
     Attach(Vec<(usize, AssociationError)>),
+    /// A bad new name.
+    #[error("a volume's name has 1 to 64 bytes without control characters")]
+    Name,
     /// A member's target has no such namespace.
     #[error("member {member}: the target has no such namespace")]
     NoNamespace {

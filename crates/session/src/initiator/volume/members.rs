@@ -87,6 +87,16 @@ pub enum MembersError {
         /// The number of blocks that the label requires.
         needed: u64,
     },
+    /// A volume that is to grow has a drive without more space.
+    #[error("member {member} has {blocks} blocks; for one more stripe unit it needs {needed}")]
+    NothingToGrow {
+        /// The member with the smallest drive.
+        member: usize,
+        /// The number of blocks of the drive.
+        blocks: u64,
+        /// The number of blocks that every drive needs at least.
+        needed: u64,
+    },
 }
 
 /// The members of a volume, in its order, with the controllers of their targets.
@@ -169,6 +179,25 @@ impl Members {
         let stripes = self.labels.iter().map(|label| label.data_blocks / unit).min().unwrap_or(0);
         let used = self.layout.start.saturating_add(stripes.saturating_mul(unit));
         self.namespaces.get(member).map_or(0, |namespace| namespace.blocks.saturating_sub(used))
+    }
+
+    /// The number of blocks of each member's data area after the volume has grown to the size of its
+    /// smallest drive: all whole stripe units there.
+    ///
+    /// # Errors
+    /// [`MembersError::NothingToGrow`]: no member has space for another stripe unit, or not every
+    /// one does. It names the smallest drive.
+    pub fn grown_data_blocks(&self) -> Result<u64, MembersError> {
+        let blocks = self.namespaces.iter().map(|namespace| namespace.blocks).enumerate();
+        let (member, blocks) = blocks.min_by_key(|(_, blocks)| *blocks).unwrap_or_default();
+        let unit_blocks = u64::from(self.head.unit_blocks.max(1));
+        let grown = blocks.saturating_sub(self.layout.start) / unit_blocks * unit_blocks;
+        let used = self.labels.iter().map(|label| label.data_blocks).min().unwrap_or(0);
+        if grown <= used / unit_blocks * unit_blocks {
+            let needed = self.layout.start + used + unit_blocks;
+            return Err(MembersError::NothingToGrow { member, blocks, needed });
+        }
+        Ok(grown)
     }
 
     /// The largest generation on any label (trap T24).

@@ -46,7 +46,7 @@ use crate::initiator::attach::{Controller, Namespace};
 use crate::initiator::known::KnownTarget;
 use crate::initiator::opening::{Call, Opening, OpeningConfig, Outcome, Progress, Ticket};
 use crate::label::Found;
-use crate::label_work::Relabel;
+use crate::label_work::{LabelEdit, Relabel};
 use crate::wire::{Claim, VolumeStatus};
 
 /// The purpose of an opening.
@@ -85,6 +85,8 @@ pub struct VolumeOpeningConfig {
     pub lease: LeaseTimes,
     /// Whether the program saves the data that will be zeroed.
     pub save_undone: bool,
+    /// A change of the volume that the new owner makes, with [`Purpose::Claim`].
+    pub change: VolumeChange,
     /// The limit for an answer to recovery, and for putting its commands off, ns.
     pub timeout_ns: u64,
     /// The number of the attempt (trap T23).
@@ -93,6 +95,16 @@ pub struct VolumeOpeningConfig {
     pub layout: Layout,
     /// CRC32C, for the labels.
     pub crc32c: Crc32c,
+}
+
+/// A change of a volume that its new owner makes when it writes the labels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeChange {
+    /// The new name; `None`: it stays.
+    pub name: Option<String>,
+    /// Whether the volume grows to the size of its smallest drive. It keeps the data that it has:
+    /// blocks are only added at its end.
+    pub grow: bool,
 }
 
 /// The times of waiting for a volume that is owned.
@@ -293,6 +305,8 @@ pub struct VolumeOpening {
     fallback: Option<Hindrance>,
     /// The decision of an inspection.
     outlook: Option<Outlook>,
+    /// The change of the labels, which is decided before the claim.
+    label_edit: LabelEdit,
     /// The places of the volume's blocks on its drives.
     block_map: Option<Topology>,
     /// The recovery of this attempt; `None` before the labels have been checked.
@@ -325,6 +339,7 @@ impl VolumeOpening {
             engine: EngineKind::None,
             fallback: None,
             outlook: None,
+            label_edit: LabelEdit::default(),
             block_map: None,
             driver: None,
             step_times: StepTimes::default(),

@@ -15,7 +15,7 @@ use super::super::error::{VolumeCreateError, VolumeOptionsError};
 use super::super::members::{MemberPlace, members_on};
 use super::Drives;
 use crate::initiator::attach::Namespace;
-use crate::label::{DATA_START, Label, MEMBERS_MAX, MemberId, NAME_MAX};
+use crate::label::{DATA_START, Label, MEMBERS_MAX, MemberId, is_valid_name};
 use crate::target::limits::{LOG_SLOTS_MAX, STREAM_SLOTS_MAX};
 use crate::wire::{BLOCK_BYTES, Claim, STREAMS_MAX};
 
@@ -56,8 +56,7 @@ pub struct VolumeCreationConfig {
 impl VolumeCreationConfig {
     /// Checks all that can be checked before any target is asked.
     pub(super) fn check(&self) -> Result<(), VolumeCreateError> {
-        let name = &self.name;
-        if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
+        if !is_valid_name(&self.name) {
             return Err(VolumeCreateError::Name);
         }
         if self.places.is_empty() || self.places.len() > MEMBERS_MAX {

@@ -92,7 +92,9 @@ impl VolumeOpening {
         // If the caller accepts that a log is lost, the labels name the logs that the targets have
         // now. Where a target has none, they name none (trap T19).
         let new_regions = self.config.accept_lost_log.then(|| log_regions.collect());
-        let work = Relabel::new(&members.head, nguids, generation, new_regions, self.config.crc32c);
+        let edit = self.label_edit.clone();
+        let crc32c = self.config.crc32c;
+        let work = Relabel::new(&members.head, nguids, generation, new_regions, edit, crc32c);
         self.step = Step::Relabeling { work, in_flight: false };
     }
 
@@ -126,6 +128,9 @@ impl VolumeOpening {
         let finished = core::mem::replace(&mut self.step, Step::Recovering);
         if let (Step::Relabeling { work, .. }, Some(members)) = (finished, &mut self.members) {
             members.labels = work.into_labels();
+            if let Some(label) = members.labels.first() {
+                members.head.name.clone_from(&label.name);
+            }
         }
         if let Some(driver) = &mut self.driver {
             driver.end_pause(now)?;

@@ -19,12 +19,14 @@ use super::super::members::{Members, namespaces, region_of};
 use super::super::recovery::{RecoveryDriver, StepTimes};
 use super::failing::{label_error, status_error};
 use super::{
-    LabelReading, OpenedVolume, Outlook, Purpose, Question, SaveState, Step, VolumeOpening,
+    LabelReading, OpenedVolume, Outlook, Purpose, Question, SaveState, Step, VolumeChange,
+    VolumeOpening,
 };
 use crate::claim::{Intent, Plan};
 use crate::engine_choice::{Choice, choose};
 use crate::initiator::opening::{Mode, Opening, Outcome, plan_opening};
-use crate::label_work::{self, LabelIo};
+use crate::label::is_valid_name;
+use crate::label_work::{self, LabelEdit, LabelIo};
 use crate::wire::VolumeStatus;
 
 impl VolumeOpening {
@@ -251,6 +253,12 @@ impl VolumeOpening {
         now: u64,
     ) -> Result<(), VolumeOpenError> {
         let intent = self.choose_intent(&members)?;
+        let VolumeChange { name, grow } = self.config.change.clone();
+        if name.as_deref().is_some_and(|name| !is_valid_name(name)) {
+            return Err(VolumeOpenError::Name);
+        }
+        let data_blocks = if grow { Some(members.grown_data_blocks()?) } else { None };
+        self.label_edit = LabelEdit { name, data_blocks };
         let mode = match self.config.purpose {
             Purpose::Claim => Mode::Open(intent),
             Purpose::Inspect | Purpose::DryRun => Mode::DryRun(intent),
