@@ -141,7 +141,16 @@ fn every_stage_of_an_ordered_write_is_reported() {
     assert!(get(address, "/healthz").ends_with("\r\n\r\nok\n"));
 
     let text = rio(&["target", "stat", address]).stdout;
-    for word in ["log append", "p99.9", "written bytes", "per s", " %"] {
+    for word in [
+        "log append",
+        "p99.9",
+        "written bytes",
+        "per s",
+        " %",
+        "namespace 1 ",
+        "volume ",
+        "host nqn.",
+    ] {
         assert!(text.contains(word), "no {word:?} in {text}");
     }
     prometheus(address, samples);

@@ -60,6 +60,10 @@ impl Figures for Stat {
             text += &table.render(terminal);
             text.push('\n');
         }
+        if let Some(table) = parts(self) {
+            text += &table.render(terminal);
+            text.push('\n');
+        }
         match self.stages.iter().any(|stage| stage.count > 0) {
             true => text += &stage_table::render(&self.stages, terminal),
             false => {
@@ -71,4 +75,41 @@ impl Figures for Stat {
         }
         text
     }
+}
+
+/// The traffic of each namespace, volume and host; `None` without any.
+fn parts(stat: &Stat) -> Option<Table> {
+    let mut table = Table::new(&[
+        ("traffic of", Align::Left),
+        ("connections", Align::Right),
+        ("in", Align::Right),
+        ("out", Align::Right),
+        ("errors", Align::Right),
+    ]);
+    let drive = ["written_bytes", "read_bytes", "drive_errors"];
+    let host = ["received_bytes", "sent_bytes", "problems"];
+    let mut is_empty = true;
+    for (kind, parts, names) in [
+        ("namespace", &stat.namespaces, drive),
+        ("volume", &stat.volumes, drive),
+        ("host", &stat.hosts, host),
+    ] {
+        for part in parts {
+            let [into, out, errors] =
+                names.map(|name| part.counters.get(name).copied().unwrap_or(0));
+            let connections = part.connections.unwrap_or(0);
+            if into + out + errors == 0 && connections == 0 {
+                continue;
+            }
+            is_empty = false;
+            table.row([
+                format!("{kind} {}", part.name),
+                part.connections.map_or(String::new(), |count| count.to_string()),
+                units::bytes(into),
+                units::bytes(out),
+                errors.to_string(),
+            ]);
+        }
+    }
+    (!is_empty).then_some(table)
 }
