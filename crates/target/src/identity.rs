@@ -1,6 +1,6 @@
 //! Default names and identifiers that follow from the machine and the configuration: NQN, serial
 //! number, and the UUIDs and NGUIDs of drives that have no identity of their own
-//! ([`crate::drive_identity`]). They stay the same over restarts.
+//! ([`mod@crate::drive_identity`]). They stay the same over restarts.
 
 use std::fs;
 

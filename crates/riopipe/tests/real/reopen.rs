@@ -47,6 +47,8 @@ fn p6_t22_after_a_failed_flush_only_its_streams_stop_and_are_reopened() {
 
     node.kill();
     fs::rename(&copy, &drive).unwrap();
+    // The copy takes the place of the drive for good.
+    riopipe_target::drive_identity(&format!("file:{}", drive.display()), true).unwrap();
     node.start();
     let seq = put(&mut healthy, 12, 2, 3, Place::Fresh, true);
     healthy.wait(Until::Durable(seq), Some(SOON)).unwrap();
