@@ -150,7 +150,7 @@ pub enum CopyError<E: std::error::Error> {
         /// The system's error.
         source: io::Error,
     },
-    /// [`Watch::stop`] requested it.
+    /// [`Watch::stop`](super::Watch::stop) requested it.
     #[error("interrupted")]
     Interrupted,
     /// The volume failed.

@@ -1,14 +1,14 @@
 //! The content of a drive that is no volume's label: a file system, a partition table, a member of a
 //! RAID, and the like. A volume is not created over it, unless the caller accepts its loss.
 //!
-//! The initiator reads the first and the last blocks of the drive over the network ([`ContentProbe`]),
+//! The initiator reads the first and the last blocks of the drive over the network (`ContentProbe`),
 //! and compares them with the signatures by which libblkid recognises such content. Most lie in the first
 //! 256 KiB, and some at the end. Content without a known signature counts too: the first blocks of
 //! an unused drive are all zero.
 //!
 //! When such content is given up, its signatures must not remain, or another program takes the drive
 //! of the volume for what it was before. So the blocks around the labels and at the end of the drive
-//! are zeroed ([`wiped_ranges`]).
+//! are zeroed (`wiped_ranges`).
 
 #[cfg(test)]
 mod tests;
