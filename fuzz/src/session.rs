@@ -109,7 +109,7 @@ pub fn queue_pair(data: &[u8]) -> bool {
 /// gives the same value. Returns whether the input was accepted.
 pub fn extension(data: &[u8]) -> bool {
     use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, capacity};
-    use riopipe_session::wire::{Claim, Extension, SEQ_MAX, VolumeStatus};
+    use riopipe_session::wire::{Claim, Extension, LogDirectory, SEQ_MAX, VolumeStatus};
 
     let Some((&kind, data)) = data.split_first() else { return false };
     if kind % 5 == 0 {
@@ -145,6 +145,11 @@ pub fn extension(data: &[u8]) -> bool {
             assert_eq!(VolumeStatus { owner: status.owner.clone(), ..again }, status);
             true
         }),
-        _ => Extension::find(&padded).is_some(),
+        _ => {
+            if let Some(directory) = LogDirectory::decode(&padded) {
+                assert_eq!(LogDirectory::decode(&directory.encode()), Some(directory));
+            }
+            Extension::find(&padded).is_some()
+        }
     }
 }
