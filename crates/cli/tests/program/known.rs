@@ -2,6 +2,8 @@
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
+use riopipe_target::Config;
+
 use crate::site::{Done, Site, finish, program};
 
 /// `rio …` with this home, and without the variable that the other tests set.
@@ -56,6 +58,30 @@ fn the_drives_are_given_once() {
     assert!(error.contains("/etc/rio/volumes.toml"), "{error}");
     let done = run(&["volume", "show"]);
     assert!(done.code == 2 && done.stderr.contains("<NAME>"), "{done:?}");
+}
+
+/// The options that are needed to connect are kept, too.
+#[test]
+fn the_options_to_connect_are_given_once() {
+    let mut site = Site::new(0, "");
+    let mut config = Config::on_loopback(&["mem:16M,lazy"]);
+    (config.require_header_digest, config.require_data_digest) = (true, true);
+    let host = "nqn.2026-11.com.example:friend";
+    config.hosts = Some(vec![host.to_owned()]);
+    site.add(&config);
+    let nqn = site.targets[0].as_ref().unwrap().subnqn().to_owned();
+    let member = format!("{},nqn={nqn}", site.address(0));
+    let home = site.path("home");
+    fs::create_dir(&home).unwrap();
+    let run = |words: &[&str]| rio_at(&home, words, &[]);
+    let options = ["-g", "--data-digest=on", "-q", host, "-I", "00112233445566778899aabbccddeeff"];
+    run(&[&["volume", "create", "v", "-m", &member][..], &options].concat()).ok();
+    run(&["volume", "show", "v"]).ok();
+    // With -m, the file is not read.
+    assert_eq!(run(&["volume", "show", "v", "-m", &member]).code, 3);
+    // An option of the command comes first.
+    let other = "nqn.2026-11.com.example:other";
+    run(&["volume", "show", "v", "-q", other]).failed(3, &["not allowed"]);
 }
 
 #[test]

@@ -3,10 +3,12 @@
 
 use std::{fs, process::Command};
 
+use riopipe_target::Config;
+
 use crate::{
     known::rio_at,
     lost_log::{Nodes, log},
-    site::{Done, rio_in},
+    site::{Done, Site, rio_in},
 };
 
 /// `rio volume …WORDS` with a file of known volumes.
@@ -60,6 +62,22 @@ fn a_target_moves_with_its_drives_and_its_log() {
     assert_eq!(volume(&nodes, &["show", "v"]).ok()["state"], "free");
     volume(&nodes, &["verify", "v", "a"]).ok();
     assert_eq!(nodes.engine(), "rio");
+}
+
+#[test]
+fn unequal_members_show_what_is_not_used() {
+    let mut site = Site::new(0, "");
+    site.add(&Config::on_loopback(&["mem:16M,lazy", "mem:48M,lazy"]));
+    let address = site.address(0);
+    let members = [1, 2].map(|nsid| format!("{address},ns={nsid}"));
+    let members = ["-m", &members[0], "-m", &members[1]];
+    for verb in [&["volume", "create", "v"][..], &["volume", "show"]] {
+        let done = rio_in(site.folder.path(), &[verb, &members].concat());
+        assert_eq!(done.code, 0, "{done:?}");
+        let unused = "member 1: 32 MiB of its 48 MiB are not used";
+        assert!(done.stdout.contains(unused), "{done:?}");
+        assert!(!done.stdout.contains("member 0:"), "{done:?}");
+    }
 }
 
 #[test]
