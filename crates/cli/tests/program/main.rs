@@ -11,6 +11,7 @@ mod locks;
 mod log_dump;
 mod lost_log;
 mod measure;
+mod pages;
 mod refusals;
 mod replacing;
 mod serve;
