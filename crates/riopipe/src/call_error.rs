@@ -12,6 +12,7 @@ use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
+use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::initiator::volume::error::{CallFailure, Nonsense};
 use riopipe_session::wire::retry;
 
@@ -49,6 +50,9 @@ pub enum CallError {
     /// The target did not answer within this time.
     #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
     TimedOut(Duration),
+    /// The target has sent nothing on any connection for this time.
+    #[error("the target has sent nothing for {}: it stalls, or the network is cut", Seconds(*.0))]
+    Silent(Duration),
     /// The target still owes this number of answers to earlier requests, so the request was not
     /// sent.
     #[error("the target stalls: it owes {0} answers, and gets no further request before they come")]
@@ -79,6 +83,7 @@ impl CallError {
             | Self::Closed
             | Self::Lost(_)
             | Self::TimedOut(_)
+            | Self::Silent(_)
             | Self::Behind(_)
             | Self::Exhausted(_) => true,
             Self::Unreachable(why) => match why {
@@ -127,6 +132,7 @@ impl From<AssociationError> for CallError {
             AssociationError::Closed | AssociationError::ClosedHere => Self::Closed,
             AssociationError::Dropped(loss) => Self::Lost(loss),
             AssociationError::TimedOut(ns) => Self::TimedOut(Duration::from_nanos(ns)),
+            AssociationError::Silent(ns) => Self::Silent(Duration::from_nanos(ns)),
             AssociationError::Connect(failure) => Self::Connect(failure),
             AssociationError::Broken(words) => Self::Broken(words),
             error @ AssociationError::WhichSubsystem(_) => Self::WhichSubsystem(error),

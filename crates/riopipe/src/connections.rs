@@ -125,7 +125,7 @@ impl Connections {
         match connection.recv_buf.fill(&connection.socket)? {
             Received::WouldBlock => return Ok(false),
             Received::Closed => return Err(CallError::Closed),
-            Received::Bytes(_) => {}
+            Received::Bytes(_) => self.handle.record_received(server, now),
         }
         let consumed = driver.received(server_number, now, connection.recv_buf.data(), read_sink);
         let consumed_bytes = match consumed {

@@ -7,6 +7,7 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Cause;
 use riopipe_session::initiator::manager::UnreachableCause;
+use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::wire::status;
 
 use crate::addr::MemberAddr;
@@ -190,7 +191,7 @@ impl fmt::Display for FailureCause {
 fn write_absence(f: &mut fmt::Formatter<'_>, absence: &Option<Box<Absence>>) -> fmt::Result {
     match absence {
         Some(absence) => {
-            write!(f, " ({}; for {} ms now)", absence.why, absence.since.as_millis())
+            write!(f, " ({}; for {} now)", absence.why, Seconds(absence.since))
         }
         None => Ok(()),
     }
@@ -220,7 +221,7 @@ mod tests {
             (Cause::Status(0x702), false, None, "not accept this owner any more: a newer owner"),
             (Cause::Disconnected, false, unreachable(false), "lost (the owner's lease is over"),
             (Cause::TimedOut, false, unreachable(false), "no answer in time (the owner's"),
-            (Cause::Disconnected, true, unreachable(false), "open it again; for 1500 ms now)"),
+            (Cause::Disconnected, true, unreachable(false), "open it again; for 1.5 s now)"),
             (Cause::Changed, false, unreachable(true), "the owner's lease is over"),
             (Cause::Changed, false, None, "a drive has changed"),
             (Cause::SharedFlush, true, None, "another stream's FLUSH"),

@@ -23,8 +23,10 @@ pub struct ConnectOptions {
     pub keep_alive: Duration,
     /// How long a target of an open volume may be unreachable. Until then its streams wait for it,
     /// and when it comes back they replay the requests that it has lost (promise P7); then they
-    /// fail (promise P6). Zero: the streams fail as soon as a connection is lost, and it is not
-    /// made again. Targets keep a volume for its owner for a day at most (trap T28): if an owner
+    /// fail (promise P6). The time counts from the target's last sign of life: the end of its
+    /// connection, or the last byte that it sent before it fell silent. A silence of less than 3 s is
+    /// no loss, whatever this time is. Zero: the streams fail as soon as a connection is lost, and it
+    /// is not made again. Targets keep a volume for its owner for a day at most (trap T28): if an owner
     /// waits longer, another initiator may own the volume by then.
     pub loss_timeout: Duration,
     /// How long to poll for an answer before going to sleep (hybrid waiting); zero: sleep at once.

@@ -116,7 +116,8 @@ impl Session {
         timeout: Duration,
     ) -> Result<(StreamShell, Arc<StreamHandle>), StreamError> {
         let volume = &pool.volume;
-        let handle = StreamHandle::new(Seq::ZERO).map_err(|_| Exhausted::Descriptors)?;
+        let handle = StreamHandle::new(Seq::ZERO, volume.servers.len())
+            .map_err(|_| Exhausted::Descriptors)?;
         match start_reading(volume, id, qids, &pool.options, timeout, &handle) {
             Ok(shell) => Ok((shell, handle)),
             Err(error) => {

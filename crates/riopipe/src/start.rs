@@ -129,11 +129,11 @@ impl<'a> StartRun<'a> {
     fn handle_messages(&mut self) -> Result<(), StreamError> {
         for message in self.handle.take_messages() {
             match message {
-                StreamMessage::AssociationEnded { server } => {
+                StreamMessage::AssociationEnded { server, .. } => {
                     self.start.association_ended(server as u16, now_ns());
                 }
                 StreamMessage::GiveUp { server, .. } => {
-                    refuse_lost_target(&self.volume.servers[server])?;
+                    self.refuse_lost_target(&self.volume.servers[server])?;
                 }
                 // An earlier incarnation of the stream requested this connection.
                 StreamMessage::Connected { .. } => {}
@@ -161,7 +161,7 @@ impl<'a> StartRun<'a> {
         let remaining = Duration::from_nanos(self.deadline.saturating_sub(now_ns()));
         let index = usize::from(request.server);
         let server = &self.volume.servers[index];
-        refuse_lost_target(server).map_err(ConnectStepError::Failed)?;
+        self.refuse_lost_target(server).map_err(ConnectStepError::Failed)?;
         // The queue is made before the connection. If the association ends in between, the stream
         // gets a message, because `create_io_queue` has registered its handle.
         let queue = server.target.create_io_queue(request, self.handle);
@@ -211,6 +211,23 @@ impl<'a> StartRun<'a> {
         }
     }
 
+    /// Returns an error if the target is lost for good, or for longer than the loss timeout. The
+    /// start does not wait for such a target, because the wait would only hide the reason of the
+    /// loss (traps T8, T27).
+    fn refuse_lost_target(&self, server: &Server) -> Result<(), StreamError> {
+        match server.target.absence() {
+            Some(absence) if absence.for_good => {
+                Err(RecoverError::absent(&server.name, absence).into())
+            }
+            Some(absence) if absence.given_up => Err(StreamError::Target {
+                stream: self.stream,
+                target: server.name.clone(),
+                source: CallError::Unreachable(absence.why),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// The error of the call for an error of the start.
     fn start_error(&mut self, error: StartError) -> StreamError {
         match error {
@@ -247,15 +264,6 @@ enum ConnectStepError {
     Unreachable(CallError),
     /// A later attempt would fail, too.
     Failed(StreamError),
-}
-
-/// Returns an error if the target is lost for good. The start does not wait for such a target,
-/// because the wait would only hide the reason of the loss (traps T8, T27).
-fn refuse_lost_target(server: &Server) -> Result<(), StreamError> {
-    match server.target.absence().filter(|absence| absence.for_good) {
-        Some(absence) => Err(RecoverError::absent(&server.name, absence).into()),
-        None => Ok(()),
-    }
 }
 
 fn stream_spec(

@@ -1,6 +1,6 @@
 //! The handle of a stream for other threads: they post messages to it, wake it, and read its marks.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ pub(crate) struct StreamHandle {
     ///
     /// In the last two cases its waker has been called.
     event_loop_poller: OnceLock<Poller>,
+    /// When each server last sent bytes to the stream, ns; 0: never. The servers' threads read it,
+    /// because these bytes show that the server runs.
+    received_at: Box<[AtomicU64]>,
     /// Watches share these marks, and may outlive the stream.
     pub(crate) published_marks: Arc<PublishedMarks<StreamFailure>>,
 }
@@ -40,14 +43,16 @@ pub(crate) struct StreamHandle {
 pub(crate) enum StreamMessage {
     /// A connection to a server, and the queue to open on it.
     Connected { server: usize, socket: Socket, queue: Box<IoQueue> },
-    /// The association to which a server's connections belong has ended.
-    AssociationEnded { server: usize },
+    /// The association to which a server's connections belong has ended. The loss of the server
+    /// counts from `since`, ns.
+    AssociationEnded { server: usize, since: u64 },
     /// A server will not come back.
     GiveUp { server: usize, cause: Cause },
 }
 
 impl StreamHandle {
-    pub(crate) fn new(start: Seq) -> Result<Arc<Self>, PollerError> {
+    /// The handle of a stream with `servers` servers that continues after group `start`.
+    pub(crate) fn new(start: Seq, servers: usize) -> Result<Arc<Self>, PollerError> {
         let poller = Poller::new()?;
         let waker = poller.waker();
         Ok(Arc::new(Self {
@@ -56,6 +61,7 @@ impl StreamHandle {
             messages: Mutex::default(),
             is_owner_interrupted: AtomicBool::new(false),
             event_loop_poller: OnceLock::new(),
+            received_at: (0..servers).map(|_| AtomicU64::new(0)).collect(),
             published_marks: Arc::new(PublishedMarks::new(start)),
         }))
     }
@@ -110,6 +116,17 @@ impl StreamHandle {
         // then.
         self.wake_event_loop();
         self.waker.wake();
+    }
+
+    /// Records that a server has sent bytes at `now`, ns.
+    #[inline]
+    pub(crate) fn record_received(&self, server: usize, now: u64) {
+        self.received_at[server].store(now, Ordering::Relaxed);
+    }
+
+    /// When a server last sent bytes to the stream, ns; 0: never.
+    pub(crate) fn last_received(&self, server: usize) -> u64 {
+        self.received_at[server].load(Ordering::Relaxed)
     }
 
     /// Posts a message to the thread that drives the stream, and wakes that thread.

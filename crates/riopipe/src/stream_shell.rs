@@ -16,12 +16,14 @@ use std::time::Duration;
 use riopipe_net::{AdaptiveSpin, IdleStep, now_ns};
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
+use riopipe_session::initiator::manager::Absence;
 use riopipe_session::initiator::queue_pair::QueuePair;
+use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
 
 use crate::call_error::CallError;
 use crate::connections::{ConnectionError, Connections, poll_error, report_time};
-use crate::failure::{Absence, FailureCause, StreamFailure};
+use crate::failure::{FailureCause, StreamFailure};
 use crate::lock::lock;
 use crate::open_volume::OpenVolume;
 use crate::piece::{BufPool, KeptBufs, Piece};
@@ -193,16 +195,18 @@ impl StreamShell {
             StreamEvent::ConnectionEnded { server } => self.connections.close(usize::from(server)),
             StreamEvent::Connect(request) => {
                 let target = &self.volume.servers[usize::from(request.server)].target;
-                if target.absence().is_some_and(|absence| absence.for_good) {
+                let is_given_up = |absence: Absence| absence.for_good || absence.given_up;
+                if target.absence().is_some_and(is_given_up) {
                     self.driver.give_up(request.server, Cause::Disconnected);
                 } else {
                     target.request_connection(request);
                 }
             }
-            StreamEvent::Back { server, unreachable_ns, replayed } => tracing::info!(
+            // Of the same level as the line about the loss.
+            StreamEvent::Back { server, unreachable_ns, replayed } => tracing::warn!(
                 volume = %self.volume.name, stream = %self.id(),
                 target = %self.volume.server_name(usize::from(server)),
-                after_ms = unreachable_ns / 1_000_000, replayed,
+                after = %Seconds::of_ns(unreachable_ns), replayed,
                 "an ordered stream is back on its target"
             ),
         }
@@ -251,8 +255,8 @@ impl StreamShell {
                 StreamMessage::GiveUp { server, cause } => {
                     self.driver.give_up(server as u16, cause)
                 }
-                StreamMessage::AssociationEnded { server } => {
-                    self.driver.association_ended(server as u16, now);
+                StreamMessage::AssociationEnded { server, since } => {
+                    self.driver.association_ended(server as u16, since);
                 }
                 StreamMessage::Connected { server, socket, queue } => {
                     // The driver does not use a connection that it no longer requests.
@@ -392,10 +396,15 @@ impl StreamShell {
     fn describe(&self, failure: Failure) -> StreamFailure {
         let server = self.driver.topology().member(failure.member).server;
         let absence = self.volume.servers[usize::from(server)].target.absence();
-        let absence = absence.map(|absence| Absence {
-            why: absence.why,
-            since: Duration::from_nanos(now_ns().saturating_sub(absence.since)),
-            for_good: absence.for_good,
+        let absence = absence.map(|absence| {
+            // The stream may have noticed the loss a moment before the target's thread.
+            let lost_since = self.driver.lost_since(server).unwrap_or(absence.since);
+            let since = lost_since.min(absence.since);
+            crate::failure::Absence {
+                why: absence.why,
+                since: Duration::from_nanos(now_ns().saturating_sub(since)),
+                for_good: absence.for_good,
+            }
         });
         StreamFailure {
             volume: self.volume.name.clone(),

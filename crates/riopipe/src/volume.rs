@@ -459,7 +459,7 @@ impl Volume {
             }
             recovery = Some(stream_recovery);
         }
-        let handle = StreamHandle::new(volume.last_seq(stream));
+        let handle = StreamHandle::new(volume.last_seq(stream), volume.servers.len());
         let handle = handle.map_err(|_| Exhausted::Descriptors)?;
         let shell = start(volume, stream, &reserved.qids, options, &handle)
             .inspect_err(|_| volume.remove_stream_from_targets(stream, &handle))?;
@@ -512,13 +512,15 @@ impl Volume {
     }
 
     /// Releases the volume, so that any initiator may open it. All streams must have been closed.
-    /// If a target is unreachable, this waits for it, for [`ConnectOptions::timeout`] at most.
+    /// Waits for an answer for [`ConnectOptions::timeout`] at most, and for a target that is
+    /// unreachable for [`ConnectOptions::loss_timeout`] at most.
     ///
     /// # Errors
     /// [`NotClosed`], with the volume: streams are still open, or a target did not release it.
     pub fn close(self) -> Result<(), NotClosed> {
-        let timeout = self.open_volume.connect_options.timeout;
-        self.close_within(timeout)
+        let ConnectOptions { timeout, loss_timeout, .. } = self.open_volume.connect_options;
+        // A target that is unreachable for longer than the loss timeout ends the wait.
+        self.close_within(timeout.max(loss_timeout))
     }
 
     /// As [`close`](Self::close), but waits for the targets for `timeout` at most.

@@ -428,6 +428,25 @@ fn p6_a_server_that_is_given_up_fails_the_stream_and_the_failure_stays_the_same(
     assert_eq!(rig.driver.deadline(rig.now), None);
 }
 
+/// The association notices a silence late. The stream's loss timeout has begun before that.
+#[test]
+fn p6_a_loss_counts_from_the_last_sign_of_life_of_the_target() {
+    let mut rig = Rig::new(Shape::of(2, false));
+    rig.write(0);
+    let since = rig.now;
+    rig.now += LOSS / 2;
+    rig.driver.association_ended(1, since);
+    assert_eq!(rig.events().len(), 2);
+    assert_eq!(rig.driver.lost_since(1), Some(since));
+    rig.now = since + LOSS - 1;
+    assert_eq!(rig.events(), []);
+    assert!(rig.driver.marks().is_ok());
+    rig.now += 1;
+    rig.events();
+    assert_eq!(rig.driver.marks().unwrap_err().cause, Cause::Disconnected);
+    assert_eq!(rig.driver.lost_since(1), Some(since), "for the message");
+}
+
 #[test]
 fn a_target_that_owes_an_answer_is_lost_when_its_time_is_over() {
     let mut rig = Rig::new(Shape::of(1, false));

@@ -52,8 +52,9 @@ pub struct Connect {
     /// Seconds within which a target must answer a read, write or FLUSH
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = values::seconds)]
     pub io_timeout: Duration,
-    /// Seconds for which a target may be unreachable before writes to it fail; when it is back,
-    /// unconfirmed writes are sent again. 0 fails at once
+    /// Seconds for which a target may be unreachable before writes to it fail, from its last sign of
+    /// life on; when it is back, unconfirmed writes are sent again. 0 fails at once. A silence counts
+    /// from 3 s on
     #[arg(long, value_name = "SECONDS", default_value = "30")]
     #[arg(value_parser = values::seconds_or_none)]
     pub loss_timeout: Duration,

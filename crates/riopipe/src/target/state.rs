@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use riopipe_net::{ConnectError, Poller, Socket, now_ns};
 use riopipe_order::attribute::StreamId;
+use riopipe_order::engine::Cause;
 use riopipe_session::initiator::association::{
     Association, AssociationState, ConnectFailure, DrivesState,
 };
 use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
 use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig, ManagerEvent};
+use riopipe_session::initiator::seconds::Seconds;
 
 use crate::addr::TargetAddr;
 use crate::call_error::CallError;
@@ -116,6 +118,7 @@ impl TargetState {
             }
             AssociationPhase::Managed(managed) => {
                 let has_received = self.sockets.receive(&mut managed.manager, now);
+                managed.report_received();
                 managed.manager.timeout(now);
                 while let Some(event) = managed.manager.next_event() {
                     managed.handle_event(target, event, &mut self.stream_socket);
@@ -278,6 +281,14 @@ impl TargetState {
 }
 
 impl ManagedAssociation {
+    /// Reports to the manager when the target last sent bytes to a stream.
+    fn report_received(&mut self) {
+        let server = self.server.index;
+        let received =
+            self.stream_handles.values().map(|handle| handle.last_received(server)).max();
+        self.manager.note_received(received.unwrap_or_default());
+    }
+
     /// Reports an event of the manager to the streams and to the log of the program.
     /// `stream_socket` is the connection that was made for a stream, if there is one.
     fn handle_event(
@@ -289,32 +300,37 @@ impl ManagedAssociation {
         let VolumeServer { volume, index } = &self.server;
         let server = *index;
         match event {
-            ManagerEvent::Lost { why } => {
-                self.post_to_streams(|| StreamMessage::AssociationEnded { server });
-                if self.manager.is_released() {
-                    tracing::info!(%volume, %target, "the target, which has released the volume, is lost");
-                } else if self.loss_timeout.is_zero() {
+            ManagerEvent::Lost { why, since } => {
+                self.post_to_streams(|| StreamMessage::AssociationEnded { server, since });
+                if self.loss_timeout.is_zero() {
                     tracing::warn!(
                         %volume, %target, error = %why,
                         "lost the target; the loss timeout is 0, so it is not tried again"
                     );
                 } else {
                     tracing::warn!(
-                        %volume, %target, error = %why, loss_timeout = ?self.loss_timeout,
+                        %volume, %target, error = %why,
+                        loss_timeout = %Seconds(self.loss_timeout),
                         "lost the target; trying to reach it again"
                     );
                 }
             }
-            ManagerEvent::Back { unreachable_ns, attempts } => tracing::info!(
-                %volume, %target, after_ms = unreachable_ns / 1_000_000, attempts,
+            ManagerEvent::Ended => {
+                tracing::debug!(%volume, %target, "the target has ended the connection of a closed volume");
+                let cause = Cause::Disconnected;
+                self.post_to_streams(|| StreamMessage::GiveUp { server, cause });
+            }
+            // Of the same level as the line about the loss.
+            ManagerEvent::Back { unreachable_ns, attempts } => tracing::warn!(
+                %volume, %target, after = %Seconds::of_ns(unreachable_ns), attempts,
                 "the target is back"
             ),
             ManagerEvent::GivenUp { unreachable_ns } => tracing::error!(
-                %volume, %target, unreachable_ms = unreachable_ns / 1_000_000,
+                %volume, %target, unreachable = %Seconds::of_ns(unreachable_ns),
                 "the target is given up: the streams fail; when it is back they can be reopened"
             ),
             ManagerEvent::Refused { why, cause } => {
-                if !self.loss_timeout.is_zero() && !self.manager.is_released() {
+                if !self.loss_timeout.is_zero() {
                     tracing::error!(
                         %volume, %target, %why, "the target refuses this owner"
                     );

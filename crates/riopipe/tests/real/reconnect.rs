@@ -154,6 +154,27 @@ fn p6_a_target_that_is_unreachable_too_long_is_given_up_and_its_stream_can_be_re
     volume.close().unwrap();
 }
 
+/// The loss timeout is the whole time, also where another limit is longer.
+#[test]
+fn opening_a_stream_and_closing_the_volume_wait_for_a_lost_target_no_longer_than_the_loss_timeout()
+{
+    let mut nodes = [Node::new()];
+    let members = volume_on(&nodes);
+    let mut options = with_loss_timeout(Duration::from_millis(200));
+    let hours = Duration::from_secs(36_000);
+    options.connect.timeout = hours;
+    let (volume, _) = open_soon(&members, &options);
+    nodes[0].kill();
+    let stream_options = StreamOptions { timeout: hours, ..StreamOptions::default() };
+    let error = volume.stream(0, &stream_options).unwrap_err();
+    assert!(error.is_retryable() && error.to_string().contains("refused"), "{error}");
+    let not_closed = volume.close_within(hours).unwrap_err();
+    assert!(not_closed.is_retryable(), "{not_closed}");
+    let volume = not_closed.back;
+    nodes[0].start();
+    soon("the target is reached again", || volume.stream(0, &stream_options).is_ok());
+}
+
 /// If the target is unreachable when the volume is closed, the reason is not a missing keep-alive: the
 /// connection ended before.
 #[test]

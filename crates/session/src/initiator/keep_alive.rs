@@ -59,6 +59,11 @@ impl KeepAlive {
         Self { interval_ns: Some(interval_ns), ..self }
     }
 
+    /// Sends a command every `interval_ns` nanoseconds at least.
+    pub fn speed_up(&mut self, interval_ns: u64) {
+        self.interval_ns = Some(self.interval_ns.map_or(interval_ns, |own| own.min(interval_ns)));
+    }
+
     /// When the next command is due, ns; `None`: never.
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {

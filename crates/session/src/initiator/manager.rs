@@ -27,13 +27,15 @@ mod recognise;
 
 use alloc::collections::VecDeque;
 
-use riopipe_order::attribute::StreamId;
+use riopipe_nvme::command::Status;
+use riopipe_order::attribute::{StreamId, VolumeId};
 use riopipe_order::engine::Cause;
 use riopipe_order::probe::{self, Plant};
 
 pub use self::cause::UnreachableCause;
 use super::association::{
-    Association, AssociationState, ConnectFailure, ConnectionEnd, ControlQueue,
+    AskError, Association, AssociationError, AssociationState, ConnectFailure, ConnectionEnd,
+    ControlQueue,
 };
 use super::attach::Controller;
 use super::endpoint::{ConnectionId, Endpoint};
@@ -51,9 +53,9 @@ pub struct ManagerConfig {
     /// The claim by which the same owner claims the volume again on the target; `None` if the
     /// target does not have the extension.
     pub claim: Option<Claim>,
-    /// The time for which the streams wait for a lost target, ns. After that the streams fail, but
-    /// the manager continues its attempts. With 0 the streams fail at once, and the manager makes no
-    /// attempt.
+    /// The time for which the streams wait for a lost target, ns, from its last sign of life on. After
+    /// that the streams fail, but the manager continues its attempts. With 0 the streams fail at once,
+    /// and the manager makes no attempt.
     pub loss_ns: u64,
     /// The pauses between attempts, and between requests of a stream.
     pub back_off: BackOff,
@@ -72,7 +74,13 @@ pub enum ManagerEvent {
     Lost {
         /// The cause.
         why: UnreachableCause,
+        /// The time from which the loss counts, ns: see [`Absence::since`].
+        since: u64,
     },
+    /// The association has ended after the target had released the volume. That is no loss: the
+    /// volume is being closed, and nothing is missing. Every stream and reader must give the target
+    /// up.
+    Ended,
     /// A new association stands, and the volume is claimed.
     Back {
         /// The time for which the target was unreachable, ns.
@@ -107,12 +115,29 @@ pub enum ManagerEvent {
 /// Why a target is unreachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// The time of the loss, ns.
+    /// The time from which the loss counts, ns: the last sign of life of the target. That is the end
+    /// of its connection, or the last byte that it sent before it fell silent. If the program itself
+    /// did not run for a while, silence counts from one [limit](silence_limit_ns) before it was
+    /// noticed at the earliest.
     pub since: u64,
     /// The cause of the last failure.
     pub why: UnreachableCause,
     /// Whether the manager makes no further attempt.
     pub for_good: bool,
+    /// Whether the target has been unreachable for longer than the streams wait.
+    pub given_up: bool,
+}
+
+/// The shortest silence of a target that counts as a loss, ns. A target that is only slow must not
+/// lose its streams.
+pub const SILENCE_MIN_NS: u64 = 3_000_000_000;
+
+/// The time for which a target may send nothing until it counts as lost, ns. Half of the loss timeout
+/// remains for attempts to reach the target again. A target that is silent for as long as an answer
+/// may take (`answer_ns`) is lost in any case.
+#[must_use]
+pub fn silence_limit_ns(loss_ns: u64, answer_ns: u64) -> u64 {
+    (loss_ns / 2).max(SILENCE_MIN_NS).min(answer_ns)
 }
 
 #[derive(Debug)]
@@ -133,8 +158,6 @@ struct Reattachment {
     /// The number of the attempt that runs, or that is due after a pause, from 1.
     attempt: u32,
     step: Step,
-    /// Whether the [`GivenUp`](ManagerEvent::GivenUp) event of this loss has been sent.
-    reported_given_up: bool,
 }
 
 /// A step of setting up the association again, in order.
@@ -177,9 +200,25 @@ pub struct AssociationManager<P> {
     events: VecDeque<ManagerEvent>,
     /// The state of the pseudo-random numbers, which vary the pauses between attempts.
     random_state: u64,
-    /// Whether the target has released the volume. The manager then does not claim it again there.
-    is_released: bool,
+    /// The release of the volume on the target.
+    release: Release,
 }
+
+/// The release of the volume on the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    /// It has not been requested.
+    NotRequested,
+    /// It has been requested over the association with this number, and not been answered.
+    Requested { association_number: u32 },
+    /// The target has refused it with this status.
+    Refused(Status),
+    /// The target has released the volume. The manager does not claim it again there.
+    Done,
+}
+
+/// The number of the question that requests the release.
+const RELEASE_QUESTION: u64 = u64::MAX;
 
 impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
     /// The manager of an association that stands, with the volume claimed and no open question.
@@ -193,19 +232,30 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
             current_request: None,
             events: VecDeque::new(),
             random_state: config.seed,
-            is_released: false,
+            release: Release::NotRequested,
             config,
         };
         manager.association.close_drives();
-        manager.set_answer_limit();
+        manager.set_limits();
         manager
     }
 
-    /// Extends the association's limit for an answer, if streams cannot replay. The loss of the
-    /// association would then end the streams, although a target that hangs may recover.
-    fn set_answer_limit(&mut self) {
+    /// Sets the limits of an association that stands.
+    fn set_limits(&mut self) {
+        let answer_ns = self.association.config().answer_ns;
+        self.association.limit_silence(silence_limit_ns(self.config.loss_ns, answer_ns));
         if self.config.loss_ns == 0 {
+            // The streams cannot replay. The loss of the association would end them, although a
+            // target that answers Keep Alive may still answer a question.
             self.association.extend_answer_limit();
+        }
+    }
+
+    /// Takes in that the target has sent something to a stream at `at`, ns. Only the last such time
+    /// matters, and it may be reported late: at the next [`timeout`](Endpoint::timeout).
+    pub fn note_received(&mut self, at: u64) {
+        if self.is_standing() {
+            self.association.note_received(at);
         }
     }
 
@@ -273,24 +323,61 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         self.requests.request(request, random, now);
     }
 
+    /// Requests that the target releases the `volume`, unless that has been requested over this
+    /// association, or the target has released it. The manager takes the answer itself, in the
+    /// moment in which it arrives: an end of the connection after that is no loss.
+    ///
+    /// # Errors
+    /// [`AskError`]: the request could not be sent.
+    pub fn request_release(&mut self, volume: VolumeId, now: u64) -> Result<(), AskError> {
+        let requested = Release::Requested { association_number: self.association_number };
+        if self.release == requested || self.is_released() || !self.is_standing() {
+            return Ok(());
+        }
+        let release = wire::release_command(volume, false);
+        let queue = ControlQueue::Admin;
+        self.association.ask(queue, RELEASE_QUESTION, release, Data::None, now)?;
+        self.release = requested;
+        Ok(())
+    }
+
+    /// Takes the answer to the request for a release, if it has arrived.
+    fn take_release_answer(&mut self) {
+        if !matches!(self.release, Release::Requested { .. }) || !self.is_standing() {
+            return;
+        }
+        if let Some(answer) = self.association.take_answer(RELEASE_QUESTION) {
+            let status = answer.cqe.status();
+            self.release = if status.is_ok() { Release::Done } else { Release::Refused(status) };
+        }
+    }
+
+    /// The status with which the target has refused to release the volume. From then on the release
+    /// may be requested again.
+    pub fn take_release_refusal(&mut self) -> Option<Status> {
+        let Release::Refused(status) = self.release else { return None };
+        self.release = Release::NotRequested;
+        Some(status)
+    }
+
     /// Records that the target has released the volume. If this association is lost, the manager
     /// sets up no other one: it would claim the volume, and nothing would release it any more
     /// (trap T25).
     pub fn set_released(&mut self) {
-        self.is_released = true;
+        self.release = Release::Done;
     }
 
-    /// Whether the target has [released](Self::set_released) the volume.
+    /// Whether the target has released the volume.
     #[must_use]
-    pub const fn is_released(&self) -> bool {
-        self.is_released
+    pub fn is_released(&self) -> bool {
+        self.release == Release::Done
     }
 
     /// Ends the association because the volume is closed. First sends a release, so that the target
     /// keeps the volume for no owner (trap T25). The program must send the contents of the admin
     /// queue's outbox before it closes the connection.
     pub fn stop(&mut self, now: u64) {
-        let owns_volume = self.is_standing() && !self.is_released;
+        let owns_volume = self.is_standing() && !self.is_released();
         if let Some(claim) = &self.config.claim
             && owns_volume
         {
@@ -308,8 +395,8 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         let step = match &self.state {
             State::Standing => {
                 if let AssociationState::Lost(error) = self.association.state() {
-                    let why = error.clone().into();
-                    self.on_loss(why, now);
+                    let error = error.clone();
+                    self.on_loss(error, now);
                 }
                 return;
             }
@@ -337,17 +424,34 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
 
     /// Reports the loss of the association, and begins the pause before the first attempt. Makes no
     /// attempt if the volume was released or streams cannot replay.
-    fn on_loss(&mut self, why: UnreachableCause, now: u64) {
-        self.events.push_back(ManagerEvent::Lost { why: why.clone() });
+    fn on_loss(&mut self, error: AssociationError, now: u64) {
+        let since = self.time_of_loss(&error, now);
+        let why = UnreachableCause::from(error);
+        let (for_good, given_up) = (false, false);
+        let absence = Absence { since, why: why.clone(), for_good, given_up };
+        if self.is_released() && !probe::is_bug_planted(Plant::T25ClaimedAgain) {
+            let why = UnreachableCause::Released;
+            self.state = State::Refused(Absence { why, for_good: true, ..absence });
+            self.drop_requests();
+            self.events.push_back(ManagerEvent::Ended);
+            return;
+        }
+        self.events.push_back(ManagerEvent::Lost { why: why.clone(), since });
         let step = Step::Pause { until: self.end_of_pause(1, now) };
-        self.state = State::Unreachable {
-            absence: Absence { since: now, why: why.clone(), for_good: false },
-            reattachment: Reattachment { attempt: 1, step, reported_given_up: false },
-        };
-        if self.is_released && !probe::is_bug_planted(Plant::T25ClaimedAgain) {
-            self.refuse(UnreachableCause::Released, Cause::Disconnected);
-        } else if self.config.loss_ns == 0 {
+        self.state =
+            State::Unreachable { absence, reattachment: Reattachment { attempt: 1, step } };
+        if self.config.loss_ns == 0 {
             self.refuse(why, Cause::Disconnected);
+        }
+    }
+
+    /// The time from which a loss counts that is noticed at `now`, ns; see [`Absence::since`].
+    fn time_of_loss(&self, error: &AssociationError, now: u64) -> u64 {
+        match (error, self.association.silence_ns()) {
+            (AssociationError::Silent(_), Some(silence_ns)) => {
+                self.association.last_received().max(now.saturating_sub(silence_ns))
+            }
+            _ => now,
         }
     }
 
@@ -378,15 +482,20 @@ impl<P: AsRef<[u8]> + Clone> AssociationManager<P> {
         let State::Unreachable { absence, .. } = &self.state else { return };
         let absence = Absence { why: why.clone(), for_good: true, ..absence.clone() };
         self.state = State::Refused(absence);
+        self.drop_requests();
+        self.events.push_back(ManagerEvent::Refused { why, cause: stream_cause });
+    }
+
+    /// Drops the streams' requests for connections.
+    fn drop_requests(&mut self) {
         self.requests = ReconnectQueue::new(self.config.back_off);
         self.current_request = None;
-        self.events.push_back(ManagerEvent::Refused { why, cause: stream_cause });
     }
 
     /// Reports that the new association stands and the volume is claimed.
     fn finish_reattachment(&mut self, now: u64) {
         self.association.close_drives();
-        self.set_answer_limit();
+        self.set_limits();
         let State::Unreachable { absence, reattachment } = &self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
         self.events
@@ -462,6 +571,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
 
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
         let used = self.association.received(queue, bytes, now);
+        self.take_release_answer();
         self.run_step(now);
         used
     }
@@ -479,8 +589,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
         }
         let State::Unreachable { absence, reattachment } = &mut self.state else { return };
         let unreachable_ns = now.saturating_sub(absence.since);
-        if unreachable_ns >= self.config.loss_ns && !reattachment.reported_given_up {
-            reattachment.reported_given_up = true;
+        if unreachable_ns >= self.config.loss_ns && !absence.given_up {
+            absence.given_up = true;
             self.events.push_back(ManagerEvent::GivenUp { unreachable_ns });
         }
         if let Step::Pause { until } = reattachment.step
@@ -499,7 +609,7 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for AssociationManager<P> {
                     Step::Pause { until } => Some(until),
                     _ => None,
                 };
-                let give_up_at = match reattachment.reported_given_up {
+                let give_up_at = match absence.given_up {
                     false => Some(absence.since.saturating_add(self.config.loss_ns)),
                     true => None,
                 };

@@ -14,7 +14,7 @@ use super::association::{AssociationConfig, ConnectFailure, ControlQueue};
 use super::endpoint::Endpoint;
 use super::script::{Answer, completion, le, page, respond};
 use crate::label::{LABEL_LEN, Label, MemberId};
-use crate::wire::{ADMIN_CLAIM, Extension};
+use crate::wire::{ADMIN_CLAIM, ADMIN_RELEASE, Extension};
 
 pub(super) type Payload = &'static [u8];
 
@@ -73,6 +73,8 @@ pub(super) struct ScriptedTarget {
     pub(super) label_status: u16,
     /// The statuses of the answers to claims, one after the other; later claims succeed.
     pub(super) claims: Vec<u16>,
+    /// The status of a release; `None`: it succeeds.
+    pub(super) refuse_release: Option<u16>,
     /// Opcodes of the commands since the bring-up.
     pub(super) asked: Vec<u8>,
     /// Commands without an answer.
@@ -98,6 +100,7 @@ impl ScriptedTarget {
             refusals: Vec::new(),
             label_status: 0,
             claims: Vec::new(),
+            refuse_release: None,
             asked: Vec::new(),
             withheld: Vec::new(),
             kept_alive: 0,
@@ -203,6 +206,9 @@ impl ScriptedTarget {
                 Answer::Data(labels)
             }
             (_, ADMIN_CLAIM) if !self.claims.is_empty() => Answer::Status(self.claims.remove(0)),
+            (_, ADMIN_RELEASE) if self.refuse_release.is_some() => {
+                Answer::Status(self.refuse_release.unwrap_or_default())
+            }
             _ => Answer::Result(u64::from(sqe[0])),
         }
     }

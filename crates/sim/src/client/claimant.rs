@@ -94,7 +94,7 @@ impl Claimant {
     /// Handles the event of its target. The claimant ends when the target is lost.
     fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
-            if matches!(event, TargetEvent::Lost) {
+            if matches!(event, TargetEvent::Lost { .. }) {
                 return self.close(core);
             }
         }

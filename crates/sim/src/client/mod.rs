@@ -400,9 +400,9 @@ impl Client {
         while let Some(event) = self.servers[at].event(core) {
             match event {
                 // A recovery that has asked this target for something notices the loss by itself.
-                TargetEvent::Lost => {
+                TargetEvent::Lost { since } => {
                     let server = at as u16;
-                    self.post(|| StreamMessage::AssociationEnded { server });
+                    self.post(|| StreamMessage::AssociationEnded { server, since });
                 }
                 TargetEvent::Resumed => self.target_resumed(at, core),
                 TargetEvent::Refused(why, cause) => self.not_resumed(at, &why, cause, core),
@@ -435,7 +435,10 @@ impl Client {
                 self.take_events(at, core);
                 self.advance(drives, core);
             }
-            Role::Stream { stream, .. } => {
+            Role::Stream { stream, server } => {
+                if let Some(manager) = self.servers[usize::from(server)].manager() {
+                    manager.note_received(core.now);
+                }
                 self.arrives(stream, conn, Some(bytes), drives, core);
             }
         }

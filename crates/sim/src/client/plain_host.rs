@@ -169,7 +169,7 @@ impl PlainHost {
     /// Handles the event of its target. The host ends when the target is lost.
     fn take_events(&mut self, core: &mut Core) {
         while let Some(event) = self.server.event(core) {
-            if matches!(event, TargetEvent::Lost) {
+            if matches!(event, TargetEvent::Lost { .. }) {
                 return self.close(core);
             }
         }

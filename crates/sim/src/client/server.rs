@@ -30,8 +30,8 @@ const IO_QUEUES: u16 = 32;
 
 /// An event of a target.
 pub(super) enum TargetEvent {
-    /// The association is lost.
-    Lost,
+    /// The association is lost; the loss counts from `since`, ns.
+    Lost { since: u64 },
     /// The volume is claimed again, over a new association.
     Resumed,
     /// This owner has lost the target for good.
@@ -308,13 +308,17 @@ impl Server {
                 let why = error.to_string();
                 core.trace(|| format!("initiator: lost target {index}: {why}"));
                 self.attachment = Attachment::None;
-                Some(TargetEvent::Lost)
+                Some(TargetEvent::Lost { since: core.now })
             }
             Attachment::Managed(manager) => Some(match manager.next_event()? {
-                ManagerEvent::Lost { why } => {
+                ManagerEvent::Lost { why, since } => {
                     core.trace(|| format!("initiator: lost target {index}: {why}"));
-                    TargetEvent::Lost
+                    TargetEvent::Lost { since }
                 }
+                ManagerEvent::Ended => TargetEvent::Refused(
+                    "the volume was released there".into(),
+                    Cause::Disconnected,
+                ),
                 ManagerEvent::Back { attempts, .. } => {
                     core.trace(|| {
                         format!("initiator: target {index} is claimed again ({attempts})")

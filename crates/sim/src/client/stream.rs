@@ -18,6 +18,7 @@ use riopipe_session::initiator::stream_driver::{
 
 use super::application::{Call, Reading};
 use super::committer::Committer;
+use super::server::ANSWER_NS;
 use super::watchers::Watchers;
 use super::wire::Wire;
 use crate::block::BLOCK;
@@ -28,6 +29,9 @@ use crate::payload::Payload;
 
 /// A target that makes no progress for this time is given up, ns.
 const STALL_NS: u64 = 80 * MS;
+/// A target that sends nothing to an association for this time is lost, ns: see
+/// [`silence_limit_ns`](riopipe_session::initiator::manager::silence_limit_ns).
+const SILENCE_NS: u64 = ANSWER_NS;
 /// A stream that is not bound everywhere after this time cannot be started, ns.
 const START_NS: u64 = 200 * MS;
 
@@ -45,7 +49,7 @@ pub(super) enum StreamMessage {
     /// A connection that the stream has asked for.
     Connected { server: u16, wire: Wire, queue: Box<IoQueue> },
     /// The association with a server has ended.
-    AssociationEnded { server: u16 },
+    AssociationEnded { server: u16, since: u64 },
     /// A server will not come back.
     GiveUp { server: u16, cause: Cause },
 }
@@ -153,7 +157,8 @@ pub(super) struct Stream {
     /// The time until which the thread that drives it sleeps, ns.
     wakes_at: Option<u64>,
     pub(super) reading: Reading,
-    /// For each connection, the last time at which it carried requests, ns.
+    /// For each connection, the last time at which it carried requests, ns; or the last sign of life
+    /// of its target, if that is why it counts as lost.
     pub(super) carried: Vec<u64>,
     /// For each server, whether its connection carried requests at the last check.
     carries: Vec<bool>,
@@ -567,7 +572,7 @@ impl Stream {
                 Body::Open(driver) => driver,
                 Body::Starting(start) => {
                     match message {
-                        StreamMessage::AssociationEnded { server } => {
+                        StreamMessage::AssociationEnded { server, .. } => {
                             start.association_ended(server, core.now);
                         }
                         StreamMessage::GiveUp { server, .. } => start.give_up(server),
@@ -583,8 +588,16 @@ impl Stream {
                 }
             };
             match message {
-                StreamMessage::AssociationEnded { server } => {
-                    driver.association_ended(server, core.now)
+                StreamMessage::AssociationEnded { server, since } => {
+                    // A connection that the stream still has is lost by this. Its loss timeout
+                    // counts from the target's last sign of life.
+                    let carries = self.carries[usize::from(server)];
+                    if carries && driver.is_open(server) {
+                        self.carries[usize::from(server)] = false;
+                        self.carried[usize::from(server)] =
+                            since.max(core.now.saturating_sub(SILENCE_NS));
+                    }
+                    driver.association_ended(server, since)
                 }
                 StreamMessage::GiveUp { server, cause } => driver.give_up(server, cause),
                 StreamMessage::Connected { server, wire, queue } => {

@@ -156,6 +156,15 @@ impl<P: AsRef<[u8]> + Clone> Commands<P> {
         self.pending.iter().map(waits_since).min()
     }
 
+    /// When the oldest Keep Alive that has no answer yet was sent, ns.
+    pub(super) fn oldest_keep_alive(&self) -> Option<u64> {
+        let sent_at = |command: &PendingCommand| match command.source {
+            CommandSource::KeepAlive { sent_at } => Some(sent_at),
+            CommandSource::Caller { .. } => None,
+        };
+        self.pending.iter().filter_map(sent_at).min()
+    }
+
     /// The number of callers' commands that have no answer yet.
     pub(super) fn unanswered(&self) -> usize {
         self.pending.iter().filter(|command| command.is_callers()).count()

@@ -84,6 +84,9 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
     }
 
     fn received(&mut self, queue: ControlQueue, bytes: &[u8], now: u64) -> usize {
+        if !bytes.is_empty() {
+            self.note_received(now);
+        }
         let received = match queue {
             ControlQueue::Discovery => self.receive_discovery(bytes, now),
             ControlQueue::Admin => self.receive_admin(bytes, now),
@@ -151,6 +154,12 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             }
             _ => None,
         };
+        if let State::Attached { admin, .. } = &self.state
+            && self.silence_ends(admin).is_some_and(|end| now >= end)
+        {
+            let silence_ns = now.saturating_sub(self.last_received);
+            return self.end_with_error(AssociationError::Silent(silence_ns));
+        }
         if let Some(limit_ns) = overdue_ns {
             return self.end_with_error(AssociationError::TimedOut(limit_ns));
         }
@@ -170,7 +179,8 @@ impl<P: AsRef<[u8]> + Clone> Endpoint for Association<P> {
             State::Attached { admin, keep_alive } => {
                 let answer_ns = self.admin_answer_ns();
                 let answer_due = admin.stalled_since().map(|since| since.saturating_add(answer_ns));
-                [keep_alive.next_due(), answer_due].into_iter().flatten().min()
+                let silence_ends = self.silence_ends(admin);
+                [keep_alive.next_due(), answer_due, silence_ends].into_iter().flatten().min()
             }
             _ => None,
         };

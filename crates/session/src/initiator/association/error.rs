@@ -9,6 +9,7 @@ use crate::initiator::attach;
 use crate::initiator::endpoint::ConnectFailure;
 use crate::initiator::keep_alive::Loss;
 use crate::initiator::queue_pair::{SessionError, SubmitError};
+use crate::initiator::seconds::Seconds;
 
 /// Why an association could not be set up, or has ended. For the queue to the drives: why it
 /// failed.
@@ -39,6 +40,12 @@ pub enum AssociationError {
         Duration::from_nanos(*.0)
     )]
     TimedOut(u64),
+    /// The target has sent nothing on any connection for this time, ns.
+    #[error(
+        "the target has sent nothing for {}: it stalls, or the network is cut",
+        Seconds::of_ns(*.0)
+    )]
+    Silent(u64),
     /// Discovery lists no subsystem or several, and none was named.
     #[error("the target offers {} subsystems{}: name one of them", .0.len(), List(.0))]
     WhichSubsystem(Vec<String>),

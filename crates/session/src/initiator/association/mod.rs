@@ -170,6 +170,10 @@ pub struct Association<P> {
     /// The limit for an answer on the admin queue, in multiples of
     /// [`AssociationConfig::answer_ns`].
     answer_factor: u64,
+    /// When the target last sent anything, ns, as far as the association knows.
+    last_received: u64,
+    /// The time for which the target may send nothing, ns; `None`: only answers have limits.
+    silence_ns: Option<u64>,
 }
 
 /// The factor of an [extended](Association::extend_answer_limit) limit for an answer. There is
@@ -193,6 +197,8 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             answers: VecDeque::new(),
             commands_sent: 0,
             answer_factor: 1,
+            last_received: 0,
+            silence_ns: None,
             config,
         }
     }
@@ -210,6 +216,46 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     /// and a target that hangs may recover. The callers then have limits of their own.
     pub fn extend_answer_limit(&mut self) {
         self.answer_factor = EXTENDED_FACTOR;
+    }
+
+    /// From now on the association is lost when the target has sent nothing for `silence_ns`
+    /// nanoseconds. Keep Alive is sent three times as often at least, because its answers show that
+    /// the target runs.
+    pub fn limit_silence(&mut self, silence_ns: u64) {
+        self.silence_ns = Some(silence_ns);
+        if let State::Attached { keep_alive, .. } = &mut self.state {
+            keep_alive.speed_up(keep_alive_interval_ns(silence_ns));
+        }
+    }
+
+    /// Takes in that the target has sent something at `at`, ns, on a connection that the
+    /// association does not have: that of a stream.
+    pub fn note_received(&mut self, at: u64) {
+        self.last_received = self.last_received.max(at);
+    }
+
+    /// When the target last sent anything, ns: on a queue of the association, or as far as
+    /// [`note_received`](Self::note_received) has reported.
+    #[must_use]
+    pub const fn last_received(&self) -> u64 {
+        self.last_received
+    }
+
+    /// The limit of [`limit_silence`](Self::limit_silence), ns.
+    #[must_use]
+    pub const fn silence_ns(&self) -> Option<u64> {
+        self.silence_ns
+    }
+
+    /// When the target has been silent for too long, ns, if it sends nothing until then: the limit
+    /// is over, and a Keep Alive has waited for its answer for two thirds of the limit. The second
+    /// condition only matters if the program itself did not run for a while.
+    fn silence_ends(&self, admin: &Commands<P>) -> Option<u64> {
+        let silence_ns = self.silence_ns?;
+        let asked_at = admin.oldest_keep_alive()?;
+        let answer_ns = silence_ns - keep_alive_interval_ns(silence_ns);
+        let limit = self.last_received.saturating_add(silence_ns);
+        Some(limit.max(asked_at.saturating_add(answer_ns)))
     }
 
     /// The configuration.
@@ -328,6 +374,14 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         )
     }
 
+    /// Takes the answer to a question on the admin queue, if it has arrived.
+    pub(super) fn take_answer(&mut self, question: u64) -> Option<Answer> {
+        let is_answer =
+            |answer: &Answer| answer.queue == ControlQueue::Admin && answer.question == question;
+        let index = self.answers.iter().position(is_answer)?;
+        self.answers.remove(index)
+    }
+
     /// The next answer, in order of arrival.
     pub fn next_answer(&mut self) -> Option<Answer> {
         self.answers.pop_front()
@@ -362,6 +416,11 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
             self.end_with_error(AssociationError::ClosedHere);
         }
     }
+}
+
+/// The interval of Keep Alive commands if the target may be silent for `silence_ns`, ns.
+const fn keep_alive_interval_ns(silence_ns: u64) -> u64 {
+    silence_ns / 3
 }
 
 /// Whether an answer has been missing without progress for `answer_ns` or longer.

@@ -5,6 +5,7 @@ use super::super::scripted_target::{
     CONNECT_INVALID, MS, Payload, ScriptedTarget, VOLUME, carry, config, pass,
 };
 use super::*;
+use crate::initiator::association::AssociationConfig;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use riopipe_nvme::command::Status;
@@ -18,7 +19,22 @@ const S: u64 = 1_000 * MS;
 type Manager = AssociationManager<Payload>;
 
 fn manager(target: &mut ScriptedTarget, loss_ns: u64, claims: bool) -> Manager {
-    let mut association = Association::new(config());
+    manager_of(config(), target, loss_ns, claims)
+}
+
+/// A manager of an association with the limits that the program has unless an option changes them.
+fn usual_manager(target: &mut ScriptedTarget, loss_ns: u64) -> Manager {
+    let config = AssociationConfig { keep_alive_ms: 15_000, answer_ns: 10 * S, ..config() };
+    manager_of(config, target, loss_ns, true)
+}
+
+fn manager_of(
+    config: AssociationConfig,
+    target: &mut ScriptedTarget,
+    loss_ns: u64,
+    claims: bool,
+) -> Manager {
+    let mut association = Association::new(config);
     carry(&mut association, target, 0);
     let controller = association.controller().expect("attached");
     let drives = [1, 2].map(|nsid| DriveOfVolume { nsid, index: nsid as u16, blocks: 908 });
@@ -32,6 +48,7 @@ fn events(manager: &mut Manager) -> Vec<&'static str> {
     core::iter::from_fn(|| manager.next_event())
         .map(|event| match event {
             ManagerEvent::Lost { .. } => "lost",
+            ManagerEvent::Ended => "ended",
             ManagerEvent::Back { .. } => "back",
             ManagerEvent::GivenUp { .. } => "given up",
             ManagerEvent::Refused { .. } => "refused",
@@ -248,24 +265,143 @@ fn failures_that_may_pass_are_tried_again() {
 }
 
 #[test]
-fn without_a_loss_timeout_a_loss_for_good_and_silence_is_no_loss() {
+fn without_a_loss_timeout_a_loss_is_for_good_and_a_late_answer_is_no_loss() {
     let mut target = ScriptedTarget::new();
-    let mut manager = manager(&mut target, 0, true);
-    target.mute = Some(false);
+    let mut manager = usual_manager(&mut target, 0);
+    target.mute = Some(true);
     let mut now = 0;
-    pass(&mut manager, &mut target, &mut now, 10 * S);
-    assert!(manager.is_standing(), "it may recover");
-    target.mute = None;
-    while !target.withheld.is_empty() {
-        let late = target.late();
-        manager.received(ControlQueue::Admin, &late, now);
-    }
-    pass(&mut manager, &mut target, &mut now, 40 * S);
-    assert!(manager.is_standing());
+    manager.request_release(VOLUME, now).expect("it can be asked");
+    pass(&mut manager, &mut target, &mut now, 90 * S);
+    assert!(manager.is_standing(), "it answers Keep Alive, so the question may be answered later");
     cut(&mut manager, &mut target, now);
     assert_eq!(events(&mut manager), ["lost", "refused"]);
     assert_eq!(manager.deadline(), None);
-    assert!(manager.absence().is_some_and(|absence| absence.for_good));
+    assert!(manager.absence().is_some_and(|absence| absence.for_good && absence.since == now));
+    // Without any answer.
+    let mut target = ScriptedTarget::new();
+    let mut manager = usual_manager(&mut target, 0);
+    target.mute = Some(false);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, 3 * S - 1);
+    assert!(manager.is_standing(), "it may only be slow");
+    pass(&mut manager, &mut target, &mut now, 3 * S);
+    assert_eq!(events(&mut manager), ["lost", "refused"]);
+    assert!(manager.absence().is_some_and(|absence| absence.for_good && absence.since == 0));
+}
+
+/// The times of the two events of a loss, ns.
+#[derive(Debug, PartialEq, Eq)]
+struct LossTimes {
+    noticed: u64,
+    since: u64,
+    given_up: u64,
+    /// As the event that gives the target up reports it.
+    unreachable: u64,
+}
+
+/// Lets time pass until the target is given up.
+fn loss_times(manager: &mut Manager, target: &mut ScriptedTarget, now: &mut u64) -> LossTimes {
+    let (mut noticed, mut lost_since) = (None, None);
+    loop {
+        let at = manager.deadline().expect("there is always something to do");
+        pass(manager, target, now, at);
+        while let Some(event) = manager.next_event() {
+            match event {
+                ManagerEvent::Lost { since, .. } => {
+                    (noticed, lost_since) = (Some(*now), Some(since));
+                }
+                ManagerEvent::GivenUp { unreachable_ns } => {
+                    let (noticed, since) = (noticed.unwrap(), lost_since.unwrap());
+                    assert!(manager.absence().is_some_and(|it| it.since == since && it.given_up));
+                    return LossTimes {
+                        noticed,
+                        since,
+                        given_up: *now,
+                        unreachable: unreachable_ns,
+                    };
+                }
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+}
+
+/// The time in the option is the whole time, whatever it takes to notice the loss.
+#[test]
+fn the_loss_timeout_counts_from_the_last_sign_of_life() {
+    // The loss timeout, and the silence until the loss is noticed, s.
+    for (loss, noticed) in [(1, 3), (3, 3), (5, 3), (12, 6), (30, 10), (600, 10)] {
+        let mut target = ScriptedTarget::new();
+        let mut manager = usual_manager(&mut target, loss * S);
+        let mut now = 0;
+        pass(&mut manager, &mut target, &mut now, 100 * S);
+        assert!(manager.is_standing() && events(&mut manager).is_empty());
+        let received = manager.association().unwrap().last_received();
+        assert!(now - received <= noticed * S / 3, "Keep Alive is frequent enough");
+        // It is stopped, or its link is cut: the connections stay.
+        (target.mute, target.up) = (Some(false), false);
+        let times = loss_times(&mut manager, &mut target, &mut now);
+        let whole = loss.max(noticed) * S;
+        let expected = LossTimes {
+            noticed: received + noticed * S,
+            since: received,
+            given_up: received + whole,
+            unreachable: whole,
+        };
+        assert_eq!(times, expected, "{loss} s");
+    }
+}
+
+#[test]
+fn a_connection_that_ends_is_a_sign_of_life() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = usual_manager(&mut target, 5 * S);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, 2 * S + 7);
+    cut(&mut manager, &mut target, now);
+    let since = now;
+    let times = loss_times(&mut manager, &mut target, &mut now);
+    assert_eq!((times.since, times.given_up, times.unreachable), (since, since + 5 * S, 5 * S));
+}
+
+#[test]
+fn bytes_for_streams_are_signs_of_life() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = usual_manager(&mut target, 5 * S);
+    let mut now = 0;
+    target.mute = Some(false);
+    pass(&mut manager, &mut target, &mut now, 3 * S - 1);
+    manager.note_received(2 * S);
+    pass(&mut manager, &mut target, &mut now, 5 * S - 1);
+    assert!(manager.is_standing());
+    manager.note_received(S);
+    let times = loss_times(&mut manager, &mut target, &mut now);
+    assert_eq!((times.since, times.noticed, times.given_up), (2 * S, 5 * S, 7 * S));
+}
+
+/// A machine that slept has received nothing. The target need not be lost.
+#[test]
+fn a_program_that_did_not_run_gives_the_target_time_to_answer() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = usual_manager(&mut target, 30 * S);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, 20 * S);
+    let asleep = 3_600 * S;
+    now += asleep;
+    manager.timeout(now);
+    assert!(manager.is_standing(), "it is asked first");
+    carry(&mut manager, &mut target, now);
+    pass(&mut manager, &mut target, &mut now, asleep + 60 * S);
+    assert!(manager.is_standing() && events(&mut manager).is_empty());
+    // The target is gone when the machine wakes up.
+    target.mute = Some(false);
+    now += asleep;
+    manager.timeout(now);
+    let woken = now;
+    let times = loss_times(&mut manager, &mut target, &mut now);
+    assert!(times.noticed > woken + 6 * S && times.noticed <= woken + 10 * S, "{times:?}");
+    assert_eq!(times.given_up, times.since + 30 * S);
+    assert_eq!(times.since, times.noticed - 10 * S, "one limit of silence at most");
 }
 
 #[test]
@@ -293,6 +429,53 @@ fn t25_a_volume_that_is_closed_is_released() {
         assert_eq!((manager.deadline(), manager.wants_connection()), (None, None));
         assert!(events(&mut manager).is_empty(), "that is no loss");
     }
+}
+
+/// A target may end the connection as soon as it has released the volume. The answer arrives with
+/// the end of the connection, before the thread that closes the volume has run.
+#[test]
+fn the_end_of_a_connection_after_the_release_is_no_loss() {
+    for loss_ns in [0, LOSS] {
+        let mut target = ScriptedTarget::new();
+        let mut manager = manager(&mut target, loss_ns, true);
+        manager.request(request(1), 0);
+        manager.request_release(VOLUME, 0).expect("it can be asked");
+        assert!(!manager.is_released());
+        carry(&mut manager, &mut target, 0);
+        assert!(target.asked.contains(&ADMIN_RELEASE));
+        cut(&mut manager, &mut target, 0);
+        assert_eq!(events(&mut manager), ["ended"]);
+        assert!(manager.is_released() && manager.absence().is_some_and(|it| it.for_good));
+        assert_eq!((manager.deadline(), manager.wants_connection()), (None, None));
+    }
+}
+
+#[test]
+fn a_release_is_requested_once_for_each_association_and_a_refusal_ends_it() {
+    let mut target = ScriptedTarget::new();
+    let mut manager = manager(&mut target, LOSS, true);
+    target.mute = Some(true);
+    for _ in 0..3 {
+        manager.request_release(VOLUME, 0).expect("it can be asked");
+        carry(&mut manager, &mut target, 0);
+    }
+    assert_eq!(target.asked, [ADMIN_RELEASE]);
+    assert_eq!(manager.take_release_refusal(), None);
+    // The connection ends without an answer: that is a loss, and the next one is asked again.
+    cut(&mut manager, &mut target, 0);
+    assert_eq!(events(&mut manager), ["lost"]);
+    (target.up, target.mute) = (true, None);
+    target.refuse_release = Some(status::STREAM_BUSY.0);
+    let mut now = 0;
+    pass(&mut manager, &mut target, &mut now, S);
+    manager.request_release(VOLUME, now).expect("it can be asked");
+    carry(&mut manager, &mut target, now);
+    assert_eq!(manager.take_release_refusal().map(|status| status.0), Some(status::STREAM_BUSY.0));
+    assert_eq!((manager.take_release_refusal(), manager.is_released()), (None, false));
+    target.refuse_release = None;
+    manager.request_release(VOLUME, now).expect("it can be asked");
+    carry(&mut manager, &mut target, now);
+    assert!(manager.is_released());
 }
 
 #[test]

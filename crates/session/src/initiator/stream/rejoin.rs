@@ -48,7 +48,7 @@ pub(super) enum SetUpEvent {
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Handles the loss of the connection to a server, also of one that has sent nothing for too
-    /// long. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (promise
+    /// long. The loss timeout counts from `now`. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (promise
     /// P7). If the engine cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the
     /// stream is poisoned (promise P6).
     pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
@@ -71,6 +71,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.loss = Some(Loss { since, cause });
         self.reading.send_again(server);
         self.is_connecting = true;
+    }
+
+    /// The time from which the loss of the connection to a server counts, ns, if it is lost. A
+    /// server that was given up keeps that time.
+    #[must_use]
+    pub fn lost_since(&self, server: u16) -> Option<u64> {
+        self.connections.get(usize::from(server))?.loss.map(|loss| loss.since)
     }
 
     /// The servers to which the stream needs a new connection.

@@ -27,7 +27,7 @@ pub(super) struct ServerConnection {
 /// The loss of a connection.
 #[derive(Clone, Copy, Debug)]
 struct ConnectionLoss {
-    /// When the driver noticed the loss, ns.
+    /// The time from which the loss counts, ns.
     since: u64,
     /// The number of requests that the stream had replayed before the loss, on all servers.
     replayed_before: u64,
@@ -78,14 +78,23 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// open. The target may have lost its power while nothing was in flight. A connection that is
     /// being made could join the next association before the target is checked again (trap T27).
     /// Reads of other streams wait until this stream is bound again (promise P9).
+    ///
+    /// The loss counts from `since`, ns: the last sign of life of the target (see
+    /// [`Absence::since`](crate::initiator::manager::Absence::since)).
     #[cold]
-    pub fn association_ended(&mut self, server: u16, now: u64) {
+    pub fn association_ended(&mut self, server: u16, since: u64) {
         let is_being_set_up = self.session.connection(server) == ConnectionState::Joining;
         if self.is_open(server)
             && !(is_being_set_up && probe::is_bug_planted(Plant::T27LateConnect))
         {
-            self.closed(server, now);
+            self.closed(server, since);
         }
+    }
+
+    /// The time from which the loss of the connection to a server counts, ns, if it is lost.
+    #[must_use]
+    pub fn lost_since(&self, server: u16) -> Option<u64> {
+        self.session.lost_since(server)
     }
 
     /// Gives up a server that will not come back. The stream fails (promise P6).
@@ -111,12 +120,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.connections_changed = false;
         let has_failed = self.session.engine().failure().is_some();
         let replayed_count = self.session.engine().replayed_count();
+        let session = &self.session;
         for (server, connection) in (0..).zip(&mut self.servers) {
-            let state = self.session.connection(server);
+            let state = session.connection(server);
             match state {
                 ConnectionState::Down | ConnectionState::Dead => {
                     connection.loss.get_or_insert(ConnectionLoss {
-                        since: now,
+                        since: session.lost_since(server).unwrap_or(now),
                         replayed_before: replayed_count,
                     });
                     if connection.is_open {

@@ -12,11 +12,10 @@ use riopipe_order::attribute::VolumeId;
 
 use super::error::CallFailure;
 use super::recovery::{RecoveryDriver, RecoveryError, StepTimes, command_of};
-use crate::initiator::association::{Answer, Association, ControlQueue, DrivesState};
+use crate::initiator::association::{Answer, Association, DrivesState};
 use crate::initiator::manager::{AssociationManager, UnreachableCause};
 use crate::initiator::opening::{Call, Opening, OpeningError, Outcome, Phase, Ticket};
-use crate::initiator::queue_pair::Data;
-use crate::wire::{release_command, status};
+use crate::wire::status;
 
 /// Why a request failed. `server` counts the volume's targets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -217,17 +216,14 @@ impl StreamsRecovery {
     }
 }
 
-/// The number of the question that releases a volume. No [`Ticket`] of an attempt has these bits.
-const RELEASE_QUESTION: u64 = u64::MAX;
 const RELEASING: &str = "releasing the volume";
 
 /// The release of an open volume on its targets; see the [module](self).
 #[derive(Debug)]
 pub struct VolumeRelease {
     volume: VolumeId,
-    /// For each target, the [number](AssociationManager::number) of the association over which it
-    /// was asked last.
-    asked_over: Vec<Option<u32>>,
+    /// For each target, whether this release has asked it.
+    asked: Vec<bool>,
     /// For each target, whether it still has to release the volume, or to refuse that.
     unanswered: Vec<bool>,
     /// The first target that has refused, and the status that it answered.
@@ -241,8 +237,8 @@ impl VolumeRelease {
     /// target. Only targets that have the extension are asked.
     #[must_use]
     pub fn new(volume: VolumeId, has_extension: Vec<bool>) -> Self {
-        let asked_over = alloc::vec![None; has_extension.len()];
-        Self { volume, asked_over, unanswered: has_extension, refused: None, released: Vec::new() }
+        let asked = alloc::vec![false; has_extension.len()];
+        Self { volume, asked, unanswered: has_extension, refused: None, released: Vec::new() }
     }
 
     /// Continues: asks the targets, and takes in their answers. `with` calls its argument with the
@@ -258,7 +254,7 @@ impl VolumeRelease {
         mut with: impl FnMut(usize, &mut dyn FnMut(&mut AssociationManager<P>)),
     ) -> Result<bool, StreamsRecoveryError> {
         let mut first_error = Ok(());
-        for server in 0..self.asked_over.len() {
+        for server in 0..self.asked.len() {
             let mut result = Ok(());
             with(server, &mut |manager| result = self.continue_with_target(server, manager, now));
             // After an error of one target the others are still asked.
@@ -298,53 +294,41 @@ impl VolumeRelease {
         let cause = manager.absence().map(|absence| &absence.why);
         let has_no_owner = matches!(cause, Some(UnreachableCause::Claim(status))
             if status.is(status::LEASE_OVER));
-        if has_no_owner && self.unanswered[server] {
-            // The target has released the volume before, and the answer was lost.
-            manager.set_released();
-            self.released.push(server);
-        }
-        if manager.is_released() {
-            self.unanswered[server] = false;
-        }
         if !self.unanswered[server] {
             return Ok(());
         }
-        let number = Some(manager.association_number());
-        let is_lost_for_good = manager.absence().is_some_and(|absence| absence.for_good);
-        let Some(association) = manager.association() else {
+        if has_no_owner {
+            // The target has released the volume before, and the answer was lost.
+            manager.set_released();
+        }
+        if manager.is_released() {
+            self.unanswered[server] = false;
+            self.released.push(server);
+            return Ok(());
+        }
+        // A refusal that comes before the question belongs to an earlier release, which was given
+        // up (trap T23).
+        let refusal = manager.take_release_refusal();
+        if let Some(status) = refusal.filter(|_| self.asked[server]) {
+            self.unanswered[server] = false;
+            if self.refused.is_none() {
+                self.refused = Some((server, status));
+            }
+            return Ok(());
+        }
+        if let Some(absence) = manager.absence() {
             // If the target comes back, the manager claims the volume there again. Then the release
             // is sent again over the new association.
-            return if is_lost_for_good {
+            return if absence.for_good || absence.given_up {
                 Err(StreamsRecoveryError::Unreachable { server })
             } else {
                 Ok(())
             };
-        };
-        if core::mem::replace(&mut self.asked_over[server], number) != number {
-            let release = release_command(self.volume, false);
-            association
-                .ask(ControlQueue::Admin, RELEASE_QUESTION, release, Data::None, now)
-                .map_err(|error| {
-                    let source = CallFailure::of(error);
-                    StreamsRecoveryError::Call { server, doing: RELEASING, source }
-                })?;
         }
-        let mut has_released = false;
-        while let Some(Answer { question, cqe, .. }) = association.next_answer() {
-            if question == RELEASE_QUESTION {
-                self.unanswered[server] = false;
-                let status = cqe.status();
-                if status.is_ok() {
-                    has_released = true;
-                    self.released.push(server);
-                } else if self.refused.is_none() {
-                    self.refused = Some((server, status));
-                }
-            }
-        }
-        if has_released {
-            manager.set_released();
-        }
-        Ok(())
+        self.asked[server] = true;
+        manager.request_release(self.volume, now).map_err(|error| {
+            let source = CallFailure::of(error);
+            StreamsRecoveryError::Call { server, doing: RELEASING, source }
+        })
     }
 }
