@@ -26,7 +26,7 @@ pub enum Code {
     Storage = 6,
     /// A drive, a log or an address can't be served.
     Media = 7,
-    /// Ctrl-C or SIGTERM; operations in flight were completed in order.
+    /// Ctrl-C, SIGTERM or SIGHUP; operations in flight were completed in order.
     Interrupted = 130,
     /// The reader of standard output has gone: the code that a shell reports for a process that
     /// SIGPIPE ends.
@@ -58,7 +58,7 @@ impl Code {
             Self::Differs => "what was read is not what was written, or no file is there",
             Self::Storage => "a write, read or FLUSH failed on an open volume",
             Self::Media => "a drive, a log or an address can't be served",
-            Self::Interrupted => "interrupted by Ctrl-C or SIGTERM",
+            Self::Interrupted => "interrupted by Ctrl-C, SIGTERM or SIGHUP",
             Self::Unread => "the reader of standard output has gone",
         }
     }

@@ -77,11 +77,15 @@ pub trait Store {
     fn submit_durable(&mut self, lba: u64, buf: Self::Buf, place: Place)
     -> Result<(), Self::Error>;
 
-    /// Waits until all submitted groups are durable.
+    /// Number of bytes of the groups of [`Store::submit`] that are durable, as far as it is known.
+    fn durable_bytes(&self) -> u64;
+
+    /// Waits until all submitted groups are durable. Calls `progress` with
+    /// [`Store::durable_bytes`] from time to time.
     ///
     /// # Errors
     /// One of the groups failed.
-    fn settle(&mut self) -> Result<(), Self::Error>;
+    fn settle(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), Self::Error>;
 
     /// Reads whole blocks.
     ///
@@ -92,7 +96,9 @@ pub trait Store {
 
 /// The observer of a copy.
 pub trait Watch {
-    /// Reports that `done` of the file's `total` bytes are done; the total of a stream is unknown.
+    /// Reports that `done` of the file's `total` bytes are done: durable in the volume, or read from
+    /// it. The total of a stream is unknown. A copy into a volume is done to the last byte only when
+    /// all of it is durable, its header included.
     fn progress(&mut self, done: u64, total: Option<u64>);
 
     /// Whether to stop here. The volume then holds no file, or the old one.
@@ -180,7 +186,7 @@ pub fn write<S: Store>(
     let mut buf = store.buf(BLOCK_BYTES)?;
     Header::encode_copying(&name, &mut buf);
     store.submit_durable(HEADER_BLOCK, buf, Place::InPlace)?;
-    store.settle()?;
+    store.settle(&mut |_| ())?;
     let mut groups = 1;
 
     let mut checksum = Checksum::new();
@@ -212,7 +218,7 @@ pub fn write<S: Store>(
         store.submit(lba, buf, Place::Fresh)?;
         groups += 1;
         done += read as u64;
-        watch.progress(done, length);
+        watch.progress(unfinished(store.durable_bytes(), done), length);
         if watch.stop() {
             return Err(CopyError::Interrupted);
         }
@@ -227,15 +233,23 @@ pub fn write<S: Store>(
         });
     }
 
+    let mut report = |durable| watch.progress(unfinished(durable, done), length);
     if !store.keeps_order() {
-        store.settle()?;
+        store.settle(&mut report)?;
     }
     let header = Header { name, length: done, checksum: checksum.value() };
     let mut buf = store.buf(BLOCK_BYTES)?;
     header.encode(&mut buf);
     store.submit_durable(HEADER_BLOCK, buf, Place::Fresh)?;
-    store.settle()?;
+    store.settle(&mut report)?;
+    watch.progress(done, length);
     Ok(Copied { header, groups: groups + 1 })
+}
+
+/// The progress of a copy of which `durable` bytes are durable, and whose header is not. Groups are
+/// whole blocks, so they may be longer than the `submitted` bytes of the file.
+fn unfinished(durable: u64, submitted: u64) -> u64 {
+    durable.min(submitted.saturating_sub(1))
 }
 
 /// Groups whose bounds are checked before anything is written. Their sizes on the drives repeat

@@ -1,46 +1,80 @@
-//! Ctrl-C and SIGTERM: the first requests a stop, the second ends the process.
+//! SIGINT (Ctrl-C), SIGTERM and SIGHUP: the first requests a stop, the second ends the process.
 //!
 //! A stream without a close leaves entries in the targets' logs, and its volume unusable until they
 //! are recovered. So a command that writes to a volume stops in order: it submits nothing more,
-//! waits for the operations in flight, and closes.
+//! waits for the operations in flight, and closes. It prints what it waits for.
+//!
+//! A SIGHUP that was ignored when the program was started stays ignored: `nohup` relies on that.
 
 use std::{
-    io,
+    ffi::c_int,
+    fs, io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
 };
 
+use riopipe_lab::units;
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
     iterator::Signals,
 };
 
-use crate::failure::{Code, Failure};
+use crate::{
+    failure::{Code, Failure},
+    output::Output,
+};
 
 /// Whether a signal has requested a stop.
 #[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    requested: Arc<AtomicBool>,
+    /// Bytes that were submitted and are not durable yet; 0 if that is not known.
+    backlog: AtomicU64,
+}
 
 impl Interrupt {
-    /// Watches for SIGINT and SIGTERM; a second one ends the process at once.
+    /// Watches for the signals. The first one prints a note on what the program still waits for;
+    /// a second one ends the process at once.
+    ///
+    /// # Errors
+    /// The system refuses the handlers, or a thread.
+    pub fn watch(output: &Output) -> Result<Self, Failure> {
+        let interrupt = Self::watch_silently()?;
+        let mut signals = Signals::new(watched()).map_err(|error| refused(&error))?;
+        let (own, output) = (interrupt.clone(), *output);
+        let notes = move || {
+            let Some(signal) = signals.forever().next() else { return };
+            output.note(own.note(name(signal)));
+            loop {
+                thread::sleep(NOTE_INTERVAL);
+                output.note(own.waits());
+            }
+        };
+        let thread = thread::Builder::new().name("rio-signals".into()).spawn(notes);
+        thread.map_err(|error| refused(&error))?;
+        Ok(interrupt)
+    }
+
+    /// As [`watch`](Self::watch), without a note: for commands that end at once.
     ///
     /// # Errors
     /// The system refuses the handlers.
-    pub fn watch() -> Result<Self, Failure> {
+    pub fn watch_silently() -> Result<Self, Failure> {
         let interrupt = Self::default();
-        for signal in [SIGINT, SIGTERM] {
-            flag::register_conditional_shutdown(
-                signal,
-                Code::Interrupted as i32,
-                Arc::clone(&interrupt.0),
-            )
-            .and_then(|_| flag::register(signal, Arc::clone(&interrupt.0)))
-            .map_err(|error| refused(&error))?;
+        let requested = &interrupt.0.requested;
+        for signal in watched() {
+            let code = Code::Interrupted as i32;
+            flag::register_conditional_shutdown(signal, code, Arc::clone(requested))
+                .and_then(|_| flag::register(signal, Arc::clone(requested)))
+                .map_err(|error| refused(&error))?;
         }
         Ok(interrupt)
     }
@@ -59,7 +93,30 @@ impl Interrupt {
     /// Whether a signal has come.
     #[must_use]
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.requested.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of bytes that were submitted and are not durable yet, for the note.
+    pub fn set_backlog(&self, bytes: u64) {
+        self.0.backlog.store(bytes, Ordering::Relaxed);
+    }
+
+    fn note(&self, signal: &str) -> String {
+        format!(
+            "rio: interrupted by {signal}: nothing more is submitted. {}. A second signal (Ctrl-C) \
+             ends the program at once; a volume that it has open must then be recovered",
+            self.waits()
+        )
+    }
+
+    fn waits(&self) -> String {
+        match self.0.backlog.load(Ordering::Relaxed) {
+            0 => "rio waits for what is in flight, and closes".to_owned(),
+            bytes => format!(
+                "rio waits until {} that were submitted are durable, and closes the volume",
+                units::bytes(bytes)
+            ),
+        }
     }
 }
 
@@ -68,21 +125,21 @@ impl Interrupt {
 pub struct Stop(Signals);
 
 impl Stop {
-    /// Watches for SIGINT and SIGTERM; a second one ends the process at once, also while the server
-    /// starts or stops.
+    /// Watches for the signals; a second one ends the process at once, also while the server starts
+    /// or stops.
     ///
     /// # Errors
     /// The system refuses the handlers.
     pub fn watch() -> Result<Self, Failure> {
-        Interrupt::watch()?;
-        Signals::new([SIGINT, SIGTERM]).map(Self).map_err(|error| refused(&error))
+        Interrupt::watch_silently()?;
+        Signals::new(watched()).map(Self).map_err(|error| refused(&error))
     }
 
     /// Waits for a signal, and returns its name; `None` once `alive` returns false.
     pub fn wait_while(mut self, alive: impl Fn() -> bool) -> Option<&'static str> {
         loop {
             if let Some(signal) = self.0.pending().next() {
-                return Some(if signal == SIGINT { "SIGINT" } else { "SIGTERM" });
+                return Some(name(signal));
             }
             if !alive() {
                 return None;
@@ -94,7 +151,33 @@ impl Stop {
 
 /// Interval in which a server checks whether it should end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval in which an interrupted command prints what it waits for.
+const NOTE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The signals that end the program in order.
+fn watched() -> Vec<c_int> {
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    [SIGINT, SIGTERM].into_iter().chain(hang_up).collect()
+}
+
+/// Whether the process ignores a signal. A handler of this program ends that, so only the first
+/// call has the state at the start.
+fn is_ignored(signal: c_int) -> bool {
+    // Without /proc, which is not the usual case, nothing counts as ignored.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+fn name(signal: c_int) -> &'static str {
+    match signal {
+        SIGINT => "SIGINT",
+        SIGHUP => "SIGHUP",
+        _ => "SIGTERM",
+    }
+}
 
 fn refused(error: &io::Error) -> Failure {
-    Failure::new(Code::Failed, "can't watch for SIGINT and SIGTERM").because(error)
+    Failure::new(Code::Failed, "can't watch for SIGINT, SIGTERM and SIGHUP").because(error)
 }

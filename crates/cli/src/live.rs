@@ -119,7 +119,7 @@ pub fn show<F: Figures>(
 ) -> Result<(), Failure> {
     let address = parse(address, F::KIND)?;
     let address = address.as_str();
-    let interrupt = watch.map(|_| Interrupt::watch()).transpose()?;
+    let interrupt = watch.map(|_| Interrupt::watch_silently()).transpose()?;
     let mut before: Option<F> = None;
     let mut is_missed = false;
     loop {

@@ -59,7 +59,7 @@ fn measure(args: &Run, output: &Output) -> Result<Measured, Failure> {
     let engines = without_repeats(&args.engine);
     // Described before the run: afterwards the load includes our own.
     let machine = Machine::this();
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let metrics = args.metrics.as_deref().map(|address| metrics::Metrics::at(address, output));
     let metrics = metrics.transpose()?;
     let place = Place::prepare(args)?;

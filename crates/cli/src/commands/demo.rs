@@ -65,7 +65,7 @@ pub(super) fn run(args: &Demo, output: &Output) -> Result<(), Failure> {
     let machine = Machine::this();
     let drive_bytes = (file_bytes / u64::from(TARGETS) + DRIVE_BYTES_MIN).next_multiple_of(1 << 20);
     // Before there is anything to leave behind.
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let mut own = OwnTargets::start(&Plan {
         volume: "demo",
         targets: TARGETS,
@@ -140,7 +140,7 @@ fn copy(
     interrupt: &Interrupt,
 ) -> Result<Copied, Failure> {
     let begun = Instant::now();
-    let written = with_store(own, |store| {
+    let written = with_store(own, interrupt, |store| {
         let mut watch = Bar::new(output, "copying", interrupt);
         let options = WriteOptions { group_bytes: GROUP_BYTES, ..WriteOptions::default() };
         Source::open(file)
@@ -148,7 +148,7 @@ fn copy(
             .map_err(|error| copy_failure(&error))
     })?;
     let seconds = begun.elapsed().as_secs_f64();
-    let comparison = with_store(own, |store| {
+    let comparison = with_store(own, interrupt, |store| {
         let mut watch = Bar::new(output, "comparing", interrupt);
         Source::open(file)
             .and_then(|mut file| file_copy::verify(store, Some(&mut file), &mut watch))
@@ -159,13 +159,14 @@ fn copy(
 
 fn with_store<R>(
     own: &OwnTargets,
+    interrupt: &Interrupt,
     work: impl FnOnce(&mut VolumeStore) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let (volume, _) = Volume::open(own.volume(), own.members(), &OpenOptions::default())
         .map_err(|error| open_failure(&error))?;
     let stream =
         volume.stream(STREAM, &StreamOptions::default()).map_err(|error| stream_failure(&error))?;
-    let mut store = VolumeStore::new(&volume, stream);
+    let mut store = VolumeStore::new(&volume, stream, interrupt.clone());
     let result = work(&mut store);
     let closed = store.close().map_err(|error| Failure::new(Code::Storage, error.to_string()));
     let result = result?;

@@ -59,7 +59,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     }
     let signal = signals.wait_while(|| running.is_alive());
     match signal {
-        Some(signal) => tracing::info!(signal, "stopping"),
+        Some(signal) => tracing::info!(signal, "stopping; a second signal ends the target at once"),
         None => tracing::error!("a reactor has ended: stopping"),
     }
     running.stop().map_err(|error| {

@@ -112,8 +112,12 @@ fn with_store<R>(
         connect,
         ..OpenOptions::default()
     };
+    // A program that ends while it opens the volume may leave a lease. But the wait for another
+    // owner may be long, and there is nothing to close before its end: a signal ends it at once.
+    let early = args.wait.is_zero().then(|| Interrupt::watch(output)).transpose()?;
     let (volume, recovery) =
         Volume::open(&args.name, &addresses, &options).map_err(|error| open_failure(&error))?;
+    let interrupt = early.map_or_else(|| Interrupt::watch(output), Ok)?;
     if !recovery.is_nothing() {
         output.note(recovery.to_string());
     }
@@ -125,10 +129,8 @@ fn with_store<R>(
     let timeout = args.members.connect.io_timeout;
     let options = StreamOptions { timeout, ..StreamOptions::default() };
     let stream = volume.stream(STREAM, &options).map_err(|error| stream_failure(&error))?;
-    let mut store = VolumeStore::new(&volume, stream);
-    // From here on a volume must be closed in order; before, Ctrl-C just ends the process.
-    let interrupt = Interrupt::watch()?;
-    let result = work(&mut store, &volume, &interrupt);
+    let mut store = VolumeStore::new(&volume, stream, interrupt.clone());
+    let result = interrupt.check().and_then(|()| work(&mut store, &volume, &interrupt));
     // The first failure is the cause; that of closing is its consequence.
     let closed = store
         .close()

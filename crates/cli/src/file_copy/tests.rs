@@ -18,6 +18,8 @@ struct Memory {
     durable: Vec<u8>,
     /// Groups that were submitted and not waited for.
     open: Vec<Group>,
+    /// Number of these bytes that the copy has written, without headers.
+    durable_bytes: u64,
     keeps_order: bool,
     /// The possible contents after a crash at each moment.
     crashes: Vec<Vec<u8>>,
@@ -36,6 +38,7 @@ impl Memory {
         Self {
             durable: vec![0; blocks * BLOCK_BYTES],
             open: Vec::new(),
+            durable_bytes: 0,
             keeps_order: true,
             crashes: Vec::new(),
             fails_after: None,
@@ -119,9 +122,18 @@ impl Store for Memory {
         self.submit(lba, buf, place)
     }
 
-    fn settle(&mut self) -> Result<(), Failed> {
+    fn durable_bytes(&self) -> u64 {
+        self.durable_bytes
+    }
+
+    /// The groups become durable one after the other.
+    fn settle(&mut self, progress: &mut dyn FnMut(u64)) -> Result<(), Failed> {
         for group in mem::take(&mut self.open) {
             Self::apply(&mut self.durable, &group);
+            if group.lba != HEADER_BLOCK {
+                self.durable_bytes += group.bytes.len() as u64;
+            }
+            progress(self.durable_bytes);
         }
         self.crashes.push(self.durable.clone());
         Ok(())
@@ -229,7 +241,7 @@ fn files_of_all_lengths_come_back() {
         .unwrap();
         assert_eq!(copied.header.length, length as u64);
         assert_eq!(copied.groups, 2 + (length as u64).div_ceil(8192));
-        assert_eq!(reported.last().copied().unwrap_or(0), length as u64);
+        assert_eq!(reported.last(), Some(&(length as u64)));
         assert_eq!(get(&mut store).unwrap(), bytes);
         let comparison = compare(&mut store, &path, &mut Unwatched).unwrap();
         assert!(comparison.is_equal(), "{comparison:?}");
@@ -327,11 +339,40 @@ fn a_file_that_changes_during_the_copy_is_noticed() {
     }
 }
 
+/// Bytes that are only submitted may still be lost. The last one counts when the header is durable: until
+/// then a crash leaves no file.
+#[test]
+fn progress_counts_what_is_durable() {
+    for keeps_order in [true, false] {
+        for length in [1, 8192, 30_000_u64] {
+            let (_folder, path) = file("a", &content(length as usize, 1));
+            let mut store = Memory { keeps_order, ..Memory::new(16) };
+            let mut reported = Vec::new();
+            let report = |done| {
+                reported.push(done);
+                false
+            };
+            put_watched(&mut store, &path, &mut Each(report, false)).unwrap();
+            let groups = length.div_ceil(2 * BLOCK_BYTES as u64) as usize;
+            assert_eq!(reported[..groups], vec![0; groups], "submitted, and nothing is durable");
+            let (last, before) = reported.split_last().unwrap();
+            assert_eq!(*last, length);
+            assert!(before.is_sorted() && before.iter().all(|done| *done < length), "{before:?}");
+            assert!(length < 8193 || before.iter().any(|done| *done > 0), "{before:?}");
+        }
+    }
+}
+
 #[test]
 fn a_copy_that_is_stopped_leaves_no_file() {
     let (_folder, path) = file("a", &content(30_000, 1));
     let mut store = Memory::new(16);
-    let stopped = put_watched(&mut store, &path, &mut Each(|done| done > 10_000, false));
+    let mut groups = 0;
+    let second = |_| {
+        groups += 1;
+        groups == 2
+    };
+    let stopped = put_watched(&mut store, &path, &mut Each(second, false));
     assert!(matches!(stopped, Err(CopyError::Interrupted)));
     assert_eq!(store.open.len(), 2, "nothing more was submitted");
     assert!(matches!(get(&mut store), Err(CopyError::Unfinished(_))));

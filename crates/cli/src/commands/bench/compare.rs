@@ -52,7 +52,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Compared, Failure>
     }
     // Described before the run: afterwards the load includes our own.
     let machine = Machine::this();
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let mut bench = Bench::prepare(args, &interrupt)?;
     for workload in &workloads {
         bench.has_space(workload)?;

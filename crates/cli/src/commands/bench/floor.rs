@@ -29,7 +29,7 @@ use crate::{
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
     let workloads = workloads(&args.writes)?;
     let machine = Machine::this();
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let drive = drive(&args.drive)?;
     let (server_cores, writer_cores) = cores();
     let rounds = args.writes.rounds as usize;

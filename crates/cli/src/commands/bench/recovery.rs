@@ -30,7 +30,7 @@ const PAPER: Paper = Paper { reconstruct_ms: 55.0, undo_ms: 125.0 };
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
     let machine = Machine::this();
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let mut own = OwnTargets::start(&Plan {
         volume: "recovery",
         targets: args.targets,

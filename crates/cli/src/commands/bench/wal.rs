@@ -40,7 +40,7 @@ const CONTENDERS: [&str; 2] = ["wal", "flush"];
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
     let machine = Machine::this();
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let (seconds, rounds) = if args.quick { (0.5, 4) } else { (1.0, 6) };
     let time = args.time.unwrap_or(Duration::from_secs_f64(seconds));
     let rounds = args.rounds.unwrap_or(rounds);

@@ -10,9 +10,13 @@ use crate::{
     args::volume::Recover,
     connect::{members_and_options, open_failure},
     failure::Failure,
+    interrupt::Interrupt,
     output::{Output, Report},
     progress::Progress,
 };
+
+/// The steps of a recovery in which it has not claimed the volume yet.
+const BEFORE_CLAIM: [&str; 3] = ["ask", "claim", "ask again"];
 
 pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
     let (addresses, connect) = members_and_options(Some(&args.open.name), &args.open.members)?;
@@ -26,13 +30,21 @@ pub(super) fn run(args: &Recover, output: &Output) -> Result<(), Failure> {
         connect,
     };
     let progress = Progress::steps(output, "connecting", 0);
+    // A recovery that has begun is brief, and the volume is released after it. Before it begins,
+    // a signal ends the program at once, because another owner may be waited for.
+    let mut interrupt = Ok(None);
     let recovery = Volume::recover(&args.open.name, &addresses, &options, &mut |step| {
+        if matches!(interrupt, Ok(None)) && !BEFORE_CLAIM.contains(&step.step) {
+            interrupt = Interrupt::watch(output).map(Some);
+        }
         progress.of(step.total as u64);
         progress.at(step.done as u64);
         progress.set_message(step.step);
     })
     .map_err(|error| open_failure(&error))?;
     drop(progress);
+    // Nothing else has failed, so the recovery was not protected from signals, and is done.
+    interrupt?;
     output.result(&View::new(recovery))
 }
 

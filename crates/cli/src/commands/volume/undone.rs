@@ -87,7 +87,7 @@ fn apply(args: &UndoneApply, output: &Output) -> Result<(), Failure> {
     if !recovery.is_nothing() {
         output.note(recovery.to_string());
     }
-    let interrupt = Interrupt::watch()?;
+    let interrupt = Interrupt::watch(output)?;
     let applied = compare(&file, &volume, args).and_then(|(runs, restored)| {
         if !args.dry_run {
             write_runs(&file, &volume, &runs, args, &interrupt)?;
