@@ -5,7 +5,7 @@ use std::path::Path;
 use riopipe::{
     AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
     OpenError, RecoverError, StreamError, VolumeInfo,
-    cause::{AssembleError, Lack, OpeningError},
+    cause::{AssembleError, Lack, OpeningError, SessionError},
 };
 
 use crate::{
@@ -153,6 +153,13 @@ pub fn known_failure(error: &KnownError) -> Failure {
 pub fn attach_failure(error: &AttachError) -> Failure {
     let failure = Failure::new(Code::Connection, error.to_string());
     match error {
+        AttachError::Target {
+            source: CallError::Session(SessionError::HostNotAllowed { .. }),
+            ..
+        } => failure.hint(
+            "`rio target serve --allow-host` admits a host; -q gives this host another name (names are \
+             no proof of anything)",
+        ),
         AttachError::Target { .. } => {
             failure.hint("`rio discover -a ADDR -s PORT` lists the NQNs that are offered there")
         }

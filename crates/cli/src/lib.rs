@@ -28,7 +28,7 @@ pub mod volume_store;
 
 use std::{process::ExitCode, sync::Arc};
 
-use clap::Parser;
+use clap::FromArgMatches;
 use signal_hook::consts::SIGXFSZ;
 
 use crate::{args::Cli, output::Output};
@@ -36,7 +36,9 @@ use crate::{args::Cli, output::Output};
 /// Parses the command line, executes it, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed =
+        args::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are not errors and go to standard output.

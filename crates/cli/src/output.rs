@@ -14,7 +14,7 @@ use crate::{
 
 /// The result of a command. The JSON (its serialisation) has all that the text has, and more.
 pub trait Report: Serialize {
-    /// The text; each line ends with a newline.
+    /// The text. A newline at its end may be left out.
     fn text(&self, terminal: &Terminal) -> String;
 }
 
@@ -40,7 +40,13 @@ impl Output {
     /// head`) is [`Code::Unread`], which is not reported.
     pub fn result(&self, report: &impl Report) -> Result<(), Failure> {
         match self.format {
-            Format::Normal => self.raw(report.text(&self.terminal).as_bytes()),
+            Format::Normal => {
+                let mut text = report.text(&self.terminal);
+                if !text.ends_with('\n') {
+                    text.push('\n');
+                }
+                self.raw(text.as_bytes())
+            }
             Format::Json => {
                 let mut text = serde_json::to_string_pretty(report).map_err(|error| {
                     Failure::new(Code::Failed, "can't write the result as JSON").because(&error)

@@ -14,6 +14,7 @@ use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
 use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::initiator::volume::error::{CallFailure, Nonsense};
+use riopipe_session::rounded::Rounded;
 use riopipe_session::wire::retry;
 
 use crate::addr::TargetAddr;
@@ -48,7 +49,7 @@ pub enum CallError {
     #[error(transparent)]
     WhichSubsystem(AssociationError),
     /// The target did not answer within this time.
-    #[error("no answer within {0:?}: the target stalls, or is no NVMe/TCP target")]
+    #[error("no answer within {}: the target stalls, or is no NVMe/TCP target", Rounded(*.0))]
     TimedOut(Duration),
     /// The target has sent nothing on any connection for this time.
     #[error("the target has sent nothing for {}: it stalls, or the network is cut", Seconds(*.0))]
@@ -135,7 +136,8 @@ impl From<AssociationError> for CallError {
             AssociationError::Silent(ns) => Self::Silent(Duration::from_nanos(ns)),
             AssociationError::Connect(failure) => Self::Connect(failure),
             AssociationError::Broken(words) => Self::Broken(words),
-            error @ AssociationError::WhichSubsystem(_) => Self::WhichSubsystem(error),
+            error @ (AssociationError::WhichSubsystem(_)
+            | AssociationError::NothingOffered { .. }) => Self::WhichSubsystem(error),
         }
     }
 }

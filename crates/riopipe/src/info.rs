@@ -50,8 +50,8 @@ pub struct MemberInfo {
     pub blocks: u64,
     /// Whether the drive has a volatile write cache.
     pub volatile: bool,
-    /// The kind of the target's ordering log: `none`, `file`, `dax`, `block`, `pci`; `foreign` if the
-    /// target does not have Rio's extension.
+    /// The kind of the target's ordering log: `none`, `mem`, `file`, `dax`, `block`, `pci`; `foreign` if
+    /// the target does not have Rio's extension.
     pub log: String,
     /// Log slots for each stream on this target.
     pub slots: u32,

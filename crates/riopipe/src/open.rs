@@ -418,6 +418,7 @@ fn member_info(opened: &OpenedVolume, addr: &MemberAddr, member: usize) -> Membe
         statuses.iter().find(|(target, _)| *target == place.target).map(|(_, status)| status);
     let log = match &controller.extension {
         None => "foreign",
+        Some(extension) if extension.log_in_memory => "mem",
         Some(extension) => extension.log_kind.map_or("none", LogKind::name),
     };
     let other_owner = status.filter(|status| status.owned && !status.own);

@@ -204,10 +204,18 @@ impl fmt::Display for Recovery {
                 write!(f, "; a log was given up, and groups that only it recorded are not known")?;
             }
         } else {
-            let dry_run = if self.dry_run { " (a dry run: nothing was changed)" } else { "" };
-            write!(f, "volume \"{name}\" recovered{dry_run}:")?;
+            match self.dry_run {
+                true => {
+                    write!(
+                        f,
+                        "volume \"{name}\" would be recovered (dry run, nothing is changed):"
+                    )?;
+                }
+                false => write!(f, "volume \"{name}\" recovered:")?,
+            }
             for stream in self.streams.iter().filter(|stream| !stream.is_nothing()) {
-                write!(f, "\n  {stream}")?;
+                f.write_str("\n  ")?;
+                stream.describe(f, self.dry_run)?;
             }
             if self.torn > 0 {
                 write!(f, "\n  {} torn log entries counted as absent", self.torn)?;
@@ -226,11 +234,19 @@ impl fmt::Display for Recovery {
 
 impl fmt::Display for StreamRecovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f, false)
+    }
+}
+
+impl StreamRecovery {
+    /// Writes what recovery has found and done, or, in a dry run, what it would do.
+    fn describe(&self, f: &mut fmt::Formatter<'_>, is_dry_run: bool) -> fmt::Result {
         let Self { stream, last, tag, found, kept, dropped, replayed, .. } = self;
+        let would_be = if is_dry_run { "would be " } else { "" };
         write!(
             f,
             "stream {stream}: {found} entries found; whole up to group {last} (tag {tag}), {kept} \
-             groups kept, {dropped} beyond dropped, {} blocks undone",
+             groups {would_be}kept, {dropped} beyond {would_be}dropped, {} blocks {would_be}undone",
             self.undone_blocks()
         )?;
         if *replayed > 0 {
@@ -238,7 +254,7 @@ impl fmt::Display for StreamRecovery {
         }
         if !self.in_place.is_empty() {
             let blocks: u64 = self.in_place.iter().map(|update| update.range.blocks).sum();
-            write!(f, ", {blocks} blocks of in-place updates left as they are")?;
+            write!(f, ", {blocks} blocks of in-place updates {would_be}left as they are")?;
         }
         if self.log_given_up {
             let blocks: u64 = self.in_doubt.iter().map(|write| write.range.blocks).sum();
@@ -326,6 +342,12 @@ mod tests {
         recovery.steps.undo = Duration::from_millis(4);
         let text = recovery.to_string();
         for part in ["stream 3", "group 17", "tag 99", "5 entries", "3 blocks undone", "undo 4.0"] {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
+        assert!(!text.contains("would"), "{text}");
+        recovery.dry_run = true;
+        let text = recovery.to_string();
+        for part in ["would be recovered", "groups would be kept", "3 blocks would be undone"] {
             assert!(text.contains(part), "{part} is missing: {text}");
         }
     }

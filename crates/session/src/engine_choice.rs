@@ -138,7 +138,7 @@ mod tests {
 
     fn extension(log_kind: Option<LogKind>) -> Option<Extension> {
         let (version, region, boot) = (EXTENSION_VERSION, [1; 16], [2; 16]);
-        Some(Extension { version, log_kind, incarnation: 1, region, boot })
+        Some(Extension { version, log_kind, log_in_memory: false, incarnation: 1, region, boot })
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub mod initiator;
 pub mod label;
 pub mod label_work;
 pub mod outbox;
+pub mod rounded;
 pub mod stages;
 pub mod target;
 pub mod wire;

@@ -119,6 +119,7 @@ mod tests {
         let extension = wire::Extension {
             version: wire::EXTENSION_VERSION,
             log_kind: Some(LogKind::Dax),
+            log_in_memory: false,
             incarnation: 1,
             region: [1; 16],
             boot: [2; 16],

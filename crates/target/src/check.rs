@@ -8,6 +8,7 @@
 //! opening the media for service shows the same errors.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ use riopipe_order::log_region::opening::{Decision, Place, Refused, decide};
 use riopipe_order::log_region::{HEADER_BYTES, OpenError};
 use riopipe_session::drive_identity::{Choice, Origin, distinguish};
 
+use crate::access::access_notes;
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT};
 use crate::drive_identity::{IdentityError, ShownIdentity, choose_for, inspect, note};
@@ -164,8 +166,15 @@ pub fn check(config: &Config) -> Report {
     };
     let has_identities = report.is_ok();
     report.subnqn = checked.subnqn;
-    check_addresses("listen", &config.listen, DEFAULT_PORT, &mut report);
-    check_addresses("discovery", &config.discovery, DEFAULT_DISCOVERY_PORT, &mut report);
+    let mut addresses = check_addresses("listen", &config.listen, DEFAULT_PORT, &mut report);
+    addresses.extend(check_addresses(
+        "discovery",
+        &config.discovery,
+        DEFAULT_DISCOVERY_PORT,
+        &mut report,
+    ));
+    let notes = access_notes(config, &addresses).into_iter();
+    report.notes.extend(notes.map(|(place, note)| Problem::new(place, note, "")));
     report.problems.extend(same_media(&checked.namespaces, 0, config.log.as_deref()));
     let log_survival = check_log(config, &mut report);
     let mut choices = Vec::new();
@@ -190,13 +199,24 @@ pub fn check(config: &Config) -> Report {
     report
 }
 
-/// Checks that each address can be listened on. `key` is the key of the list in the configuration.
-fn check_addresses(key: &str, addresses: &[String], default_port: u16, report: &mut Report) {
+/// Checks that each address can be listened on; returns those that can. `key` is the key of the list
+/// in the configuration.
+fn check_addresses(
+    key: &str,
+    addresses: &[String],
+    default_port: u16,
+    report: &mut Report,
+) -> Vec<SocketAddr> {
+    let mut found = Vec::new();
     for (index, address) in addresses.iter().enumerate() {
-        if let Err(error) = Listener::bind_with_port(address, default_port) {
-            report.problems.push(Problem::new(format!("{key}[{index}]"), error, ""));
+        match Listener::bind_with_port(address, default_port) {
+            Ok(listener) => found.push(listener.local_addr()),
+            Err(error) => {
+                report.problems.push(Problem::new(format!("{key}[{index}]"), error, ""));
+            }
         }
     }
+    found
 }
 
 /// Adds the remark that belongs to the survival of a drive or log, if there is one.

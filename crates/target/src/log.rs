@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use riopipe_media::survival::Survival;
+use riopipe_media::survival::{Kept, Survival};
 use riopipe_media::{LogPart, LogStore, boot_id, open_log_within, place_of_log};
 use riopipe_order::log_region::opening::{Place, REGION_BYTES_MIN, Refused};
 use riopipe_order::log_region::{Class, HEADER_BYTES, inspect};
@@ -203,10 +203,14 @@ pub(crate) fn open_volumes(
         }
     };
     descriptions.push(format!("ordering log: {}{state_text}", log.describe()));
+    let mut volumes = opened.volumes;
+    if log.survives().process_kill == Kept::Nothing {
+        volumes.note_log_in_memory();
+    }
     for problem in &opened.problems {
         tracing::error!(log = spec, problem, "a volume is refused");
     }
-    Ok((opened.volumes, Some(log)))
+    Ok((volumes, Some(log)))
 }
 
 /// Whether a log has the stamp of a clean stop (trap T24).

@@ -27,6 +27,7 @@ use riopipe_session::target::{
     QueueCounts, Shared,
 };
 
+use crate::access::access_notes;
 use crate::check::{DriveProperties, Problem, Promise};
 use crate::checked_config::{CheckedConfig, CheckedNamespace, check_config};
 use crate::config::{Config, DEFAULT_DISCOVERY_PORT, DEFAULT_PORT, DEFAULT_SPIN_US};
@@ -228,6 +229,9 @@ impl Target {
             }
         };
         let mut addresses: Vec<SocketAddr> = listeners.iter().map(Listener::local_addr).collect();
+        for (_, note) in access_notes(config, &addresses) {
+            tracing::warn!("{note}");
+        }
         let discovery_addresses = addresses.split_off(config.listen.len());
         let identity = subsystem_identity(config, &checked, &addresses);
         let mut shared = Shared::new(identity, namespaces, volumes, riopipe_platform::now_ns());

@@ -9,7 +9,7 @@ pub mod values;
 pub mod volume;
 pub mod volume_life;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 /// Ordered storage over the network, without waiting.
@@ -109,10 +109,15 @@ Examples:
     },
 }
 
+/// The command tree as it is offered here: without `sim` where the simulator is not installed.
+#[must_use]
+pub fn command() -> clap::Command {
+    let is_hidden = !crate::commands::sim::is_installed();
+    Cli::command().mut_subcommand("sim", |sim| sim.hide(is_hidden))
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
     use crate::failure::Code;
 

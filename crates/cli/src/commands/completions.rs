@@ -1,12 +1,11 @@
 //! `rio completions`
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::{args::Cli, failure::Failure, output::Output};
+use crate::{args, failure::Failure, output::Output};
 
 pub(super) fn run(shell: Shell, output: &Output) -> Result<(), Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "rio", &mut script);
+    clap_complete::generate(shell, &mut args::command(), "rio", &mut script);
     output.raw(&script)
 }

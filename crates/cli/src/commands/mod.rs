@@ -5,7 +5,7 @@ mod completions;
 mod demo;
 mod discover;
 mod log;
-mod sim;
+pub(crate) mod sim;
 mod target;
 mod volume;
 

@@ -3,9 +3,8 @@
 use std::{
     env,
     ffi::OsString,
-    io::ErrorKind,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -33,7 +32,18 @@ Examples:
 ";
 
 pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
-    let program = find().unwrap_or_else(|| PathBuf::from(PROGRAM));
+    let Some(program) = find() else {
+        if args.iter().any(|arg| arg == "--help" || arg == "-h") {
+            return output.raw(HELP.as_bytes());
+        }
+        return Err(Failure::new(
+            Code::Usage,
+            format!(
+                "the simulator is not installed here: {PROGRAM} is neither beside rio nor in PATH"
+            ),
+        )
+        .hint("it is built by `make sim`, or by `cargo build --profile sim -p riopipe-sim`"));
+    };
     let mut command = Command::new(&program);
     command.args(args).stdin(Stdio::null());
     if output.is_json() && !args.iter().any(|arg| arg == "json") {
@@ -41,23 +51,23 @@ pub(super) fn run(args: &[OsString], output: &Output) -> Result<(), Failure> {
     }
     // Replaces this process; it only returns on an error.
     let error = command.exec();
-    if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        return output.raw(HELP.as_bytes());
-    }
-    let failure = Failure::new(Code::Failed, format!("can't start {}", program.display()));
-    Err(match error.kind() {
-        ErrorKind::NotFound => failure
-            .because(&error)
-            .hint("it is built by `make sim`, or by `cargo build --profile sim -p riopipe-sim`"),
-        _ => failure.because(&error),
-    })
+    Err(Failure::new(Code::Failed, format!("can't start {}", program.display())).because(&error))
 }
 
-/// The path where `make sim` puts it (with its assertions), or beside this program; otherwise the
-/// shell must find it.
+/// Whether the simulator is installed. Without it, the help and the completions do not offer it.
+pub(crate) fn is_installed() -> bool {
+    find().is_some()
+}
+
+/// Where the simulator is: where `make sim` puts it (with its assertions), beside this program, or in
+/// `PATH`.
 fn find() -> Option<PathBuf> {
-    let own = env::current_exe().ok()?;
-    let folder = own.parent()?;
-    let built = folder.with_file_name(PROFILE).join(PROGRAM);
-    [built, folder.join(PROGRAM)].into_iter().find(|path| path.exists())
+    let own = env::current_exe().ok();
+    let folder = own.as_deref().and_then(Path::parent);
+    let beside = folder
+        .into_iter()
+        .flat_map(|folder| [folder.with_file_name(PROFILE).join(PROGRAM), folder.join(PROGRAM)]);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let in_path = env::split_paths(&path).map(|folder| folder.join(PROGRAM));
+    beside.chain(in_path).find(|path| path.is_file())
 }

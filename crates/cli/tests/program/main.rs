@@ -1,5 +1,6 @@
 //! The program as a user starts it, with real targets on loopback.
 
+mod access;
 mod addresses;
 mod alerts;
 mod faults;
@@ -26,3 +27,4 @@ mod unread;
 mod volume_life;
 mod volume_stat;
 mod volumes;
+mod wording;

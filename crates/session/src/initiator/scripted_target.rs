@@ -128,6 +128,7 @@ impl ScriptedTarget {
         let extension = Extension {
             version: 1,
             log_kind: Some(LogKind::Dax),
+            log_in_memory: false,
             incarnation: 1,
             region: self.region,
             boot: [9; 16],

@@ -75,6 +75,8 @@ pub struct Volumes<R> {
     listing: Option<Listing>,
     /// The namespaces that volumes have had in this incarnation of the target.
     used_namespaces: UsedNamespaces,
+    /// Whether the log is in the memory of the target's process.
+    is_log_in_memory: bool,
     /// The volumes of a lost log that was given up and replaced by this one.
     former: Vec<VolumeRecord>,
     crc: Crc32c,
@@ -87,9 +89,15 @@ impl<R: Region> Volumes<R> {
             target_log,
             listing: None,
             used_namespaces: UsedNamespaces::default(),
+            is_log_in_memory: false,
             former: Vec::new(),
             crc,
         }
+    }
+
+    /// Notes that the log is in the memory of the target's process. Hosts show that.
+    pub const fn note_log_in_memory(&mut self) {
+        self.is_log_in_memory = true;
     }
 
     /// A target without an ordering log.
@@ -165,6 +173,7 @@ impl<R: Region> Volumes<R> {
         wire::Extension {
             version: wire::EXTENSION_VERSION,
             log_kind: header.map(|header| header.kind),
+            log_in_memory: self.is_log_in_memory,
             incarnation: header.map_or(0, |header| header.incarnation),
             region: header.map_or([0; 16], |header| header.uuid),
             boot: header.map_or([0; 16], |header| header.boot),

@@ -22,7 +22,7 @@ const RECORD_LEN: usize = 48;
 /// | 0–7 | magic `RIOPIPE\x01` |
 /// | 8–9 | version |
 /// | 10 | log kind |
-/// | 11 | reserved |
+/// | 11 | bit 0: the log is in the target's memory, and ends with its process |
 /// | 12–15 | incarnation of the target |
 /// | 16–31 | log region's id |
 /// | 32–47 | boot id of the target's machine |
@@ -33,6 +33,8 @@ pub struct Extension {
     /// The kind of the log region; `None` if the target has no ordering log, so that engine `rio`
     /// can't run there.
     pub log_kind: Option<LogKind>,
+    /// Whether the log is in the memory of the target's process, and ends with it.
+    pub log_in_memory: bool,
     /// The number of the target's incarnation.
     pub incarnation: u32,
     /// The id of the log region.
@@ -48,7 +50,7 @@ impl Extension {
         record[0..8].copy_from_slice(&EXTENSION_MAGIC);
         record[8..10].copy_from_slice(&self.version.to_le_bytes());
         record[10] = self.log_kind.map_or(0, |kind| kind as u8);
-        record[11] = 0;
+        record[11] = u8::from(self.log_in_memory);
         record[12..16].copy_from_slice(&self.incarnation.to_le_bytes());
         record[16..32].copy_from_slice(&self.region);
         record[32..48].copy_from_slice(&self.boot);
@@ -73,6 +75,7 @@ impl Extension {
         Some(Self {
             version,
             log_kind,
+            log_in_memory: record[11] & 1 != 0,
             incarnation: u32_at(record, 12),
             region: array_at(record, 16),
             boot: array_at(record, 32),
@@ -88,6 +91,7 @@ fn assumed_extension() -> Option<Extension> {
     probe::is_bug_planted(Plant::T17AssumeExtension).then_some(Extension {
         version,
         log_kind,
+        log_in_memory: false,
         incarnation,
         region,
         boot,
@@ -103,6 +107,7 @@ mod tests {
         let extension = Extension {
             version: EXTENSION_VERSION,
             log_kind: Some(LogKind::File),
+            log_in_memory: false,
             incarnation: 0x8192_a3b4,
             region: core::array::from_fn(|i| 0x10 + i as u8),
             boot: core::array::from_fn(|i| 0x20 + i as u8),
@@ -111,9 +116,10 @@ mod tests {
         assert_eq!(Extension::find(&identify), None);
         let some = [LogKind::File, LogKind::Dax, LogKind::Block, LogKind::Pci].map(Some);
         for (log_kind, code) in core::iter::once(None).chain(some).zip(0..) {
-            let extension = Extension { log_kind, ..extension };
+            let log_in_memory = code == 1;
+            let extension = Extension { log_kind, log_in_memory, ..extension };
             extension.put(&mut identify);
-            assert_eq!(identify[EXTENSION_OFFSET + 10], code);
+            assert_eq!(identify[EXTENSION_OFFSET + 10..][..2], [code, log_in_memory.into()]);
             assert_eq!(Extension::find(&identify), Some(extension));
         }
         identify[EXTENSION_OFFSET + 10] = 5;

@@ -12,7 +12,7 @@ use riopipe_lab::{
     sample::Sample,
     terminal::Terminal,
 };
-use riopipe_media::{Drive, open_drive};
+use riopipe_media::{Drive, OpenError, open_drive};
 use riopipe_net::{SocketOptions, SpinPolicy};
 use serde::Serialize;
 
@@ -74,8 +74,13 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
 
 /// The drive to which the payload is copied.
 pub(super) fn drive(spec: &str) -> Result<Arc<dyn Drive>, Failure> {
-    open_drive(spec)
-        .map_err(|error| Failure::new(Code::Media, format!("no drive {spec}")).because(&error))
+    open_drive(spec).map_err(|error| {
+        let code = match error {
+            OpenError::Spec { .. } => Code::Usage,
+            _ => Code::Media,
+        };
+        Failure::new(code, format!("no drive {spec}")).because(&error)
+    })
 }
 
 /// One run.

@@ -10,6 +10,7 @@ use crate::initiator::endpoint::ConnectFailure;
 use crate::initiator::keep_alive::Loss;
 use crate::initiator::queue_pair::{SessionError, SubmitError};
 use crate::initiator::seconds::Seconds;
+use crate::rounded::Rounded;
 
 /// Why an association could not be set up, or has ended. For the queue to the drives: why it
 /// failed.
@@ -36,8 +37,8 @@ pub enum AssociationError {
     Dropped(Loss),
     /// No answer has arrived for this time, ns.
     #[error(
-        "no answer within {:?}: the target stalls, or is no NVMe/TCP target",
-        Duration::from_nanos(*.0)
+        "no answer within {}: the target stalls, or is no NVMe/TCP target",
+        Rounded(Duration::from_nanos(*.0))
     )]
     TimedOut(u64),
     /// The target has sent nothing on any connection for this time, ns.
@@ -46,9 +47,18 @@ pub enum AssociationError {
         Seconds::of_ns(*.0)
     )]
     Silent(u64),
-    /// Discovery lists no subsystem or several, and none was named.
+    /// Discovery lists several subsystems, and none was named.
     #[error("the target offers {} subsystems{}: name one of them", .0.len(), List(.0))]
     WhichSubsystem(Vec<String>),
+    /// Discovery lists no subsystem for this host, and none was named.
+    #[error(
+        "the target offers no subsystem to host {hostnqn}: name one, or have the host put on its \
+         list of allowed hosts"
+    )]
+    NothingOffered {
+        /// The NQN of this host.
+        hostnqn: String,
+    },
     /// The initiator ended the association.
     #[error("the connection was closed by this side")]
     ClosedHere,

@@ -140,7 +140,7 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
         let used = discover.receive(now, bytes, outbox)?;
         if let Some(entries) = discover.entries() {
             let entries = entries.to_vec();
-            let subsystem = only_subsystem(&entries);
+            let subsystem = only_subsystem(&entries, &self.config.host_nqn);
             self.discovered = Some(entries);
             if self.only_discovers {
                 return Err(AssociationError::ClosedHere);
@@ -254,13 +254,14 @@ impl<P: AsRef<[u8]> + Clone> Association<P> {
     }
 }
 
-/// The NQN of the only subsystem with namespaces that a discovery log lists.
-fn only_subsystem(entries: &[Entry]) -> Result<String, AssociationError> {
+/// The NQN of the only subsystem with namespaces that a discovery log lists for the host `hostnqn`.
+fn only_subsystem(entries: &[Entry], hostnqn: &str) -> Result<String, AssociationError> {
     let with_namespaces = entries.iter().filter(|entry| entry.subtype == SUBTYPE_NVM);
     let mut found: Vec<String> = with_namespaces.map(|entry| entry.subnqn.clone()).collect();
     found.sort();
     found.dedup();
     match found.len() {
+        0 => Err(AssociationError::NothingOffered { hostnqn: hostnqn.into() }),
         1 => Ok(found.remove(0)),
         _ => Err(AssociationError::WhichSubsystem(found)),
     }

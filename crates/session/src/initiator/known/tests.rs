@@ -23,6 +23,7 @@ fn controller(vwc: bool) -> Controller {
     let extension = Extension {
         version: 1,
         log_kind: Some(LogKind::Dax),
+        log_in_memory: false,
         incarnation: 1,
         region: [3; 16],
         boot: [9; 16],

@@ -61,6 +61,17 @@ pub enum SessionError {
         /// The completion's result; names the field after *invalid parameters*.
         result: u64,
     },
+    /// The target does not admit this host.
+    #[error(
+        "the target does not admit host {hostnqn} to {subnqn}: it is not on the target's list of \
+         allowed hosts"
+    )]
+    HostNotAllowed {
+        /// The NQN of this host.
+        hostnqn: String,
+        /// The subsystem.
+        subnqn: String,
+    },
     /// The target requires in-band authentication, which is not supported.
     #[error("{subnqn} wants the host to authenticate, which is not supported")]
     Authentication {

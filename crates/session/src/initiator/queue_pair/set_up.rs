@@ -1,10 +1,10 @@
 //! The set-up of a queue pair: ICReq, ICResp, Connect.
 
-use riopipe_nvme::command::{Cqe, Sqe};
+use riopipe_nvme::command::{Cqe, Sqe, Status};
 use riopipe_nvme::fabrics::{Connect, ConnectData};
 use riopipe_nvme::pdu::{ADMIN_IN_CAPSULE, IcReq, IcResp, PduError};
 
-use super::{Data, Event, QueuePair, QueueState, SessionError};
+use super::{Data, Event, QpConfig, QueuePair, QueueState, SessionError};
 use crate::outbox::Outbox;
 
 /// The offset of the digest flags (DGST) in an ICResp PDU.
@@ -105,6 +105,12 @@ impl<P: AsRef<[u8]> + Clone, T: Copy> QueuePair<P, T> {
         cqe: &Cqe,
         on_event: &mut impl FnMut(Event<'_, T>),
     ) -> Result<(), SessionError> {
+        // For an I/O queue the status reports a controller of another host.
+        if cqe.status().is(Status::CONNECT_INVALID_HOST) && self.config.qid == 0 {
+            let QpConfig { hostnqn, subnqn, .. } = &self.config;
+            let (hostnqn, subnqn) = (hostnqn.clone(), subnqn.clone());
+            return Err(SessionError::HostNotAllowed { hostnqn, subnqn });
+        }
         if !cqe.status().is_ok() {
             return Err(SessionError::Refused {
                 qid: self.config.qid,
