@@ -59,7 +59,7 @@ fn a_peer_that_is_no_target_and_one_that_stalls() {
     let port = address.port().to_string();
     let args = ["discover", "-a", "127.0.0.1", "-s", &port, "--timeout", "1", "-o", "json"];
     rio(&args).failed(3, &["127.0.0.1"]);
-    rio(&args).failed(3, &["no answer within 1s"]);
+    rio(&args).failed(3, &["no answer within 1 s"]);
     peer.join().unwrap();
 }
 

@@ -1,6 +1,7 @@
 //! `rio target identity`
 
 use riopipe_lab::terminal::Terminal;
+use riopipe_media::OpenError;
 use riopipe_target::{IdentityError, ShownIdentity, drive_identity};
 use serde::Serialize;
 
@@ -64,7 +65,11 @@ pub(super) fn run(args: &Identity, output: &Output) -> Result<(), Failure> {
 
 fn failure(args: &Identity, error: &IdentityError) -> Failure {
     let message = format!("the identity of {}", args.drive);
-    let failure = Failure::new(Code::Media, message).because(error);
+    let code = match error {
+        IdentityError::Open(OpenError::Spec { .. }) => Code::Usage,
+        _ => Code::Media,
+    };
+    let failure = Failure::new(code, message).because(error);
     match error {
         IdentityError::Adopt(_) => failure.hint(
             "a configuration file may give the drive's namespace the nguid that the volume knows, \

@@ -60,7 +60,11 @@ fn the_only_subsystem_is_discovered() {
 #[test]
 fn of_several_subsystems_one_has_to_be_named() {
     for (subsystems, text) in [
-        (vec![], "the target offers 0 subsystems: name one of them"),
+        (
+            vec![],
+            "the target offers no subsystem to host nqn.2014-08.org.nvmexpress:uuid:1: name one, or \
+             have the host put on its list of allowed hosts",
+        ),
         (vec!["b", "a", "b"], "the target offers 2 subsystems (a, b): name one of them"),
     ] {
         let mut target = ScriptedTarget { subsystems, ..ScriptedTarget::new() };
@@ -164,7 +168,7 @@ fn a_target_that_owes_an_answer_for_too_long_is_lost() {
         assert!(association.is_attached(), "{keeps_alive}");
         pass(&mut association, &mut target, &mut now, owed + 1000 * MS);
         assert_eq!(lost(&association), AssociationError::TimedOut(1000 * MS));
-        let text = "no answer within 1s: the target stalls, or is no NVMe/TCP target";
+        let text = "no answer within 1 s: the target stalls, or is no NVMe/TCP target";
         assert_eq!(lost(&association).to_string(), text);
         assert!(!association.is_open(Admin));
     }
