@@ -81,7 +81,7 @@ impl<'a> VolumeView<'a> {
         let mut text = match &self.refusal {
             Some(RefusalView { message, hint }) => {
                 let hint = hint.as_ref().map(|hint| format!("\n  {hint}")).unwrap_or_default();
-                format!("{}: opening it fails now: {message}{hint}", self.state)
+                format!("{}: opening it fails now:\n  {message}{hint}", self.state)
             }
             None if self.state == OpeningState::Unrecovered.name() => {
                 "unrecovered: a log holds what has not been recovered: the next command that opens \
@@ -257,7 +257,7 @@ mod tests {
         // The error of an opening, with the option that helps.
         let error = ClaimError::LogMissing { target: 0 };
         let text = found(&info, Some(error));
-        for part in ["log lost: opening it fails now: volume \"journal\"", "--accept-lost-log"] {
+        for part in ["log lost: opening it fails now:\n  volume \"journal\"", "--accept-lost-log"] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
