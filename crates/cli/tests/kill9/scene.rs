@@ -62,6 +62,7 @@ impl Scene {
         let members = scene.members();
         let mut create = Command::new(RIO);
         create.args(["volume", "create", "ordeal", "--streams", "2", "--slots", "256"]);
+        create.arg("--no-volumes-file");
         for member in &members {
             create.args(["-m", member]);
         }
