@@ -109,7 +109,9 @@ pub fn queue_pair(data: &[u8]) -> bool {
 /// gives the same value. Returns whether the input was accepted.
 pub fn extension(data: &[u8]) -> bool {
     use riopipe_session::wire::list::{PAGE_BYTES_MAX, Page, RECORD_BYTES, Settle, capacity};
-    use riopipe_session::wire::{Claim, Extension, LogDirectory, SEQ_MAX, VolumeStatus};
+    use riopipe_session::wire::{
+        Claim, DIRECTORY_LEN, Extension, LogDirectory, SEQ_MAX, STATUS_LEN, VolumeStatus,
+    };
 
     let Some((&kind, data)) = data.split_first() else { return false };
     if kind % 5 == 0 {
@@ -126,7 +128,7 @@ pub fn extension(data: &[u8]) -> bool {
         return true;
     }
     // The other structures are longer than random input gets.
-    let mut padded = vec![0; 8448];
+    let mut padded = vec![0; STATUS_LEN.max(DIRECTORY_LEN)];
     let n = data.len().min(padded.len());
     padded[..n].copy_from_slice(&data[..n]);
     match kind % 5 {
