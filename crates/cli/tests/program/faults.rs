@@ -38,7 +38,7 @@ fn a_host_that_may_not_connect() {
     site.add(&config);
     let nqn = site.targets[0].as_ref().unwrap().subnqn().to_owned();
     let member = vec!["-m".to_owned(), format!("{},nqn={nqn}", site.address(0))];
-    site.volume_with("create", &["v"], &member).failed(3, &["host not allowed"]);
+    site.volume_with("create", &["v"], &member).failed(3, &["does not admit host"]);
     let friend = ["v", "-q", "nqn.2026-11.com.example:friend"];
     site.volume_with("create", &friend, &member).ok();
 }
