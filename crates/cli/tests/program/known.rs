@@ -81,7 +81,7 @@ fn the_options_to_connect_are_given_once() {
     assert_eq!(run(&["volume", "show", "v", "-m", &member]).code, 3);
     // An option of the command comes first.
     let other = "nqn.2026-11.com.example:other";
-    run(&["volume", "show", "v", "-q", other]).failed(3, &["not allowed"]);
+    run(&["volume", "show", "v", "-q", other]).failed(3, &["does not admit host"]);
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn compare_reports_errors() {
     };
     compare("--depth 1 --drive ssd:flash,size=64M,lazy --engine floor").failed(2, &["mem:"]);
     compare("--depth 32 --drive mem:4M,lazy --threads 64").failed(2, &["fewer threads"]);
-    compare("--depth 1 --drive disk:7").failed(7, &["unknown kind"]);
+    compare("--depth 1 --drive disk:7").failed(2, &["unknown kind"]);
 }
 
 #[test]
