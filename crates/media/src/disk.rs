@@ -17,9 +17,7 @@ use crate::request::{Disk, Engine, Request};
 use crate::survival::{Kept, Survival};
 use crate::threads::Threads;
 use crate::uring::Uring;
-
-/// Interval in ns at which a queue with operations in flight checks that its file still exists.
-const CHECK_INTERVAL_NS: u64 = 100_000_000;
+use crate::watched::CHECK_INTERVAL_NS;
 
 /// Time in ns after which a queue hands over again the requests that the kernel has refused. No
 /// event shows when the kernel accepts requests again.
@@ -165,7 +163,7 @@ impl<E: Engine> DiskQueue<E> {
         if self.engine.in_flight() >= self.depth {
             return Err(Cause::QueueFull { depth: self.depth });
         }
-        match self.disk.gone() {
+        match self.disk.medium.gone() {
             Some(gone) => Err(Cause::Vanished(gone)),
             None => Ok(()),
         }

@@ -30,6 +30,7 @@ pub mod ssd;
 pub mod survival;
 mod threads;
 mod uring;
+mod watched;
 
 pub use blocking::Blocking;
 pub use buf::AlignedBuf;

@@ -13,6 +13,7 @@ use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve};
 use crate::mem::MemDrive;
 use crate::ssd::{self as modelled, Ssd};
 use crate::survival::Survival;
+use crate::watched::Watched;
 
 /// Opens (or creates) the drive that `spec` names; [`DRIVE_HELP`](crate::DRIVE_HELP) lists the
 /// kinds.
@@ -72,8 +73,8 @@ fn open(spec: DriveSpec<'_>, lock_wait: Duration) -> Result<Arc<dyn Drive>, Open
         DriveSpec::ModelInFile { profile, path, size, seed } => {
             let medium = Medium::file(&path, size, Reserve::Try, false, lock_wait)?;
             // The model keeps the file, and with it the lock.
-            let file = Arc::new(medium.file);
-            let model = modelled::in_file(profile, Arc::clone(&file), medium.len, seed)?;
+            let file = Arc::new(Watched::new(medium));
+            let model = modelled::in_file(profile, Arc::clone(&file), seed)?;
             Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(file))))
         }
     }

@@ -9,7 +9,7 @@
 //! handler of the signal replaces the page by anonymous memory with the file's content, as far as
 //! that can be read, and the access continues there. The guard records the fault, and from then on
 //! every fence of the mapping fails. SIGBUS at any other address goes to the handler that was there
-//! before.
+//! before. One that a process sends (`kill -BUS`) is ignored.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
 
 use riopipe_order::block_device::BLOCK_BYTES;
 use rustix::io::Errno;
@@ -79,7 +79,8 @@ impl Guard {
     #[inline]
     pub(crate) fn has_faulted(&self) -> bool {
         // The handler has run on the thread of the access, or the access was before a lock or a
-        // message that orders it.
+        // message that orders it. The compiler must not move the load before the access.
+        compiler_fence(Ordering::SeqCst);
         SLOTS[self.slot].has_faulted.load(Ordering::Relaxed)
     }
 }
@@ -126,14 +127,21 @@ extern "C" fn on_bus_error(
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: with SA_SIGINFO the kernel passes a valid `info`, and SIGBUS has an address.
-    let address = unsafe { (*info).si_addr() } as usize;
+    // SAFETY: with SA_SIGINFO the kernel passes a valid `info`, and SIGBUS has an address unless a
+    // process has sent it.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if code <= 0 {
+        // Sent by a process (`kill -BUS`), so no access has failed.
+        return;
+    }
     for slot in &SLOTS {
         let start = slot.start.load(Ordering::Acquire);
         let offset = address.wrapping_sub(start);
         if start != 0 && offset < slot.len.load(Ordering::Relaxed) {
+            // Set first: parts of the log that share the page then fail their fences, whatever they
+            // store to the replaced page.
+            slot.has_faulted.store(true, Ordering::SeqCst);
             if replace_page(slot, start, offset).is_ok() {
-                slot.has_faulted.store(true, Ordering::Relaxed);
                 return;
             }
             break;
@@ -192,6 +200,8 @@ mod tests {
             }
             assert!(mapping.has_faulted());
             assert!(mapping.sync().is_err());
+            // SAFETY: a signal to this thread, whose handler returns.
+            assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
         }
         assert!(!other.has_faulted(), "a mapping is responsible for its own accesses only");
     }

@@ -20,20 +20,19 @@ use crate::buf::AlignedBuf;
 use crate::drive::Done;
 use crate::error::cause_of;
 use crate::medium::Medium;
+use crate::watched::Watched;
 
 /// Size in bytes of the pieces in which zeroes are written if the medium supports nothing better.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
 /// A medium as its queues share it.
 pub(crate) struct Disk {
-    pub(crate) medium: Medium,
+    pub(crate) medium: Watched,
     pub(crate) limits: Limits,
     /// Whether `FALLOC_FL_PUNCH_HOLE` may be tried.
     can_punch: AtomicBool,
     /// Whether `FALLOC_FL_ZERO_RANGE` may be tried.
     can_zero_range: AtomicBool,
-    /// Set once the medium is found gone. All later operations fail.
-    gone: OnceLock<Gone>,
     /// [`ZERO_PIECE_BYTES`] zero bytes, allocated when they are first needed.
     zeroes: OnceLock<AlignedBuf>,
 }
@@ -44,30 +43,17 @@ impl Disk {
         // again.
         let can_punch = medium.device || !medium.reserved;
         Arc::new(Disk {
-            medium,
+            medium: Watched::new(medium),
             limits,
             can_punch: AtomicBool::new(can_punch),
             can_zero_range: AtomicBool::new(true),
-            gone: OnceLock::new(),
             zeroes: OnceLock::new(),
         })
     }
 
     /// Checks that the medium still exists, and remembers if it does not.
     pub(crate) fn check(&self) -> Result<(), Gone> {
-        if let Some(gone) = self.gone.get() {
-            return Err(*gone);
-        }
-        self.medium.check().inspect_err(|gone| {
-            tracing::error!(path = self.medium.path, "{gone}");
-            // Another thread may have set a reason before. Either reason is right.
-            let _ = self.gone.set(*gone);
-        })
-    }
-
-    /// The reason for which all operations fail, if there is one.
-    pub(crate) fn gone(&self) -> Option<Gone> {
-        self.gone.get().copied()
+        self.medium.check()
     }
 
     fn zeroes(&self) -> &AlignedBuf {

@@ -8,10 +8,14 @@ use riopipe_media::{
 };
 use riopipe_platform::now_ns;
 
-/// A file drive's specification in each mode.
-fn specs(path: &Path) -> [String; 2] {
+/// The specifications of drives in a file, in each mode.
+fn specs(path: &Path) -> [String; 3] {
     let path = path.display();
-    [format!("file:{path},size=1M"), format!("file:{path},size=1M,io=threads")]
+    [
+        format!("file:{path},size=1M"),
+        format!("file:{path},size=1M,io=threads"),
+        format!("ssd:flash,size=1M,file={path}"),
+    ]
 }
 
 fn scratch() -> (tempfile::TempDir, PathBuf) {
@@ -162,7 +166,7 @@ fn other_kinds_of_file_are_refused_by_name() {
 #[cfg(target_arch = "x86_64")]
 fn threads_replace_a_forbidden_io_uring() {
     let (_dir, path) = scratch();
-    let [spec, _] = specs(&path);
+    let [spec, ..] = specs(&path);
     let allowed = open_drive(&spec).unwrap().geometry().describe.clone();
     std::thread::spawn(move || {
         forbid_io_uring();

@@ -96,6 +96,8 @@ impl Machine {
         // `unshare` has become the shell, which is in its network namespace by now.
         let pid = shell.id().to_string();
         let outer = format!("to-{name}");
+        // The namespace of an earlier page ends a little later than its shell.
+        let _ = Command::new("ip").args(["link", "del", &outer]).output();
         let peer = ["type", "veth", "peer", "name", "eth0", "netns", &pid];
         ip(&[&["link", "add", &outer][..], &peer].concat());
         ip(&["link", "set", &outer, "master", "walk", "up"]);

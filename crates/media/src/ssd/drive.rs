@@ -6,7 +6,6 @@
 //! - collects operations, and submits them together in [`kick`](BlockDevice::kick),
 //! - asks for no completions before the time at which the next one is due.
 
-use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +21,7 @@ use crate::identity::Carrier;
 use crate::ssd::pages::{Frame, FrameMemory};
 use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
+use crate::watched::{CHECK_INTERVAL_NS, Watched};
 
 /// Number of frames that a queue takes from the drive at once, so that it seldom takes the lock.
 const RESERVED_FRAMES: usize = 64;
@@ -37,7 +37,7 @@ pub(crate) struct Ssd {
     survival: Survival,
     name: Arc<str>,
     /// The file with the blocks, if there is one.
-    file: Option<Arc<File>>,
+    file: Option<Arc<Watched>>,
 }
 
 impl Ssd {
@@ -47,7 +47,7 @@ impl Ssd {
         profile: &'static Profile,
         model: Model,
         place: &str,
-        file: Option<Arc<File>>,
+        file: Option<Arc<Watched>>,
     ) -> Ssd {
         let cache = match profile.plp {
             true => "power-loss protection",
@@ -105,11 +105,13 @@ impl Drive for Ssd {
             staged: Vec::new(),
             in_flight: 0,
             next_due: u64::MAX,
+            file: self.file.clone(),
+            last_check: 0,
         }))
     }
 
     fn carrier(&self) -> Option<Carrier<'_>> {
-        self.file.as_deref().map(Carrier::new)
+        self.file.as_deref().map(|watched| Carrier::new(&watched.file))
     }
 
     fn survives(&self) -> Survival {
@@ -143,6 +145,10 @@ struct SsdQueue {
     /// A time in ns before which no operation of this queue is due; `u64::MAX` if none is in
     /// flight.
     next_due: u64,
+    /// The file with the blocks, if there is one.
+    file: Option<Arc<Watched>>,
+    /// Time of the last check of the file in ns.
+    last_check: u64,
 }
 
 /// An operation that the model does not have yet.
@@ -158,12 +164,15 @@ impl SsdQueue {
         Submitted::Pending
     }
 
-    /// Checks that one more operation may be in flight.
+    /// Checks that one more operation may be in flight, and that the file was not found gone.
     #[inline]
-    fn check_depth(&self) -> Result<(), Cause> {
-        match self.in_flight < self.depth {
-            true => Ok(()),
-            false => Err(Cause::QueueFull { depth: self.depth }),
+    fn check_admission(&self) -> Result<(), Cause> {
+        if self.in_flight >= self.depth {
+            return Err(Cause::QueueFull { depth: self.depth });
+        }
+        match self.file.as_ref().and_then(|file| file.gone()) {
+            Some(gone) => Err(Cause::Vanished(gone)),
+            None => Ok(()),
         }
     }
 
@@ -172,7 +181,7 @@ impl SsdQueue {
         if let Err(error) = self.limits.extent(what, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.check_depth() {
+        if let Err(cause) = self.check_admission() {
             return Submitted::Done(Err(self.limits.error(what, lba, blocks, cause)));
         }
         self.stage(op, Command::Zeroes { what, lba, blocks })
@@ -202,7 +211,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
-        let mut admitted = self.check_depth();
+        let mut admitted = self.check_admission();
         if admitted.is_ok() && self.reserved.len() < blocks {
             admitted = self.reserve_frames(blocks);
         }
@@ -227,7 +236,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.blocks(Operation::Read, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.check_depth() {
+        if let Err(cause) = self.check_admission() {
             let error = self.limits.error(Operation::Read, lba, blocks, cause);
             return Submitted::Done(Err(error));
         }
@@ -235,7 +244,11 @@ impl BlockDevice for SsdQueue {
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
-        if let Err(cause) = self.check_depth() {
+        // A flush of a deleted file must not succeed, because nothing in it will be found again.
+        if let Some(file) = &self.file {
+            let _ = file.check();
+        }
+        if let Err(cause) = self.check_admission() {
             return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
         }
         self.stage(op, Command::Flush)
@@ -265,6 +278,13 @@ impl BlockDevice for SsdQueue {
     fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
         if now < self.next_due {
             return;
+        }
+        if let Some(file) = &self.file
+            && now.saturating_sub(self.last_check) >= CHECK_INTERVAL_NS
+        {
+            self.last_check = now;
+            // The check remembers a failure, so that all later operations fail.
+            let _ = file.check();
         }
         let mut model = lock(&self.model);
         model.advance(now);

@@ -3,7 +3,6 @@
 //! [`riopipe_model::ssd`] is the model itself: a pure state machine. [`DrivePages`] stores its blocks.
 //! `ssd:` drives ([`open_drive`](crate::open_drive)) put the model behind a lock.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use riopipe_model::ssd::Pages as _;
@@ -13,6 +12,7 @@ pub use riopipe_model::ssd::{
 use riopipe_order::block_device::BLOCK_BYTES;
 
 use crate::error::OpenError;
+use crate::watched::Watched;
 
 mod drive;
 mod pages;
@@ -42,16 +42,14 @@ pub fn in_memory(
     Ok(Model::new(profile, pages, seed))
 }
 
-/// A drive whose blocks are in the first `len` bytes of a file. `seed` determines the spread of
-/// completion times.
+/// A drive whose blocks are in a file. `seed` determines the spread of completion times.
 pub(crate) fn in_file(
     profile: &'static Profile,
-    file: Arc<File>,
-    len: u64,
+    file: Arc<Watched>,
     seed: u64,
 ) -> Result<Model, OpenError> {
-    let blocks = len / BLOCK_BYTES as u64;
-    let pages = DrivePages::in_file(BlockFile::new(file, len), profile.losable_blocks)
+    let blocks = file.len / BLOCK_BYTES as u64;
+    let pages = DrivePages::in_file(BlockFile::new(file), profile.losable_blocks)
         .map_err(|source| out_of_memory(blocks, source))?;
     Ok(Model::new(profile, pages, seed))
 }

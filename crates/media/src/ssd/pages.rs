@@ -7,19 +7,19 @@
 //! | drive in memory | in a frame, which a map names | in frames |
 //! | drive in a file | in the file, in the block's place | in frames |
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use riopipe_model::ssd::{ExchangeError, Pages};
-use riopipe_order::block_device::{BLOCK_BYTES, Cause, Gone};
+use riopipe_order::block_device::{BLOCK_BYTES, Cause};
 
 use crate::buf::AlignedBuf;
 use crate::copy::copy_block;
 use crate::error::cause_of;
 use crate::mapping::Mapping;
 use crate::medium::allocate;
+use crate::watched::Watched;
 
 /// A frame's number. [`ZEROES`] stands for a block of zeroes that needs no frame.
 pub(crate) type Frame = u32;
@@ -141,7 +141,7 @@ enum NewestContents {
 /// a mapping the process itself would copy, and a kill would stop it in the middle of a block.
 /// And a file without space is an error here, where a mapping would end the process.
 pub(crate) struct BlockFile {
-    file: Arc<File>,
+    file: Arc<Watched>,
     blocks: u64,
 }
 
@@ -150,19 +150,22 @@ pub(crate) struct BlockFile {
 struct BlockBytes([u8; BLOCK_BYTES]);
 
 impl BlockFile {
-    /// The first `len` bytes of a file: whole blocks.
-    pub(crate) fn new(file: Arc<File>, len: u64) -> Self {
-        Self { file, blocks: len / BLOCK_BYTES as u64 }
+    pub(crate) fn new(file: Arc<Watched>) -> Self {
+        let blocks = file.len / BLOCK_BYTES as u64;
+        Self { file, blocks }
     }
 
     /// Reads whole blocks from `lba` on.
     fn read(&self, lba: u64, into: &mut [u8]) -> Result<(), Cause> {
-        self.file.read_exact_at(into, lba * BLOCK_BYTES as u64).map_err(|error| self.cause(&error))
+        self.file
+            .file
+            .read_exact_at(into, lba * BLOCK_BYTES as u64)
+            .map_err(|error| self.cause(&error))
     }
 
     fn write(&self, lba: u64, content: &BlockBytes) -> Result<(), Cause> {
         let offset = lba * BLOCK_BYTES as u64;
-        self.file.write_all_at(&content.0, offset).map_err(|error| self.cause(&error))
+        self.file.file.write_all_at(&content.0, offset).map_err(|error| self.cause(&error))
     }
 
     /// Makes a block read as zeroes. On a full disk a hole does that, which needs no space. Without
@@ -171,7 +174,7 @@ impl BlockFile {
         self.write(lba, &BlockBytes([0; BLOCK_BYTES])).or_else(|cause| {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             let offset = lba * BLOCK_BYTES as u64;
-            let punched = allocate(&self.file, mode, offset, BLOCK_BYTES as u64);
+            let punched = allocate(&self.file.file, mode, offset, BLOCK_BYTES as u64);
             if matches!(cause, Cause::NoSpace(_)) && punched.is_ok() { Ok(()) } else { Err(cause) }
         })
     }
@@ -179,10 +182,11 @@ impl BlockFile {
     /// The cause that an error of the system stands for.
     #[cold]
     fn cause(&self, error: &io::Error) -> Cause {
-        match (error.raw_os_error(), self.file.metadata()) {
-            (None, Ok(metadata)) => Cause::Vanished(Gone::Truncated { bytes: metadata.len() }),
+        match (error.raw_os_error(), self.file.check()) {
             (Some(errno), _) => cause_of(errno),
-            (None, Err(_)) => Cause::Failed(error.to_string()),
+            // The end of the file comes too early.
+            (None, Err(gone)) => Cause::Vanished(gone),
+            (None, Ok(())) => Cause::Failed(error.to_string()),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! the drive.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -9,6 +10,8 @@ use super::*;
 use riopipe_order::block_device::{Cause, Operation};
 
 use crate::drive::Done;
+use crate::medium::{LockWait, Medium, Reserve};
+use crate::watched::Watched;
 
 const BLOCKS: u64 = 6;
 
@@ -114,9 +117,12 @@ fn model(profile: &'static Profile, in_file: bool, seed: u64) -> Model {
     if !in_file {
         return in_memory(profile, BLOCKS, seed, false).unwrap();
     }
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(BLOCKS * BLOCK_BYTES as u64).unwrap();
-    super::in_file(profile, Arc::new(file), BLOCKS * BLOCK_BYTES as u64, seed).unwrap()
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("drive").display().to_string();
+    let size = Some(BLOCKS * BLOCK_BYTES as u64);
+    let at_once = LockWait::within(Duration::ZERO);
+    let medium = Medium::file(&path, size, Reserve::Try, false, at_once).unwrap();
+    super::in_file(profile, Arc::new(Watched::new(medium)), seed).unwrap()
 }
 
 fn zeroes(lba: u64, blocks: u64) -> Command<u32> {
