@@ -345,6 +345,18 @@ impl LogStore {
         }
     }
 
+    /// Checks that no access to the bytes of a mapped log has failed since it was opened.
+    ///
+    /// # Errors
+    /// A page of the file could not be read or written. A `block:` log reports none: its parts
+    /// return the errors of their accesses.
+    pub fn check_access(&self) -> Result<(), RegionError> {
+        match &self.shared.backing {
+            Backing::Mapped(memory) => memory.check_access(),
+            Backing::Blocks(_) => Ok(()),
+        }
+    }
+
     /// Writes back to the file all stored bytes and all bytes in `used`, and waits (`msync`). After
     /// that, the bytes in `used` of a `file:` log also survive a power cut (trap T24). A `block:`
     /// log has nothing left to write, since each of its fences writes everything that it covers. No

@@ -28,6 +28,13 @@ impl StatSource for MetricsSource {
     }
 
     fn health(&self) -> Result<(), StatError> {
+        // The log is asked first: a target without writes has no stream that could have failed.
+        if let Some(log) = self.log.upgrade()
+            && let Err(error) = log.check()
+        {
+            let why = format!("the ordering log ({}) has failed: {error}", log.describe());
+            return Err(StatError::Unhealthy(why));
+        }
         match self.stat().counter(Counter::LogFailed.name()) {
             0 => Ok(()),
             _ => Err(StatError::Unhealthy(

@@ -110,6 +110,16 @@ impl Log {
         }
     }
 
+    /// Checks that the file still exists, and that no access to it has failed. No stream has to
+    /// notice first, because an idle target has none that writes.
+    pub(crate) fn check(&self) -> Result<(), RegionError> {
+        self.watch();
+        if self.is_gone.load(Ordering::Relaxed) {
+            return Err(RegionError::new(GONE));
+        }
+        self.store.check_access()
+    }
+
     /// One line for display.
     pub(crate) fn describe(&self) -> &str {
         self.store.describe()
@@ -250,10 +260,26 @@ mod tests {
         let mut parts = [0..8192, 8192..12288, 12288..16384].map(|range| log.part(range).unwrap());
         log.watch();
         assert!(parts.iter_mut().all(|part| part.fence().is_ok()));
+        log.check().unwrap();
         std::fs::remove_file(&path).unwrap();
-        log.watch();
+        assert!(log.check().is_err());
         assert!(parts.iter_mut().all(|part| part.fence().is_err() && part.write_back().is_err()));
         assert!(log.sync(&[]).is_err());
+    }
+
+    #[test]
+    fn a_log_with_a_failed_page_stays_failed_although_its_file_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let store = open_log_within(&format!("file:{},size=64K", path.display()), Duration::ZERO);
+        let log = Log { store: store.unwrap(), is_gone: Arc::default(), was_synced: false };
+        let part = log.part(8192..12288).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(4096).unwrap();
+        part.read(0, &mut [0; 8]);
+        file.set_len(64 << 10).unwrap();
+        let error = log.check().unwrap_err().to_string();
+        assert!(error.contains("a page of its file"), "{error}");
     }
 
     /// The volumes and the log that `spec` names, opened as a target does at its start.

@@ -1,7 +1,7 @@
 //! Counters of a target, and the times of its ordered writes.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use riopipe_metrics::{StageStat, Start, with_shares};
 use riopipe_session::stages::{ONE_IN, Stages};
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::{Counter, Counters};
 use crate::hosts::Hosts;
+use crate::log::Log;
 use crate::log_fill::LogStat;
 use crate::shared::{SharedState, lock};
 
@@ -126,6 +127,8 @@ pub(crate) struct MetricsSource {
     pub(crate) drives: Vec<Vec<Arc<Counters>>>,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) stages: Arc<Stages>,
+    /// The ordering log, if there is one that is still open. The metrics do not keep it open.
+    pub(crate) log: Weak<Log>,
 }
 
 impl MetricsSource {

@@ -10,7 +10,7 @@
 //! [`Running::stop`] ends the reactors, flushes the drives, and writes the log back.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -248,6 +248,7 @@ impl Target {
                 .collect(),
             hosts: Arc::default(),
             stages: Arc::new(Stages::of_target()),
+            log: log.as_ref().map_or_else(Weak::new, Arc::downgrade),
         });
         let mut running = Running {
             addresses,

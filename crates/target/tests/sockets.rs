@@ -494,6 +494,23 @@ fn a_log_that_vanishes_stops_its_streams() {
     assert!(target.stop().is_err(), "it can't be written back");
 }
 
+/// No host is connected, so no stream could fail.
+#[test]
+fn an_idle_target_is_unhealthy_once_its_log_is_gone() {
+    for kind in ["file", "block"] {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let spec = format!("{kind}:{},size=1M", log.display());
+        let config = Config { log: Some(spec), ..Config::on_loopback(&["mem:16M"]) };
+        let target = Target::start(&config).unwrap();
+        let source = target.stat_source();
+        source.health().unwrap();
+        std::fs::remove_file(&log).unwrap();
+        let error = source.health().unwrap_err().to_string();
+        assert!(error.contains("deleted, replaced or cut short"), "{error}");
+    }
+}
+
 /// Nothing else is active: neither the other reactor, nor a host with keep-alives.
 #[test]
 fn each_reactor_notices_by_itself_that_the_log_is_gone() {

@@ -29,6 +29,15 @@ pub(super) struct SharedMapping {
 }
 
 impl SharedMapping {
+    /// Checks that no access to the mapping has failed.
+    #[inline]
+    pub(super) fn check_access(&self) -> Result<(), RegionError> {
+        match self.mapping.has_faulted() {
+            false => Ok(()),
+            true => Err(RegionError::new(FAULT)),
+        }
+    }
+
     /// Writes the whole mapping back to its file, if it has one, and waits.
     pub(super) fn sync(&self) -> std::io::Result<()> {
         if self.medium.is_some() { self.mapping.sync() } else { Ok(()) }
@@ -121,10 +130,7 @@ impl Memory for MappedMemory {
 
     #[inline]
     fn check(&self) -> Result<(), RegionError> {
-        match self.shared.mapping.has_faulted() {
-            false => Ok(()),
-            true => Err(RegionError::new(FAULT)),
-        }
+        self.shared.check_access()
     }
 
     fn sync(&mut self) -> Result<(), RegionError> {
