@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use riopipe_order::block_device::BLOCK_BYTES;
-use rustix::fs::{SeekFrom, XattrFlags, fgetxattr, fsetxattr, seek};
+use rustix::fs::{SeekFrom, XattrFlags, fgetxattr, fsetxattr, fstatfs, fstatvfs, seek};
 use rustix::io::Errno;
 
 use crate::buf::AlignedBuf;
@@ -20,8 +20,9 @@ const ATTRIBUTE: &str = "user.rio.id";
 /// The largest content of the attribute that is read, bytes.
 const ATTRIBUTE_BYTES_MAX: usize = 4096;
 
-/// Identifiers of emulated devices, in parts: the same in every virtual machine.
-const SHARED_IDENTIFIERS: [&str; 3] = ["QEMU", "nvme.1b36-", "eui.525400"];
+/// Identifiers of emulated devices, in parts: the same in every virtual machine, or on every machine
+/// that serves drives with the iSCSI target tgt.
+const SHARED_IDENTIFIERS: [&str; 4] = ["QEMU", "nvme.1b36-", "eui.525400", "t10.IET "];
 
 /// That which a copy of a drive does not share with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Physical {
         /// The time at which the file was made, ns since 1970; 0 if the file system does not
         /// report it.
         birth_ns: u64,
+        /// The id of the file system, which its copy by files does not have; 0 if it is not known.
+        file_system: u64,
     },
     /// The drive is a block device that reports a unique identifier, such as a WWID.
     Device(String),
@@ -76,7 +79,8 @@ impl<'a> Carrier<'a> {
         }
         let birth = metadata.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let birth_ns = birth.and_then(|time| u64::try_from(time.as_nanos()).ok()).unwrap_or(0);
-        Ok(Physical::File { inode: metadata.ino(), birth_ns })
+        let file_system = file_system_id(self.file);
+        Ok(Physical::File { inode: metadata.ino(), birth_ns, file_system })
     }
 
     /// The identity that is stored in the file's attribute.
@@ -138,6 +142,16 @@ impl<'a> Carrier<'a> {
     }
 }
 
+/// The id of the file system that has this file, if it is a hash of a UUID that is stored in the file
+/// system; else 0. Other file systems have an id that follows from the number of their device, which
+/// another file system may have later. They report the time at which a file was made.
+fn file_system_id(file: &File) -> u64 {
+    /// The type of ext2, ext3 and ext4.
+    const EXT: u64 = 0xef53;
+    let is_ext = fstatfs(file).is_ok_and(|status| status.f_type as u64 == EXT);
+    if is_ext { fstatvfs(file).map_or(0, |status| status.f_fsid) } else { 0 }
+}
+
 /// The unique identifier of the block device with this directory in sysfs, if it has one. A
 /// partition has that of its disk and its own start.
 fn device_identifier(directory: &Path) -> Option<String> {
@@ -152,8 +166,8 @@ fn device_identifier(directory: &Path) -> Option<String> {
         let disk = std::fs::canonicalize(directory).ok()?;
         return Some(format!("{} from {start}", device_identifier(disk.parent()?)?));
     }
-    let known =
-        ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial", "device/serial", "device/cid"];
+    // The serial number of a virtio disk (`serial`) does not count: operators choose it freely.
+    let known = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "device/serial", "device/cid"];
     let is_unique = |text: &String| SHARED_IDENTIFIERS.iter().all(|shared| !text.contains(shared));
     // The serial number of a device whose WWID is not unique is not unique either.
     known.iter().find_map(|name| read(name)).filter(is_unique)
@@ -176,11 +190,15 @@ mod tests {
     #[test]
     fn a_device_has_the_identifier_that_its_hardware_reports() {
         assert_eq!(device(&[("disk/wwid", "eui.0025388b\n")]).as_deref(), Some("eui.0025388b"));
-        let padded = [("disk/device/wwid", "t10.ATA   Disk  S1\n"), ("disk/serial", "other")];
+        let padded =
+            [("disk/device/wwid", "t10.ATA   Disk  S1\n"), ("disk/device/serial", "other")];
         assert_eq!(device(&padded).as_deref(), Some("t10.ATA Disk S1"));
-        assert_eq!(device(&[("disk/serial", "\n")]), None);
-        let emulated = [("disk/wwid", "t10.QEMU HARDDISK drive-scsi0"), ("disk/serial", "QM00001")];
+        assert_eq!(device(&[("disk/device/serial", "\n")]), None);
+        let serial = ("disk/device/serial", "QM00001");
+        let emulated = [("disk/wwid", "t10.QEMU HARDDISK drive-scsi0"), serial];
         assert_eq!(device(&emulated), None, "the same in each virtual machine");
+        assert_eq!(device(&[("disk/device/wwid", "t10.IET     00010001"), serial]), None);
+        assert_eq!(device(&[("disk/serial", "data")]), None, "an operator chose it");
     }
 
     #[test]

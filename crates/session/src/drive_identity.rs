@@ -38,6 +38,7 @@ mod offset {
     pub(super) const UUID: usize = 32;
     pub(super) const PLACE: usize = 48;
     pub(super) const BIRTH: usize = 64;
+    pub(super) const FILE_SYSTEM: usize = 72;
 }
 
 /// The identity of a drive.
@@ -72,25 +73,39 @@ pub struct Place {
     /// The time at which the file was made, ns since 1970: inode numbers are used again. 0 if the
     /// file system does not report it.
     birth_ns: u64,
+    /// The id of the file system that has the file. 0 if it is not known.
+    file_system: u64,
 }
 
 impl Place {
-    /// The place of a drive in the file with this inode. `birth_ns` is 0 if it is not known.
+    /// The place of a drive in the file with this inode. `birth_ns` and `file_system`, which is an
+    /// id that another file system does not have, are 0 if they are not known.
     #[must_use]
-    pub fn of_file(inode: u64, birth_ns: u64) -> Self {
-        Self { key: derived_uuid(&[b"inode", &inode.to_le_bytes()]), birth_ns }
+    pub fn of_file(inode: u64, birth_ns: u64, file_system: u64) -> Self {
+        Self { key: derived_uuid(&[b"inode", &inode.to_le_bytes()]), birth_ns, file_system }
     }
 
     /// The place of a drive that is a device with this identifier.
     #[must_use]
     pub fn of_device(identifier: &str) -> Self {
-        Self { key: derived_uuid(&[b"at device", identifier.as_bytes()]), birth_ns: 0 }
+        let key = derived_uuid(&[b"at device", identifier.as_bytes()]);
+        Self { key, birth_ns: 0, file_system: 0 }
     }
 
-    fn is_same(self, other: Self) -> bool {
-        let is_born_with =
-            self.birth_ns == other.birth_ns || self.birth_ns.min(other.birth_ns) == 0;
-        self.key == other.key && is_born_with
+    /// Whether both are one place for certain. The first files of any two file systems have the
+    /// same inode numbers, so more than the number must be known of a file.
+    fn is_same(self, other: Self, is_device: bool) -> bool {
+        let is_certain = if self.birth_ns.min(other.birth_ns) > 0 {
+            self.birth_ns == other.birth_ns
+        } else {
+            self.file_system.min(other.file_system) > 0 && self.file_system == other.file_system
+        };
+        self.key == other.key && (is_device || is_certain)
+    }
+
+    /// Whether the place of a file can be recognised again.
+    fn is_recognisable(self) -> bool {
+        self.birth_ns > 0 || self.file_system > 0
     }
 }
 
@@ -129,6 +144,7 @@ impl Record {
         put(offset::UUID, &self.id.uuid);
         put(offset::PLACE, &self.place.key);
         put(offset::BIRTH, &self.place.birth_ns.to_le_bytes());
+        put(offset::FILE_SYSTEM, &self.place.file_system.to_le_bytes());
         let checksum = crc32c(0, &bytes[offset::NGUID..]);
         bytes[offset::CHECKSUM..offset::NGUID].copy_from_slice(&checksum.to_le_bytes());
         bytes
@@ -153,8 +169,12 @@ impl Record {
         }
         let id =
             DriveId { nguid: array_at(bytes, offset::NGUID), uuid: array_at(bytes, offset::UUID) };
-        let key = array_at(bytes, offset::PLACE);
-        Ok(Some(Self { id, place: Place { key, birth_ns: u64_at(bytes, offset::BIRTH) } }))
+        let place = Place {
+            key: array_at(bytes, offset::PLACE),
+            birth_ns: u64_at(bytes, offset::BIRTH),
+            file_system: u64_at(bytes, offset::FILE_SYSTEM),
+        };
+        Ok(Some(Self { id, place }))
     }
 }
 
@@ -292,13 +312,19 @@ pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
     let new =
         |id, origin| Choice { id, origin, store: Some(Record { id, place }), otherwise: Some(own) };
     if let Some(record) = stored(facts, crc32c)? {
-        if record.place.is_same(place) {
+        if record.place.is_same(place, facts.device.is_some()) {
             return Ok(chosen(record.id, Origin::Stored));
         }
-        // The same each time, so that nothing has to be stored: what is stored can still be
-        // adopted.
-        let own = derived_uuid(&[b"elsewhere", &record.id.nguid, &place.key]);
-        return Ok(chosen(facts.device.unwrap_or(DriveId::with_nguid(own)), Origin::Elsewhere));
+        if let Some(device) = facts.device {
+            return Ok(chosen(device, Origin::Elsewhere));
+        }
+        let id = elsewhere(record.id, place);
+        // Two copies of which too little is known may have one place.
+        let otherwise = Some((DriveId::with_nguid(facts.random), Origin::Elsewhere));
+        return Ok(Choice { otherwise, ..chosen(id, Origin::Elsewhere) });
+    }
+    if facts.device.is_none() && !place.is_recognisable() {
+        return Ok(chosen(facts.position, Origin::Position));
     }
     let labelled = facts.reserved.as_ref().map(|reserved| reserved.nguid);
     if labelled == Some(facts.position.nguid) {
@@ -317,6 +343,15 @@ pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
         id.uuid = facts.position.uuid;
     }
     Ok(new(id, Origin::New))
+}
+
+/// The identity of a drive at this place that carries the identity of another one. It is the same
+/// each time, so that nothing has to be stored: what is stored can still be adopted.
+fn elsewhere(stored: DriveId, place: Place) -> DriveId {
+    let Place { key, birth_ns, file_system } = place;
+    let (birth, file_system) = (birth_ns.to_le_bytes(), file_system.to_le_bytes());
+    let parts: [&[u8]; 5] = [b"elsewhere", &stored.nguid, &key, &birth, &file_system];
+    DriveId::with_nguid(derived_uuid(&parts))
 }
 
 /// Makes the choices for the drives of one target distinct. A drive that gets an identity only now
@@ -378,6 +413,9 @@ pub enum AdoptError {
 /// There is nothing to adopt, or no store for it.
 pub fn adopt(facts: &Facts, crc32c: Crc32c) -> Result<Record, AdoptError> {
     let place = facts.place.ok_or(AdoptError::NoStore)?;
+    if facts.device.is_none() && !place.is_recognisable() {
+        return Err(AdoptError::NoStore);
+    }
     if !facts.takes_attribute && facts.reserved.is_none() {
         return Err(AdoptError::NoStore);
     }

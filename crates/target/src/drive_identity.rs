@@ -91,8 +91,8 @@ pub(crate) fn inspect(drive: &dyn Drive, position: DriveId) -> Result<Known, Ide
     };
     let Some(carrier) = drive.carrier() else { return Ok(Known { facts, label: None }) };
     match carrier.physical().map_err(IdentityError::Read)? {
-        Physical::File { inode, birth_ns } => {
-            facts.place = Some(Place::of_file(inode, birth_ns));
+        Physical::File { inode, birth_ns, file_system } => {
+            facts.place = Some(Place::of_file(inode, birth_ns, file_system));
             facts.has_content = carrier.has_content();
             let attribute = carrier.attribute().map_err(IdentityError::Read)?;
             facts.takes_attribute = attribute != Attribute::Unsupported;

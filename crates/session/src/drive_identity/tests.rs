@@ -9,7 +9,7 @@ fn file(inode: u64) -> Facts {
         attribute: None,
         takes_attribute: true,
         reserved: None,
-        place: Some(Place::of_file(inode, 5)),
+        place: Some(Place::of_file(inode, 5, 0)),
         device: None,
         position: POSITION,
         has_content: false,
@@ -62,7 +62,7 @@ fn keep(facts: &mut Facts, record: Option<Record>) {
 
 fn elsewhere(facts: &Facts, inode: u64) -> Facts {
     let position = DriveId { nguid: [2; 16], uuid: [102; 16] };
-    Facts { position, place: Some(Place::of_file(inode, 5)), ..facts.clone() }
+    Facts { position, place: Some(Place::of_file(inode, 5, 0)), ..facts.clone() }
 }
 
 #[test]
@@ -72,11 +72,9 @@ fn t27_a_drive_keeps_its_identity_at_another_position_and_a_copy_does_not_get_it
     assert_ne!(new.id, POSITION);
     let again = choose(&elsewhere(&drive, 7), crc).unwrap();
     assert_eq!(again, Choice { id: new.id, origin: Origin::Stored, store: None, otherwise: None });
-    // The same inode number in another file, and no birth time.
-    let later = Facts { place: Some(Place::of_file(7, 6)), ..drive.clone() };
+    // The same inode number in another file.
+    let later = Facts { place: Some(Place::of_file(7, 6, 0)), ..drive.clone() };
     assert_eq!(choose(&later, crc).unwrap().origin, Origin::Elsewhere);
-    let unborn = Facts { place: Some(Place::of_file(7, 0)), ..drive.clone() };
-    assert_eq!(choose(&unborn, crc).unwrap().id, new.id);
 
     let copy = elsewhere(&drive, 8);
     let other = choose(&copy, crc).unwrap();
@@ -93,6 +91,58 @@ fn t27_a_drive_keeps_its_identity_at_another_position_and_a_copy_does_not_get_it
     keep(&mut moved, Some(adopted));
     assert_eq!(choose(&moved, crc).unwrap().id, new.id);
     assert_eq!(choose(&drive, crc).unwrap().id, new.id);
+}
+
+/// The first file of every file system has the same inode number. Some file systems do not report
+/// when a file was made.
+#[test]
+fn t27_a_file_is_at_its_place_only_if_more_than_its_inode_number_is_the_same() {
+    let at = |birth, file_system| Place::of_file(12, birth, file_system);
+    let id = |place, attribute: &Option<Vec<u8>>| {
+        let facts = Facts { place: Some(place), attribute: attribute.clone(), ..file(12) };
+        choose(&facts, crc).unwrap()
+    };
+    let is_accepted = |stored: Place, now: Place| {
+        let record = Record { id: POSITION, place: stored };
+        let choice = id(now, &Some(record.encode(crc).into()));
+        assert_eq!(choice.id == POSITION, choice.origin == Origin::Stored);
+        choice.origin == Origin::Stored
+    };
+    assert!(is_accepted(at(5, 0), at(5, 0)) && is_accepted(at(5, 1), at(5, 0)));
+    assert!(is_accepted(at(0, 1), at(0, 1)) && is_accepted(at(5, 1), at(0, 1)));
+    for (stored, now) in [
+        (at(5, 0), at(0, 0)),
+        (at(0, 0), at(5, 0)),
+        (at(0, 0), at(0, 0)),
+        (at(0, 0), at(0, 1)),
+        (at(5, 1), at(0, 2)),
+        (at(0, 1), at(0, 2)),
+        (at(5, 1), at(6, 1)),
+        (at(5, 0), Place::of_file(13, 5, 0)),
+    ] {
+        assert!(!is_accepted(stored, now), "{stored:?} {now:?}");
+    }
+    // A file that could not be recognised again gets no identity of its own.
+    assert_eq!(id(at(0, 0), &None), Choice { store: None, ..id(at(0, 0), &None) });
+    assert_eq!(id(at(0, 0), &None).origin, Origin::Position);
+}
+
+/// Copies with `cp -a` on new file systems, in files with one inode number.
+#[test]
+fn t27_two_copies_on_two_file_systems_have_two_identities() {
+    let (original, drive) = served(file(12));
+    let copy = |birth, file_system, random| {
+        let place = Some(Place::of_file(12, birth, file_system));
+        choose(&Facts { place, random: [random; 16], ..drive.clone() }, crc).unwrap()
+    };
+    for [a, b] in [[copy(6, 0, 1), copy(7, 0, 2)], [copy(0, 1, 1), copy(0, 2, 2)]] {
+        assert!(a.id.nguid != b.id.nguid && a.id.uuid != b.id.uuid);
+    }
+    let mut choices = [original, copy(0, 0, 1), copy(0, 0, 2)];
+    distinguish(&mut choices).unwrap();
+    assert_eq!(choices[0].id, original.id);
+    assert!(choices[1].id != choices[2].id && choices[2].id != original.id);
+    assert!(choices[1..].iter().all(|choice| choice.origin == Origin::Elsewhere));
 }
 
 #[test]
@@ -185,7 +235,7 @@ fn t27_a_drive_is_not_taken_over_while_another_one_has_its_identity() {
 
 #[test]
 fn t19_a_stored_identity_is_input_too() {
-    let record = Record { id: POSITION, place: Place::of_file(7, 5) };
+    let record = Record { id: POSITION, place: Place::of_file(7, 5, 0) };
     let good = record.encode(crc);
     assert_eq!(Record::decode(&good, crc), Ok(Some(record)));
     for at in 8..RECORD_LEN {
@@ -221,6 +271,6 @@ fn nothing_is_stored_on_a_drive_that_may_be_a_plain_hosts() {
     }
     assert!(!is_found(&|blocks| blocks[..2 * LABEL_LEN].fill(0)));
     assert_eq!(Reserved::find(&good[..2 * LABEL_LEN], crc), None);
-    let taken = Some(Record { id: POSITION, place: Place::of_file(7, 5) });
+    let taken = Some(Record { id: POSITION, place: Place::of_file(7, 5, 0) });
     assert!(Reserved::find(&blocks([9; 16], taken), crc).is_some());
 }
