@@ -4,7 +4,7 @@
 use std::io;
 
 use riopipe_media::{Attribute, Carrier, Drive, Physical, open_drive};
-use riopipe_order::attribute::{Member, VolumeId};
+use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_platform::crc32c;
 use riopipe_session::drive_identity::{
@@ -12,6 +12,7 @@ use riopipe_session::drive_identity::{
     adopt, choose, distinguish,
 };
 use riopipe_session::label::{LABEL_LEN, Label};
+use riopipe_session::target::LabelledDrive;
 use uuid::Uuid;
 
 use crate::checked_config::CheckedNamespace;
@@ -215,13 +216,13 @@ fn write_record(carrier: Carrier<'_>, bytes: &[u8]) -> io::Result<()> {
 }
 
 impl Known {
-    /// The member of a volume that the drive is, by its label. A label that names another drive was
-    /// copied.
-    pub(crate) fn member(&self, id: DriveId, nsid: u32) -> Option<(VolumeId, MemberNamespace)> {
+    /// The member of a volume that the drive is, by its label.
+    pub(crate) fn member(&self, id: DriveId, nsid: u32) -> Option<LabelledDrive> {
         let label = self.label.as_ref()?;
         let own = label.members.get(usize::from(label.index))?;
         let member = Member(u8::try_from(label.index).ok()?);
-        (own.nguid == id.nguid).then_some((label.volume, MemberNamespace { member, nsid }))
+        let place = MemberNamespace { member, nsid };
+        Some(LabelledDrive { volume: label.volume, place, is_own: own.nguid == id.nguid })
     }
 }
 

@@ -18,13 +18,11 @@ use riopipe_media::survival::Survival;
 use riopipe_media::{Blocking, Drive, IoError, Queue, file_to_create, open_drive_within};
 use riopipe_metrics::{Start, StatSource};
 use riopipe_net::{ListenError, Listener, Poller, PollerError, SpinPolicy, pin_to_core};
-use riopipe_order::attribute::VolumeId;
-use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::region::RegionError;
 use riopipe_session::stages::Stages;
 use riopipe_session::target::{
-    CoreConfig, DiscoveryPort, Identity, NamespaceConfig, NamespaceIdError, Namespaces, Places,
-    QueueCounts, Shared,
+    CoreConfig, DiscoveryPort, Identity, LabelledDrive, NamespaceConfig, NamespaceIdError,
+    Namespaces, Places, QueueCounts, Shared,
 };
 
 use crate::access::access_notes;
@@ -313,7 +311,7 @@ struct OpenDrives {
     namespaces: Vec<NamespaceConfig>,
     identities: Vec<ShownIdentity>,
     /// The members of volumes that the drives are by their labels.
-    members: Vec<(VolumeId, MemberNamespace)>,
+    members: Vec<LabelledDrive>,
     /// A line for display for each namespace.
     descriptions: Vec<String>,
 }

@@ -50,4 +50,6 @@ pub use namespace::{
     NSID_MAX, Namespace, NamespaceConfig, NamespaceIdError, NamespaceState, Namespaces,
 };
 pub use shared::{AttachError, Controller, FenceScope, Notice, Shared};
-pub use volumes::{Found, LogFill, Opened, Owner, Split, VolumeFill, VolumeUsage, Volumes};
+pub use volumes::{
+    Found, LabelledDrive, LogFill, Opened, Owner, Split, VolumeFill, VolumeUsage, Volumes,
+};

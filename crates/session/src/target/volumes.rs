@@ -45,6 +45,7 @@ use self::lease::Lease;
 pub use self::lease::Owner;
 pub(super) use self::listing::{Listing, check_page_len, read_page, status_of_unreadable};
 pub use self::log_opening::{Found, Opened};
+pub use self::places::LabelledDrive;
 pub(super) use self::refusal::Refusal;
 use self::unlogged::UsedNamespaces;
 pub use self::volume::Split;

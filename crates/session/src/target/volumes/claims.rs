@@ -86,6 +86,7 @@ impl<R: Region> Volumes<R> {
             self.record_given_up(at, claim.generation)?;
         }
         self.record_owner(at, claim, &host)?;
+        self.list[at].move_members(&claim.members);
         let claimed = self.list[at].set_owner(claim, host);
         self.listing = None;
         self.forget_predecessors(claim);
@@ -279,9 +280,7 @@ impl<R: Region> Volumes<R> {
 
     /// Checks that the claim has the volume's number of streams, and its members (trap T20).
     fn check_shape(volume: &Volume<R>, claim: &Claim) -> Result<(), Refusal> {
-        let has_same_members = volume.members.len() == claim.members.len()
-            && volume.members.iter().all(|member| claim.members.contains(member));
-        if volume.streams != claim.streams || !has_same_members {
+        if volume.streams != claim.streams || !volume.may_have_members(&claim.members) {
             return Err(Refusal::do_not_retry(Status::INVALID_FIELD));
         }
         Ok(())

@@ -74,6 +74,11 @@ pub(in crate::target) struct Volume<R> {
     pub(super) slots: u32,
     /// The volume's namespaces on this target, each with its member number in the volume.
     pub(in crate::target) members: Vec<MemberNamespace>,
+    /// Other places at which the members may be: a claim may name them instead. See
+    /// [`locate_members`](super::Volumes::locate_members).
+    pub(super) other_places: Vec<MemberNamespace>,
+    /// Namespaces that are no members, and are guarded like members: their drives may be members.
+    pub(super) also_guarded: Vec<u32>,
     /// The present owner, or the rest of the lease of an owner that was lost.
     pub(super) lease: Lease,
     /// How long the target keeps the volume for its owner after the loss of the association,
@@ -123,6 +128,8 @@ impl<R: Region> Volume<R> {
             streams: claim.streams,
             slots,
             members: claim.members.clone(),
+            other_places: Vec::new(),
+            also_guarded: Vec::new(),
             lease: Lease::Vacant,
             lease_ms: 0,
             last_owner_hostid: [0; 16],
@@ -148,6 +155,8 @@ impl<R: Region> Volume<R> {
             streams: record.streams,
             slots: record.slots,
             members: record.members.clone(),
+            other_places: Vec::new(),
+            also_guarded: Vec::new(),
             lease: Lease::from_record(record, 0),
             lease_ms: record.lease_ms,
             last_owner_hostid: record.owner,
@@ -161,9 +170,29 @@ impl<R: Region> Volume<R> {
         }
     }
 
-    /// Whether the namespace belongs to this volume.
+    /// Whether the namespace belongs to this volume, or may belong to it.
     pub(super) fn has_member(&self, nsid: u32) -> bool {
-        self.members.iter().any(|member| member.nsid == nsid)
+        self.members.iter().any(|member| member.nsid == nsid) || self.also_guarded.contains(&nsid)
+    }
+
+    /// Whether these are the members of the volume, each at a place where it may be.
+    pub(super) fn may_have_members(&self, claimed: &[MemberNamespace]) -> bool {
+        let has_place = |place: &MemberNamespace| {
+            let mut others = self.other_places.iter().filter(|other| other.member == place.member);
+            claimed.contains(place) || others.any(|other| claimed.contains(other))
+        };
+        self.members.len() == claimed.len() && self.members.iter().all(has_place)
+    }
+
+    /// Notes the places at which the owner has found the members. The former places stay guarded.
+    pub(super) fn move_members(&mut self, claimed: &[MemberNamespace]) {
+        for place in &mut self.members {
+            let now = claimed.iter().find(|now| now.member == place.member && *now != place);
+            if let Some(now) = now {
+                self.also_guarded.push(place.nsid);
+                self.other_places.push(core::mem::replace(place, *now));
+            }
+        }
     }
 
     /// Whether the stream of this log has not been started since the log was given up (trap T26).
