@@ -164,7 +164,7 @@ pub(crate) fn start_failure(error: &StartError) -> Failure {
             "`rio target identity DRIVE` shows a drive's identity; a configuration file may give \
              each namespace a uuid",
         ),
-        StartError::Missing { .. } => {
+        StartError::Missing { .. } | StartError::Empty { .. } => {
             failure(Code::Media).hint("on the command line create is --create")
         }
         StartError::Log { .. } if error.to_string().contains("accept_lost_log") => {

@@ -29,6 +29,7 @@ use crate::error::OpenError;
 use crate::mapping::Mapping;
 use crate::medium::{LOCK_WAIT_SHORT, LockWait, Medium, Reserve, parent_directory};
 use crate::persist::Persist;
+use crate::place::would_create;
 use crate::survival::{Kept, Survival};
 
 mod device;
@@ -75,11 +76,6 @@ pub fn survival_once_created(spec: &str) -> Result<Option<Survival>, OpenError> 
         }
         _ => Ok(None),
     }
-}
-
-/// Whether opening the file at `path` would create it: it has a size, and does not exist.
-fn would_create(path: &str, size: Option<u64>) -> bool {
-    size.is_some() && std::fs::metadata(path).is_err()
 }
 
 /// The kernel's identifier of this boot. If the identifier has changed, the content of memory and

@@ -51,13 +51,26 @@ pub fn place_of_log(spec: &str) -> Result<Option<MediumPlace>, OpenError> {
     Ok(Some(MediumPlace { path: path.into_owned(), size, reserves: true }))
 }
 
-/// The path of the file that opening `spec`, of a drive or of a log, would create: the specification
-/// has a size, and the file does not exist. `None` also for a specification that is wrong, which
+/// The file that opening `spec`, of a drive or of a log, would create: the specification has a size,
+/// and the file does not exist or is empty. `None` also for a specification that is wrong, which
 /// opening it reports.
 #[must_use]
-pub fn file_to_create(spec: &str) -> Option<String> {
+pub fn file_to_create(spec: &str) -> Option<MediumPlace> {
     let place = place_of_drive(spec).or_else(|_| place_of_log(spec)).ok()??;
-    place.would_be_created().then_some(place.path)
+    place.would_be_created().then_some(place)
+}
+
+/// Whether opening the file at `path` with `size` would create the file, or fill an empty one.
+pub(crate) fn would_create(path: &str, size: Option<u64>) -> bool {
+    size.is_some() && (is_missing(path) || is_empty_file(path))
+}
+
+fn is_missing(path: &str) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+fn is_empty_file(path: &str) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0)
 }
 
 /// The identity of a file: two names with the same one are one file.
@@ -89,12 +102,17 @@ impl MediumPlace {
         self.size
     }
 
-    /// Whether opening the medium would create a file.
+    /// Whether opening the medium would create a file. An empty file counts as one that does not
+    /// exist: it would get its size and its space.
     #[must_use]
     pub fn would_be_created(&self) -> bool {
-        self.size.is_some()
-            && matches!(std::fs::metadata(&self.path), Err(error)
-            if error.kind() == io::ErrorKind::NotFound)
+        would_create(&self.path, self.size)
+    }
+
+    /// Whether the medium is a file that exists, and is empty.
+    #[must_use]
+    pub fn is_empty_file(&self) -> bool {
+        is_empty_file(&self.path)
     }
 
     /// Whether both name the same file or device, also by a symbolic or a hard link. A file that
@@ -125,8 +143,9 @@ impl MediumPlace {
         }
     }
 
-    /// Checks that the file could be created, without creating it: its directory can be written,
-    /// and the file system takes files of its size and has the space for it.
+    /// Checks that the file could be created, without creating it: its directory (or the file, if
+    /// there is an empty one) can be written, and the file system takes files of its size and has
+    /// the space for it.
     ///
     /// # Errors
     /// The first problem found.
@@ -139,6 +158,12 @@ impl MediumPlace {
         if !is_directory {
             return Err(os_error(io::ErrorKind::NotADirectory.into()));
         }
+        let is_empty_file = self.is_empty_file();
+        if is_empty_file {
+            OpenOptions::new().read(true).write(true).open(&self.path).map_err(|source| {
+                OpenError::Os { path: self.path.clone(), doing: "open it", source }
+            })?;
+        }
         // A file without a name, which is gone when it is closed.
         let nameless = OpenOptions::new()
             .read(true)
@@ -148,8 +173,8 @@ impl MediumPlace {
             .open(directory);
         match nameless {
             Ok(file) => check_size(&file, size).map_err(os_error)?,
-            // Not every file system has such files.
-            Err(error) if is_without_nameless_files(&error) => {}
+            // Not every file system has such files. A file that exists needs no new name.
+            Err(error) if is_empty_file || is_without_nameless_files(&error) => {}
             Err(error) => return Err(os_error(error)),
         }
         let free = File::open(directory).and_then(|directory| free_bytes(&directory));
@@ -194,10 +219,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_missing_file_with_a_size_is_created() {
+    fn only_a_missing_or_empty_file_with_a_size_is_created() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
-        std::fs::write(path("here"), "").unwrap();
+        std::fs::write(path("here"), "x").unwrap();
+        std::fs::write(path("empty"), "").unwrap();
         for (before, after) in [
             ("file:", ",size=1M"),
             ("dax:", ",size=1M"),
@@ -205,8 +231,13 @@ mod tests {
             ("ssd:flash,size=1M,file=", ",seed=1"),
         ] {
             let of = |name: &str| file_to_create(&format!("{before}{}{after}", path(name)));
-            assert_eq!((of("here"), of("new")), (None, Some(path("new"))), "{before}");
+            assert_eq!(of("here"), None, "{before}");
+            for (name, is_empty_file) in [("new", false), ("empty", true)] {
+                let place = of(name).unwrap();
+                assert_eq!((place.path(), place.is_empty_file()), (&*path(name), is_empty_file));
+            }
         }
+        assert_eq!(file_to_create(&format!("file:{}", path("empty"))), None, "it has no size");
         for spec in ["mem:1M", "ssd:flash,size=1M", "tape:9", "file:/no such file", "size=1M"] {
             assert_eq!(file_to_create(spec), None, "{spec}");
         }
@@ -243,6 +274,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let check = |options: &str| drive(&folder.path().join("d"), options).check_creation();
         check(",size=1M").unwrap();
+        std::fs::write(folder.path().join("empty"), "").unwrap();
+        let empty = drive(&folder.path().join("empty"), ",size=1M");
+        empty.check_creation().unwrap();
+        assert!(empty.is_empty_file(), "the check fills nothing");
+        std::fs::remove_file(empty.path()).unwrap();
         // More than any file system has free, and more than any takes.
         check(",size=4194304T").unwrap_err();
         check(",size=4194304T,sparse").unwrap_err();

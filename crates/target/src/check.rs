@@ -226,9 +226,14 @@ fn add_survival_note(place: &str, survival: Survival, report: &mut Report) {
     }
 }
 
-/// The problem that the file at `path` does not exist and is not to be created, or can't be because
-/// its directory does not exist.
-fn missing_file_problem(place: &str, path: &str, create: bool) -> Option<Problem> {
+/// The problem that a file does not exist, or is empty, and is not to be created; or can't be
+/// because its directory does not exist.
+fn missing_file_problem(place: &str, file: &MediumPlace, create: bool) -> Option<Problem> {
+    let path = file.path();
+    if !create && file.is_empty_file() {
+        let advice = "put its content back, or have it filled as a new one with create (--create)";
+        return Some(Problem::new(place, format!("{path} is empty"), advice));
+    }
     if !create {
         let advice = "mount its file system, or have the file created with create (--create)";
         return Some(Problem::new(place, format!("{path} does not exist"), advice));
@@ -327,14 +332,16 @@ fn check_creation(
     create: bool,
     report: &mut Report,
 ) -> Option<()> {
-    let path = file.path();
-    let problem = missing_file_problem(place, path, create)
+    let problem = missing_file_problem(place, file, create)
         .or_else(|| file.check_creation().err().map(|error| Problem::new(place, error, "")));
     if let Some(problem) = problem {
         report.problems.push(problem);
         return None;
     }
-    report.notes.push(Problem::new(place, format!("{path} will be created"), ""));
+    let future =
+        if file.is_empty_file() { "is empty, and will be filled" } else { "will be created" };
+    let note = format!("{} {future}", file.path());
+    report.notes.push(Problem::new(place, note, ""));
     Some(())
 }
 

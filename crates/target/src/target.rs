@@ -77,6 +77,17 @@ pub enum StartError {
         /// The path of the file.
         path: String,
     },
+    /// A file is empty, and the configuration does not have it filled.
+    #[error(
+        "{place}: {path} is empty: if it should not be, put its content back; to have it filled as \
+         a new one, set create"
+    )]
+    Empty {
+        /// The namespace or the log.
+        place: String,
+        /// The path of the file.
+        path: String,
+    },
     /// The namespace identifiers contradict one another.
     #[error(transparent)]
     NamespaceId(#[from] NamespaceIdError),
@@ -273,8 +284,8 @@ impl Target {
     }
 }
 
-/// The paths of the files that the start will create: those of namespaces beyond the first
-/// `open_count`, and of the log. Each is logged.
+/// The paths of the files that the start will create, or fill if they are empty: those of namespaces
+/// beyond the first `open_count`, and of the log. Each is logged.
 ///
 /// # Errors
 /// The configuration does not have them created. A loss of the log that is accepted stands for the
@@ -293,15 +304,25 @@ fn files_to_create(
     let mut created = Vec::new();
     for (place, spec, is_created) in drives.chain(log) {
         match file_to_create(spec) {
-            Some(path) if is_created => created.push((place, path)),
-            Some(path) => return Err(StartError::Missing { place, path }),
+            Some(file) if is_created => created.push((place, file)),
+            Some(file) => {
+                let path = file.path().to_owned();
+                return Err(match file.is_empty_file() {
+                    true => StartError::Empty { place, path },
+                    false => StartError::Missing { place, path },
+                });
+            }
             None => {}
         }
     }
-    for (place, path) in &created {
-        tracing::warn!(path, "{place}: the file does not exist, and is created");
+    for (place, file) in &created {
+        let state = match file.is_empty_file() {
+            true => "is empty, and is filled",
+            false => "does not exist, and is created",
+        };
+        tracing::warn!(path = file.path(), "{place}: the file {state}");
     }
-    Ok(created.into_iter().map(|(_, path)| path).collect())
+    Ok(created.into_iter().map(|(_, file)| file.path().to_owned()).collect())
 }
 
 /// The drives of all namespaces, in the configuration's order.
@@ -525,7 +546,8 @@ impl Running {
         &self.descriptions
     }
 
-    /// The paths of the files that the start has created: drives and log.
+    /// The paths of the files that the start has created, or filled because they were empty: drives
+    /// and log.
     #[must_use]
     pub fn created(&self) -> &[String] {
         &self.created

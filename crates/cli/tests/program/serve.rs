@@ -196,6 +196,28 @@ fn a_missing_file_is_created_only_on_request_and_then_reported() {
             fs::remove_file(folder.path().join(name)).unwrap();
         }
     }
+    // An empty file counts as one that does not exist. A check fills nothing.
+    for name in ["d", "l"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let words = ["--drive", drives[0], "--log", logs[0]];
+    let check = |more: &[&str]| {
+        let words = [&["target", "check", "-s", "0"], &words[..], more].concat();
+        finish(start_in(folder.path(), &words))
+    };
+    finish(start(&words)).failed(7, &["namespace 1: d is empty", "--create"]);
+    let done = check(&[]);
+    assert!(done.code != 0 && done.stdout.contains("d is empty; "), "{done:?}");
+    let done = check(&["--create"]);
+    assert_eq!(done.code, 0, "{done:?}");
+    let sizes = || ["d", "l"].map(|name| fs::metadata(folder.path().join(name)).unwrap().len());
+    assert_eq!(sizes(), [0, 0]);
+    let (child, printed) = served(start(&[&words[..], &["--create"]].concat()));
+    assert_eq!(printed["created"], serde_json::json!(["d", "l"]));
+    signal(&child, "-TERM");
+    let done = finish(child);
+    assert_eq!((done.code, done.stderr.matches("is empty, and is filled").count()), (0, 2));
+    assert_eq!(sizes(), [1 << 20, 1 << 20]);
     // A directory is never created.
     let done = finish(start(&["--drive", "file:no/d,size=1M", "--create"]));
     done.failed(7, &["no/d", "No such file or directory"]);
