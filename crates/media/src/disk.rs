@@ -12,7 +12,7 @@ use crate::buf::AlignedBuf;
 use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
 use crate::identity::Carrier;
-use crate::medium::Medium;
+use crate::medium::{Medium, Space};
 use crate::request::{Disk, Engine, Request};
 use crate::survival::{Kept, Survival};
 use crate::threads::Threads;
@@ -66,7 +66,7 @@ impl DiskDrive {
             if uses_threads { "threads" } else { "io_uring" },
             if medium.direct { ", direct I/O" } else { ", page cache" },
             if volatile_cache { ", volatile cache" } else { ", power-loss protection" },
-            if medium.reserved { "" } else { ", space not reserved" },
+            if medium.space == Space::Holes { ", space not reserved" } else { "" },
         );
         DiskDrive { disk, geometry, uses_threads }
     }
@@ -271,6 +271,7 @@ mod tests {
 
     use super::*;
     use crate::medium::{LockWait, Reserve};
+    use crate::request::Step;
 
     /// A disk on a new file of 16 blocks in `dir`.
     fn disk(dir: &tempfile::TempDir) -> Arc<Disk> {
@@ -278,6 +279,49 @@ mod tests {
         let busy = LockWait::within(Duration::ZERO);
         let medium = Medium::file(&path, Some(65536), Reserve::Try, false, busy).unwrap();
         Disk::new(medium, Limits::new(16, &Arc::from("a test's")))
+    }
+
+    /// The mode of the request's next step, which is a `fallocate`.
+    fn allocation(request: &mut Request, disk: &Disk) -> i32 {
+        match request.step(disk) {
+            Step::Allocate { mode, .. } => mode & !libc::FALLOC_FL_KEEP_SIZE,
+            _ => panic!("another step"),
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_served_again_without_its_size_keeps_its_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("drive").display().to_string();
+        assert_eq!(disk(&dir).medium.space, Space::Reserved);
+        let reopen = |reserve| {
+            let medium =
+                Medium::file(&path, None, reserve, false, LockWait::within(Duration::ZERO));
+            Disk::new(medium.unwrap(), Limits::new(16, &Arc::from("a test's")))
+        };
+        let deallocate = |disk: &Disk| Request::zero(1, Operation::Deallocate, 0, 4, disk);
+
+        let allocated = reopen(Reserve::Try);
+        assert_eq!(allocated.medium.space, Space::Allocated);
+        let mut request = deallocate(&allocated);
+        assert_eq!(allocation(&mut request, &allocated), libc::FALLOC_FL_ZERO_RANGE);
+        // The file system copies on write, and is full.
+        assert!(request.advance(&allocated, -libc::ENOSPC).is_none());
+        assert_eq!(allocation(&mut request, &allocated), libc::FALLOC_FL_PUNCH_HOLE);
+        drop(allocated);
+
+        // Holes are asked for.
+        let sparse = reopen(Reserve::No);
+        assert_eq!(sparse.medium.space, Space::Holes);
+        assert_eq!(allocation(&mut deallocate(&sparse), &sparse), libc::FALLOC_FL_PUNCH_HOLE);
+        drop(sparse);
+
+        // One block of the file has space.
+        let file = std::fs::File::create(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; BLOCK_BYTES], 0).unwrap();
+        file.set_len(65536).unwrap();
+        drop(file);
+        assert_eq!(reopen(Reserve::Try).medium.space, Space::Holes);
     }
 
     /// An engine that accepts requests, and is stalled for the first polls.

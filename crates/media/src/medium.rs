@@ -83,11 +83,21 @@ pub(crate) struct Medium {
     pub(crate) len: u64,
     /// Whether reads and writes bypass the page cache.
     pub(crate) direct: bool,
-    /// Whether all of its space is reserved. The space of a file is reserved when it is opened. A
-    /// device has its space.
-    pub(crate) reserved: bool,
+    pub(crate) space: Space,
     /// Whether the medium is a block device. Otherwise it is a regular file.
     pub(crate) device: bool,
+}
+
+/// The space of an opened medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    /// A file may have holes: a full disk fails writes to them.
+    Holes,
+    /// A file had space for all of its bytes when it was opened. An overwrite may need new space
+    /// even so: the file system may copy on write, or share the blocks with another file.
+    Allocated,
+    /// The space was reserved when the file was opened. A device has its space.
+    Reserved,
 }
 
 /// The treatment of a file's space before it is used.
@@ -141,11 +151,22 @@ impl Medium {
             return Err(OpenError::Size { path: self.path.clone(), problem });
         }
         self.len = size.unwrap_or(current_len);
-        let reserve = match (reserve, size) {
-            (Reserve::Try, None) => Reserve::No,
-            (reserve, _) => reserve,
-        };
+        if (reserve, size) == (Reserve::Try, None) {
+            if self.is_allocated()? {
+                self.space = Space::Allocated;
+            }
+            return self.reserve(Reserve::No);
+        }
         self.reserve(reserve)
+    }
+
+    /// Whether the file has as much space as it has bytes, as one does whose space was reserved
+    /// when it was created.
+    fn is_allocated(&self) -> Result<bool, OpenError> {
+        /// The unit of `st_blocks` in bytes, on every file system.
+        const UNIT_BYTES: u64 = 512;
+        let metadata = self.file.metadata().map_err(os_error(&self.path, "inspect it"))?;
+        Ok(metadata.blocks().saturating_mul(UNIT_BYTES) >= self.len)
     }
 
     /// Removes the name of a file that was created for an attempt that failed. This process must
@@ -180,8 +201,14 @@ impl Medium {
                 problem: "the device has no space for a single 4096-byte block".to_owned(),
             });
         }
-        let medium =
-            Medium { file, path: path.to_owned(), len, direct: true, reserved: true, device: true };
+        let medium = Medium {
+            file,
+            path: path.to_owned(),
+            len,
+            direct: true,
+            space: Space::Reserved,
+            device: true,
+        };
         medium.lock(lock_wait)?;
         if let Some(bytes) = medium.logical_block_bytes()
             && bytes > BLOCK_BYTES as u64
@@ -267,7 +294,7 @@ impl Medium {
         if reserve != Reserve::No {
             match allocate(&self.file, 0, 0, self.len) {
                 Ok(()) => {
-                    self.reserved = true;
+                    self.space = Space::Reserved;
                     return Ok(());
                 }
                 Err(error) if is_unsupported(&error) && reserve == Reserve::Try => tracing::warn!(
@@ -368,8 +395,14 @@ impl Opened {
             };
             return Err(OpenError::Kind { path: path.to_owned(), problem });
         }
-        let mut medium =
-            Medium { file, path: path.to_owned(), len: 0, direct, reserved: false, device: false };
+        let mut medium = Medium {
+            file,
+            path: path.to_owned(),
+            len: 0,
+            direct,
+            space: Space::Holes,
+            device: false,
+        };
         // A file belongs to the process that locks it, even if another process created it.
         medium.lock(lock_wait)?;
         // The previous holder of the lock may have given the file its size, or removed its name.

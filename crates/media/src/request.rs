@@ -19,7 +19,7 @@ use riopipe_order::block_device::{BLOCK_BYTES, Cause, Gone, IoError, Limits, Ope
 use crate::buf::AlignedBuf;
 use crate::drive::Done;
 use crate::error::cause_of;
-use crate::medium::Medium;
+use crate::medium::{Medium, Space};
 use crate::watched::Watched;
 
 /// Size in bytes of the pieces in which zeroes are written if the medium supports nothing better.
@@ -31,6 +31,9 @@ pub(crate) struct Disk {
     pub(crate) limits: Limits,
     /// Whether `FALLOC_FL_PUNCH_HOLE` may be tried.
     can_punch: AtomicBool,
+    /// Whether deallocated blocks become a hole. Otherwise they keep their space as long as zeroes
+    /// need none.
+    prefers_holes: bool,
     /// Whether `FALLOC_FL_ZERO_RANGE` may be tried.
     can_zero_range: AtomicBool,
     /// [`ZERO_PIECE_BYTES`] zero bytes, allocated when they are first needed.
@@ -40,12 +43,15 @@ pub(crate) struct Disk {
 impl Disk {
     pub(crate) fn new(medium: Medium, limits: Limits) -> Arc<Disk> {
         // Reserved space must stay reserved, because on a full disk a hole could not be filled
-        // again.
-        let can_punch = medium.device || !medium.reserved;
+        // again. Space that is only allocated is kept, too. But if zeroes in it need new space (the
+        // file system copies on write), a hole is the last way on a full disk.
+        let can_punch = medium.device || medium.space != Space::Reserved;
+        let prefers_holes = medium.device || medium.space == Space::Holes;
         Arc::new(Disk {
             medium: Watched::new(medium),
             limits,
             can_punch: AtomicBool::new(can_punch),
+            prefers_holes,
             can_zero_range: AtomicBool::new(true),
             zeroes: OnceLock::new(),
         })
@@ -155,7 +161,9 @@ impl Request {
     /// A request that makes blocks read as zeroes: `what` is to write zeroes, or to deallocate.
     pub(crate) fn zero(op: u64, what: Operation, lba: u64, blocks: u64, disk: &Disk) -> Request {
         let mut request = Request::new(op, what, lba, blocks, None);
-        let may_punch = what == Operation::Deallocate && disk.can_punch.load(Ordering::Relaxed);
+        let may_punch = what == Operation::Deallocate
+            && disk.prefers_holes
+            && disk.can_punch.load(Ordering::Relaxed);
         request.zeroing = if may_punch {
             Zeroing::Punch
         } else if disk.can_zero_range.load(Ordering::Relaxed) {

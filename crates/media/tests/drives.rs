@@ -130,6 +130,23 @@ fn zeroed_and_deallocated_blocks_read_as_zeroes() {
     }
 }
 
+/// The size is needed at the first start only, and the space is that of the first start.
+#[test]
+fn a_file_that_is_served_again_is_described_as_reserved() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = format!("file:{}", dir.path().join("drive").display());
+    let is_reserved = |options: &str| {
+        let drive = open_drive(&format!("{spec}{options}")).unwrap();
+        Blocking::new(&*drive).unwrap().deallocate(0, 256).unwrap();
+        !drive.geometry().describe.contains("space not reserved")
+    };
+    for options in [",size=1M", "", ""] {
+        assert!(is_reserved(options), "{options:?}");
+    }
+    assert!(!is_reserved(",sparse"));
+    assert!(!is_reserved(""), "it has a hole now");
+}
+
 #[test]
 fn many_in_flight_all_come_back_once_with_the_right_data() {
     let drives = Drives::open();

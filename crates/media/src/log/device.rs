@@ -173,11 +173,13 @@ mod tests {
     use riopipe_order::region::Region;
 
     use super::*;
+    use crate::medium::Space;
 
     fn store(path: &str, flush: bool) -> BlockStore {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
         let path = path.to_owned();
-        let medium = Medium { file, path, len: 65536, direct: false, reserved: true, device: true };
+        let medium =
+            Medium { file, path, len: 65536, direct: false, space: Space::Reserved, device: true };
         BlockStore::new(medium, flush).unwrap()
     }
 
