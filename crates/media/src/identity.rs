@@ -101,14 +101,15 @@ impl<'a> Carrier<'a> {
     }
 
     /// Stores an identity in the file's attribute, durably. Returns whether the file can have the
-    /// attribute. If not, nothing was stored.
+    /// attribute. If not, nothing was stored: the file system has no such attributes, or no space
+    /// for one.
     ///
     /// # Errors
     /// The attribute can't be written.
     pub fn set_attribute(self, content: &[u8]) -> io::Result<bool> {
         match fsetxattr(self.file, ATTRIBUTE, content, XattrFlags::empty()) {
             Ok(()) => self.file.sync_all().map(|()| true),
-            Err(Errno::NOTSUP | Errno::PERM) => Ok(false),
+            Err(Errno::NOTSUP | Errno::PERM | Errno::NOSPC | Errno::DQUOT) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

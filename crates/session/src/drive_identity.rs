@@ -187,8 +187,6 @@ pub fn is_record(block: &[u8]) -> bool {
 /// The first blocks of a drive that has a label and nothing else there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// The identity that the label records for this drive.
-    nguid: [u8; 16],
     /// Block [`RECORD_BLOCK`].
     record_block: Vec<u8>,
 }
@@ -214,8 +212,7 @@ impl Reserved {
         if record_block.len() != LABEL_LEN || !has_room || !copies.iter().all(is_right) {
             return None;
         }
-        let nguid = label.members.get(usize::from(label.index))?.nguid;
-        Some(Self { nguid, record_block: record_block.into() })
+        Some(Self { record_block: record_block.into() })
     }
 }
 
@@ -230,7 +227,9 @@ pub struct Facts {
     pub attribute: Option<Vec<u8>>,
     /// Whether the drive is in a file that can have the attribute.
     pub takes_attribute: bool,
-    /// The blocks of its label.
+    /// The NGUID that the drive's label records for it; `None` without a valid copy of a label.
+    pub labelled: Option<[u8; 16]>,
+    /// The reserved block, if the target may write it.
     pub reserved: Option<Reserved>,
     /// The place of the drive; `None` if nothing distinguishes it from a copy.
     pub place: Option<Place>,
@@ -243,6 +242,30 @@ pub struct Facts {
     pub has_content: bool,
     /// A random NGUID.
     pub random: [u8; 16],
+}
+
+impl Facts {
+    /// Whether this record belongs in the reserved block: only the identity that the label names
+    /// counts there.
+    #[must_use]
+    pub fn takes_in_block(&self, record: &Record) -> bool {
+        self.reserved.is_some() && self.labelled == Some(record.id.nguid)
+    }
+
+    /// Whether the reserved block has a record that is ignored: it is damaged, has a later version,
+    /// or is not of the drive that the label names.
+    #[must_use]
+    pub fn has_ignored_record(&self, crc32c: Crc32c) -> bool {
+        let mut blocks = self.reserved.iter().map(|reserved| &reserved.record_block);
+        blocks.any(|block| is_record(block)) && self.record_in_block(crc32c).is_none()
+    }
+
+    /// The record in the reserved block. A plain host can write anything to its own drive, so
+    /// nothing there is an error, and only the NGUID that the label names counts.
+    fn record_in_block(&self, crc32c: Crc32c) -> Option<Record> {
+        let record = Record::decode(&self.reserved.as_ref()?.record_block, crc32c).ok()??;
+        (self.labelled == Some(record.id.nguid)).then_some(record)
+    }
 }
 
 /// Where a drive's identity comes from.
@@ -311,9 +334,12 @@ pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
     };
     let new =
         |id, origin| Choice { id, origin, store: Some(Record { id, place }), otherwise: Some(own) };
-    if let Some(record) = stored(facts, crc32c)? {
+    if let Some((record, is_in_block)) = stored(facts, crc32c)? {
         if record.place.is_same(place, facts.device.is_some()) {
-            return Ok(chosen(record.id, Origin::Stored));
+            // A plain host can write such a block to its own drive.
+            let other = facts.device.unwrap_or_else(|| elsewhere(record.id, place));
+            let otherwise = is_in_block.then_some((other, Origin::Elsewhere));
+            return Ok(Choice { otherwise, ..chosen(record.id, Origin::Stored) });
         }
         if let Some(device) = facts.device {
             return Ok(chosen(device, Origin::Elsewhere));
@@ -326,9 +352,13 @@ pub fn choose(facts: &Facts, crc32c: Crc32c) -> Result<Choice, RecordError> {
     if facts.device.is_none() && !place.is_recognisable() {
         return Ok(chosen(facts.position, Origin::Position));
     }
-    let labelled = facts.reserved.as_ref().map(|reserved| reserved.nguid);
-    if labelled == Some(facts.position.nguid) {
-        return Ok(new(facts.position, Origin::TakenOver));
+    if facts.labelled == Some(facts.position.nguid) {
+        if facts.takes_attribute || facts.reserved.is_some() {
+            return Ok(new(facts.position, Origin::TakenOver));
+        }
+        // The drive must not lose the volume that it has.
+        let otherwise = facts.device.map(|device| (device, Origin::Device));
+        return Ok(Choice { otherwise, ..chosen(facts.position, Origin::Position) });
     }
     if let Some(device) = facts.device {
         return Ok(chosen(device, Origin::Device));
@@ -366,7 +396,11 @@ pub fn distinguish(choices: &mut [Choice]) -> Result<(), (usize, usize)> {
         let has_same = |other: &Choice| other.id.uuid == id.uuid || other.id.nguid == id.nguid;
         let mut others = choices.iter().enumerate().filter(|(other, _)| *other != number);
         let Some((other, same)) = others.find(|(_, choice)| has_same(choice)) else { continue };
-        let Some((id, origin)) = otherwise else {
+        // What was stored counts before what would be stored now.
+        let stays = choices[number].origin == Origin::Stored
+            && same.origin != Origin::Stored
+            && same.otherwise.is_some();
+        let Some((id, origin)) = otherwise.filter(|_| !stays) else {
             if same.otherwise.is_none() {
                 return Err((number.min(other), number.max(other)));
             }
@@ -379,16 +413,15 @@ pub fn distinguish(choices: &mut [Choice]) -> Result<(), (usize, usize)> {
     Ok(())
 }
 
-/// The record that is stored with a drive. The attribute counts before the reserved block.
-fn stored(facts: &Facts, crc32c: Crc32c) -> Result<Option<Record>, RecordError> {
-    let attribute = facts.attribute.as_deref();
-    let block = facts.reserved.as_ref().map(|reserved| &reserved.record_block[..]);
-    for bytes in attribute.into_iter().chain(block) {
-        if let Some(record) = Record::decode(bytes, crc32c)? {
-            return Ok(Some(record));
-        }
+/// The record that is stored with a drive, and whether it is in the reserved block. The attribute
+/// counts before the block.
+fn stored(facts: &Facts, crc32c: Crc32c) -> Result<Option<(Record, bool)>, RecordError> {
+    if let Some(bytes) = &facts.attribute
+        && let Some(record) = Record::decode(bytes, crc32c)?
+    {
+        return Ok(Some((record, false)));
     }
-    Ok(None)
+    Ok(facts.record_in_block(crc32c).map(|record| (record, true)))
 }
 
 /// Why a drive can't adopt the identity that it carries.
@@ -401,6 +434,12 @@ pub enum AdoptError {
     /// There is no place to store it in, or nothing distinguishes the drive from a copy.
     #[error("no identity can be stored with this drive")]
     NoStore,
+    /// The drive has a label, but its reserved block may not be written.
+    #[error(
+        "no identity can be stored with this drive: its reserved block has other content, or a \
+         copy of its label is damaged"
+    )]
+    Occupied,
     /// The stored identity can't be used, and there is no label.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -417,15 +456,16 @@ pub fn adopt(facts: &Facts, crc32c: Crc32c) -> Result<Record, AdoptError> {
         return Err(AdoptError::NoStore);
     }
     if !facts.takes_attribute && facts.reserved.is_none() {
-        return Err(AdoptError::NoStore);
+        let is_labelled = facts.labelled.is_some();
+        return Err(if is_labelled { AdoptError::Occupied } else { AdoptError::NoStore });
     }
     let stored = stored(facts, crc32c);
-    let id = match &facts.reserved {
-        Some(reserved) => match stored {
-            Ok(Some(record)) if record.id.nguid == reserved.nguid => record.id,
-            _ => DriveId::with_nguid(reserved.nguid),
+    let id = match facts.labelled {
+        Some(nguid) => match stored {
+            Ok(Some((record, _))) if record.id.nguid == nguid => record.id,
+            _ => DriveId::with_nguid(nguid),
         },
-        None => stored?.ok_or(AdoptError::Nothing)?.id,
+        None => stored?.ok_or(AdoptError::Nothing)?.0.id,
     };
     Ok(Record { id, place })
 }

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use riopipe_media::{Attribute, Carrier, Drive, Physical, open_drive};
+use riopipe_media::{Attribute, Carrier, Drive, Physical, file_to_create, open_drive};
 use riopipe_order::attribute::Member;
 use riopipe_order::log_region::MemberNamespace;
 use riopipe_platform::crc32c;
@@ -47,6 +47,23 @@ pub enum IdentityError {
     /// The stored identity can't be read.
     #[error("the drive's identity can't be read: {0}")]
     Read(#[source] io::Error),
+    /// The file does not exist.
+    #[error("the file {path} does not exist")]
+    Missing {
+        /// Its path.
+        path: String,
+    },
+    /// The identity was stored, and the drive has another one even so.
+    #[error(
+        "the drive did not get the NGUID {wanted} of its label: it has {found}; give its namespace \
+         nguid = \"{wanted}\" in the configuration"
+    )]
+    NotAdopted {
+        /// The NGUID that the drive was to adopt, 32 hexadecimal digits.
+        wanted: String,
+        /// The NGUID that it has.
+        found: String,
+    },
     /// The identity can't be stored.
     #[error("the drive's identity can't be stored with it: {0}")]
     Store(#[source] io::Error),
@@ -83,6 +100,7 @@ pub(crate) fn inspect(drive: &dyn Drive, position: DriveId) -> Result<Known, Ide
     let mut facts = Facts {
         attribute: None,
         takes_attribute: false,
+        labelled: None,
         reserved: None,
         place: None,
         device: None,
@@ -111,7 +129,10 @@ pub(crate) fn inspect(drive: &dyn Drive, position: DriveId) -> Result<Known, Ide
     let head = carrier.read(0, HEAD_BLOCKS).ok();
     let copies = head.as_ref().map(|head| [&head[..LABEL_LEN], &head[LABEL_LEN..2 * LABEL_LEN]]);
     facts.reserved = head.as_ref().and_then(|head| Reserved::find(head, crc32c));
-    Ok(Known { facts, label: copies.and_then(|copies| Label::newest(copies, crc32c).ok()) })
+    let label = copies.and_then(|copies| Label::newest(copies, crc32c).ok());
+    let own = label.as_ref().and_then(|label| label.members.get(usize::from(label.index)));
+    facts.labelled = own.map(|own| own.nguid);
+    Ok(Known { facts, label })
 }
 
 /// The identity that a drive gets at this namespace, with what the configuration gives of it.
@@ -151,13 +172,27 @@ pub(crate) fn identify(
     distinguish(&mut choices).map_err(|(first, second)| {
         (drives[second].0.nsid, IdentityError::SameAs { nsid: drives[first].0.nsid })
     })?;
-    for (((namespace, drive), (old, known)), choice) in drives.iter().zip(&mut found).zip(choices) {
+    for (((namespace, drive), (old, known)), mut choice) in
+        drives.iter().zip(&mut found).zip(choices)
+    {
         // A new identity is stored already, unless it had to give way.
         if choice.origin != Origin::New || choice != *old {
-            store(*drive, known, choice.store).map_err(|error| (namespace.nsid, error))?;
+            let is_stored =
+                store(*drive, known, choice.store).map_err(|error| (namespace.nsid, error))?;
+            if !is_stored && choice.origin == Origin::TakenOver {
+                choice.origin = Origin::Position;
+            }
         }
         *old = choice;
         report(namespace, *drive, choice.origin);
+        if known.facts.attribute.is_none() && known.facts.has_ignored_record(crc32c) {
+            tracing::warn!(
+                nsid = namespace.nsid,
+                drive = namespace.drive.as_str(),
+                "the identity that is stored in block 2 of the drive is ignored: it is damaged, of \
+                 a later version, or not the one that the drive's label names"
+            );
+        }
     }
     Ok(found)
 }
@@ -181,15 +216,16 @@ fn report(namespace: &CheckedNamespace, drive: &dyn Drive, origin: Origin) {
 pub(crate) fn note(drive: &dyn Drive, origin: Origin) -> Option<&'static str> {
     match origin {
         Origin::Position if drive.carrier().is_some() => Some(
-            "the file system can't store the drive's identity, or the device reports no unique \
-             one: it follows from NQN and namespace id. To serve the drive elsewhere as a member of \
+            "the file system can't store the drive's identity or is full, or the device reports no \
+             unique one, or its reserved block has other content: the identity follows from NQN and \
+             namespace id. To serve the drive elsewhere as a member of \
              its volume, give the namespace the nguid in the configuration",
         ),
         Origin::Elsewhere => Some(
             "the identity stored with the drive belongs to another file or device: this one is a \
              copy, and is served with an identity of its own. If it was moved here, and the \
              original is gone, let it adopt the identity before it is served: rio target identity \
-             DRIVE --adopt",
+             DRIVE --adopt (or give the namespace the nguid of the original in the configuration)",
         ),
         _ => None,
     }
@@ -203,8 +239,14 @@ fn store(drive: &dyn Drive, known: &Known, record: Option<Record>) -> Result<boo
     let mut is_stored = false;
     if known.facts.takes_attribute {
         is_stored = carrier.set_attribute(&bytes).map_err(IdentityError::Store)?;
+        if !is_stored {
+            tracing::warn!(
+                "the identity of a drive can't be stored in an attribute of its file: the file \
+                 system has no space, or no such attributes"
+            );
+        }
     }
-    if known.facts.reserved.is_some() {
+    if known.facts.takes_in_block(&record) {
         write_record(carrier, &bytes).map_err(IdentityError::Store)?;
         is_stored = true;
     }
@@ -236,6 +278,9 @@ impl Known {
 /// # Errors
 /// [`IdentityError`]: the drive can't be opened, or has nothing to adopt.
 pub fn drive_identity(spec: &str, adopts: bool) -> Result<Option<ShownIdentity>, IdentityError> {
+    if let Some(path) = file_to_create(spec) {
+        return Err(IdentityError::Missing { path });
+    }
     let drive = open_drive(spec)?;
     let position = DriveId { nguid: [0; 16], uuid: [0; 16] };
     let mut known = inspect(drive.as_ref(), position)?;
@@ -245,6 +290,12 @@ pub fn drive_identity(spec: &str, adopts: bool) -> Result<Option<ShownIdentity>,
             return Err(AdoptError::NoStore.into());
         }
         known = inspect(drive.as_ref(), position)?;
+        let found = choose(&known.facts, crc32c)?.id.nguid;
+        if found != record.id.nguid {
+            let digits = |nguid| Uuid::from_bytes(nguid).simple().to_string();
+            let (wanted, found) = (digits(record.id.nguid), digits(found));
+            return Err(IdentityError::NotAdopted { wanted, found });
+        }
     }
     let choice = choose(&known.facts, crc32c)?;
     let has_own = !matches!(choice.origin, Origin::New | Origin::Position);

@@ -260,3 +260,94 @@ fn t27_a_device_without_an_identity_gets_one_by_the_configuration() {
     volume(&site, "verify", &["v"], &[1]).failed(5, &["holds no file"]);
     site.targets.clear();
 }
+
+/// A mounted file system, unmounted in the end.
+struct Mounted(std::path::PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// Mounts a file system in a new folder of the site; `None` if this machine does not allow it.
+fn mounted(site: &Site, folder: &str, args: &[&str]) -> Option<Mounted> {
+    let path = site.path(folder);
+    fs::create_dir(&path).unwrap();
+    let mount = Command::new("mount").args(args).arg(&path).output();
+    if mount.is_ok_and(|output| output.status.success()) {
+        return Some(Mounted(path));
+    }
+    eprintln!("not tested here: no file system can be mounted");
+    None
+}
+
+/// The first file of every file system has the same inode number, and an ext4 of 128-byte inodes
+/// reports no birth times.
+#[test]
+fn t27_a_backup_on_another_file_system_is_not_the_original() {
+    let mut site = Site::new(0, "");
+    let mut mounts = Vec::new();
+    for (name, inode_bytes) in [("here", "256"), ("there", "128")] {
+        let image = site.path(&format!("{name}.img"));
+        fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        let mut make = Command::new("mkfs.ext4");
+        let made = make.args(["-q", "-F", "-I", inode_bytes]).arg(&image).output();
+        let is_made = made.is_ok_and(|output| output.status.success());
+        if !is_made {
+            eprintln!("not tested here: no ext4 can be made");
+            return;
+        }
+        let image = image.to_str().unwrap().to_owned();
+        let Some(mount) = mounted(&site, name, &["-o", "loop", &image]) else { return };
+        mounts.push(mount);
+    }
+    restart(&mut site, NQN, "127.0.0.1:0", &["file:@here/a,size=16M"]);
+    volume(&site, "create", &["v"], &[1]).ok();
+    site.targets.clear();
+    let mut copy = Command::new("cp");
+    let copied = copy.args(["-a", "here/a", "there/a"]).current_dir(site.folder.path()).status();
+    assert!(copied.unwrap().success());
+    let shown = identity(&site, "file:there/a", &[]).ok();
+    assert!(shown["identity"].as_str().unwrap().contains("another drive's"), "{shown}");
+    // What is adopted there is recognised there.
+    identity(&site, "file:there/a", &["--adopt"]).ok();
+    restart(&mut site, NQN, "127.0.0.1:0", &["file:@there/a"]);
+    volume(&site, "verify", &["v"], &[1]).failed(5, &["holds no file"]);
+    site.targets.clear();
+}
+
+/// A plain host can write anything to its own drive, also where a target would store its identity.
+#[test]
+fn t19_a_stored_identity_that_is_damaged_stops_no_target_and_ends_with_the_volume() {
+    let mut site = Site::new(0, "");
+    let Some(mount) = mounted(&site, "ram", &["-t", "ramfs", "none"]) else { return };
+    let forge = || {
+        let file = fs::OpenOptions::new().write(true).open(drive_of(&mount)).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"RIODRIVE, not quite", 8192).unwrap();
+    };
+    let is_blank = || fs::read(drive_of(&mount)).unwrap()[8192..12288].iter().all(|b| *b == 0);
+    restart(&mut site, NQN, "127.0.0.1:0", &["file:@ram/a,size=16M"]);
+    forge();
+    volume(&site, "create", &["v"], &[1]).ok();
+    assert!(is_blank(), "a creation keeps only the identity of the drive");
+    forge();
+    restart(&mut site, NQN, "127.0.0.1:0", &["file:@ram/a"]);
+    volume(&site, "verify", &["v"], &[1]).failed(5, &["holds no file"]);
+    volume(&site, "delete", &["v"], &[1]).ok();
+    assert!(is_blank(), "a deletion ends it");
+    site.targets.clear();
+}
+
+fn drive_of(mount: &Mounted) -> std::path::PathBuf {
+    mount.0.join("a")
+}
+
+#[test]
+fn the_identity_of_a_file_that_does_not_exist_makes_no_file() {
+    let site = Site::new(0, "");
+    for words in [&[][..], &["--adopt"]] {
+        identity(&site, "file:nothing,size=1M", words).failed(7, &["does not exist"]);
+    }
+    assert!(!site.path("nothing").exists());
+}

@@ -8,6 +8,7 @@ fn file(inode: u64) -> Facts {
     Facts {
         attribute: None,
         takes_attribute: true,
+        labelled: None,
         reserved: None,
         place: Some(Place::of_file(inode, 5, 0)),
         device: None,
@@ -29,7 +30,9 @@ fn device(identifier: &str) -> Facts {
 
 /// The drive with a label that names this NGUID for it, and with this record in the reserved block.
 fn labelled(facts: Facts, nguid: [u8; 16], record: Option<Record>) -> Facts {
-    Facts { reserved: Some(Reserved::find(&blocks(nguid, record), crc).unwrap()), ..facts }
+    let reserved = Reserved::find(&blocks(nguid, record), crc);
+    assert!(reserved.is_some());
+    Facts { labelled: Some(nguid), reserved, ..facts }
 }
 
 fn blocks(nguid: [u8; 16], record: Option<Record>) -> Vec<u8> {
@@ -51,11 +54,13 @@ fn served(mut facts: Facts) -> (Choice, Facts) {
 }
 
 fn keep(facts: &mut Facts, record: Option<Record>) {
-    let Some(bytes) = record.map(|record| record.encode(crc)) else { return };
+    let Some(record) = record else { return };
+    let bytes = record.encode(crc);
+    let takes_in_block = facts.takes_in_block(&record);
     if facts.takes_attribute {
         facts.attribute = Some(bytes.into());
     }
-    if let Some(reserved) = &mut facts.reserved {
+    if let Some(reserved) = facts.reserved.as_mut().filter(|_| takes_in_block) {
         reserved.record_block[..RECORD_LEN].copy_from_slice(&bytes);
     }
 }
@@ -154,7 +159,8 @@ fn t27_the_drive_of_an_old_volume_is_taken_over_where_it_was_last() {
         let again = choose(&moved, crc).unwrap();
         assert_eq!((again.id, again.origin), (POSITION, Origin::Stored));
         // A copy of its blocks, at the position where it was.
-        let copied = Facts { reserved: drive.reserved.clone(), ..copy };
+        let reserved = drive.reserved.clone();
+        let copied = Facts { labelled: drive.labelled, reserved, ..copy };
         let other = choose(&copied, crc).unwrap();
         assert_eq!(other.origin, Origin::Elsewhere);
         assert_ne!(other.id.nguid, POSITION.nguid);
@@ -253,6 +259,52 @@ fn t19_a_stored_identity_is_input_too() {
     assert_eq!(choose(&damaged, crc), Err(RecordError::Damaged));
     assert_eq!(adopt(&damaged, crc), Err(AdoptError::Record(RecordError::Damaged)));
     assert!(adopt(&labelled(damaged, [9; 16], None), crc).is_ok());
+}
+
+/// The drive had something in the reserved blocks before its volume, or a copy of its label is torn.
+#[test]
+fn t27_an_old_volume_is_taken_over_also_where_the_reserved_block_may_not_be_written() {
+    let old = |facts: Facts, nguid| Facts { labelled: Some(nguid), ..facts };
+    let (choice, drive) = served(old(file(7), POSITION.nguid));
+    assert_eq!((choice.id, choice.origin), (POSITION, Origin::TakenOver));
+    assert_eq!(choose(&elsewhere(&drive, 7), crc).unwrap().id, POSITION);
+    // Nothing can be stored on a device, so it keeps the identity of its position only.
+    let choice = choose(&old(device("wwid a"), POSITION.nguid), crc).unwrap();
+    assert_eq!((choice.id, choice.origin, choice.store), (POSITION, Origin::Position, None));
+
+    let mut moved = old(file(7), [9; 16]);
+    let adopted = adopt(&moved, crc).unwrap();
+    keep(&mut moved, Some(adopted));
+    assert_eq!(choose(&moved, crc).unwrap().id.nguid, [9; 16]);
+    assert_eq!(adopt(&old(device("wwid a"), [9; 16]), crc), Err(AdoptError::Occupied));
+}
+
+/// A plain host has written a label and a record to its own drive.
+#[test]
+fn t19_a_record_on_a_drive_counts_only_with_its_label_and_is_never_an_error() {
+    let place = Place::of_device("wwid a");
+    let forged = |label: [u8; 16], id: [u8; 16]| {
+        labelled(device("wwid a"), label, Some(Record { id: DriveId::with_nguid(id), place }))
+    };
+    let other = choose(&forged([9; 16], [8; 16]), crc).unwrap();
+    assert_eq!(other.origin, Origin::Device);
+    assert!(forged([9; 16], [8; 16]).has_ignored_record(crc));
+    assert!(!forged([9; 16], [9; 16]).has_ignored_record(crc));
+    for at in [8, 20] {
+        let mut unusable = forged([9; 16], [9; 16]);
+        unusable.reserved.as_mut().unwrap().record_block[at] ^= 0x10;
+        assert_eq!(choose(&unusable, crc), Ok(other));
+        assert!(unusable.has_ignored_record(crc));
+    }
+    // It gives way to the drive whose identity it claims.
+    let claimed = choose(&forged([9; 16], [9; 16]), crc).unwrap();
+    assert_eq!((claimed.id.nguid, claimed.origin), ([9; 16], Origin::Stored));
+    let real = Choice { id: claimed.id, origin: Origin::Device, store: None, otherwise: None };
+    for mut choices in [[claimed, real], [real, claimed]] {
+        distinguish(&mut choices).unwrap();
+        assert!(choices.contains(&real));
+        assert!(choices.iter().any(|choice| choice.id == DriveId::of_device("wwid a")));
+    }
 }
 
 /// A plain host's partition table or superblock over one copy of an old label.

@@ -72,8 +72,8 @@ fn failure(args: &Identity, error: &IdentityError) -> Failure {
     let failure = Failure::new(code, message).because(error);
     match error {
         IdentityError::Adopt(_) => failure.hint(
-            "a configuration file may give the drive's namespace the nguid that the volume knows, \
-             which `rio volume show` prints with -o json",
+            "a configuration file may give the drive's namespace the NGUID that the volume knows \
+             (nguid = \"…\"), which `rio volume show` prints with -o json",
         ),
         _ => failure,
     }

@@ -31,6 +31,7 @@ use super::error::{CallFailure, Nonsense};
 use super::labels;
 use super::members::MemberPlace;
 use super::survey::{FoundVolume, Survey, SurveyError, VolumeSurvey};
+use crate::drive_identity::RECORD_BLOCK;
 use crate::initiator::queue_pair::Data;
 use crate::label::LabelError;
 use crate::label_work::LabelIo;
@@ -343,8 +344,10 @@ impl VolumeDeletion {
                 self.step = Step::Forgetting;
             }
         }
+        // The reserved block, too: a target writes it only on a drive that has a label.
+        let blocks = [labels::COPIES, RECORD_BLOCK..RECORD_BLOCK + 1];
         for drive in 0..self.deleted.drives.len() {
-            self.writes.extend(labels::zeroes(drive, core::slice::from_ref(&labels::COPIES)));
+            self.writes.extend(labels::zeroes(drive, &blocks));
         }
         Ok(())
     }

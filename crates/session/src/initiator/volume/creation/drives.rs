@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use riopipe_nvme::digest::Crc32c;
 use riopipe_order::attribute::VolumeId;
 
 use super::super::calls::Associations;
@@ -82,9 +83,11 @@ impl Drives {
         self.contents[member].probe.content()
     }
 
-    /// Whether the identity of a member's drive is stored on the drive.
-    pub(super) fn has_identity(&self, member: usize) -> bool {
-        self.contents[member].probe.has_identity()
+    /// Whether the identity under which a member's drive is served is stored on it (`Some(true)`),
+    /// or another one, or one that can't be used; `None` if there is none.
+    pub(super) fn has_own_identity(&self, member: usize, crc32c: Crc32c) -> Option<bool> {
+        let stored = self.contents[member].probe.identity(crc32c)?;
+        Some(stored == Ok(self.namespaces[member].nguid))
     }
 
     /// Forgets all labels, so that they are read again.

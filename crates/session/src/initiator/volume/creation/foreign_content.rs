@@ -16,7 +16,11 @@ mod tests;
 use core::fmt;
 use core::ops::Range;
 
-use crate::drive_identity::{self, RECORD_BLOCK};
+use alloc::vec::Vec;
+
+use riopipe_nvme::digest::Crc32c;
+
+use crate::drive_identity::{self, RECORD_BLOCK, Record, RecordError};
 use crate::label::DATA_START;
 use crate::wire::{BLOCK_BYTES, u32_at};
 
@@ -65,8 +69,8 @@ pub(super) struct ContentProbe {
     found: Option<(usize, &'static str)>,
     /// Whether a block at the start of the drive is not all zero.
     is_head_used: bool,
-    /// Whether the reserved block has the drive's identity, which is no content.
-    has_identity: bool,
+    /// The reserved block if it has the identity of a drive, which is no content.
+    identity: Option<Vec<u8>>,
 }
 
 impl ContentProbe {
@@ -79,7 +83,7 @@ impl ContentProbe {
             next: 0,
             found: None,
             is_head_used: false,
-            has_identity: false,
+            identity: None,
         }
     }
 
@@ -101,7 +105,9 @@ impl ContentProbe {
                 (old, new) => old.or(new),
             };
             let is_identity = self.next == RECORD_BLOCK && drive_identity::is_record(block);
-            self.has_identity |= is_identity;
+            if is_identity {
+                self.identity = Some(block.into());
+            }
             let is_used = !is_identity && block.iter().any(|byte| *byte != 0);
             self.is_head_used |= self.next < head.end && is_used;
             self.next += 1;
@@ -119,9 +125,10 @@ impl ContentProbe {
         }
     }
 
-    /// Whether the drive's identity is stored on it.
-    pub(super) fn has_identity(&self) -> bool {
-        self.has_identity
+    /// The identity that is stored on the drive, unless it can't be used; `None` if there is none.
+    pub(super) fn identity(&self, crc32c: Crc32c) -> Option<Result<[u8; 16], RecordError>> {
+        let record = Record::decode(self.identity.as_deref()?, crc32c).transpose()?;
+        Some(record.map(|record| record.id.nguid))
     }
 
     /// The blocks that are read, at the start and at the end of the drive.

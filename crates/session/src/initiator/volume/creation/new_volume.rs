@@ -1,6 +1,7 @@
 //! The new volume of a creation: its partitions in the logs, and its labels on the drives.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use riopipe_nvme::command::Cqe;
 use riopipe_nvme::digest::Crc32c;
@@ -11,6 +12,7 @@ use super::super::labels;
 use super::super::survey::LISTING;
 use super::foreign_content::wiped_ranges;
 use super::{ASKING, MAKING_PARTITIONS, Question, RELEASING, Step, VolumeCreation, failed_call};
+use crate::drive_identity::RECORD_BLOCK;
 use crate::initiator::queue_pair::Data;
 use crate::label::{DATA_START, Label};
 use crate::wire::{
@@ -137,9 +139,14 @@ impl VolumeCreation {
             let is_used = drives.content(member).is_some();
             let max_bytes = drives.controllers[place.target].mdts_bytes;
             let blocks = drives.namespaces[member].blocks;
-            let ranges = wiped_ranges(blocks, max_bytes, drives.has_identity(member));
+            let has_own_identity = drives.has_own_identity(member, self.config.crc32c);
+            let ranges = wiped_ranges(blocks, max_bytes, has_own_identity == Some(true));
+            // An identity is no content, but one of another drive must not stay.
+            let is_wiped = |range: &Range<u64>| {
+                is_used || has_own_identity == Some(false) && range.contains(&RECORD_BLOCK)
+            };
             let (head, tail): (Vec<_>, Vec<_>) =
-                ranges.filter(|_| is_used).partition(|range| range.end <= DATA_START);
+                ranges.filter(is_wiped).partition(|range| range.end <= DATA_START);
             self.label_writes.extend(labels::zeroes(member, &head));
             self.label_writes.extend(labels::first_labels(member, copies));
             self.label_writes.extend(labels::zeroes(member, &tail));
