@@ -47,8 +47,8 @@ pub enum IdentityError {
     /// The stored identity can't be read.
     #[error("the drive's identity can't be read: {0}")]
     Read(#[source] io::Error),
-    /// The file does not exist.
-    #[error("the file {path} does not exist")]
+    /// The file does not exist, or is empty.
+    #[error("the file {path} does not exist, or is empty")]
     Missing {
         /// Its path.
         path: String,
@@ -278,8 +278,8 @@ impl Known {
 /// # Errors
 /// [`IdentityError`]: the drive can't be opened, or has nothing to adopt.
 pub fn drive_identity(spec: &str, adopts: bool) -> Result<Option<ShownIdentity>, IdentityError> {
-    if let Some(path) = file_to_create(spec) {
-        return Err(IdentityError::Missing { path });
+    if let Some(file) = file_to_create(spec) {
+        return Err(IdentityError::Missing { path: file.path().to_owned() });
     }
     let drive = open_drive(spec)?;
     let position = DriveId { nguid: [0; 16], uuid: [0; 16] };

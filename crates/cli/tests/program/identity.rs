@@ -347,7 +347,7 @@ fn drive_of(mount: &Mounted) -> std::path::PathBuf {
 fn the_identity_of_a_file_that_does_not_exist_makes_no_file() {
     let site = Site::new(0, "");
     for words in [&[][..], &["--adopt"]] {
-        identity(&site, "file:nothing,size=1M", words).failed(7, &["does not exist"]);
+        identity(&site, "file:nothing,size=1M", words).failed(7, &["does not exist, or is empty"]);
     }
     assert!(!site.path("nothing").exists());
 }
