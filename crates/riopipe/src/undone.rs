@@ -17,7 +17,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use riopipe_order::attribute::{Seq, StreamId, VolumeId};
 pub use riopipe_session::initiator::volume::saving::UndoneExtent as SavedExtent;
-pub use riopipe_session::initiator::volume::undone::{BlockNow, NotOfVolume, check_origin};
+pub use riopipe_session::initiator::volume::undone::{
+    BlockNow, NotOfVolume, check_origin, zeroes_are_of_the_undo,
+};
 use riopipe_session::label::NAME_MAX;
 
 use crate::recovery::BlockRange;

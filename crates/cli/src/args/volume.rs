@@ -266,10 +266,12 @@ pub struct UndoneApply {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Only show what would be written. The volume is opened and read, and no block is written
+    /// Only show what would be written. The volume is opened and read, and no block is written.
+    /// Since it was opened, writing over zeroes then needs --force
     #[arg(short = 'n', long)]
     pub dry_run: bool,
-    /// Write also over blocks that were written since, and to drives that are older than the file
+    /// Write also over blocks that were written since, or that read as zeroes and may have been
+    /// written so, and to drives that are older than the file
     #[arg(long)]
     pub force: bool,
     /// Seconds to wait for a volume with an owner

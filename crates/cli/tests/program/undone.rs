@@ -91,12 +91,16 @@ fn undone_blocks_are_shown_and_written_back() {
     let head = format!("{undone_blocks} undone blocks of volume \"v\"");
     assert!(text.starts_with(&head) && text.contains(" UTC, generation "), "{text}");
 
-    // A dry run writes nothing, and what it lists is then written.
+    // A dry run writes nothing, and what it lists is then written. It has opened the volume, so that
+    // the zeroes might be someone's.
     let dry = apply(&site, &["lost.rio", "--dry-run"]).ok();
     assert_eq!(keys(&dry), "already_there dry_run overwritten path ranges schema volume written");
     let saved_something = dry["written"].as_u64().unwrap() > 0;
     assert!(!saved_something || !all_there(&site), "the dry run has written");
-    let applied = apply(&site, &["lost.rio"]).ok();
+    if saved_something {
+        apply(&site, &["lost.rio"]).failed(5, &["read as zeroes", "was opened since", "--force"]);
+    }
+    let applied = apply(&site, &["lost.rio", "--force"]).ok();
     assert_eq!(applied["ranges"], dry["ranges"]);
     assert_eq!(applied["written"], dry["written"]);
     assert!(all_there(&site));
@@ -105,7 +109,7 @@ fn undone_blocks_are_shown_and_written_back() {
     assert_eq!((&again["written"], &again["already_there"]), (&0.into(), &undone_blocks.into()));
 
     // A block that was written since stays, unless that is accepted.
-    overwrite_first(&site, extents[0]["lba"].as_u64().unwrap());
+    overwrite(&site, extents[0]["lba"].as_u64().unwrap(), 0x5a);
     let text = apply(&site, &["lost.rio"]).failed(5, &["were written since", "--force"]);
     assert!(text.contains(&format!("volume block {}", extents[0]["lba"])), "{text}");
     assert!(!all_there(&site));
@@ -120,18 +124,48 @@ fn undone_blocks_are_shown_and_written_back() {
 }
 
 /// Writes one block of the volume with other content.
-fn overwrite_first(site: &Site, lba: u64) {
+fn overwrite(site: &Site, lba: u64, byte: u8) {
     let member = site.address(0).parse().unwrap();
     let (volume, _) = Volume::open("v", &[member], &OpenOptions::default()).unwrap();
     let mut stream = volume.stream(1, &riopipe::StreamOptions::default()).unwrap();
     let mut buf = stream.buf(BLOCK_BYTES).unwrap();
-    buf.fill(0x5a);
+    buf.fill(byte);
     let group = stream.group().write(lba, buf, riopipe::Place::InPlace);
     group.submit_durable_or_wait(None).unwrap();
     let last = stream.last();
     stream.wait(riopipe::Until::Durable(last), None).unwrap();
     stream.close().unwrap();
     volume.close().unwrap();
+}
+
+/// Zeroes that were written since look as the undo has left them. They stay, unless that is accepted.
+#[test]
+fn zeroes_that_were_written_since_stay() {
+    let (site, _) = recovered();
+    let file = undone::read(&site.path("lost.rio")).unwrap();
+    let has_data = |lba: &u64| file.block(*lba).unwrap().is_some_and(|saved| saved != [0; 4096]);
+    let lbas = file.extents.iter().flat_map(|extent| {
+        let range = extent.range;
+        range.lba..range.lba + range.blocks
+    });
+    let Some(lba) = lbas.into_iter().find(has_data) else {
+        println!("not tested here: the write was cut off before any undone block had data");
+        return;
+    };
+    overwrite(&site, lba, 0);
+    apply(&site, &["lost.rio"]).failed(5, &["read as zeroes", "was opened since", "--force"]);
+    assert!(!all_there(&site));
+    assert_eq!(apply(&site, &["lost.rio", "--force"]).ok()["overwritten"], 0);
+    assert!(all_there(&site));
+}
+
+/// Directly after the recovery nothing has to be accepted.
+#[test]
+fn undone_blocks_are_written_back_directly_after_the_recovery() {
+    let (site, _) = recovered();
+    let applied = apply(&site, &["lost.rio"]).ok();
+    assert_eq!(applied["overwritten"], 0);
+    assert!(all_there(&site));
 }
 
 #[test]

@@ -88,7 +88,10 @@ fn apply(args: &UndoneApply, output: &Output) -> Result<(), Failure> {
         output.note(recovery.to_string());
     }
     let interrupt = Interrupt::watch(output)?;
-    let applied = compare(&file, &volume, args).and_then(|(runs, restored)| {
+    // Between the examination and the opening, another owner may have come and gone.
+    let is_next = info.generation.checked_add(1) == Some(volume.stat().generation);
+    let is_untouched = is_next && undone::zeroes_are_of_the_undo(file.generation, info.generation);
+    let applied = compare(&file, &volume, args, is_untouched).and_then(|(runs, restored)| {
         if !args.dry_run {
             write_runs(&file, &volume, &runs, args, &interrupt)?;
         }
@@ -127,11 +130,13 @@ fn check_origin(
 }
 
 /// Compares the present content of the volume with the file. Returns the runs to be written, and the
-/// number of blocks that have the saved content already.
+/// number of blocks that have the saved content already. `is_untouched`: no owner had the volume since
+/// the blocks were undone, so none of them was written.
 fn compare(
     file: &UndoneFile,
     volume: &Volume,
     args: &UndoneApply,
+    is_untouched: bool,
 ) -> Result<(Vec<Run>, u64), Failure> {
     let reader = volume.reader(&ReaderOptions::default());
     let (mut runs, mut restored, mut in_file) = (Vec::<Run>::new(), 0, 0);
@@ -189,6 +194,22 @@ fn compare(
         );
         return Err(Failure::new(Code::Differs, message)
             .hint("--force overwrites them with the saved content"));
+    }
+    if let Some(first) = runs.first()
+        && !is_untouched
+        && !args.force
+    {
+        let blocks: u64 = runs.iter().map(|run| run.blocks).sum();
+        let message = format!(
+            "{blocks} of the blocks read as zeroes, the first is volume block {}, and may have been \
+             written so: the volume was opened since they were undone, or the file does not name \
+             the recovery that has undone them",
+            first.lba
+        );
+        return Err(Failure::new(Code::Differs, message).hint(
+            "--force writes the saved content over them, if nothing has written zeroes there. A dry \
+             run, or an `apply` that was cut off, has opened the volume, too",
+        ));
     }
     Ok((runs, restored))
 }

@@ -27,6 +27,16 @@ impl BlockNow {
     }
 }
 
+/// Whether a block that reads as zeroes was certainly not written since it was undone. `saved` is the
+/// generation of the owner that has saved and undone it, 0 if that is not known, and `volume` is that
+/// of the volume's last owner.
+///
+/// Another owner may have written zeroes, and they look as the undo has left the block.
+#[must_use]
+pub fn zeroes_are_of_the_undo(saved: u32, volume: u32) -> bool {
+    saved != 0 && saved == volume
+}
+
 /// Why saved blocks are not of a volume, or not of its past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -78,6 +88,13 @@ mod tests {
         assert_eq!(BlockNow::of(&saved, &saved), BlockNow::Restored);
         assert_eq!(BlockNow::of(&[1; 8], &saved), BlockNow::Changed);
         assert_eq!(BlockNow::of(&zero, &zero), BlockNow::Restored, "nothing is to be done");
+    }
+
+    #[test]
+    fn zeroes_are_of_the_undo_only_if_no_other_owner_came_since() {
+        assert!(zeroes_are_of_the_undo(5, 5));
+        assert!(!zeroes_are_of_the_undo(5, 6), "that owner may have written zeroes");
+        assert!(!zeroes_are_of_the_undo(0, 5) && !zeroes_are_of_the_undo(0, 0), "not known");
     }
 
     #[test]
