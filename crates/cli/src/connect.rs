@@ -4,7 +4,7 @@ use std::path::Path;
 
 use riopipe::{
     AttachError, CallError, ClaimError, ConnectOptions, CreateError, EngineUnavailable, MemberAddr,
-    OpenError, RecoverError, StreamError, VolumeInfo,
+    OpenError, RecoverError, StreamError, Volume, VolumeInfo,
     cause::{AssembleError, Lack, OpeningError, SessionError},
 };
 
@@ -56,10 +56,12 @@ pub fn members(texts: &[String]) -> Result<Vec<MemberAddr>, Failure> {
 }
 
 /// The members of a volume in order, and the options to connect to them: those of the command line,
-/// or, without `-m`, those that the file of known volumes has for `name`.
+/// or, without `-m`, those that the file of known volumes has for `name`. In the second case, they
+/// must have the volume with the id in the file.
 ///
 /// # Errors
-/// A text is not an address, or the file of known volumes is damaged or does not have the volume.
+/// A text is not an address, or the file of known volumes is damaged or does not have the volume, or
+/// its members can't be reached or have another volume.
 pub fn members_and_options(
     name: Option<&str>,
     args: &Members,
@@ -72,19 +74,72 @@ pub fn members_and_options(
     }
 }
 
-/// The members that the file of known volumes has for `name`, and the options to connect to them.
+/// As [`members_and_options`], but the members may have any volume. The third part is the id in the
+/// file of known volumes, if the members come from there and the entry has one: the caller checks it.
 ///
 /// # Errors
-/// The file of known volumes is damaged, or does not have the volume.
+/// As [`members_and_options`], but no member is connected to.
+pub fn unchecked_members(
+    name: Option<&str>,
+    args: &Members,
+) -> Result<(Vec<MemberAddr>, ConnectOptions, Option<String>), Failure> {
+    match name {
+        Some(name) if args.members.is_empty() => {
+            found_in_file(name, args.volumes_file.as_deref(), &args.connect)
+        }
+        _ => Ok((members(&args.members)?, connect_options(&args.connect), None)),
+    }
+}
+
+/// The members that the file of known volumes has for `name`, and the options to connect to them.
+/// If the entry has an id, the members must have that volume.
+///
+/// # Errors
+/// The file of known volumes is damaged, or does not have the volume, or its members can't be reached
+/// or have another volume.
 pub fn known_members(
     name: &str,
     volumes_file: Option<&Path>,
     args: &Connect,
 ) -> Result<(Vec<MemberAddr>, ConnectOptions), Failure> {
+    let (addresses, options, id) = found_in_file(name, volumes_file, args)?;
+    if let Some(id) = id {
+        match Volume::inspect(&addresses, &options) {
+            Ok(info) if info.id.to_string() == id => {}
+            Ok(info) => return Err(another_volume(name, &id, &info.name, &info.id.to_string())),
+            Err(error @ (OpenError::Attach(_) | OpenError::Call { .. })) => {
+                return Err(open_failure(&error));
+            }
+            // They make no volume, so nothing is done to one: the command itself finds why.
+            Err(_) => {}
+        }
+    }
+    Ok((addresses, options))
+}
+
+fn found_in_file(
+    name: &str,
+    volumes_file: Option<&Path>,
+    args: &Connect,
+) -> Result<(Vec<MemberAddr>, ConnectOptions, Option<String>), Failure> {
     let places = Places::of(volumes_file);
     let known = places.find(name).map_err(|error| known_failure(&error))?;
     let known = known.ok_or_else(|| unknown_volume(name, &places))?;
-    Ok((members(&known.members)?, with_stored(connect_options(args), args, &known)?))
+    let options = with_stored(connect_options(args), args, &known)?;
+    Ok((members(&known.members)?, options, known.id))
+}
+
+/// The failure for members that have another volume than the file of known volumes has for `name`.
+#[must_use]
+pub fn another_volume(name: &str, id: &str, found_name: &str, found_id: &str) -> Failure {
+    let message = format!(
+        "volume {name:?} has id {id} in the file of known volumes, and its drives there have volume \
+         {found_name:?} with id {found_id}: nothing is done to it"
+    );
+    Failure::new(Code::Volume, message).hint(
+        "if that is the volume you mean, name its drives with -m; `rio volume show NAME --keep -m DRIVE` \
+         corrects the file",
+    )
 }
 
 /// The failure for a volume that no file of known volumes has.

@@ -104,10 +104,10 @@ fn another_file_or_none() {
     rio_at(&home, &create(&[]), &[("XDG_CONFIG_HOME", &xdg)]).ok();
     assert!(home.join("xdg/rio/volumes.toml").exists());
     rio_at(&home, &create(&[]), &[("RIO_VOLUMES", "by-variable")]).ok();
-    rio_at(&home, &create(&["--volumes-file", "by-option"]), &none).ok();
-    rio_at(&home, &["volume", "show", "v", "--volumes-file", "by-option"], &none).ok();
     let by_variable = [("RIO_VOLUMES", "by-variable")];
     rio_at(&home, &["volume", "show", "v"], &by_variable).ok();
+    rio_at(&home, &create(&["--volumes-file", "by-option"]), &none).ok();
+    rio_at(&home, &["volume", "show", "v", "--volumes-file", "by-option"], &none).ok();
 
     // A damaged file: an error of the commands that need it, a note of the others.
     fs::write(home.join("by-variable"), "[volumes.v]\nmembers = 3\n").unwrap();
@@ -146,4 +146,43 @@ fn volumes_created_at_the_same_time_are_all_kept() {
     }
     let mode = fs::metadata(home.join(".config/rio/volumes.toml")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o644);
+}
+
+/// The address of a volume may have another volume of its name by now. The id in the file tells them
+/// apart, before anything is done.
+#[test]
+fn another_volume_of_the_name_is_not_touched() {
+    let site = Site::new(1, "mem:16M,lazy");
+    let home = site.path("home");
+    fs::create_dir(&home).unwrap();
+    let member = site.address(0);
+    let run = |words: &[&str]| rio_at(&home, words, &[]);
+    let first = run(&["volume", "create", "v", "-m", &member]).ok();
+    let again = ["volume", "create", "v", "--force", "--no-volumes-file", "-m", &member];
+    let second = run(&again).ok();
+    fs::write(home.join("a"), vec![7; 100_000]).unwrap();
+    run(&["volume", "write", "v", "a", "-m", &member]).ok();
+
+    let ids = [first["id"].as_str().unwrap(), second["id"].as_str().unwrap()];
+    let words = [ids[0], ids[1], "nothing is done", "show NAME --keep", "-m"];
+    for command in [
+        &["volume", "delete", "v"][..],
+        &["volume", "delete", "v", "--force"],
+        &["volume", "write", "v", "a"],
+        &["volume", "read", "v", "b"],
+        &["volume", "recover", "v"],
+        &["volume", "rename", "v", "w"],
+        &["volume", "grow", "v"],
+        &["volume", "show", "v"],
+        &["bench", "run", "--volume", "v", "--overwrite", "--engine", "rio", "--time", "0.1"],
+    ] {
+        run(command).failed(4, &words);
+    }
+    run(&["volume", "verify", "v", "a", "-m", &member]).ok();
+
+    // The remedy.
+    run(&["volume", "show", "v", "--keep", "-m", &member]).ok();
+    run(&["volume", "verify", "v", "a"]).ok();
+    assert_eq!(run(&["volume", "delete", "v"]).ok()["id"], second["id"]);
+    run(&["volume", "show", "v"]).failed(2, &["are not known"]);
 }

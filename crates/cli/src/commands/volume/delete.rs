@@ -1,21 +1,26 @@
 //! `rio volume delete` and `rio volume wipe`
 
-use riopipe::{DeleteError, DeletedVolume, Volume};
+use riopipe::{ConnectOptions, DeleteError, DeletedVolume, ListedVolume, MemberAddr, Volume};
 use riopipe_lab::{terminal::Terminal, units};
 use serde::Serialize;
 
 use super::list::list_failure;
 use crate::{
     args::volume_life::{Delete, Wipe},
-    connect::{connect_options, members, members_and_options},
+    connect::{another_volume, connect_options, members, unchecked_members},
     failure::{Code, Failure},
     known_volumes::Places,
     output::{Output, Report},
 };
 
 pub(super) fn run(args: &Delete, output: &Output) -> Result<(), Failure> {
-    let (addresses, connect) = members_and_options(Some(&args.volume), &args.members)?;
-    let deleted = Volume::delete(&args.volume, &addresses, args.force, &connect)
+    let (addresses, connect, known) = unchecked_members(Some(&args.volume), &args.members)?;
+    if let Some(id) = &known {
+        check_id(&args.volume, id, &addresses, &connect)?;
+    }
+    // Another volume of that name may be there in a moment: the id decides, if it is known.
+    let volume = known.as_ref().unwrap_or(&args.volume);
+    let deleted = Volume::delete(volume, &addresses, args.force, &connect)
         .map_err(|error| failure(&format!("can't delete volume {:?}", args.volume), &error))?;
     if let Some(name) = &deleted.name {
         let places = Places::of(args.members.volumes_file.as_deref());
@@ -25,6 +30,29 @@ pub(super) fn run(args: &Delete, output: &Output) -> Result<(), Failure> {
         }
     }
     output.result(&DeletedView { schema: "rio-volume-delete/1", deleted })
+}
+
+/// Checks that the volume that is called `name` on the targets of `addresses` has this id, which is
+/// that of the file of known volumes, and that the volume with the id is still called so.
+fn check_id(
+    name: &str,
+    id: &str,
+    addresses: &[MemberAddr],
+    connect: &ConnectOptions,
+) -> Result<(), Failure> {
+    let list = Volume::list(addresses, connect).map_err(|error| list_failure(&error))?;
+    let found = |is_it: &dyn Fn(&ListedVolume) -> bool| list.volumes.iter().find(|one| is_it(one));
+    let is_called_so = |one: &ListedVolume| one.name.as_deref() == Some(name);
+    let other = match found(&|one| one.id.to_string() == id) {
+        Some(one) if one.name.is_none() || is_called_so(one) => return Ok(()),
+        Some(one) => one,
+        None => match found(&is_called_so) {
+            Some(one) => one,
+            // The deletion itself does not find it, and reports that.
+            None => return Ok(()),
+        },
+    };
+    Err(another_volume(name, id, other.name.as_deref().unwrap_or_default(), &other.id.to_string()))
 }
 
 pub(super) fn wipe(args: &Wipe, output: &Output) -> Result<(), Failure> {

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::{
     args::volume::{Undone, UndoneApply, UndoneShow},
-    connect::{members_and_options, open_failure, stream_failure},
+    connect::{open_failure, stream_failure, unchecked_members},
     failure::{Code, Failure},
     interrupt::Interrupt,
     output::{Output, Report},
@@ -67,7 +67,7 @@ struct Run {
 fn apply(args: &UndoneApply, output: &Output) -> Result<(), Failure> {
     let file = open_file(&args.file)?;
     let name = args.volume.as_deref().or(file.name.as_deref());
-    let (addresses, connect) = members_and_options(name, &args.members)?;
+    let (addresses, connect, _) = unchecked_members(name, &args.members)?;
     // The id decides whether it is the volume of the blocks: its name may have changed.
     let (info, outlook) =
         Volume::examine(None, &addresses, &connect).map_err(|error| open_failure(&error))?;
