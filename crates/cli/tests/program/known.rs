@@ -148,8 +148,8 @@ fn volumes_created_at_the_same_time_are_all_kept() {
     assert_eq!(mode & 0o777, 0o644);
 }
 
-/// The address of a volume may have another volume of its name by now. The id in the file tells them
-/// apart, before anything is done.
+/// The address of a volume may have another volume of its name by now. It has another
+/// id than the entry in the file, so nothing is done to it.
 #[test]
 fn another_volume_of_the_name_is_not_touched() {
     let site = Site::new(1, "mem:16M,lazy");

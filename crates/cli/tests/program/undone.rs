@@ -138,7 +138,7 @@ fn overwrite(site: &Site, lba: u64, byte: u8) {
     volume.close().unwrap();
 }
 
-/// Zeroes that were written since look as the undo has left them. They stay, unless that is accepted.
+/// Zeroes that were written since are like those of the undo. They stay, unless that is accepted.
 #[test]
 fn zeroes_that_were_written_since_stay() {
     let (site, _) = recovered();

@@ -31,7 +31,7 @@ impl BlockNow {
 /// generation of the owner that has saved and undone it, 0 if that is not known, and `volume` is that
 /// of the volume's last owner.
 ///
-/// Another owner may have written zeroes, and they look as the undo has left the block.
+/// Another owner may have written zeroes, and they are like those of the undo.
 #[must_use]
 pub fn zeroes_are_of_the_undo(saved: u32, volume: u32) -> bool {
     saved != 0 && saved == volume
