@@ -247,10 +247,20 @@ fn store(drive: &dyn Drive, known: &Known, record: Option<Record>) -> Result<boo
         }
     }
     if known.facts.takes_in_block(&record) {
-        write_record(carrier, &bytes).map_err(IdentityError::Store)?;
-        is_stored = true;
+        match write_record(carrier, &bytes) {
+            Ok(()) => is_stored = true,
+            // The block of a sparse file has no space yet.
+            Err(error) if is_out_of_space(&error) => tracing::warn!(
+                "the identity of a drive can't be stored in its reserved block: {error}"
+            ),
+            Err(error) => return Err(IdentityError::Store(error)),
+        }
     }
     Ok(is_stored)
+}
+
+fn is_out_of_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn write_record(carrier: Carrier<'_>, bytes: &[u8]) -> io::Result<()> {
