@@ -238,7 +238,8 @@ impl Volume {
     }
 
     /// Gives a volume another name. The volume is opened for that, which recovers it after a crash,
-    /// and released again. After a crash in the middle it has the new name.
+    /// and released again. After a crash in the middle it has the new name. The returned
+    /// [`Recovery`] is that of the opening.
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`OpenError::Name`].
@@ -247,7 +248,7 @@ impl Volume {
         new_name: &str,
         members: &[MemberAddr],
         options: &OpenOptions,
-    ) -> Result<VolumeInfo, OpenError> {
+    ) -> Result<(VolumeInfo, Recovery), OpenError> {
         let change = VolumeChange { name: Some(new_name.into()), grow: false };
         Self::change(name, members, options, change)
     }
@@ -255,7 +256,7 @@ impl Volume {
     /// Grows a volume to the size of its smallest drive, in whole stripe units. All data stays in
     /// its place, and the new blocks follow the old ones. Their content is undefined. The volume is
     /// opened for that, which recovers it after a crash, and released again. After a crash in the
-    /// middle it has the old size or the new one.
+    /// middle it has the old size or the new one. The returned [`Recovery`] is that of the opening.
     ///
     /// # Errors
     /// As [`open`](Self::open), and [`OpenError::NothingToGrow`].
@@ -263,7 +264,7 @@ impl Volume {
         name: &str,
         members: &[MemberAddr],
         options: &OpenOptions,
-    ) -> Result<VolumeInfo, OpenError> {
+    ) -> Result<(VolumeInfo, Recovery), OpenError> {
         Self::change(name, members, options, VolumeChange { name: None, grow: true })
     }
 
@@ -273,7 +274,8 @@ impl Volume {
         members: &[MemberAddr],
         options: &OpenOptions,
         change: VolumeChange,
-    ) -> Result<VolumeInfo, OpenError> {
+    ) -> Result<(VolumeInfo, Recovery), OpenError> {
+        let new_name = change.name.clone();
         let mut request = OpenRequest {
             engine: options.engine,
             take_over: options.take_over,
@@ -285,11 +287,16 @@ impl Volume {
             change,
             progress: &mut |_| (),
         };
-        let Opened { volume: open_volume, background, .. } =
+        let Opened { volume: open_volume, background, recovery } =
             open::open(name, members, &mut request)?;
         let volume = Self { open_volume, background };
         volume.release_unused()?;
-        open::inspect(None, members, &options.connect).map(|(info, _)| info)
+        match (open::inspect(None, members, &options.connect), new_name) {
+            (Ok((info, _)), _) => Ok((info, recovery)),
+            // The labels have the new name already.
+            (Err(_), Some(name)) => Ok((VolumeInfo { name, ..volume.info().clone() }, recovery)),
+            (Err(error), None) => Err(error),
+        }
     }
 
     /// Releases a volume of which no stream was opened.

@@ -186,3 +186,24 @@ fn another_volume_of_the_name_is_not_touched() {
     assert_eq!(run(&["volume", "delete", "v"]).ok()["id"], second["id"]);
     run(&["volume", "show", "v"]).failed(2, &["are not known"]);
 }
+
+/// A rename that was cut off between the labels and the file of known volumes is completed by the
+/// same command.
+#[test]
+fn a_rename_that_was_cut_off_before_the_file_is_completed() {
+    let site = Site::new(1, "mem:16M,lazy");
+    let home = site.path("home");
+    fs::create_dir(&home).unwrap();
+    let member = site.address(0);
+    let run = |words: &[&str]| rio_at(&home, words, &[]);
+    run(&["volume", "create", "v", "-m", &member]).ok();
+    // As if cut off: the labels have the new name, the file has the old one.
+    let in_labels = ["volume", "rename", "v", "w", "-m", &member];
+    rio_at(&home, &in_labels, &[("RIO_VOLUMES", "")]).ok();
+    run(&["volume", "show", "w"]).failed(2, &["are not known"]);
+    run(&["volume", "rename", "v", "x"]).failed(4, &["\"w\""]);
+
+    assert_eq!(run(&["volume", "rename", "v", "w"]).ok()["name"], "w");
+    assert_eq!(run(&["volume", "show", "w"]).ok()["name"], "w");
+    run(&["volume", "show", "v"]).failed(2, &["are not known"]);
+}

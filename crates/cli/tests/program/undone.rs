@@ -8,9 +8,8 @@ use serde_json::Value;
 
 use crate::site::{Done, Site, finish, keys, rio_in, start_in};
 
-/// A volume whose owner was killed in the middle of a copy, and that was recovered. The undone
-/// blocks are in `lost.rio`.
-fn recovered() -> (Site, Value) {
+/// A volume whose owner was killed in the middle of a copy.
+fn cut_off() -> Site {
     let mut site = Site::new(0, "");
     let drive = format!("ssd:flash,size=512M,file={}", site.path("drive").display());
     let mut config = Config::on_loopback(&[&drive]);
@@ -26,6 +25,13 @@ fn recovered() -> (Site, Value) {
     site.wait_until_written(0);
     child.kill().unwrap();
     finish(child);
+    site
+}
+
+/// A volume whose owner was killed in the middle of a copy, and that was recovered. The undone
+/// blocks are in `lost.rio`.
+fn recovered() -> (Site, Value) {
+    let site = cut_off();
     let words = ["v", "--take-over", "--acknowledge", "--save-undone", "lost.rio"];
     let recovery = site.volume("recover", &words).ok();
     fs::remove_file(site.path("a")).unwrap();
@@ -136,6 +142,17 @@ fn overwrite(site: &Site, lba: u64, byte: u8) {
     stream.wait(riopipe::Until::Durable(last), None).unwrap();
     stream.close().unwrap();
     volume.close().unwrap();
+}
+
+/// Renaming opens the volume, so it recovers it. That is shown.
+#[test]
+fn renaming_shows_its_recovery() {
+    let site = cut_off();
+    let done = site.volume("rename", &["v", "w", "--take-over"]);
+    assert_eq!(done.ok()["name"], "w");
+    assert!(done.stderr.contains("stream 0") && done.stderr.contains("undone"), "{done:?}");
+    let again = site.volume("rename", &["w", "x"]);
+    assert!(again.code == 0 && !again.stderr.contains("undone"), "{again:?}");
 }
 
 /// Zeroes that were written since are like those of the undo. They stay, unless that is accepted.
