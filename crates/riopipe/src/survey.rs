@@ -133,6 +133,8 @@ pub struct ListedDrive {
     pub bytes: u64,
     /// The problem of its label; `None` if it has none.
     pub problem: Option<String>,
+    /// Whether its label was copied from another drive. Then it belongs to no volume.
+    pub copied: bool,
 }
 
 /// Why targets could not be searched for volumes.
@@ -193,7 +195,7 @@ pub enum DeleteError {
         have: Vec<u32>,
     },
     /// The drive is a member of a volume that is there.
-    #[error("{member} is a member of volume {volume:?}, which is there")]
+    #[error("{member} is a member of volume {volume:?}, which may still be there")]
     InUse {
         /// The drive.
         member: MemberAddr,
@@ -208,6 +210,12 @@ pub enum DeleteError {
         /// The cause.
         error: LabelError,
     },
+    /// The drive's label lists other members than the newest label of the volume.
+    #[error("the label of {0} contradicts another label of the volume: one of them is forged")]
+    Contradiction(MemberAddr),
+    /// Another program has written the drive's label meanwhile.
+    #[error("the label of {0} was changed meanwhile, and is not erased")]
+    Changed(MemberAddr),
 }
 
 impl ListError {
@@ -368,7 +376,7 @@ fn listed_volume(volume: &FoundVolume<'_>, targets: &Targets) -> ListedVolume {
         index,
         nguid: label.map(|label| hex(&label.members[index].nguid)).unwrap_or_default(),
         addr: drive.map(|drive| targets.member_at(drive.place)),
-        labelled: drive.is_some_and(|drive| drive.label.is_ok()),
+        labelled: drive.is_some_and(|drive| drive.own_label().is_some()),
     };
     let log = |(target, log): &(usize, &LogVolume)| ListedLog {
         target: targets.name(*target),
@@ -379,7 +387,8 @@ fn listed_volume(volume: &FoundVolume<'_>, targets: &Targets) -> ListedVolume {
         log_lost: log.log_lost,
     };
     let bytes = label.map_or(0, |label| {
-        label.data_blocks * label.members.len() as u64 * u64::from(label.block_size)
+        let blocks = label.data_blocks.saturating_mul(label.members.len() as u64);
+        blocks.saturating_mul(u64::from(label.block_size))
     });
     ListedVolume {
         name: label.map(|label| label.name.clone()),
@@ -416,13 +425,15 @@ fn listed_target(survey: &Survey, target: usize, targets: &Targets) -> ListedTar
     let directory = survey.logs[target].as_ref();
     let drives = survey.drives.iter().filter(|drive| drive.place.target == target);
     let unlabelled = drives.filter_map(|drive| {
+        let copied = drive.has_copied_label();
         let problem = match &drive.label {
+            Ok(_) if copied => Some(COPIED.to_owned()),
             Ok(_) => return None,
             Err(LabelError::Blank) => None,
             Err(error) => Some(error.to_string()),
         };
-        let bytes = drive.namespace.blocks * u64::from(drive.namespace.block_size);
-        Some(ListedDrive { addr: targets.member_at(drive.place), bytes, problem })
+        let bytes = drive.namespace.blocks.saturating_mul(u64::from(drive.namespace.block_size));
+        Some(ListedDrive { addr: targets.member_at(drive.place), bytes, problem, copied })
     });
     ListedTarget {
         addr: targets.name(target),
@@ -437,6 +448,8 @@ fn listed_target(survey: &Survey, target: usize, targets: &Targets) -> ListedTar
         drives: unlabelled.collect(),
     }
 }
+
+const COPIED: &str = "a label copied from another drive: its NGUID differs";
 
 fn hex(bytes: &[u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -478,6 +491,10 @@ fn delete_error(
         VolumeDeleteError::UnreadableLabel { drive, error } => {
             DeleteError::UnreadableLabel { member: addr(drive), error }
         }
+        VolumeDeleteError::Contradiction(place) => {
+            DeleteError::Contradiction(targets.member_at(place))
+        }
+        VolumeDeleteError::Changed(place) => DeleteError::Changed(targets.member_at(place)),
         VolumeDeleteError::Call { target, doing, source } => {
             let source = CallError::of(source, options.timeout);
             ListError::Call { target: targets.name(target), doing, source }.into()

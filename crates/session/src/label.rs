@@ -112,6 +112,9 @@ pub enum LabelError {
     /// The label is damaged: in both copies the checksum or a field is wrong.
     #[error("a damaged label: both copies fail their checks")]
     Damaged,
+    /// The drive does not return the blocks of the label.
+    #[error("a label that can't be read: the drive reports an error")]
+    ReadFailed,
 }
 
 impl Label {
@@ -189,10 +192,15 @@ impl Label {
         }
         let padded_name = &bytes[offset::NAME..offset::NAME + NAME_MAX];
         let name_len = padded_name.iter().position(|byte| *byte == 0).unwrap_or(NAME_MAX);
+        // A name is printed, so it must not have control characters.
+        let name = core::str::from_utf8(&padded_name[..name_len]).ok()?;
+        if !is_valid_name(name) {
+            return None;
+        }
         let members = bytes[offset::MEMBERS..].chunks_exact(MEMBER_LEN).take(member_count);
         Some(Self {
             volume: VolumeId(array_at(bytes, offset::VOLUME)),
-            name: core::str::from_utf8(&padded_name[..name_len]).ok()?.into(),
+            name: name.into(),
             block_size: BLOCK_SIZE,
             unit_blocks,
             data_blocks: u64_at(bytes, offset::DATA_BLOCKS),
@@ -245,6 +253,20 @@ impl Label {
             label.members[own_number].region = region;
         }
         label
+    }
+
+    /// Whether the label was written for the drive whose namespace has this NGUID.
+    #[must_use]
+    pub fn is_of(&self, nguid: [u8; 16]) -> bool {
+        self.members.get(usize::from(self.index)).is_some_and(|member| member.nguid == nguid)
+    }
+
+    /// Whether both labels list the same drives.
+    #[must_use]
+    pub fn has_members_of(&self, other: &Self) -> bool {
+        let nguids = |label: &Self| label.members.iter().map(|member| member.nguid).collect();
+        let (own, others): (Vec<_>, Vec<_>) = (nguids(self), nguids(other));
+        own == others
     }
 
     /// The block of the copy with this sequence number.

@@ -54,9 +54,9 @@ pub struct Delete {
 /// Erase labels.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
-For a drive that was left over from a volume: erases its label, and nothing else. A drive whose volume
-is there is refused without --force: all its members are on these targets, or a log has partitions of
-it. `rio volume delete` deletes a whole volume.
+For a drive that was left over from a volume: erases its label, and nothing else. Without --force the
+label must be a copy of another drive's, or all other members must be on these targets without a label
+of the volume, and no log may have partitions of it. `rio volume delete` deletes a whole volume.
 
 Examples:
   rio volume wipe -m 192.0.2.10,ns=3
@@ -65,7 +65,7 @@ pub struct Wipe {
     /// The drives.
     #[command(flatten)]
     pub members: Members,
-    /// Erase the label although the drive's volume is there, or the label can't be read
+    /// Erase the label although the drive's volume may be there, or the label can't be read
     #[arg(long)]
     pub force: bool,
 }

@@ -37,6 +37,9 @@ struct Wire {
 /// The associations of a program, one for each target.
 pub(crate) type Attached = Vec<Association<Vec<u8>>>;
 
+/// Advances a program, beside which something may happen to the targets.
+pub(crate) type Beside<'a, T> = dyn FnMut(u64, &mut Attached, &mut [World]) -> Option<T> + 'a;
+
 /// Targets, whose clock stands unless a test moves it.
 pub(crate) struct Cluster {
     pub(crate) worlds: Vec<World>,
@@ -381,12 +384,22 @@ impl Cluster {
         rounds: usize,
         advance: &mut dyn FnMut(u64, &mut Attached) -> Option<T>,
     ) -> Option<T> {
+        self.run_beside(targets, rounds, &mut |now, attached, _| advance(now, attached))
+    }
+
+    /// As [`run`](Self::run), while something else happens to the targets.
+    pub(crate) fn run_beside<T>(
+        &mut self,
+        targets: usize,
+        rounds: usize,
+        advance: &mut Beside<'_, T>,
+    ) -> Option<T> {
         let mut associations = associations(HOSTNQN, HOSTID, targets);
         let mut wires = Wires::default();
         let mut result = None;
         for _ in 0..rounds {
             let mut moved = self.carry_all(&mut associations, &mut wires);
-            result = advance(self.now, &mut associations);
+            result = advance(self.now, &mut associations, &mut self.worlds);
             moved |= self.carry_all(&mut associations, &mut wires);
             if result.is_some() {
                 break;

@@ -7,7 +7,7 @@ use riopipe_session::initiator::volume::deletion::{
 };
 use riopipe_session::initiator::volume::members::MemberPlace;
 use riopipe_session::initiator::volume::survey::{Survey, VolumeSurvey};
-use riopipe_session::label::LabelError;
+use riopipe_session::label::{Label, LabelError};
 
 use crate::cluster::{Cluster, creating, opening, rival};
 use crate::opening::crash_with_a_gap;
@@ -202,4 +202,132 @@ fn only_a_left_over_label_is_erased_without_force() {
     let left = survey(&mut cluster);
     assert!(left.drives.iter().all(|drive| drive.label == Err(LabelError::Blank)));
     assert_eq!(left.volume(VOLUME).logs.len(), 1, "the log is as it was");
+}
+
+fn label_of(cluster: &Cluster, drive: usize) -> Label {
+    let copies = [0, 1].map(|lba| cluster.worlds[0].host.drives[drive].block(lba));
+    Label::newest([&copies[0], &copies[1]], crc).unwrap()
+}
+
+fn put_label(drive: &mut crate::world::Drive, label: &Label) {
+    for sequence in [label.sequence + 1, label.sequence + 2] {
+        let copy = Label { sequence, ..label.clone() };
+        drive.overwrite(Label::block_of(sequence), copy.encode(crc));
+    }
+}
+
+fn erasing(nsid: u32) -> VolumeDeletionConfig {
+    let subject = DeletionSubject::Labels(vec![MemberPlace { target: 0, nsid }]);
+    VolumeDeletionConfig { subject, ..deleting(1) }
+}
+
+#[test]
+fn t20_a_copied_label_counts_for_no_volume() {
+    let mut cluster = Cluster::with_volume(1);
+    let copy = Label { name: "mine".into(), generation: 1_000, ..label_of(&cluster, 0) };
+    put_label(&mut cluster.worlds[0].host.drives[1], &copy);
+    let found = survey(&mut cluster);
+    assert_eq!(found.volume(VOLUME).label.map(|label| &label.name[..]), Some("logs"));
+    let copied: Vec<bool> = found.drives.iter().map(|drive| drive.has_copied_label()).collect();
+    assert_eq!(copied, [false, true, false]);
+    let mine = DeletionSubject::Volume("mine".into());
+    let error = delete(&mut cluster, VolumeDeletionConfig { subject: mine, ..deleting(1) });
+    assert_eq!(error, Err(VolumeDeleteError::Unknown("mine".into())));
+    // The backup stays when the volume goes, and is erased without force.
+    let deleted = delete(&mut cluster, deleting(1)).unwrap();
+    assert_eq!(deleted.drives, [MemberPlace { target: 0, nsid: 1 }]);
+    assert_eq!(label_of(&cluster, 1).name, "mine");
+    delete(&mut cluster, erasing(2)).unwrap();
+    assert_gone(&mut cluster);
+}
+
+/// A forged label has the NGUID of its own drive, but then it contradicts the label of the volume.
+#[test]
+fn t20_a_forged_label_does_not_rename_a_volume() {
+    let mut cluster = Cluster::with_volume(1);
+    let mut forged = Label { name: "mine".into(), generation: 1_000, ..label_of(&cluster, 0) };
+    forged.members.push(forged.members[0]);
+    (forged.members[1].nguid, forged.index) = ([2; 16], 1);
+    put_label(&mut cluster.worlds[0].host.drives[1], &forged);
+    let mine = DeletionSubject::Volume("mine".into());
+    let error = delete(&mut cluster, VolumeDeletionConfig { subject: mine, ..forced(1) });
+    assert!(matches!(error, Err(VolumeDeleteError::Contradiction(_))), "{error:?}");
+    assert_eq!(label_of(&cluster, 0).name, "logs");
+    delete(&mut cluster, VolumeDeletionConfig { force: true, ..erasing(2) }).unwrap();
+    delete(&mut cluster, deleting(1)).unwrap();
+    assert_gone(&mut cluster);
+}
+
+/// Another program makes a volume of the drive while a deletion runs. Only in the moment between the
+/// last reading of the label and the erasing is that not noticed.
+#[test]
+fn a_label_that_was_written_meanwhile_is_not_erased() {
+    for subject in [deleting(1), VolumeDeletionConfig { force: true, ..erasing(1) }] {
+        let (mut erased, mut noticed, mut written_at) = (0, 0, 0);
+        loop {
+            let mut cluster = Cluster::with_volume(1);
+            let other = Label { volume: VolumeId([0x5a; 16]), ..label_of(&cluster, 0) };
+            let mut deletion = VolumeDeletion::new(subject.clone());
+            let mut round = 0;
+            let result = cluster.run_beside(1, usize::MAX, &mut |now, attached, worlds| {
+                if round == written_at {
+                    put_label(&mut worlds[0].host.drives[0], &other);
+                }
+                round += 1;
+                deletion.advance(now, attached);
+                deletion.take_result()
+            });
+            if round <= written_at {
+                break;
+            }
+            let place = MemberPlace { target: 0, nsid: 1 };
+            noticed += usize::from(result == Some(Err(VolumeDeleteError::Changed(place))));
+            let is_there = survey(&mut cluster).drives[0].label.is_ok();
+            // Before the survey, the new volume is chosen.
+            let was_chosen = matches!(&result, Some(Ok(deleted)) if deleted.id == VOLUME);
+            erased += usize::from(!is_there && was_chosen);
+            written_at += 1;
+        }
+        assert!(erased <= 1 && noticed > 0, "{erased} erased, {noticed} noticed");
+    }
+}
+
+#[test]
+fn a_label_of_a_volume_that_may_be_elsewhere_is_erased_by_force_only() {
+    let mut cluster = Cluster::with_volume(1);
+    let mut label = Label { volume: VolumeId([0x5a; 16]), ..label_of(&cluster, 0) };
+    label.members.push(label.members[0]);
+    (label.members[1].nguid, label.index) = ([2; 16], 1);
+    label.members[0].nguid = [9; 16];
+    put_label(&mut cluster.worlds[0].host.drives[1], &label);
+    let in_use = VolumeDeleteError::InUse { drive: 0, volume: "logs".into() };
+    assert_eq!(delete(&mut cluster, erasing(2)), Err(in_use));
+    // Here, the other member is there, and has no label of this volume.
+    label.members[0].nguid = [3; 16];
+    put_label(&mut cluster.worlds[0].host.drives[1], &label);
+    delete(&mut cluster, erasing(2)).unwrap();
+    assert_eq!(survey(&mut cluster).volumes().len(), 1);
+}
+
+#[test]
+fn a_drive_that_cannot_be_read_hides_no_other_volume() {
+    let mut cluster = Cluster::with_volume(1);
+    cluster.worlds[0].host.drives[1].failing = true;
+    let found = survey(&mut cluster);
+    assert_eq!(found.drives[1].label, Err(LabelError::ReadFailed));
+    let (drive, error) = (0, LabelError::ReadFailed);
+    let unreadable = VolumeDeleteError::UnreadableLabel { drive, error };
+    assert_eq!(delete(&mut cluster, erasing(2)), Err(unreadable));
+    delete(&mut cluster, deleting(1)).unwrap();
+    cluster.worlds[0].host.drives[0].failing = true;
+    let error = delete(&mut cluster, deleting(1)).unwrap_err();
+    assert_eq!(error, VolumeDeleteError::Unknown("logs".into()));
+}
+
+#[test]
+fn a_label_whose_name_has_control_characters_is_damaged() {
+    let mut cluster = Cluster::with_volume(1);
+    let label = Label { name: "a\u{1b}[2J".into(), ..label_of(&cluster, 0) };
+    put_label(&mut cluster.worlds[0].host.drives[1], &label);
+    assert_eq!(survey(&mut cluster).drives[1].label, Err(LabelError::Damaged));
 }

@@ -85,6 +85,13 @@ fn failure(what: &str, error: &DeleteError) -> Failure {
         DeleteError::UnreadableLabel { .. } => {
             failure.hint("--force erases it; the volume it may belong to is lost then")
         }
+        DeleteError::Contradiction(_) => failure.hint(
+            "nothing was erased; `rio volume wipe -m DRIVE --force` erases the label of the drive that \
+             does not belong to the volume",
+        ),
+        DeleteError::Changed(_) => {
+            failure.hint("`rio volume list -m TARGET` shows the volume that the drive has now")
+        }
         _ => failure,
     }
 }

@@ -112,7 +112,9 @@ impl Report for ListView {
                     } else {
                         String::new()
                     },
-                    units::bytes(volume.logs.iter().map(|log| log.bytes).sum()),
+                    units::bytes(
+                        volume.logs.iter().map(|log| log.bytes).fold(0, u64::saturating_add),
+                    ),
                     volume.state.to_owned(),
                 ]);
             }
@@ -130,6 +132,7 @@ impl Report for ListView {
         for target in &self.list.targets {
             let drives = target.drives.iter().map(|drive| match drive.problem {
                 None => format!("ns={}", drive.addr.nsid),
+                Some(_) if drive.copied => format!("ns={} (copied label)", drive.addr.nsid),
                 Some(_) => format!("ns={} (label can't be read)", drive.addr.nsid),
             });
             table.row([

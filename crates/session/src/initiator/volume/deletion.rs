@@ -15,6 +15,10 @@
 //! its id. Without a displaced owner, each target makes sure that there is none when it forgets the
 //! volume.
 //!
+//! Only labels count that were written for their drives, not copies of labels. Each label is read
+//! again directly before it is erased, because another program may have made a volume of the drive
+//! since the survey.
+//!
 //! The same commands erase the labels of single drives ([`DeletionSubject::Labels`]). Then no log is
 //! touched.
 
@@ -33,7 +37,7 @@ use super::members::MemberPlace;
 use super::survey::{FoundVolume, Survey, SurveyError, VolumeSurvey};
 use crate::drive_identity::RECORD_BLOCK;
 use crate::initiator::queue_pair::Data;
-use crate::label::LabelError;
+use crate::label::{LABEL_LEN, Label, LabelError};
 use crate::label_work::LabelIo;
 use crate::wire::{Claim, VolumeStatus, claim_command, discard_command, release_command, status};
 
@@ -125,6 +129,13 @@ pub enum VolumeDeleteError {
         /// The cause.
         error: LabelError,
     },
+    /// Labels of the volume list different members, so one of them is forged: that of the drive
+    /// here, or that of another drive.
+    #[error("labels of the volume contradict each other")]
+    Contradiction(MemberPlace),
+    /// Another program has written the label of a drive since it was read.
+    #[error("the label of a drive was changed meanwhile")]
+    Changed(MemberPlace),
     /// A target refused or failed.
     #[error("target {target}: {doing} failed: {source}")]
     Call {
@@ -289,17 +300,17 @@ impl VolumeDeletion {
         match &self.config.subject {
             DeletionSubject::Volume(wanted) => {
                 let volume = choose(survey, wanted)?;
+                if let Some(drive) = survey.contradiction(volume.id) {
+                    return Err(VolumeDeleteError::Contradiction(drive.place));
+                }
                 let missing = volume.missing();
                 if !self.config.force && (volume.label.is_none() || !missing.is_empty()) {
                     return Err(VolumeDeleteError::Missing { members: missing });
                 }
-                let labelled = survey.drives.iter().filter(|drive| {
-                    drive.label.as_ref().is_ok_and(|label| label.volume == volume.id)
-                });
                 self.deleted = Deleted {
                     id: volume.id,
                     name: volume.label.map(|label| label.name.clone()).unwrap_or_default(),
-                    drives: labelled.map(|drive| drive.place).collect(),
+                    drives: survey.labelled(volume.id).map(|drive| drive.place).collect(),
                     logs: Vec::new(),
                     missing,
                 };
@@ -315,13 +326,12 @@ impl VolumeDeletion {
             }
             DeletionSubject::Labels(places) => {
                 for (number, place) in places.iter().enumerate() {
-                    let label = survey
+                    let drive = survey
                         .drives
                         .iter()
                         .find(|drive| drive.place == *place)
-                        .map(|drive| &drive.label)
                         .ok_or(VolumeDeleteError::NoNamespace(number))?;
-                    match label {
+                    match &drive.label {
                         Err(LabelError::Blank) => return Err(VolumeDeleteError::NoLabel(number)),
                         Err(error) if !self.config.force => {
                             let (drive, error) = (number, *error);
@@ -329,9 +339,10 @@ impl VolumeDeletion {
                         }
                         Err(_) => {}
                         Ok(label) => {
-                            let volume = survey.volume(label.volume);
-                            let is_whole = volume.missing().is_empty();
-                            if !self.config.force && (is_whole || !volume.logs.is_empty()) {
+                            let has_log = !survey.volume(label.volume).logs.is_empty();
+                            let is_left_over = survey.is_left_over(drive)
+                                && (!has_log || drive.has_copied_label());
+                            if !self.config.force && !is_left_over {
                                 let volume = label.name.clone();
                                 return Err(VolumeDeleteError::InUse { drive: number, volume });
                             }
@@ -347,6 +358,7 @@ impl VolumeDeletion {
         // The reserved block, too: a target writes it only on a drive that has a label.
         let blocks = [labels::COPIES, RECORD_BLOCK..RECORD_BLOCK + 1];
         for drive in 0..self.deleted.drives.len() {
+            self.writes.push_back(LabelIo::Read { member: drive });
             self.writes.extend(labels::zeroes(drive, &blocks));
         }
         Ok(())
@@ -376,17 +388,46 @@ impl VolumeDeletion {
             }
             Question::Forget => {
                 let logs = self.found.iter().flat_map(|survey| survey.volume(self.deleted.id).logs);
-                let bytes = logs.filter(|(at, _)| *at == target).map(|(_, log)| log.bytes).sum();
+                let bytes = logs.filter(|(at, _)| *at == target).map(|(_, log)| log.bytes);
+                let bytes = bytes.fold(0, u64::saturating_add);
                 self.deleted.logs.push((target, bytes));
                 Ok(())
             }
             Question::Claim => Ok(()),
             Question::Erase => {
                 self.write_in_flight = false;
-                self.writes.pop_front();
-                Ok(())
+                match self.writes.pop_front() {
+                    Some(LabelIo::Read { member }) => self.check_unchanged(member, &page),
+                    _ => Ok(()),
+                }
             }
         }
+    }
+
+    /// Checks that the label of a drive is still the one to be erased; `drive` is its number among
+    /// these. If the label is gone, nothing is erased there.
+    fn check_unchanged(&mut self, drive: usize, page: &[u8]) -> Result<(), VolumeDeleteError> {
+        let place = self.deleted.drives[drive];
+        let (first, second) = page.split_at(page.len().min(LABEL_LEN));
+        let crc32c = self.config.crc32c;
+        let now = Label::newest([first, second], crc32c);
+        if matches!(now, Err(LabelError::Blank)) {
+            self.writes.retain(|io| labels::member_of(io) != drive);
+            return Ok(());
+        }
+        let is_same = match &self.config.subject {
+            // A creation writes one copy after the other, so both are checked.
+            DeletionSubject::Volume(_) => {
+                let copies = [first, second].map(|copy| Label::decode(copy, crc32c));
+                let is_of_other = |copy: &Label| copy.volume != self.deleted.id;
+                now.is_ok() && !copies.iter().flatten().any(is_of_other)
+            }
+            DeletionSubject::Labels(_) => {
+                let mut seen = self.found.iter().flat_map(|survey| &survey.drives);
+                seen.any(|seen| seen.place == place && seen.label == now)
+            }
+        };
+        if is_same { Ok(()) } else { Err(VolumeDeleteError::Changed(place)) }
     }
 
     fn check_owner(&self) -> Result<(), VolumeDeleteError> {

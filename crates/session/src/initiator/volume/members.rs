@@ -194,7 +194,7 @@ impl Members {
         let grown = blocks.saturating_sub(self.layout.start) / unit_blocks * unit_blocks;
         let used = self.labels.iter().map(|label| label.data_blocks).min().unwrap_or(0);
         if grown <= used / unit_blocks * unit_blocks {
-            let needed = self.layout.start + used + unit_blocks;
+            let needed = self.layout.start.saturating_add(used).saturating_add(unit_blocks);
             return Err(MembersError::NothingToGrow { member, blocks, needed });
         }
         Ok(grown)

@@ -53,6 +53,21 @@ pub struct SurveyedDrive {
     pub label: Result<Label, LabelError>,
 }
 
+impl SurveyedDrive {
+    /// The label that was written for this drive. A label that was copied from another drive does
+    /// not count: no volume is opened with it (trap T20).
+    #[must_use]
+    pub fn own_label(&self) -> Option<&Label> {
+        self.label.as_ref().ok().filter(|label| label.is_of(self.namespace.nguid))
+    }
+
+    /// Whether the label was copied from another drive.
+    #[must_use]
+    pub fn has_copied_label(&self) -> bool {
+        self.label.is_ok() && self.own_label().is_none()
+    }
+}
+
 /// The result of a survey.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
@@ -96,7 +111,7 @@ impl Survey {
     /// The volumes, those with labels first, in the order of their drives.
     #[must_use]
     pub fn volumes(&self) -> Vec<FoundVolume<'_>> {
-        let labels = self.drives.iter().filter_map(|drive| drive.label.as_ref().ok());
+        let labels = self.drives.iter().filter_map(SurveyedDrive::own_label);
         let in_logs = self.logs.iter().flatten().flat_map(|log| &log.volumes);
         let ids = labels.map(|label| label.volume).chain(in_logs.map(|volume| volume.id));
         let mut unique: Vec<VolumeId> = Vec::new();
@@ -111,9 +126,9 @@ impl Survey {
     /// The drives, labels and partitions of a volume.
     #[must_use]
     pub fn volume(&self, id: VolumeId) -> FoundVolume<'_> {
-        let labels = self.drives.iter().filter_map(|drive| drive.label.as_ref().ok());
-        let label = labels
-            .filter(|label| label.volume == id)
+        let label = self
+            .labelled(id)
+            .filter_map(SurveyedDrive::own_label)
             .max_by_key(|label| (label.generation, label.sequence));
         let members = label.map_or(0, |label| label.members.len());
         let members = (0..members).map(|member| self.drive_of(id, label, member)).collect();
@@ -124,6 +139,46 @@ impl Survey {
         FoundVolume { id, label, members, logs: logs.collect() }
     }
 
+    /// The drives with labels of a volume that were written for them.
+    pub(super) fn labelled(&self, id: VolumeId) -> impl Iterator<Item = &SurveyedDrive> {
+        self.drives.iter().filter(move |drive| drive.own_label().is_some_and(|l| l.volume == id))
+    }
+
+    /// A drive whose label lists other members than the newest label of its volume. One of the two
+    /// labels is forged.
+    pub(super) fn contradiction(&self, id: VolumeId) -> Option<&SurveyedDrive> {
+        let newest = self.volume(id).label?;
+        let mut labelled = self.labelled(id);
+        labelled.find(|drive| drive.own_label().is_some_and(|label| !label.has_members_of(newest)))
+    }
+
+    /// Whether the label of a drive can be erased without a loss, because no volume can be opened
+    /// with it: it is a copy, or all other members are there and none has a label of the volume.
+    pub(super) fn is_left_over(&self, drive: &SurveyedDrive) -> bool {
+        let Ok(label) = &drive.label else { return false };
+        let id = label.volume;
+        let is_member = |number: usize| number == usize::from(label.index);
+        let is_unlabelled = |number: usize| {
+            let nguid = label.members[number].nguid;
+            let mut drives = self.drives.iter();
+            drives.any(|other| {
+                let belongs_elsewhere = match &other.label {
+                    Ok(label) => label.volume != id,
+                    Err(error) => matches!(error, LabelError::Blank),
+                };
+                nguid != [0; 16] && other.namespace.nguid == nguid && belongs_elsewhere
+            })
+        };
+        let has_other_label = || {
+            self.labelled(id).any(|other| {
+                other.own_label().is_some_and(|other| !is_member(usize::from(other.index)))
+            })
+        };
+        let mut others = (0..label.members.len()).filter(|number| !is_member(*number));
+        drive.has_copied_label()
+            || (label.members.len() > 1 && !has_other_label() && others.all(is_unlabelled))
+    }
+
     /// The drive of a member: the one with its label, else one without a label that has its NGUID.
     fn drive_of(
         &self,
@@ -132,7 +187,7 @@ impl Survey {
         member: usize,
     ) -> Option<&SurveyedDrive> {
         let has_label = |drive: &&SurveyedDrive| {
-            let label = drive.label.as_ref().ok();
+            let label = drive.own_label();
             label.is_some_and(|label| label.volume == id && usize::from(label.index) == member)
         };
         let nguid = label.map_or([0; 16], |label| label.members[member].nguid);
@@ -311,11 +366,11 @@ impl VolumeSurvey {
         let TargetAnswer { target, purpose, cqe, page } = answer;
         let status = cqe.status();
         match purpose {
-            Question::Label(_) if !status.is_ok() => Err(SurveyError::Call {
-                target,
-                doing: labels::READING,
-                source: CallFailure::Status(status),
-            }),
+            // The problem of one drive does not hide the volumes of the others.
+            Question::Label(drive) if !status.is_ok() => {
+                self.readings[drive].label = Some(Err(LabelError::ReadFailed));
+                Ok(())
+            }
             Question::Label(drive) => {
                 let copies = page.split_at(page.len().min(LABEL_LEN));
                 let label = Label::newest([copies.0, copies.1], self.crc32c);

@@ -99,7 +99,8 @@ impl ContentProbe {
         let (head, tail) = self.ranges();
         for block in blocks.chunks_exact(BLOCK_BYTES) {
             let start = self.next * BLOCK_BYTES as u64;
-            let found = signature_in(start, self.drive_blocks * BLOCK_BYTES as u64, block);
+            let found =
+                signature_in(start, self.drive_blocks.saturating_mul(BLOCK_BYTES as u64), block);
             self.found = match (self.found, found) {
                 (Some(old), Some(new)) => Some(if new.0 < old.0 { new } else { old }),
                 (old, new) => old.or(new),
