@@ -8,10 +8,11 @@ use riopipe_session::initiator::volume::deletion::{
 use riopipe_session::initiator::volume::members::MemberPlace;
 use riopipe_session::initiator::volume::survey::{Survey, VolumeSurvey};
 use riopipe_session::label::{Label, LabelError};
+use riopipe_session::wire::{Claim, claim_command};
 
 use crate::cluster::{Cluster, creating, opening, rival};
 use crate::opening::crash_with_a_gap;
-use crate::world::{VOLUME, crc};
+use crate::world::{VOLUME, crc, riopipe_bytes};
 
 fn deleting(targets: usize) -> VolumeDeletionConfig {
     let subject = DeletionSubject::Volume("logs".into());
@@ -330,4 +331,40 @@ fn a_label_whose_name_has_control_characters_is_damaged() {
     let label = Label { name: "a\u{1b}[2J".into(), ..label_of(&cluster, 0) };
     put_label(&mut cluster.worlds[0].host.drives[1], &label);
     assert_eq!(survey(&mut cluster).drives[1].label, Err(LabelError::Damaged));
+}
+
+/// Another program claims the volume on one target while a deletion runs. Then the log of the other
+/// target stays, too.
+#[test]
+fn t8_a_volume_that_is_claimed_meanwhile_is_not_forgotten_in_part() {
+    let (mut owned, mut claimed_at) = (0, 0);
+    loop {
+        let mut cluster = Cluster::with_volume(2);
+        let found = survey(&mut cluster);
+        let log = found.volume(VOLUME).logs[1].1.clone();
+        let claim = Claim::plain(VOLUME, 50, log.streams, log.members).encode();
+        let mut deletion = VolumeDeletion::new(deleting(2));
+        let mut round = 0;
+        let result = cluster.run_beside(2, usize::MAX, &mut |now, attached, worlds| {
+            if round == claimed_at {
+                let (admin, _) = worlds[1].admin();
+                let sqe = riopipe_bytes(&claim_command()).cid(50).inline(4096);
+                worlds[1].command(admin, sqe, &claim);
+            }
+            round += 1;
+            deletion.advance(now, attached);
+            deletion.take_result()
+        });
+        if round <= claimed_at {
+            break;
+        }
+        if matches!(result, Some(Err(VolumeDeleteError::Owned { target: 1, .. }))) {
+            owned += 1;
+            let left = survey(&mut cluster);
+            let logs: Vec<usize> = left.volume(VOLUME).logs.iter().map(|(at, _)| *at).collect();
+            assert_eq!(logs, [0, 1], "after {claimed_at} rounds");
+        }
+        claimed_at += 1;
+    }
+    assert!(owned > 0);
 }

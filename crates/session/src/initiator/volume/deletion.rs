@@ -1,7 +1,7 @@
 //! Deletion of a volume: its logs are freed, and its labels are erased.
 //!
 //! ```text
-//! surveying → reading statuses → forgetting → erasing → ended
+//! surveying → reading statuses → claiming → forgetting → reattaching → erasing → ended
 //!           → reading statuses → claiming → erasing → forgetting → ended: displaces an owner
 //! ```
 //!
@@ -12,8 +12,10 @@
 //! An owner is displaced only if the caller demands it, like by an opening that takes over (trap
 //! T8). Then the labels come first, because a target takes no write from the last owner of a volume
 //! that it has forgotten. A crash leaves partitions of a volume without a label, which is deleted by
-//! its id. Without a displaced owner, each target makes sure that there is none when it forgets the
-//! volume.
+//! its id. Without a displaced owner, the volume is first claimed on all targets, so that no other
+//! program opens it while the targets forget it one after the other. If one of them has an owner by
+//! then, nothing is forgotten. The labels are erased over new associations. A volume that cannot be
+//! claimed, for example because its log is lost, is forgotten without a claim.
 //!
 //! Only labels count that were written for their drives, not copies of labels. Each label is read
 //! again directly before it is erased, because another program may have made a volume of the drive
@@ -35,6 +37,7 @@ use super::error::{CallFailure, Nonsense};
 use super::labels;
 use super::members::MemberPlace;
 use super::survey::{FoundVolume, Survey, SurveyError, VolumeSurvey};
+use crate::claim;
 use crate::drive_identity::RECORD_BLOCK;
 use crate::initiator::queue_pair::Data;
 use crate::label::{LABEL_LEN, Label, LabelError};
@@ -164,6 +167,7 @@ enum Step {
     ReadingStatuses,
     Claiming,
     Forgetting,
+    Reattaching,
     Erasing,
     Ended,
 }
@@ -181,8 +185,10 @@ pub struct VolumeDeletion {
     deleted: Deleted,
     writes: VecDeque<LabelIo>,
     write_in_flight: bool,
-    /// Whether the volume was claimed, to displace its owner.
-    has_claimed: bool,
+    /// Whether an owner is displaced.
+    displaces: bool,
+    /// The targets on which the deletion is the owner of the volume.
+    claimed: Vec<usize>,
     /// A target that could not forget the volume because a connection carries a stream of it.
     busy_target: Option<usize>,
     /// When to give up if that stays so, ns.
@@ -203,7 +209,8 @@ impl VolumeDeletion {
             deleted: Deleted::default(),
             writes: VecDeque::new(),
             write_in_flight: false,
-            has_claimed: false,
+            displaces: false,
+            claimed: Vec::new(),
             busy_target: None,
             give_up_at: None,
             result: None,
@@ -258,7 +265,7 @@ impl VolumeDeletion {
                     if !self.erase(now, associations)? {
                         return Ok(false);
                     }
-                    if !self.has_claimed {
+                    if !self.displaces {
                         return Ok(true);
                     }
                     self.send_forget(now, associations)?;
@@ -270,7 +277,7 @@ impl VolumeDeletion {
                     self.send_claims(now, associations)?;
                     self.step = Step::Claiming;
                 }
-                Step::Claiming if self.has_claimed => self.step = Step::Erasing,
+                Step::Claiming if self.displaces => self.step = Step::Erasing,
                 Step::Claiming => {
                     self.send_forget(now, associations)?;
                     self.step = Step::Forgetting;
@@ -283,8 +290,21 @@ impl VolumeDeletion {
                     }
                     self.send_forget(now, associations)?;
                 }
-                Step::Forgetting if self.has_claimed => return Ok(true),
-                Step::Forgetting => self.step = Step::Erasing,
+                Step::Forgetting if self.displaces => return Ok(true),
+                Step::Forgetting if self.claimed.is_empty() => self.step = Step::Erasing,
+                Step::Forgetting => {
+                    // A target takes no write from the last owner of a volume that it has forgotten.
+                    self.targets.replace_associations(associations);
+                    self.step = Step::Reattaching;
+                }
+                Step::Reattaching => {
+                    let Some(attached) = self.targets.attach_results(associations) else {
+                        return Ok(false);
+                    };
+                    attached.map_err(SurveyError::Attach)?;
+                    self.targets.open_drives_queues(associations, now);
+                    self.step = Step::Erasing;
+                }
                 Step::Surveying | Step::Ended => return Ok(false),
             }
         }
@@ -375,9 +395,12 @@ impl VolumeDeletion {
                 self.busy_target = Some(target);
                 Ok(())
             }
-            Question::Forget if answer.is(status::OWNED) => {
+            Question::Forget | Question::Claim if answer.is(status::OWNED) => {
                 Err(VolumeDeleteError::Owned { target, owner: String::new() })
             }
+            // For example, a namespace of the volume is gone. The target then forgets the volume
+            // without a claim if it has no owner.
+            Question::Claim if !answer.is_ok() && !self.displaces => Ok(()),
             _ if !answer.is_ok() => Err(self.call_error(target, CallFailure::Status(answer))),
             Question::Status => {
                 let nonsense = CallFailure::Nonsense(Nonsense::VolumeStatus);
@@ -393,7 +416,10 @@ impl VolumeDeletion {
                 self.deleted.logs.push((target, bytes));
                 Ok(())
             }
-            Question::Claim => Ok(()),
+            Question::Claim => {
+                self.claimed.push(target);
+                Ok(())
+            }
             Question::Erase => {
                 self.write_in_flight = false;
                 match self.writes.pop_front() {
@@ -440,7 +466,10 @@ impl VolumeDeletion {
         }
     }
 
-    /// Claims the volume where it has an owner. The claim fences that owner.
+    /// Claims the volume. Where it has an owner, the claim fences that owner; then it is claimed
+    /// only there. Else it is claimed wherever that is possible, so that no program opens the volume
+    /// while one target after the other forgets it. A log that is older than the labels is not
+    /// claimed, because the claim would make it as new as these (trap T24).
     fn send_claims(
         &mut self,
         now: u64,
@@ -451,19 +480,27 @@ impl VolumeDeletion {
         let of_labels = volume.label.map_or(0, |label| label.generation);
         let of_logs = self.statuses.iter().map(|(_, status)| status.generation).max();
         let generation = of_labels.max(of_logs.unwrap_or(0)).saturating_add(1);
-        for (target, status) in self.statuses.iter().filter(|(_, status)| status.owned) {
+        self.displaces = self.statuses.iter().any(|(_, status)| status.owned);
+        let may_claim = |status: &VolumeStatus| {
+            let is_usable = status.known && !status.log_lost && !status.unlogged;
+            if self.displaces {
+                status.owned
+            } else {
+                is_usable && !claim::is_behind(status, of_labels)
+            }
+        };
+        for (target, status) in self.statuses.iter().filter(|(_, status)| may_claim(status)) {
             let members = members_on(&volume, *target);
             let claim = Claim {
-                take_over: true,
+                take_over: self.displaces,
                 unlogged: status.unlogged,
                 ..Claim::plain(self.deleted.id, generation, status.streams, members)
             };
-            let claim = claim.encode();
-            let (sqe, data) = (claim_command(), Data::Bytes(&claim));
+            let bytes = claim.encode();
+            let (sqe, data) = (claim_command(), Data::Bytes(&bytes));
             self.targets
                 .ask_admin(associations, *target, sqe, data, Question::Claim, now)
                 .map_err(|source| call(*target, CLAIMING, source))?;
-            self.has_claimed = true;
         }
         Ok(())
     }
@@ -478,7 +515,8 @@ impl VolumeDeletion {
         let is_done = |target: usize| self.deleted.logs.iter().any(|(done, _)| *done == target);
         let known = self.statuses.iter().filter(|(_, status)| status.known);
         for (target, status) in known.filter(|(target, _)| !is_done(*target)) {
-            let forget = if status.owned { release_command(id, true) } else { discard_command(id) };
+            let is_owner = status.owned || self.claimed.contains(target);
+            let forget = if is_owner { release_command(id, true) } else { discard_command(id) };
             self.targets
                 .ask_admin(associations, *target, forget, Data::None, Question::Forget, now)
                 .map_err(|source| call(*target, FORGETTING, source))?;
@@ -508,7 +546,7 @@ impl VolumeDeletion {
             Step::Surveying | Step::ReadingStatuses => ASKING,
             Step::Claiming => CLAIMING,
             Step::Forgetting => FORGETTING,
-            Step::Erasing | Step::Ended => ERASING,
+            Step::Reattaching | Step::Erasing | Step::Ended => ERASING,
         };
         call(target, doing, source)
     }
