@@ -332,12 +332,15 @@ impl World {
                     let (at, content, free) = (plain_host.at, plain_host.content, plain_host.free);
                     let must_accept = plain_host.must_accept;
                     let since = free.then_some(plain_host.generation);
+                    let held_count = plain_host.held_count;
                     let oracle = &mut self.core.oracle;
                     match answer {
                         None => {}
                         Some(HostAnswer::Written) => oracle.plain_write_done(at, content, free),
                         Some(HostAnswer::Flushed) => oracle.plain_flush_done(at, content),
-                        Some(HostAnswer::Read(found)) => oracle.plain_read_done(at, found, since),
+                        Some(HostAnswer::Read(found)) => {
+                            oracle.plain_read_done(at, found, since, held_count);
+                        }
                         Some(HostAnswer::Refused) => oracle.plain_write_refused(at, must_accept),
                     }
                 }

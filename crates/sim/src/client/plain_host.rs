@@ -68,6 +68,9 @@ pub struct PlainHost {
     pub free: bool,
     /// The generation of the volume's last owner at that time.
     pub generation: u32,
+    /// How often a FLUSH of any plain host had fixed the content of the block when the command
+    /// arrived.
+    pub held_count: u64,
     /// The volume was free all the time, so there was no reason to refuse the command.
     pub must_accept: bool,
     /// The command, or a part of it, has arrived at the machine.
@@ -98,6 +101,7 @@ impl PlainHost {
             content,
             free: false,
             generation: 0,
+            held_count: 0,
             must_accept: false,
             has_arrived: false,
             operation: Operation::Nothing,
@@ -133,6 +137,7 @@ impl PlainHost {
         }
         if !core::mem::replace(&mut self.has_arrived, true) {
             self.must_accept = oracle.must_accept(self.at.machine);
+            self.held_count = oracle.held_count(self.at);
         }
         self.note_ownership(oracle, now);
     }

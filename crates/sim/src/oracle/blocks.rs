@@ -89,6 +89,8 @@ pub(super) struct Block {
     pub(super) failures: u32,
     /// The number of these failures before the content was last known for certain.
     pub(super) settled_failures: u32,
+    /// How often a plain host's FLUSH has fixed the content ([`Block::hold`]).
+    pub(super) held_count: u64,
 }
 
 impl Block {
@@ -103,6 +105,7 @@ impl Block {
             reopened: 0,
             failures: 0,
             settled_failures: 0,
+            held_count: 0,
         }
     }
 
@@ -119,6 +122,7 @@ impl Block {
 
     /// Sets the durable content, whatever was there before.
     pub(super) fn hold(&mut self, content: Content) {
+        self.held_count += 1;
         self.base = vec![content];
         self.past_plain_contents.append(&mut self.plain_contents);
         self.past.append(&mut self.writes);

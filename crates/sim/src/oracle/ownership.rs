@@ -258,16 +258,33 @@ impl Oracle {
         self.ownership.generation
     }
 
+    /// How often the FLUSH of a plain host has fixed the content of a block.
+    #[must_use]
+    pub fn held_count(&self, at: Where) -> u64 {
+        self.blocks.iter().find(|block| block.at == at).map_or(0, |block| block.held_count)
+    }
+
     /// Checks a block that a plain host has read. `since`: if the volume was free when the read
     /// arrived, the generation of its last owner then. If the volume has had no owner since, and is
     /// not claimed, everything must be readable there.
-    pub fn plain_read_done(&mut self, at: Where, found: Content, since: Option<u32>) {
+    ///
+    /// `held_count` is that of the block when the read arrived. If another plain host has written
+    /// and flushed the block since, the read may return the content before that: its answer may
+    /// take longer than both.
+    pub fn plain_read_done(
+        &mut self,
+        at: Where,
+        found: Content,
+        since: Option<u32>,
+        held_count: u64,
+    ) {
         let Ownership { owner, generation, claimed, .. } = self.ownership;
         if since != Some(generation)
             || owner.is_some()
             || generation == 0
             || claimed > generation
             || !self.lost.is_empty()
+            || self.held_count(at) != held_count
         {
             return;
         }
