@@ -12,7 +12,6 @@ use riopipe_session::initiator::keep_alive::Loss;
 use riopipe_session::initiator::manager::UnreachableCause;
 use riopipe_session::initiator::opening::OpeningError;
 use riopipe_session::initiator::queue_pair::SessionError;
-use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::initiator::volume::error::{CallFailure, Nonsense};
 use riopipe_session::rounded::Rounded;
 use riopipe_session::wire::retry;
@@ -52,7 +51,7 @@ pub enum CallError {
     #[error("no answer within {}: the target stalls, or is no NVMe/TCP target", Rounded(*.0))]
     TimedOut(Duration),
     /// The target has sent nothing on any connection for this time.
-    #[error("the target has sent nothing for {}: it stalls, or the network is cut", Seconds(*.0))]
+    #[error("the target has sent nothing for {}: it stalls, or the network is cut", Rounded(*.0))]
     Silent(Duration),
     /// The target still owes this number of answers to earlier requests, so the request was not
     /// sent.

@@ -7,7 +7,7 @@ use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::Cause;
 use riopipe_session::initiator::manager::UnreachableCause;
-use riopipe_session::initiator::seconds::Seconds;
+use riopipe_session::rounded::Rounded;
 use riopipe_session::wire::status;
 
 use crate::addr::MemberAddr;
@@ -191,7 +191,7 @@ impl fmt::Display for FailureCause {
 fn write_absence(f: &mut fmt::Formatter<'_>, absence: &Option<Box<Absence>>) -> fmt::Result {
     match absence {
         Some(absence) => {
-            write!(f, " ({}; for {} now)", absence.why, Seconds(absence.since))
+            write!(f, " ({}; for {} now)", absence.why, Rounded(absence.since))
         }
         None => Ok(()),
     }

@@ -18,8 +18,8 @@ use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::{Cause, Failure, Marks};
 use riopipe_session::initiator::manager::Absence;
 use riopipe_session::initiator::queue_pair::QueuePair;
-use riopipe_session::initiator::seconds::Seconds;
 use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, StreamEvent};
+use riopipe_session::rounded::Rounded;
 
 use crate::call_error::CallError;
 use crate::connections::{ConnectionError, Connections, poll_error, report_time};
@@ -206,7 +206,7 @@ impl StreamShell {
             StreamEvent::Back { server, unreachable_ns, replayed } => tracing::warn!(
                 volume = %self.volume.name, stream = %self.id(),
                 target = %self.volume.server_name(usize::from(server)),
-                after = %Seconds::of_ns(unreachable_ns), replayed,
+                after = %Rounded(Duration::from_nanos(unreachable_ns)), replayed,
                 "an ordered stream is back on its target"
             ),
         }

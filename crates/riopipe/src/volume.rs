@@ -221,6 +221,16 @@ impl Volume {
         members: &[MemberAddr],
         options: &OpenOptions,
     ) -> Result<(Self, Recovery), OpenError> {
+        Self::open_with(name, members, options, VolumeChange::default())
+    }
+
+    /// Opens the volume, and changes its labels by the way.
+    fn open_with(
+        name: &str,
+        members: &[MemberAddr],
+        options: &OpenOptions,
+        change: VolumeChange,
+    ) -> Result<(Self, Recovery), OpenError> {
         let mut request = OpenRequest {
             engine: options.engine,
             take_over: options.take_over,
@@ -229,7 +239,7 @@ impl Volume {
             check_ownership: options.check_ownership,
             connect: &options.connect,
             save_undone: None,
-            change: VolumeChange::default(),
+            change,
             progress: &mut |_| (),
         };
         let Opened { volume: open_volume, background, recovery } =
@@ -276,20 +286,7 @@ impl Volume {
         change: VolumeChange,
     ) -> Result<(VolumeInfo, Recovery), OpenError> {
         let new_name = change.name.clone();
-        let mut request = OpenRequest {
-            engine: options.engine,
-            take_over: options.take_over,
-            wait_for_lease: options.wait_for_lease,
-            accept_lost_log: options.accept_lost_log,
-            check_ownership: options.check_ownership,
-            connect: &options.connect,
-            save_undone: None,
-            change,
-            progress: &mut |_| (),
-        };
-        let Opened { volume: open_volume, background, recovery } =
-            open::open(name, members, &mut request)?;
-        let volume = Self { open_volume, background };
+        let (volume, recovery) = Self::open_with(name, members, options, change)?;
         volume.release_unused()?;
         match (open::inspect(None, members, &options.connect), new_name) {
             (Ok((info, _)), _) => Ok((info, recovery)),

@@ -4,7 +4,8 @@ use core::fmt;
 use core::time::Duration;
 
 /// A time as a message shows it: whole microseconds or milliseconds, or seconds with one decimal at
-/// most.
+/// most. Messages about one loss come from several places, each of which has read the clock on its
+/// own. Rounded, they agree.
 ///
 /// ```
 /// use core::time::Duration;

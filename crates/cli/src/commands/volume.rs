@@ -9,7 +9,7 @@ mod stat;
 mod undone;
 mod view;
 
-use riopipe::{CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
+use riopipe::{ConnectOptions, CreateOptions, OpenOptions, StreamOptions, Volume, VolumeInfo};
 
 use crate::{
     args::volume::{self as args, Create, Open, Show},
@@ -97,6 +97,17 @@ fn show(args: &Show, output: &Output) -> Result<(), Failure> {
     output.result(&view::VolumeView::found(&info, &outlook))
 }
 
+/// The options of an opening, from the command line.
+fn open_options(args: &Open, connect: ConnectOptions) -> OpenOptions {
+    OpenOptions {
+        take_over: args.take_over,
+        wait_for_lease: args.wait,
+        accept_lost_log: args.accept_lost_log,
+        connect,
+        ..OpenOptions::default()
+    }
+}
+
 /// Opens the volume, runs `f` on its first stream, and closes both in order, also after an error: a
 /// dropped stream would leave a volume that needs recovery.
 fn with_store<R>(
@@ -105,13 +116,7 @@ fn with_store<R>(
     work: impl FnOnce(&mut VolumeStore, &Volume, &Interrupt) -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let (addresses, connect) = members_and_options(Some(&args.name), &args.members)?;
-    let options = OpenOptions {
-        take_over: args.take_over,
-        wait_for_lease: args.wait,
-        accept_lost_log: args.accept_lost_log,
-        connect,
-        ..OpenOptions::default()
-    };
+    let options = open_options(args, connect);
     // A program that ends while it opens the volume may leave a lease. But the wait for another
     // owner may be long, and there is nothing to close before its end: a signal ends it at once.
     let early = args.wait.is_zero().then(|| Interrupt::watch(output)).transpose()?;

@@ -60,8 +60,15 @@ impl<'a> Copy<'a> {
 /// The time, in seconds, that follows these words.
 fn time_after(text: &str, words: &str) -> Option<f64> {
     let (_, rest) = text.split_once(words)?;
-    let number = rest.split(' ').next()?;
-    Some(number.parse().unwrap_or_else(|error| panic!("{error}: {rest:?}")))
+    let mut parts = rest.split(|c: char| c.is_whitespace() || matches!(c, ';' | ':' | ')'));
+    let number = parts.next()?;
+    let number: f64 = number.parse().unwrap_or_else(|error| panic!("{error}: {rest:?}"));
+    Some(match parts.next() {
+        Some("s") => number,
+        Some("ms") => number / 1e3,
+        Some("µs") => number / 1e6,
+        unit => panic!("{unit:?}: {rest:?}"),
+    })
 }
 
 const TARGET: [&str; 4] = ["--drive", "ssd:flash,size=1G,lazy", "--log", "file:l,size=2M"];

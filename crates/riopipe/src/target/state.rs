@@ -13,7 +13,7 @@ use riopipe_session::initiator::association::{
 };
 use riopipe_session::initiator::endpoint::{ConnectionId, Endpoint};
 use riopipe_session::initiator::manager::{AssociationManager, ManagerConfig, ManagerEvent};
-use riopipe_session::initiator::seconds::Seconds;
+use riopipe_session::rounded::Rounded;
 
 use crate::addr::TargetAddr;
 use crate::call_error::CallError;
@@ -310,7 +310,7 @@ impl ManagedAssociation {
                 } else {
                     tracing::warn!(
                         %volume, %target, error = %why,
-                        loss_timeout = %Seconds(self.loss_timeout),
+                        loss_timeout = %Rounded(self.loss_timeout),
                         "lost the target; trying to reach it again"
                     );
                 }
@@ -322,11 +322,11 @@ impl ManagedAssociation {
             }
             // Of the same level as the line about the loss.
             ManagerEvent::Back { unreachable_ns, attempts } => tracing::warn!(
-                %volume, %target, after = %Seconds::of_ns(unreachable_ns), attempts,
+                %volume, %target, after = %Rounded(Duration::from_nanos(unreachable_ns)), attempts,
                 "the target is back"
             ),
             ManagerEvent::GivenUp { unreachable_ns } => tracing::error!(
-                %volume, %target, unreachable = %Seconds::of_ns(unreachable_ns),
+                %volume, %target, unreachable = %Rounded(Duration::from_nanos(unreachable_ns)),
                 "the target is given up: the streams fail; when it is back they can be reopened"
             ),
             ManagerEvent::Refused { why, cause } => {

@@ -15,7 +15,6 @@ pub mod reconnect;
 mod script;
 #[cfg(test)]
 mod scripted_target;
-pub mod seconds;
 pub mod stream;
 pub mod stream_driver;
 pub mod volume;

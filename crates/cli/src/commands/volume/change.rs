@@ -56,13 +56,7 @@ fn change(
     change: impl FnOnce(&[MemberAddr], &OpenOptions) -> Result<(VolumeInfo, Recovery), OpenError>,
 ) -> Result<(), Failure> {
     let (addresses, connect) = members_and_options(Some(&args.name), &args.members)?;
-    let options = OpenOptions {
-        take_over: args.take_over,
-        wait_for_lease: args.wait,
-        accept_lost_log: args.accept_lost_log,
-        connect,
-        ..OpenOptions::default()
-    };
+    let options = super::open_options(args, connect);
     let failure = |error| match error {
         OpenError::Name => Failure::new(Code::Usage, error.to_string()),
         error => open_failure(&error),

@@ -9,7 +9,6 @@ use crate::initiator::attach;
 use crate::initiator::endpoint::ConnectFailure;
 use crate::initiator::keep_alive::Loss;
 use crate::initiator::queue_pair::{SessionError, SubmitError};
-use crate::initiator::seconds::Seconds;
 use crate::rounded::Rounded;
 
 /// Why an association could not be set up, or has ended. For the queue to the drives: why it
@@ -44,7 +43,7 @@ pub enum AssociationError {
     /// The target has sent nothing on any connection for this time, ns.
     #[error(
         "the target has sent nothing for {}: it stalls, or the network is cut",
-        Seconds::of_ns(*.0)
+        Rounded(Duration::from_nanos(*.0))
     )]
     Silent(u64),
     /// Discovery lists several subsystems, and none was named.
