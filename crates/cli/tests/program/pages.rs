@@ -8,6 +8,11 @@ use std::{
 
 use riopipe_target::{Config, NamespaceOptions};
 
+use crate::{
+    serve::{serve, signal},
+    site::{content, finish, rio_in},
+};
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -66,6 +71,60 @@ fn every_key_of_a_configuration_is_explained() {
     of_config.extend(keys(&value["namespaces"][0]));
     let explained: BTreeSet<_> = explained.into_iter().map(str::to_owned).collect();
     assert_eq!(explained, of_config);
+}
+
+/// Every key that these commands print with `-o json` is in the page about the program.
+#[test]
+fn every_key_of_the_json_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let words = ["--drive", "file:d,size=64M", "--drive", "mem:64M"];
+    let log = ["--log", "file:l,size=4M", "--metrics", "127.0.0.1:0"];
+    let (target, printed) = serve(folder, &[&words[..], &log].concat());
+    let address = printed["addresses"][0].as_str().unwrap();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let metrics = printed["metrics"].as_str().unwrap();
+    fs::write(folder.join("a"), content(3 << 20)).unwrap();
+    let mut keys = BTreeSet::new();
+    add_keys(&printed, &mut keys);
+    let member = ["-m", address];
+    for words in [
+        &["target", "check", "--create", "--drive", "file:x,size=64M", "--log", "mem:2M"][..],
+        &["discover", "-a", host, "-s", port],
+        &[&["volume", "create", "v"], &member[..]].concat(),
+        &[&["volume", "write", "v", "a"], &member[..]].concat(),
+        &[&["volume", "verify", "v", "a"], &member[..]].concat(),
+        &[&["volume", "read", "v", "b"], &member[..]].concat(),
+        &[&["volume", "list"], &member[..]].concat(),
+        &[&["volume", "recover", "v"], &member[..]].concat(),
+        &[&["volume", "rename", "v", "w"], &member[..]].concat(),
+        &[&["volume", "show"], &member[..]].concat(),
+        &["target", "stat", metrics],
+        &[&["volume", "delete", "w"], &member[..]].concat(),
+    ] {
+        let done = rio_in(folder, &[words, &["-o", "json"]].concat());
+        assert_eq!(done.code, 0, "{words:?}: {done:?}");
+        add_keys(&done.json(), &mut keys);
+    }
+    signal(&target, "-TERM");
+    assert_eq!(finish(target).code, 0);
+    add_keys(&rio_in(folder, &["log", "dump", "file:l", "-o", "json"]).ok(), &mut keys);
+    let page = page("program.md");
+    let code: Vec<_> = page.split('`').skip(1).step_by(2).collect();
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let explained: BTreeSet<_> =
+        code.iter().flat_map(|code| code.split(|c| !is_name(c))).map(str::to_owned).collect();
+    let missing: Vec<_> = keys.difference(&explained).collect();
+    assert!(keys.len() > 60 && missing.is_empty(), "docs/program.md lacks {missing:?}");
+}
+
+/// Adds the keys of all objects in a value.
+fn add_keys(value: &serde_json::Value, keys: &mut BTreeSet<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        keys.insert(key.clone());
+        add_keys(value, keys);
+    }
+    value.as_array().into_iter().flatten().for_each(|value| add_keys(value, keys));
 }
 
 /// Each link to a page, and to a heading of a page, leads somewhere.

@@ -326,3 +326,24 @@ fn nothing_is_stored_on_a_drive_that_may_be_a_plain_hosts() {
     let taken = Some(Record { id: POSITION, place: Place::of_file(7, 5, 0) });
     assert!(Reserved::find(&blocks([9; 16], taken), crc).is_some());
 }
+
+/// A start at the wrong place has stored another identity before the operator adopted the label's.
+#[test]
+fn t27_an_adoption_takes_the_identity_of_the_label_and_not_another_that_is_stored() {
+    let (_, drive) = served(file(7));
+    let mut drive = labelled(drive, [9; 16], None);
+    assert_ne!(choose(&drive, crc).unwrap().id.nguid, [9; 16]);
+    let adopted = adopt(&drive, crc).unwrap();
+    keep(&mut drive, Some(adopted));
+    assert_eq!(choose(&drive, crc).unwrap().id.nguid, [9; 16]);
+}
+
+/// Without a birth time and an identifier of its file system, a file can't be told from a copy.
+#[test]
+fn t27_a_file_that_cannot_be_recognised_again_adopts_nothing() {
+    let place = Some(Place::of_file(7, 0, 0));
+    let unknown = labelled(Facts { place, ..file(7) }, [9; 16], None);
+    assert_eq!(adopt(&unknown, crc), Err(AdoptError::NoStore));
+    let known = Facts { place: Some(Place::of_file(7, 0, 3)), ..unknown };
+    assert!(adopt(&known, crc).is_ok());
+}
