@@ -338,7 +338,7 @@ fn t27_an_adoption_takes_the_identity_of_the_label_and_not_another_that_is_store
     assert_eq!(choose(&drive, crc).unwrap().id.nguid, [9; 16]);
 }
 
-/// Without a birth time and an identifier of its file system, a file can't be told from a copy.
+/// Without a birth time and an identifier of its file system, a file and its copy are alike.
 #[test]
 fn t27_a_file_that_cannot_be_recognised_again_adopts_nothing() {
     let place = Some(Place::of_file(7, 0, 0));
