@@ -1,0 +1,1 @@
+//! Directories, linear and with a hash tree.

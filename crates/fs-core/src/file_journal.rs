@@ -1,0 +1,1 @@
+//! The file-level journals: logical records in an area of each stream.

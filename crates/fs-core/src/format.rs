@@ -1,0 +1,6 @@
+//! The ext4 on-disk format. Numbers are little endian; the kernel's documentation calls the
+//! structures `ext4_super_block`, `ext4_group_desc`, `ext4_inode` and so on.
+
+pub mod checksum;
+pub mod inode;
+pub mod layout;

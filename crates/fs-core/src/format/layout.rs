@@ -1,0 +1,98 @@
+//! The parameters of a file system that do not change while it is mounted.
+
+use crate::block::{BLOCK_BYTES, BlockNo, Ino};
+use riopipe_nvme::digest::Crc32c;
+
+/// The parameters of a file system that do not change while it is mounted.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The function for CRC32C.
+    pub crc32c: Crc32c,
+    /// The number of blocks.
+    pub blocks: u64,
+    /// The number of inodes.
+    pub inodes: u32,
+    /// Blocks of each group; the last one may have fewer.
+    pub blocks_per_group: u32,
+    /// Inodes of each group.
+    pub inodes_per_group: u32,
+    /// The number of groups.
+    pub groups: u32,
+    /// The size of an inode on the drive, in bytes.
+    pub inode_bytes: u16,
+    /// The size of a group descriptor, in bytes: 32 or 64.
+    pub descriptor_bytes: u16,
+    /// The first inode for files.
+    pub first_ino: Ino,
+    /// The bytes of an inode after the first 128 that new inodes use for fields.
+    pub want_extra_isize: u16,
+    /// Groups in a flexible group, a power of two; 1 without `flex_bg`.
+    pub flex_groups: u32,
+    /// Blocks that only root may use.
+    pub reserved_blocks: u64,
+    /// The UUID.
+    pub uuid: [u8; 16],
+    /// The seed of metadata checksums; `None` without `metadata_csum`.
+    pub csum_seed: Option<u32>,
+    /// Whether group descriptors have a CRC16: `uninit_bg` without `metadata_csum`.
+    pub gdt_csum: bool,
+    /// The seed of the hashes of names.
+    pub hash_seed: [u32; 4],
+    /// The version of the hash that new directories use: 0 legacy, 1 half MD4, 2 TEA. 3 is added
+    /// for bytes without sign.
+    pub hash_version: u8,
+    /// Whether directories may have a hash tree: `dir_index`.
+    pub dir_index: bool,
+    /// Whether a directory may have more than 64,998 subdirectories: `dir_nlink`.
+    pub dir_nlink: bool,
+    /// Whether an inode may count its blocks in blocks instead of sectors: `huge_file`.
+    pub huge_file: bool,
+    /// Whether there are block and inode numbers beyond 32 bits in descriptors: `64bit`.
+    pub is_64bit: bool,
+}
+
+impl Layout {
+    /// Whether `at` is a block of the file system.
+    #[must_use]
+    pub const fn contains(&self, at: BlockNo) -> bool {
+        at.0 < self.blocks
+    }
+
+    /// The group of a block.
+    #[must_use]
+    pub fn group_of_block(&self, at: BlockNo) -> u32 {
+        u32::try_from(at.0 / u64::from(self.blocks_per_group)).unwrap_or(u32::MAX)
+    }
+
+    /// The group of an inode, and its index in the group.
+    ///
+    /// Panics for inode 0, which is none.
+    #[must_use]
+    pub const fn group_of_inode(&self, ino: Ino) -> (u32, u32) {
+        let index = ino.0 - 1;
+        (index / self.inodes_per_group, index % self.inodes_per_group)
+    }
+
+    /// Inodes in a block.
+    #[must_use]
+    pub const fn inodes_per_block(&self) -> u32 {
+        BLOCK_BYTES as u32 / self.inode_bytes as u32
+    }
+
+    /// The seed of the checksums of an inode and of the blocks that belong to it; 0 without
+    /// `metadata_csum`.
+    #[must_use]
+    pub fn inode_seed(&self, ino: Ino, generation: u32) -> u32 {
+        self.csum_seed.map_or(0, |seed| {
+            let seed = self.crc(seed, &ino.0.to_le_bytes());
+            self.crc(seed, &generation.to_le_bytes())
+        })
+    }
+
+    /// CRC32C as ext4 has it: continues from `seed`, without the complement at the beginning and at
+    /// the end.
+    #[must_use]
+    pub fn crc(&self, seed: u32, data: &[u8]) -> u32 {
+        !(self.crc32c)(!seed, data)
+    }
+}

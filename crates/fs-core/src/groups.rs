@@ -1,0 +1,1 @@
+//! The block groups: free blocks and inodes, and their allocation.

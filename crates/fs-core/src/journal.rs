@@ -1,0 +1,1 @@
+//! The main journal, in the format of jbd2.

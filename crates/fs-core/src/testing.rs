@@ -1,0 +1,124 @@
+//! Metadata blocks in memory, for unit tests.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+
+use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino, MetaBlocks};
+use crate::error::FsError;
+use crate::format::checksum;
+use crate::format::layout::Layout;
+
+/// The layout of a small file system: 64 groups of 32,768 blocks.
+pub(crate) fn layout() -> Layout {
+    Layout {
+        crc32c: riopipe_nvme::digest::soft,
+        blocks: 64 * 32_768,
+        inodes: 64 * 8192,
+        blocks_per_group: 32_768,
+        inodes_per_group: 8192,
+        groups: 64,
+        inode_bytes: 256,
+        descriptor_bytes: 64,
+        first_ino: Ino(11),
+        want_extra_isize: 32,
+        flex_groups: 16,
+        reserved_blocks: 0,
+        uuid: *b"0123456789abcdef",
+        csum_seed: Some(0x1234_5678),
+        gdt_csum: false,
+        hash_seed: [1, 2, 3, 4],
+        hash_version: 1,
+        dir_index: true,
+        dir_nlink: true,
+        huge_file: true,
+        is_64bit: true,
+    }
+}
+
+/// Metadata blocks in memory. Blocks are sealed when they are taken out by
+/// [`sealed`](Self::sealed), and allocated from block 1000 on, the lowest free one first.
+pub(crate) struct MemBlocks {
+    pub(crate) layout: Layout,
+    blocks: BTreeMap<BlockNo, (BlockKind, Arc<Block>)>,
+    free: BTreeSet<BlockNo>,
+    next: u64,
+    /// How many more blocks may be allocated.
+    pub(crate) budget: u64,
+    /// The blocks of data that were freed.
+    pub(crate) freed_data: BTreeSet<BlockNo>,
+}
+
+impl MemBlocks {
+    pub(crate) fn new() -> Self {
+        Self {
+            layout: layout(),
+            blocks: BTreeMap::new(),
+            free: BTreeSet::new(),
+            next: 1000,
+            budget: u64::MAX,
+            freed_data: BTreeSet::new(),
+        }
+    }
+
+    /// The number of metadata blocks that exist.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// A block as it would be written.
+    pub(crate) fn sealed(&self, at: BlockNo) -> Block {
+        let (kind, block) = &self.blocks[&at];
+        let mut block = **block;
+        checksum::seal(&self.layout, at, *kind, &mut block);
+        block
+    }
+
+    /// Sets the content of a block, as read from a drive.
+    pub(crate) fn set(&mut self, at: BlockNo, kind: BlockKind, block: Block) {
+        self.blocks.insert(at, (kind, Arc::new(block)));
+    }
+}
+
+impl MetaBlocks for MemBlocks {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn get(&self, at: BlockNo, kind: BlockKind) -> Result<Arc<Block>, FsError> {
+        let (had, block) =
+            self.blocks.get(&at).ok_or(FsError::DamagedBlock { what: "pointer", block: at })?;
+        assert_eq!(*had, kind, "block {at} is used as two kinds");
+        Ok(Arc::clone(block))
+    }
+
+    fn edit(&mut self, at: BlockNo, kind: BlockKind) -> Result<&mut Block, FsError> {
+        let (had, block) =
+            self.blocks.get_mut(&at).ok_or(FsError::DamagedBlock { what: "pointer", block: at })?;
+        assert_eq!(*had, kind, "block {at} is used as two kinds");
+        Ok(Arc::make_mut(block))
+    }
+
+    fn create(&mut self, at: BlockNo, kind: BlockKind) -> Result<&mut Block, FsError> {
+        self.blocks.insert(at, (kind, Arc::new([0; BLOCK_BYTES])));
+        Ok(Arc::make_mut(&mut self.blocks.get_mut(&at).expect("just inserted").1))
+    }
+
+    fn allocate(&mut self, _goal: BlockNo) -> Result<BlockNo, FsError> {
+        self.budget = self.budget.checked_sub(1).ok_or(FsError::NoSpace)?;
+        Ok(self.free.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            BlockNo(self.next - 1)
+        }))
+    }
+
+    fn free_meta(&mut self, at: BlockNo) {
+        assert!(self.blocks.remove(&at).is_some(), "block {at} is freed twice");
+        self.free.insert(at);
+    }
+
+    fn free_data(&mut self, first: BlockNo, blocks: u32) {
+        for block in first.0..first.0 + u64::from(blocks) {
+            assert!(self.freed_data.insert(BlockNo(block)), "block {block} is freed twice");
+        }
+    }
+}

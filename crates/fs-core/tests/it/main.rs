@@ -1,0 +1,1 @@
+//! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
