@@ -31,6 +31,7 @@ pub mod storage;
 pub mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod tid;
 pub mod xattr;
 
 pub use block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino, MetaBlocks};
