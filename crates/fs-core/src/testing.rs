@@ -23,6 +23,9 @@ pub(crate) fn layout() -> Layout {
         want_extra_isize: 32,
         flex_groups: 16,
         reserved_blocks: 0,
+        reserved_gdt_blocks: 100,
+        journal_ino: Ino(8),
+        orphan_file: None,
         uuid: *b"0123456789abcdef",
         csum_seed: Some(0x1234_5678),
         gdt_csum: false,
@@ -33,6 +36,48 @@ pub(crate) fn layout() -> Layout {
         huge_file: true,
         is_64bit: true,
     }
+}
+
+/// Block 0 of the file system of [`layout`], with its superblock.
+pub(crate) fn superblock() -> Block {
+    let layout = layout();
+    let mut block = [0; BLOCK_BYTES];
+    // Bytes that have no field in this crate, or any content.
+    block[2048..].fill(7);
+    block[1024 + 0x78..1024 + 0x88].fill(b'l');
+    for (at, value) in [
+        (0x0, layout.inodes),
+        (0x4, layout.blocks as u32),
+        (0x18, 2),
+        (0x1c, 2),
+        (0x20, layout.blocks_per_group),
+        (0x24, layout.blocks_per_group),
+        (0x28, layout.inodes_per_group),
+        (0x38, 0x0001_ef53),
+        (0x4c, 1),
+        (0x54, layout.first_ino.0),
+        (0x58, u32::from(layout.inode_bytes)),
+        (0x5c, 0x3c),
+        (0x60, 0x22c2),
+        (0x64, 0x46b),
+        (0xcc, layout.reserved_gdt_blocks << 16),
+        (0xe0, layout.journal_ino.0),
+        (0xec, 1),
+        (0xf0, 2),
+        (0xf4, 3),
+        (0xf8, 4),
+        (0xfc, 0x40_0001),
+        (0x15c, 0x0020_0020),
+        (0x160, 1),
+        (0x174, 0x0104),
+        (0x270, layout.csum_seed.expect("metadata_csum")),
+    ] {
+        block[1024 + at..1024 + at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    block[1024 + 0x68..1024 + 0x78].copy_from_slice(&layout.uuid);
+    let sum = !(layout.crc32c)(0, &block[1024..1024 + 0x3fc]);
+    block[1024 + 0x3fc..2048].copy_from_slice(&sum.to_le_bytes());
+    block
 }
 
 /// Metadata blocks in memory. Blocks are sealed when they are taken out by

@@ -1,1 +1,4 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
+
+mod format;
+mod image;
