@@ -82,6 +82,7 @@ pub(crate) fn superblock() -> Block {
 
 /// Metadata blocks in memory. Blocks are sealed when they are taken out by
 /// [`sealed`](Self::sealed), and allocated from block 1000 on, the lowest free one first.
+#[derive(Clone)]
 pub(crate) struct MemBlocks {
     pub(crate) layout: Layout,
     blocks: BTreeMap<BlockNo, (BlockKind, Arc<Block>)>,
