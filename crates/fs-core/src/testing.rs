@@ -111,6 +111,11 @@ impl MemBlocks {
         self.blocks.len()
     }
 
+    /// The kind of a block.
+    pub(crate) fn kind(&self, at: BlockNo) -> BlockKind {
+        self.blocks[&at].0
+    }
+
     /// A block as it would be written.
     pub(crate) fn sealed(&self, at: BlockNo) -> Block {
         let (kind, block) = &self.blocks[&at];

@@ -1,4 +1,5 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
+mod dir;
 mod format;
 mod image;
