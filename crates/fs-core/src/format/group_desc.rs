@@ -214,6 +214,20 @@ mod tests {
         {
             let layout = Layout { descriptor_bytes, csum_seed, gdt_csum, ..layout() };
             let mut raw = [0xaa; 64];
+            // Block numbers with more than 32 bits, and counts with more than 16.
+            let desc = if descriptor_bytes == 64 {
+                GroupDesc {
+                    block_bitmap: BlockNo(0x12_3456_789a),
+                    inode_bitmap: BlockNo(0x13_3456_789a),
+                    inode_table: BlockNo(0x14_3456_789a),
+                    free_blocks: 0x1_2345,
+                    itable_unused: 0x1_2346,
+                    block_bitmap_csum: 0x1234_5678,
+                    ..desc
+                }
+            } else {
+                desc
+            };
             desc.encode(&layout, 3, &mut raw);
             assert_eq!(GroupDesc::decode(&layout, &raw), desc);
             assert!(GroupDesc::verify(&layout, 3, &raw));

@@ -392,7 +392,7 @@ impl Superblock {
         check(matches!((is_64bit, descriptor_bytes), (true, 64) | (false, 32)), "descriptor size")?;
         let is_ino = |ino: u32| ino > 0 && ino <= inodes;
         let first_ino = self.u32(0x54);
-        check(first_ino >= 11 && is_ino(first_ino), "first inode")?;
+        check((11..=inodes_per_group).contains(&first_ino), "first inode")?;
         let reserved_blocks = self.reserved_blocks();
         check(reserved_blocks <= blocks, "number of reserved blocks")?;
         check(self.u32(0xe4) == 0, "device of the journal")?;

@@ -2,4 +2,5 @@
 
 mod dir;
 mod format;
+mod groups;
 mod image;
