@@ -16,6 +16,7 @@ mod drive;
 mod drive_spec;
 mod error;
 mod identity;
+mod joined;
 mod log;
 mod mapping;
 mod medium;
@@ -38,6 +39,7 @@ pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 pub use drive_spec::DRIVE_HELP;
 pub use error::OpenError;
 pub use identity::{Attribute, Carrier, Physical};
+pub use joined::JoinedDrive;
 pub use log::{
     LOG_HELP, LogPart, LogReader, LogStore, PartError, boot_id, open_log, open_log_within,
     read_log, survival_once_created,

@@ -6,8 +6,8 @@ mod common;
 use std::sync::Arc;
 
 use riopipe_media::{
-    AlignedBuf, BLOCK_BYTES, BLOCKS_MAX, Blocking, Cause, Data, Done, Drive, OpenError, Queue,
-    Submitted, open_drive,
+    AlignedBuf, BLOCK_BYTES, BLOCKS_MAX, Blocking, Cause, Data, Done, Drive, JoinedDrive,
+    OpenError, Queue, Submitted, open_drive,
 };
 use riopipe_platform::now_ns;
 
@@ -52,12 +52,17 @@ impl Drives {
             let name = device.name();
             specs.push(format!("block:{name}"));
         }
+        let open = |spec: &str| open_drive(spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
+        let head = open(&format!("file:{path}/head,size=512K"));
+        let body = open(&format!("file:{path}/body,size=3584K"));
+        let joined: Arc<dyn Drive> = Arc::new(JoinedDrive::new(head, body));
         let all = specs
             .into_iter()
             .map(|spec| {
-                let drive = open_drive(&spec).unwrap_or_else(|error| panic!("{spec}: {error}"));
+                let drive = open(&spec);
                 (spec, drive)
             })
+            .chain([("joined".to_owned(), joined)])
             .collect();
         Drives { all, _device: device, _dirs: dirs }
     }
@@ -227,7 +232,7 @@ fn one_more_than_the_depth_is_refused() {
         let block = pattern(1, 1);
         let mut results = Vec::new();
         for op in 0..3 {
-            results.push(queue.write(op, op, Data::Borrowed(&block)));
+            results.push(queue.write(op, BLOCKS / 2 + op, Data::Borrowed(&block)));
         }
         match &results[..] {
             // `mem:` never has operations in flight.
