@@ -1,9 +1,6 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
 mod dir;
-mod edit;
-mod extents;
 mod format;
 mod groups;
 mod image;
-mod xattr;

@@ -1,0 +1,16 @@
+//! RioFS: the ext4 on-disk format on ordered streams, mounted through FUSE.
+//!
+//! `riopipe_fs_core` decides all that a call of a program does. This crate gives it a volume, a
+//! clock and threads:
+//!
+//! - [`storage`]: an open [`Volume`](riopipe::Volume) as the core's storage;
+//! - [`image`]: a file of this machine as a volume, served by a target in this process;
+
+pub mod image;
+pub mod mkfs;
+pub mod storage;
+
+mod shared_stream;
+mod superblock;
+
+pub use superblock::SuperblockError;

@@ -1,0 +1,158 @@
+//! A volume as the storage of a file system: its streams, shared by all threads, and a reader.
+
+use std::sync::{Mutex, PoisonError};
+
+use riopipe::{BLOCK_BYTES, EngineKind, Reader, ReaderOptions, StreamError, StreamOptions, Volume};
+use riopipe_fs_core::block::BlockNo;
+use riopipe_fs_core::storage::{
+    GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
+};
+
+use crate::shared_stream::SharedStream;
+
+/// The largest number of streams that a file system uses.
+const STREAMS_MAX: u16 = 64;
+/// How many reads run at the same time; more wait for one of them.
+const CONCURRENT_READS: usize = 16;
+
+/// An open volume, whose block n is block n of the file system. It must be
+/// [closed](Self::close): dropping it is a crash, after which the volume is recovered.
+#[derive(Debug)]
+pub struct VolumeStorage {
+    streams: Vec<SharedStream>,
+    reader: Reader,
+    blocks: u64,
+    /// `None` once it is closed. The streams are closed before it.
+    volume: Mutex<Option<Volume>>,
+}
+
+/// Why a volume can't be used by a file system, or could not be closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VolumeStorageError {
+    /// The volume has too few streams.
+    #[error(
+        "the volume has {streams} stream, and a file system needs at least 2, better one more than \
+         there are cores: create the volume with --streams"
+    )]
+    TooFewStreams {
+        /// The streams of the volume.
+        streams: u16,
+    },
+    /// The engine keeps no order.
+    #[error("the volume runs engine none, which keeps no order: a crash would damage the files")]
+    NoOrder,
+    /// A stream can't be opened.
+    #[error("stream {stream}: {source}")]
+    Stream {
+        /// The stream.
+        stream: u16,
+        /// The reason.
+        source: StreamError,
+    },
+    /// The list of in-place updates of a stream can't be acknowledged.
+    #[error("stream {stream}: {source}")]
+    Acknowledge {
+        /// The stream.
+        stream: u16,
+        /// The reason.
+        source: riopipe::AcknowledgeError,
+    },
+    /// Streams or the volume were not closed. The volume must be recovered.
+    #[error("the volume was not closed: {0}; it is recovered when it is opened again")]
+    NotClosed(String),
+}
+
+impl VolumeStorage {
+    /// Opens the streams of a volume that this process has opened. In-place updates that may be
+    /// there or not after a crash are acknowledged: the journals of the file system contain them,
+    /// and its recovery writes them again.
+    ///
+    /// # Errors
+    /// [`VolumeStorageError`].
+    pub fn new(volume: Volume) -> Result<Self, VolumeStorageError> {
+        if volume.engine() == EngineKind::None {
+            return Err(VolumeStorageError::NoOrder);
+        }
+        let count = volume.info().streams.min(STREAMS_MAX);
+        if count < 2 {
+            return Err(VolumeStorageError::TooFewStreams { streams: count });
+        }
+        let mut streams = Vec::with_capacity(usize::from(count));
+        for stream in 0..count {
+            if !volume.in_place(stream).is_empty() {
+                volume
+                    .acknowledge(stream)
+                    .map_err(|source| VolumeStorageError::Acknowledge { stream, source })?;
+            }
+            let opened = volume.stream(stream, &StreamOptions::default());
+            let opened = opened.map_err(|source| VolumeStorageError::Stream { stream, source })?;
+            streams.push(SharedStream::new(opened));
+        }
+        let options = ReaderOptions { concurrent: CONCURRENT_READS, ..ReaderOptions::default() };
+        let (reader, blocks) = (volume.reader(&options), volume.blocks());
+        Ok(Self { streams, reader, blocks, volume: Mutex::new(Some(volume)) })
+    }
+
+    /// Makes all groups durable, and closes the streams and the volume. Later calls fail. The
+    /// second close does nothing.
+    ///
+    /// # Errors
+    /// [`VolumeStorageError::NotClosed`].
+    pub fn close(&self) -> Result<(), VolumeStorageError> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(volume) = volume else { return Ok(()) };
+        let mut failed = None;
+        for stream in &self.streams {
+            // A stream that has failed does not keep the others from being closed.
+            if let Err(error) = stream.close() {
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(StorageError(text)) = failed {
+            return Err(VolumeStorageError::NotClosed(text));
+        }
+        volume.close().map_err(|error| VolumeStorageError::NotClosed(error.to_string()))
+    }
+
+    /// The stream, or the error of a number that no stream has.
+    fn stream(&self, stream: StreamNo) -> Result<&SharedStream, StorageError> {
+        let found = self.streams.get(usize::from(stream.0));
+        found.ok_or_else(|| StorageError(format!("there is no stream {}", stream.0)))
+    }
+}
+
+impl Storage for VolumeStorage {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn streams(&self) -> u16 {
+        self.streams.len() as u16
+    }
+
+    fn read(&self, first: BlockNo, into: &mut [u8]) -> Result<(), StorageError> {
+        if !into.len().is_multiple_of(BLOCK_BYTES) {
+            let bytes = into.len();
+            return Err(StorageError(format!("a read of {bytes} bytes is not of whole blocks")));
+        }
+        let read = self.reader.read(first.0, into, None);
+        read.map_err(|error| StorageError(format!("block {first} can't be read: {error}")))
+    }
+
+    fn submit(&self, stream: StreamNo, group: WriteGroup) -> Result<GroupSeq, StorageError> {
+        self.stream(stream)?.submit(&group)
+    }
+
+    fn marks(&self, stream: StreamNo) -> StreamMarks {
+        self.stream(stream).map(SharedStream::marks).unwrap_or_default()
+    }
+
+    fn wait_complete(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        self.stream(stream)?.wait_complete(seq)
+    }
+
+    fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        self.stream(stream)?.wait_durable(seq)
+    }
+}

@@ -1,0 +1,6 @@
+//! Volumes as storage, on real sockets and files.
+
+mod image;
+mod shared_stream;
+mod support;
+mod volume;
