@@ -77,8 +77,8 @@ pub trait MetaBlocks {
     /// As [`get`](Self::get).
     fn edit(&mut self, at: BlockNo, kind: BlockKind) -> Result<&mut Block, FsError>;
 
-    /// Block `at`, which was just [allocated](Self::allocate), filled with zeroes. Its old content
-    /// is not read.
+    /// Block `at`, filled with zeroes. It was just [allocated](Self::allocate), or is one of the
+    /// inode's blocks that becomes another kind. Its old content is not read.
     ///
     /// # Errors
     /// The block is out of range.

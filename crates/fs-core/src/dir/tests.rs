@@ -308,8 +308,9 @@ impl Dir {
 
     /// Calls everything. The results do not matter, but each call ends without a panic.
     fn use_all(&mut self) {
+        self.blocks.any_kind = true;
         let mut cookie = 0;
-        for _ in 0..10_000 {
+        for _ in 0..2000 {
             let mut last = None;
             let mut sink = |item: DirItem<'_>| {
                 if last.is_some() {
@@ -429,22 +430,48 @@ fn two_hundred_thousand_names() {
 
 #[test]
 fn a_tree_of_two_levels_becomes_full() {
-    // The root gets 507 pairs, and a node 510. Nodes are half full at first.
+    // Above all names of the test.
+    const TOP: u32 = 0xf000_0000;
     let mut dir = Dir::new(TREE);
-    let entry = regular(1);
-    let mut number = 0_u32;
+    let hasher = super::hash::Hasher::of_new(&dir.blocks.layout);
+    let mut numbers = (0..).filter(|number| hasher.hash(&name(number * 4)).major < TOP);
+    let mut insert_next = |dir: &mut Dir| {
+        let number = numbers.next().unwrap();
+        dir.insert(&name(number * 4), regular(number))
+    };
+    let has_two_levels = |dir: &Dir| {
+        let view = View::new(INO, &dir.disk, &dir.blocks).unwrap();
+        view.is_tree() && view.root().unwrap().has_nodes
+    };
+    while !has_two_levels(&dir) {
+        insert_next(&mut dir).unwrap();
+    }
+    // All pairs of the root but one are taken. They lead nowhere.
+    dir.damage(0, |block| {
+        block[34..36].copy_from_slice(&506_u16.to_le_bytes());
+        for pair in 1..506 {
+            let hash = TOP + 2 * pair as u32;
+            block[32 + 8 * pair..36 + 8 * pair].copy_from_slice(&hash.to_le_bytes());
+            block[36 + 8 * pair] = 1;
+        }
+    });
+    let before = dir.len();
+    // This refusal comes before the first edit.
     let refused = loop {
-        let mut name = [b'x'; 255];
-        name[..8].copy_from_slice(format!("{number:08x}").as_bytes());
-        let (mut open, blocks) = dir.open();
-        if let Err(error) = insert(&mut open, blocks, &name, entry.ino, entry.kind) {
+        if let Err(error) = insert_next(&mut dir) {
             break error;
         }
-        number += 1;
     };
     assert_eq!(refused, FsError::NoSpace);
-    assert!(dir.len() > 507 * 255, "{} blocks", dir.len());
-    assert_eq!(check(INO, &dir.disk, &dir.blocks).len(), number as usize);
+    // One node was split, and one of its halves was filled.
+    assert!(dir.len() > before + 100);
+    // Without the false pairs, everything is there.
+    let view = View::new(INO, &dir.disk, &dir.blocks).unwrap();
+    let nodes = (1..view.root().unwrap().index.count)
+        .filter(|&slot| view.root().unwrap().index.hash(slot) <= TOP)
+        .count() as u16;
+    dir.damage(0, |block| block[34..36].copy_from_slice(&(nodes + 1).to_le_bytes()));
+    dir.check();
 }
 
 #[test]
@@ -505,7 +532,7 @@ fn thousands_of_names_may_share_one_hash() {
             let again = insert(&mut open, blocks, &name(number), Ino(1), FileKind::FIFO);
             assert_eq!(again, Err(FsError::Exists));
         }
-        assert_eq!(dir.read_all(3), dir.model);
+        assert_eq!(dir.read_all(50), dir.model);
         for number in (0..3000).step_by(2) {
             dir.remove(&name(number));
         }
@@ -545,6 +572,44 @@ fn a_damaged_root_is_refused() {
             }
         }
         assert!(refused > 0, "offset {offset}");
+        dir.use_all();
+    }
+}
+
+#[test]
+fn damage_in_two_levels_is_reported() {
+    let mut whole = Dir::new(TREE);
+    for number in 0..9000 {
+        whole.insert(&name(number * 4), regular(number)).unwrap();
+    }
+    whole.model.clear();
+    let view = View::new(INO, &whole.disk, &whole.blocks).unwrap();
+    let root = view.root().unwrap();
+    assert!(root.has_nodes);
+    let nodes: Vec<u32> = (0..root.index.count).map(|i| root.index.child(i).unwrap()).collect();
+    let len = whole.len() as u32;
+    let mut random = 1_u32;
+    let mut next = |below: u32| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 8) % below
+    };
+    for _ in 0..100 {
+        let mut dir = whole.clone();
+        for _ in 0..3 {
+            let logical = match next(3) {
+                0 => 0,
+                1 => nodes[next(nodes.len() as u32) as usize],
+                _ => next(len),
+            };
+            let values = [0, 1, 2, len - 1, len, u32::MAX, next(len), next(u32::MAX)];
+            let value = values[next(8) as usize];
+            let range = if next(2) == 0 { 24 } else { 1024 };
+            let offset = next(range) as usize * 4;
+            let bytes = 2 * (1 + next(2) as usize);
+            dir.damage(logical, |block| {
+                block[offset..offset + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+            });
+        }
         dir.use_all();
     }
 }

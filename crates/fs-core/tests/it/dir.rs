@@ -140,7 +140,7 @@ fn listed(image: &Image, path: &str) -> BTreeMap<Vec<u8>, Entry> {
     for line in image.debugfs(&format!("ls -p {path}\n")).lines() {
         // "/12/100644/0/0/name/5/"
         let fields: Vec<&str> = line.split('/').collect();
-        if fields.len() < 7 || fields[5] == "." || fields[5] == ".." {
+        if fields.len() < 7 || fields[1] == "0" || fields[5] == "." || fields[5] == ".." {
             continue;
         }
         let mode = u16::from_str_radix(fields[2], 8).expect("a mode");
@@ -214,6 +214,12 @@ fn directories_of_mke2fs_and_e2fsck_are_read() {
             let disk = blocks.inode(folder);
             assert_eq!(dir::is_empty(folder, &disk, &blocks), Ok(true));
             assert_eq!(dir::parent(folder, &disk, &blocks), Ok(ino));
+            for path in ["/", "/lost+found"] {
+                let ino = ino_of(&image, path);
+                let disk = blocks.inode(ino);
+                assert_eq!(read_all(&blocks, ino, &disk, 1), listed(&image, path));
+                assert_eq!(dir::is_empty(ino, &disk, &blocks), Ok(path != "/"));
+            }
         }
     }
 }
