@@ -51,6 +51,8 @@ pub enum BlockKind {
     DirIndex(u32),
     /// A block of extended attributes.
     Xattr,
+    /// A block of the orphan file; with the seed of its inode.
+    OrphanFile(u32),
     /// A block without a checksum, such as the target of a long symbolic link.
     Plain,
 }

@@ -7,4 +7,5 @@ pub mod features;
 pub mod group_desc;
 pub mod inode;
 pub mod layout;
+pub mod orphan_file;
 pub mod superblock;

@@ -4,6 +4,7 @@ use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo};
 use crate::error::FsError;
 use crate::format::bytes::{set_u16, set_u32, u16_at, u32_at};
 use crate::format::layout::Layout;
+use crate::format::orphan_file::{CHECKSUM_AT as ORPHAN_CHECKSUM, ORPHANS_PER_BLOCK};
 
 /// The bytes at the end of a block of directory entries that have the form of an unused entry, and
 /// have the checksum: inode 0, length 12, no name, type 0xde, checksum.
@@ -39,6 +40,10 @@ pub fn verify(layout: &Layout, at: BlockNo, kind: BlockKind, block: &Block) -> R
         BlockKind::Xattr => {
             ("attributes", u32_at(block, XATTR_CHECKSUM) == xattr_checksum(layout, seed, at, block))
         }
+        BlockKind::OrphanFile(seed) => (
+            "orphan file",
+            u32_at(block, ORPHAN_CHECKSUM) == orphan_checksum(layout, seed, at, block),
+        ),
         BlockKind::Plain => return Ok(()),
     };
     if good { Ok(()) } else { Err(FsError::DamagedBlock { what, block: at }) }
@@ -74,6 +79,10 @@ pub fn seal(layout: &Layout, at: BlockNo, kind: BlockKind, block: &mut Block) {
         BlockKind::Xattr => {
             let checksum = xattr_checksum(layout, seed, at, block);
             set_u32(block, XATTR_CHECKSUM, checksum);
+        }
+        BlockKind::OrphanFile(seed) => {
+            let checksum = orphan_checksum(layout, seed, at, block);
+            set_u32(block, ORPHAN_CHECKSUM, checksum);
         }
         BlockKind::Plain => {}
     }
@@ -137,6 +146,12 @@ fn xattr_checksum(layout: &Layout, seed: u32, at: BlockNo, block: &Block) -> u32
     layout.crc(seed, &block[XATTR_CHECKSUM + 4..])
 }
 
+/// The checksum of a block of the orphan file covers its number and its orphans.
+fn orphan_checksum(layout: &Layout, seed: u32, at: BlockNo, block: &Block) -> u32 {
+    let seed = layout.crc(seed, &at.0.to_le_bytes());
+    layout.crc(seed, &block[..4 * ORPHANS_PER_BLOCK])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,7 +166,7 @@ mod tests {
         block
     }
 
-    fn samples() -> [(BlockKind, Block); 6] {
+    fn samples() -> [(BlockKind, Block); 7] {
         [
             (BlockKind::ExtentNode(7), block_of(&[(0, &[0x0a, 0xf3, 0, 0, 84, 1])])),
             (BlockKind::DirLeaf(7), block_of(&[(0, &[0, 0, 0, 0, 0xf4, 0x0f])])),
@@ -166,6 +181,7 @@ mod tests {
             ),
             (BlockKind::DirIndex(7), block_of(&[(4, &[0, 16]), (8, &[0xfe, 1, 1, 0])])),
             (BlockKind::Xattr, block_of(&[(0, &[0, 0, 2, 0xea])])),
+            (BlockKind::OrphanFile(7), block_of(&[(0, &[12])])),
             (BlockKind::Plain, [3; BLOCK_BYTES]),
         ]
     }
@@ -201,7 +217,7 @@ mod tests {
         fn no_content_panics(
             fill in proptest::collection::vec((0usize..64, any::<u8>()), 0..40),
             base in prop_oneof![Just(0u8), Just(0xff), any::<u8>()],
-            sample in 0usize..6,
+            sample in 0usize..7,
         ) {
             let layout = layout();
             let (kind, mut block) = samples()[sample];

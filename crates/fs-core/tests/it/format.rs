@@ -4,9 +4,11 @@
 use crate::image::Image;
 use riopipe_fs_core::format::checksum::{seal, verify};
 use riopipe_fs_core::format::features::incompat::RIOFS_DIRTY;
+use riopipe_fs_core::format::features::ro_compat::ORPHAN_PRESENT;
 use riopipe_fs_core::format::group_desc::{GroupDesc, GroupFlags};
 use riopipe_fs_core::format::inode::{DiskInode, INODE_BYTES, InodeFlags};
 use riopipe_fs_core::format::layout::Layout;
+use riopipe_fs_core::format::orphan_file;
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use riopipe_nvme::digest::soft;
 
@@ -235,4 +237,47 @@ fn e2fsck_refuses_an_image_with_the_private_bit() {
     }
     assert!(image.read(BlockNo(0)) == before);
     image.layout();
+}
+
+#[test]
+fn e2fsck_finds_the_orphans_that_the_crate_puts_into_the_orphan_file() {
+    for options in [&["-O", "orphan_file"][..], &["-O", "orphan_file,^metadata_csum,uninit_bg"]] {
+        let image = Image::new(600, options);
+        image.debugfs("mknod pipe p\nmknod other p\n");
+        let layout = image.layout();
+        let file = layout.orphan_file.expect("an orphan file");
+        let disk = inode(&image, &layout, file);
+        let kind = BlockKind::OrphanFile(layout.inode_seed(file, disk.generation));
+        let at = first_pointer(&disk.i_block);
+        assert_sealed(&image, &layout, at, kind);
+        assert_eq!(orphan_file::orphans(&layout, at, &image.read(at)), Ok(Vec::new()));
+
+        let mut block = image.read(at);
+        let orphan = ino_of(&image, "/pipe");
+        let (place, offset, mut raw) = raw_inode(&image, &layout, orphan);
+        let mut disk = inode(&image, &layout, orphan);
+        disk.links = 0;
+        disk.encode(&mut raw, &layout, orphan);
+        let mut table = image.read(place);
+        table[offset..offset + INODE_BYTES].copy_from_slice(&raw);
+        image.write(place, &table);
+        image.debugfs("unlink pipe\n");
+        orphan_file::fill(&mut block, &[orphan]);
+        seal(&layout, at, kind, &mut block);
+        image.write(at, &block);
+        let mut sb = image.superblock();
+        let mut features = sb.features();
+        features.ro_compat |= ORPHAN_PRESENT;
+        sb.set_features(features);
+        let mut block = image.read(BlockNo(0));
+        sb.encode(&mut block, soft);
+        image.write(BlockNo(0), &block);
+
+        let ended = image.repair();
+        let text = format!("Clearing orphaned inode {orphan} ");
+        assert!(ended.output.contains(&text), "{options:?}: {}", ended.output);
+        image.assert_clean();
+        assert_sealed(&image, &layout, at, kind);
+        assert_eq!(orphan_file::orphans(&layout, at, &image.read(at)), Ok(Vec::new()));
+    }
 }

@@ -1,6 +1,9 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
 mod dir;
+mod edit;
+mod extents;
 mod format;
 mod groups;
 mod image;
+mod xattr;
