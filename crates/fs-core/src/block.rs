@@ -37,7 +37,7 @@ impl fmt::Display for Ino {
     }
 }
 
-/// What a metadata block is, and the seed of its checksum. It decides how the block is
+/// The use of a metadata block, and the seed of its checksum. It decides how the block is
 /// [verified](crate::format::checksum::verify) when it is read, and
 /// [sealed](crate::format::checksum::seal) before it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //! no image of a block that other inodes share.
 //!
 //! A record is *obsolete* when the main transaction that was running at its time is durable.
-//! Recovery applies all others, in the order of their ids ([`recovery`]).
+//! Recovery applies all others, in the order of their ids (`fs::recovery`).
 
 pub mod area;
 pub mod record;

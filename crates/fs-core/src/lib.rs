@@ -19,19 +19,30 @@ extern crate std;
 
 pub mod acl;
 pub mod block;
+mod cache;
 pub mod dir;
 pub mod error;
 pub mod extents;
 pub mod file_journal;
+mod file_log;
 pub mod format;
+pub mod fs;
 pub mod groups;
+mod inode_table;
+pub mod jbd2;
 pub mod journal;
+mod op;
 pub mod open_inode;
+mod orphans;
+mod pages;
+mod raw;
+mod running;
 pub mod storage;
 pub mod sync;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tid;
+mod view;
 pub mod xattr;
 
 pub use block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino, MetaBlocks};

@@ -79,7 +79,7 @@ pub trait Storage: Send + Sync {
     /// The blocks can't be read.
     fn read(&self, first: BlockNo, into: &mut [u8]) -> Result<(), StorageError>;
 
-    /// Submits a group on a stream, and returns its number. It waits for room, not for the group.
+    /// Submits a group on a stream, and returns its number. It waits for space, not for the group.
     ///
     /// # Errors
     /// The stream has failed.

@@ -46,7 +46,7 @@ impl Area {
     /// Whether a record of `blocks` blocks fits. All records in the way must be obsolete, and the
     /// commit that made them so must be released: their blocks are written as fresh.
     #[must_use]
-    pub fn has_room(&self, blocks: usize) -> bool {
+    pub fn has_space(&self, blocks: usize) -> bool {
         self.head.0 + blocks as u64 - self.oldest().0 <= self.blocks.len() as u64
     }
 
@@ -59,7 +59,7 @@ impl Area {
 
     /// Appends a record: gives it its place, and returns the blocks to be written.
     ///
-    /// Panics if there is no room.
+    /// Panics if there is no space.
     pub fn append(&mut self, layout: &Layout, record: &mut Record) -> Vec<(BlockNo, Block)> {
         let header = &mut record.header;
         header.stream = self.stream;
@@ -67,7 +67,7 @@ impl Area {
         header.oldest = self.oldest();
         let tid = header.tid;
         let encoded = record.encode(layout);
-        assert!(self.has_room(encoded.len()), "the caller has asked for room");
+        assert!(self.has_space(encoded.len()), "the caller has asked for space");
         let first = self.head.0;
         self.records.push_back((tid, self.head));
         self.head.0 += encoded.len() as u64;
@@ -175,9 +175,9 @@ mod tests {
             let tid = id / 2;
             let mut record = record(id, tid, (id % 3) as usize * 20);
             let blocks = Record::blocks_needed(&[], &record.changes);
-            if !area.has_room(blocks) {
+            if !area.has_space(blocks) {
                 area.on_commit_released(Tid(tid - 1));
-                assert!(area.has_room(blocks));
+                assert!(area.has_space(blocks));
             }
             drive.extend(area.append(&layout(), &mut record));
             written.push((id, tid));

@@ -1,8 +1,10 @@
 //! A record: a file-level transaction in blocks. `docs/riofs.md` draws it byte by byte.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use crate::block::{BLOCK_BYTES, Block, BlockNo, Ino};
+use crate::format::inode::INODE_BYTES;
 use crate::format::layout::Layout;
 use crate::storage::StreamNo;
 use crate::tid::Tid;
@@ -25,7 +27,7 @@ pub struct RecordId(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
 
-/// What a record says of itself.
+/// The header of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// The mount.
@@ -51,7 +53,7 @@ pub enum Change {
         /// The inode.
         ino: Ino,
         /// Its 256 bytes.
-        fields: [u8; 256],
+        fields: Box<[u8; INODE_BYTES]>,
     },
     /// The blocks of a range of a file.
     Extent {
@@ -91,7 +93,7 @@ pub struct Dependency {
 /// A file-level transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// What it says of itself.
+    /// Its header.
     pub header: Header,
     /// The records of other streams that it needs. Those of its own stream are there if it is.
     pub dependencies: Vec<Dependency>,
@@ -109,7 +111,7 @@ impl Change {
             Self::Inode { ino, fields } => {
                 out.extend([INODE, 0, 0, 0]);
                 out.extend(ino.0.to_le_bytes());
-                out.extend(fields);
+                out.extend(&fields[..]);
             }
             Self::Extent { ino, logical, len, physical, unwritten } => {
                 out.extend([EXTENT, u8::from(*unwritten), u8::from(physical.is_none()), 0]);
@@ -130,7 +132,7 @@ impl Change {
     fn decode(bytes: &mut &[u8]) -> Option<Self> {
         let [tag, a, b, _] = take(bytes)?;
         Some(match tag {
-            INODE => Self::Inode { ino: Ino(take_u32(bytes)?), fields: take(bytes)? },
+            INODE => Self::Inode { ino: Ino(take_u32(bytes)?), fields: Box::new(take(bytes)?) },
             EXTENT => {
                 let ino = Ino(take_u32(bytes)?);
                 let (logical, len) = (take_u32(bytes)?, take_u32(bytes)?);
@@ -172,7 +174,7 @@ impl Record {
         let mut bytes = HEADER_BYTES + dependencies.len() * 12;
         for change in changes {
             bytes += match change {
-                Change::Inode { .. } => 8 + 256,
+                Change::Inode { .. } => 8 + INODE_BYTES,
                 Change::Extent { .. } => 24,
                 Change::Entry { name, .. } => 12 + name.len(),
             };
@@ -275,7 +277,7 @@ mod tests {
         let ino = || (1..1000_u32).prop_map(Ino);
         prop_oneof![
             (ino(), any::<[u8; 32]>()).prop_map(|(ino, bytes)| {
-                let mut fields = [0; 256];
+                let mut fields = Box::new([0; INODE_BYTES]);
                 fields[100..132].copy_from_slice(&bytes);
                 Change::Inode { ino, fields }
             }),

@@ -13,7 +13,7 @@ pub enum AreasState {
     /// They may have records of this mount.
     Active,
     /// A recovery applies the records of this mount that are newer than a main transaction. It may
-    /// have committed a part of them, so the journal does not say any more which these are.
+    /// have committed a part of them, so the journal does not show any more which these are.
     Recovering {
         /// The last durable main transaction before the recovery.
         durable: Tid,

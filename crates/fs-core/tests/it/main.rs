@@ -1,9 +1,12 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
+mod calls;
+mod crash;
 mod dir;
 mod edit;
 mod extents;
 mod format;
 mod groups;
 mod image;
+mod memory;
 mod xattr;

@@ -1,0 +1,242 @@
+//! A mounted file system.
+
+mod attributes;
+mod commit;
+mod deletion;
+mod directory_move;
+mod durability;
+mod file;
+mod file_commit;
+mod holes;
+mod journal_io;
+mod mount;
+mod namespace;
+mod recovery;
+mod space;
+mod write_back;
+
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+pub use self::attributes::{Attr, SetAttr, StatFs, Times};
+pub use self::directory_move::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
+pub use self::durability::NextTick;
+pub use self::holes::{SeekTo, mode};
+use self::journal_io::Division;
+pub use self::mount::{JournalMode, MountError, MountOptions, MountReport};
+pub use self::namespace::NewInode;
+use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
+use crate::cache::BlockCache;
+use crate::error::FsError;
+use crate::file_journal::area::Area;
+use crate::format::checksum;
+use crate::format::inode::{DiskInode, INODE_BYTES};
+use crate::format::layout::Layout;
+use crate::format::superblock::Superblock;
+use crate::groups::{Groups, InodePlace};
+use crate::inode_table::{Inode, InodeTable};
+use crate::jbd2::MainJournal;
+use crate::op::Op;
+use crate::orphans::Orphans;
+use crate::running::Running;
+use crate::storage::{Storage, StorageError, StreamNo};
+use crate::sync::{Condvar, Mutex, RwLock};
+use crate::tid::Tid;
+
+/// The program for which a call is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// Its user.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its other groups.
+    pub groups: Vec<u32>,
+    /// The permissions that new files do not get.
+    pub umask: u16,
+}
+
+/// A mounted file system. All calls may be made by any thread at any time.
+///
+/// A call that returns has changed the memory only. `fsync`, `sync` and the commits of the
+/// background make changes durable.
+pub struct Fs {
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) layout: Layout,
+    options: MountOptions,
+    /// Blocks that files can't use.
+    overhead: u64,
+    /// The blocks of the journal, and how they are divided.
+    journal_blocks: Vec<BlockNo>,
+    division: Option<Division>,
+    superblock: Mutex<Superblock>,
+    pub(crate) groups: Groups,
+    pub(crate) cache: BlockCache,
+    inodes: InodeTable,
+    /// Operations have it for reading. A commit's cut takes it for writing.
+    pub(crate) gate: RwLock<()>,
+    pub(crate) running: Mutex<Running>,
+    journal: Mutex<MainJournal>,
+    /// The mutex of commits: one commit at a time.
+    committing: Mutex<commit::CommitState>,
+    /// The last durable transaction.
+    durable: AtomicU64,
+    /// Notified when a commit has ended.
+    committed: Condvar,
+    orphans: Mutex<Orphans>,
+    /// The mutex of directory moves.
+    directory_moves: Mutex<()>,
+    /// The last transaction that has moved a directory: until it is durable, no file-level record
+    /// is written, because paths may lead through the directory.
+    directory_moved: AtomicU64,
+    /// The area of each data stream, from stream 1 on; none in mode `ext4`.
+    areas: Vec<Mutex<Area>>,
+    /// The number of the next file-level record.
+    next_record: AtomicU64,
+    /// The generation of the next new inode.
+    next_generation: AtomicU32,
+    /// The time of the last call, in seconds since 1970.
+    now_seconds: AtomicU64,
+    is_read_only: AtomicBool,
+    /// The reason, if an error has made the file system read-only.
+    failure: Mutex<Option<String>>,
+    stat: stat::Counters,
+}
+
+mod stat;
+pub use stat::{Fallback, FsStat};
+
+/// The stream of the main journal and of checkpoints.
+pub(crate) const MAIN_STREAM: StreamNo = StreamNo(0);
+
+impl core::fmt::Debug for Fs {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Fs").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Fs {
+    /// Begins an operation that changes the file system.
+    pub(crate) fn begin(&self) -> Result<Op<'_>, FsError> {
+        self.check_writable()?;
+        Ok(Op::begin(self))
+    }
+
+    /// Whether the file system is read-only: it was mounted so, or an error has made it so
+    /// ([`failure`](Self::failure)).
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only.load(Ordering::Acquire)
+    }
+
+    /// The error that has made the file system read-only.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
+    }
+
+    fn check_writable(&self) -> Result<(), FsError> {
+        if self.is_read_only() { Err(FsError::ReadOnly) } else { Ok(()) }
+    }
+
+    /// Makes the file system read-only after an error that may have lost changes: nothing later may
+    /// seem to be durable.
+    pub(crate) fn fail(&self, doing: &str, error: &dyn core::fmt::Display) -> FsError {
+        let text = alloc::format!("{doing}: {error}");
+        self.failure.lock().get_or_insert_with(|| text.clone());
+        self.is_read_only.store(true, Ordering::Release);
+        self.committed.notify_all();
+        FsError::Io(text)
+    }
+
+    /// # Errors
+    /// The block is not a block of the file system.
+    pub(crate) fn check_block(&self, at: BlockNo) -> Result<(), FsError> {
+        if at.0 != 0 && self.layout.contains(at) {
+            Ok(())
+        } else {
+            Err(FsError::DamagedBlock { what: "pointer (out of range)", block: at })
+        }
+    }
+
+    /// A metadata block as the finished operations have left it.
+    pub(crate) fn read_meta(&self, at: BlockNo, kind: BlockKind) -> Result<Arc<Block>, FsError> {
+        if let Some(data) = self.cache.get(at, kind)? {
+            return Ok(data);
+        }
+        if at.0 >= self.layout.blocks {
+            return Err(FsError::DamagedBlock { what: "pointer (out of range)", block: at });
+        }
+        // The block of a durable commit may not be at home yet.
+        let committed = self.journal.lock().committed(at);
+        let data = match committed {
+            Some(data) => data,
+            None => {
+                let mut data = [0; BLOCK_BYTES];
+                self.storage.read(at, &mut data)?;
+                Arc::new(data)
+            }
+        };
+        checksum::verify(&self.layout, at, kind, &data)?;
+        Ok(self.cache.insert_read(at, kind, data, self.durable()))
+    }
+
+    /// The last durable transaction.
+    pub(crate) fn durable(&self) -> Tid {
+        Tid(self.durable.load(Ordering::Acquire))
+    }
+
+    /// An inode that is in use.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
+        if let Some(inode) = self.inodes.get(ino) {
+            return Ok(inode);
+        }
+        let disk = self.read_inode(ino)?;
+        if disk.links == 0 && !self.orphans.lock().contains(ino) {
+            return Err(FsError::Stale(ino));
+        }
+        Ok(self.inodes.insert_read(Inode::new(ino, disk)))
+    }
+
+    /// Reads an inode from the inode table.
+    fn read_inode(&self, ino: Ino) -> Result<DiskInode, FsError> {
+        if ino.0 == 0 || ino.0 > self.layout.inodes {
+            return Err(FsError::DamagedInode { what: "number", ino });
+        }
+        let place = self.read_table_block(ino)?;
+        let block = self.read_meta(place.block, BlockKind::Plain)?;
+        let (inodes, _) = block.as_chunks::<INODE_BYTES>();
+        DiskInode::decode(&inodes[place.offset / INODE_BYTES], &self.layout, ino)
+    }
+
+    /// Brings the block of the inode table with an inode into the cache.
+    fn read_table_block(&self, ino: Ino) -> Result<InodePlace, FsError> {
+        let place = self.groups.inode_place(ino);
+        if place.is_fresh {
+            let zeroes = Arc::new([0; BLOCK_BYTES]);
+            self.cache.insert_read(place.block, BlockKind::Plain, zeroes, self.durable());
+        } else {
+            self.read_meta(place.block, BlockKind::Plain)?;
+        }
+        Ok(place)
+    }
+
+    /// The area of a data stream.
+    fn area(&self, stream: StreamNo) -> &Mutex<Area> {
+        &self.areas[usize::from(stream.0) - 1]
+    }
+
+    /// The stream for the data of an inode. It keeps it as long as it is in memory (T15).
+    fn stream_of(&self, ino: Ino) -> StreamNo {
+        let data_streams = u32::from(self.storage.streams() - 1);
+        StreamNo(1 + (ino.0 % data_streams) as u16)
+    }
+}
+
+impl From<StorageError> for FsError {
+    fn from(error: StorageError) -> Self {
+        Self::Io(error.to_string())
+    }
+}

@@ -1,0 +1,292 @@
+//! The main commit: cut, data, journal, checkpoint, reuse.
+//!
+//! 1. *Cut*: the gate is closed, all changes since the last cut are rendered into blocks, and the
+//!    next transaction begins.
+//! 2. The data that the transaction refers to is *durable*. It is not enough that the drive has
+//!    completed it: recovery zeroes fresh blocks beyond a stream's prefix.
+//! 3. The journal's blocks are submitted, and the commit block after them.
+//! 4. When the commit is durable, its blocks may be written home (a *checkpoint*), and what the
+//!    transaction freed may be used again as soon as the last writes to it are released.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
+use super::{Fs, MAIN_STREAM};
+use crate::block::{Block, BlockKind, BlockNo};
+use crate::error::FsError;
+use crate::format::checksum;
+use crate::format::inode::INODE_BYTES;
+use crate::groups::{FreedBatch, InodePlace};
+use crate::running::Running;
+use crate::storage::{BlockWrite, GroupSeq, StreamNo, WriteGroup};
+use crate::tid::Tid;
+
+/// The largest number of blocks of a group.
+const GROUP_BLOCKS_MAX: usize = 64;
+
+/// The state of commits, of which there is one at a time.
+#[derive(Debug, Default)]
+pub(super) struct CommitState {
+    /// The blocks and inodes that durable commits have freed, and the groups that must be released
+    /// before these are used again.
+    freed: Vec<(FreedBatch, BTreeMap<StreamNo, GroupSeq>)>,
+}
+
+/// A transaction after its cut.
+#[derive(Default)]
+struct Cut {
+    tid: Tid,
+    blocks: Vec<(BlockNo, Arc<Block>)>,
+    revoked: Vec<BlockNo>,
+    freed: FreedBatch,
+    last_writes: BTreeMap<StreamNo, GroupSeq>,
+    data: BTreeMap<StreamNo, GroupSeq>,
+}
+
+impl Fs {
+    /// Commits all finished operations, and returns when they are durable.
+    pub(super) fn commit_now(&self) -> Result<(), FsError> {
+        let tid = self.running.lock().tid;
+        self.commit_up_to(tid)
+    }
+
+    /// Returns when transaction `tid` is durable, and commits it if it is still running.
+    pub(super) fn commit_up_to(&self, tid: Tid) -> Result<(), FsError> {
+        let mut committing = self.committing.lock();
+        // Another thread may have committed it during the wait for the mutex.
+        while self.durable() < tid {
+            self.check_writable()?;
+            if !self.commit(&mut committing)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits the running transaction. Returns whether there was anything to commit.
+    fn commit(&self, state: &mut CommitState) -> Result<bool, FsError> {
+        let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
+        for (&stream, &seq) in &cut.data {
+            let waited = self.storage.wait_durable(stream, seq);
+            waited.map_err(|error| self.fail("writing file data", &error))?;
+        }
+        if cut.blocks.is_empty() {
+            return Ok(false);
+        }
+        self.write_transaction(&cut).map_err(|error| self.fail("writing the journal", &error))?;
+        self.durable.store(cut.tid.0, Ordering::Release);
+        self.stat.commits.fetch_add(1, Ordering::Relaxed);
+        // On a stream durable and delivered is released.
+        for area in &self.areas {
+            area.lock().on_commit_released(cut.tid);
+        }
+        state.freed.push((cut.freed, cut.last_writes));
+        self.reuse(state, false)?;
+        Ok(true)
+    }
+
+    fn write_transaction(&self, cut: &Cut) -> Result<(), FsError> {
+        while !self.journal.lock().has_space(cut.blocks.len(), cut.revoked.len()) {
+            self.checkpoint(usize::MAX)?;
+        }
+        let commit = self.journal.lock().encode_commit(
+            cut.tid,
+            &cut.blocks,
+            &cut.revoked,
+            self.now_seconds.load(Ordering::Relaxed),
+        );
+        if let Some(start) = commit.start {
+            // The journal's superblock must have the beginning of the log before a commit is in it.
+            self.write_main([start])?;
+        }
+        let last = self.submit_main(commit.body.into_iter().chain([commit.commit]), 1)?;
+        self.storage.wait_durable(MAIN_STREAM, last)?;
+        self.journal.lock().on_commit_durable(cut.tid);
+        Ok(())
+    }
+
+    /// Submits writes on the main stream. The last `apart` of them are a group of their own, which
+    /// asks for durability.
+    fn submit_main(
+        &self,
+        writes: impl IntoIterator<Item = BlockWrite>,
+        apart: usize,
+    ) -> Result<GroupSeq, FsError> {
+        let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
+        let last = writes.split_off(writes.len() - apart);
+        let mut writes = writes.into_iter().peekable();
+        while writes.peek().is_some() {
+            let group = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
+            self.storage.submit(MAIN_STREAM, WriteGroup { writes: group, flush: false })?;
+        }
+        Ok(self.storage.submit(MAIN_STREAM, WriteGroup { writes: last, flush: true })?)
+    }
+
+    /// Writes blocks on the main stream, and waits until they are durable. On a stream durable and
+    /// delivered is released.
+    pub(super) fn write_main(
+        &self,
+        writes: impl IntoIterator<Item = BlockWrite>,
+    ) -> Result<(), FsError> {
+        let writes: Vec<BlockWrite> = writes.into_iter().collect();
+        let apart = writes.len().min(GROUP_BLOCKS_MAX);
+        let last = self.submit_main(writes, apart)?;
+        Ok(self.storage.wait_durable(MAIN_STREAM, last)?)
+    }
+
+    /// Writes up to `max` committed blocks home, and moves the tail of the journal. Commits must
+    /// not run meanwhile.
+    pub(super) fn checkpoint(&self, max: usize) -> Result<(), FsError> {
+        let plan = self.journal.lock().plan_checkpoint(max);
+        if !plan.writes.is_empty() {
+            self.stat.checkpoint_blocks.fetch_add(plan.writes.len() as u64, Ordering::Relaxed);
+            self.write_main(plan.writes.iter().cloned())?;
+        }
+        self.journal.lock().on_checkpoint_released(plan);
+        let next = self.running.lock().tid;
+        let tail = self.journal.lock().tail_update(next);
+        if let Some(write) = tail {
+            self.write_main([write])?;
+            self.journal.lock().on_tail_released();
+        }
+        Ok(())
+    }
+
+    /// Writes everything home.
+    pub(super) fn checkpoint_all(&self) -> Result<(), FsError> {
+        let _committing = self.committing.lock();
+        self.checkpoint(usize::MAX)
+    }
+
+    /// Writes blocks home if the log is more than half full.
+    pub(super) fn checkpoint_if_due(&self) -> Result<(), FsError> {
+        let _committing = self.committing.lock();
+        let is_due = {
+            let journal = self.journal.lock();
+            journal.used() > journal.capacity() / 2
+        };
+        if is_due { self.checkpoint(usize::MAX) } else { Ok(()) }
+    }
+
+    /// Lets freed blocks and inodes be used again, as far as the last writes to them are released.
+    /// With `wait` all of them.
+    fn reuse(&self, state: &mut CommitState, wait: bool) -> Result<(), FsError> {
+        let mut kept = Vec::new();
+        for (batch, last_writes) in core::mem::take(&mut state.freed) {
+            let mut is_released = true;
+            for (&stream, &seq) in &last_writes {
+                if self.storage.marks(stream).released >= seq {
+                    continue;
+                }
+                if wait {
+                    let waited = self.storage.wait_durable(stream, seq);
+                    waited.map_err(|error| self.fail("writing file data", &error))?;
+                } else {
+                    is_released = false;
+                }
+            }
+            if is_released {
+                self.groups.reuse(batch);
+            } else {
+                kept.push((batch, last_writes));
+            }
+        }
+        state.freed = kept;
+        Ok(())
+    }
+
+    /// Waits until all that durable commits have freed may be used again.
+    pub(super) fn reuse_when_released(&self) -> Result<(), FsError> {
+        self.reuse(&mut self.committing.lock(), true)
+    }
+
+    /// Ends the running transaction, and begins the next one. Operations wait meanwhile.
+    fn cut(&self) -> Result<Cut, FsError> {
+        let _gate = self.gate.write();
+        let running = {
+            let mut running = self.running.lock();
+            // The transactions in the log follow one another without a gap.
+            let is_empty = running.is_empty();
+            let next = if is_empty { running.tid } else { running.tid.next() };
+            core::mem::replace(&mut *running, Running::new(next))
+        };
+        if running.is_empty() {
+            let Running { tid, data, .. } = running;
+            return Ok(Cut { tid, data, ..Cut::default() });
+        }
+        let Running { tid, mut blocks, inodes, revoked, freed, last_writes, data, orphans, .. } =
+            running;
+        for inode in inodes.values() {
+            let at = self.render_inode(inode.ino, &inode.state.read(), tid)?;
+            blocks.insert(at, BlockKind::Plain);
+        }
+        for &ino in orphans.iter().filter(|ino| !inodes.contains_key(ino)) {
+            let inode = self.inode(ino)?;
+            let at = self.render_inode(ino, &inode.state.read(), tid)?;
+            blocks.insert(at, BlockKind::Plain);
+        }
+        for (at, block) in self.groups.render() {
+            self.cache.put(at, BlockKind::Plain, Arc::from(block), tid);
+            blocks.insert(at, BlockKind::Plain);
+        }
+        blocks.insert(self.render_superblock(tid)?, BlockKind::Plain);
+        let sealed = blocks.keys().map(|&at| {
+            let seal = |kind, block: &mut Block| checksum::seal(&self.layout, at, kind, block);
+            let sealed = self.cache.change(at, tid, seal);
+            let data = sealed.expect("the blocks of the running transaction stay in the cache");
+            (at, data)
+        });
+        let blocks = sealed.collect();
+        let revoked = revoked.into_iter().collect();
+        Ok(Cut { tid, blocks, revoked, freed, last_writes, data })
+    }
+
+    /// Renders an inode into its block of the inode table.
+    fn render_inode(
+        &self,
+        ino: crate::block::Ino,
+        state: &crate::inode_table::InodeState,
+        tid: Tid,
+    ) -> Result<BlockNo, FsError> {
+        let InodePlace { block: at, offset, .. } = self.read_table_block(ino)?;
+        let mut disk = state.disk.clone();
+        if disk.is_regular() {
+            disk.size = disk.size.min(state.written_size);
+        }
+        if let Some(next) = self.orphans.lock().next(ino) {
+            disk.dtime = next.0;
+        }
+        let rendered = self.cache.change(at, tid, |_, block| {
+            let (inodes, _) = block.as_chunks_mut::<INODE_BYTES>();
+            disk.encode(&mut inodes[offset / INODE_BYTES], &self.layout, ino);
+        });
+        // It was just read, but another reader may have dropped it from the cache: once more.
+        if rendered.is_none() {
+            return self.render_inode(ino, state, tid);
+        }
+        Ok(at)
+    }
+
+    /// Renders the superblock into block 0.
+    fn render_superblock(&self, tid: Tid) -> Result<BlockNo, FsError> {
+        let at = BlockNo(0);
+        self.read_meta(at, BlockKind::Plain)?;
+        let mut superblock = {
+            let mut superblock = self.superblock.lock();
+            let counts = self.groups.counts();
+            superblock.set_free_blocks(counts.free_blocks);
+            superblock.set_free_inodes(counts.free_inodes);
+            superblock.set_last_orphan(self.orphans.lock().first().0);
+            superblock.clone()
+        };
+        let rendered = self.cache.change(at, tid, |_, block| {
+            superblock.encode(block, self.layout.crc32c);
+        });
+        if rendered.is_none() {
+            return self.render_superblock(tid);
+        }
+        Ok(at)
+    }
+}

@@ -1,0 +1,75 @@
+//! Deletion: an inode without names whose last reference has gone gives up its blocks and its
+//! number.
+
+use alloc::sync::Arc;
+
+use super::Fs;
+use crate::error::FsError;
+use crate::inode_table::Inode;
+use crate::open_inode::OpenInode;
+use crate::{extents, xattr};
+
+/// The blocks that one step removes.
+const STEP_BLOCKS: u64 = 8192;
+
+impl Fs {
+    /// Nothing refers to an inode any more: it is deleted if it has no names, and may leave the
+    /// memory otherwise.
+    pub(super) fn on_unreferenced(&self, inode: Arc<Inode>) {
+        let (is_deleted, ino) = {
+            let state = inode.state.read();
+            (state.disk.links == 0 && !state.is_gone, inode.ino)
+        };
+        if is_deleted && !self.is_read_only() {
+            // After an error the inode stays in the orphan list, and the next mount deletes it.
+            let _ = self.delete(&inode);
+        }
+        drop(inode);
+        self.inodes.remove_idle(ino, self.durable());
+    }
+
+    /// Deletes an inode without names, step by step.
+    pub(super) fn delete(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+        while !self.retry(|| self.delete_step(inode))? {}
+        self.inodes.remove(inode.ino);
+        Ok(())
+    }
+
+    /// Removes a step's worth of blocks, and after the last ones the inode. Returns whether it is
+    /// gone.
+    fn delete_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
+        let mut op = self.begin()?;
+        let mut state = match op.lock(inode) {
+            Err(FsError::Stale(_)) => return Ok(true),
+            other => other?,
+        };
+        let state = &mut *state;
+        debug_assert_eq!(state.disk.links, 0, "only an inode without names is deleted");
+        let reserved = state.pages.remove(0..u32::MAX);
+        self.groups.unreserve(reserved);
+        let mut disk = state.disk.clone();
+        let is_dir = disk.is_dir();
+        // The blocks of directories and symbolic links went through the journal.
+        op.free_as_metadata(!disk.is_regular());
+        let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
+        let has_tree = open.disk.flags.contains(crate::format::inode::InodeFlags::EXTENTS);
+        let is_done =
+            !has_tree || extents::remove_some(&mut open, &mut op, 0, 1 << 32, STEP_BLOCKS)? == 0;
+        op.was_written(state);
+        if is_done {
+            xattr::remove_block(&mut open, &mut op)?;
+            op.free_inode(inode.ino, is_dir);
+            disk.size = 0;
+            // The time of the last unlink; a number below that of the inodes would be taken for
+            // the next entry of the orphan list.
+            disk.dtime = u32::try_from(disk.ctime.seconds).unwrap_or(u32::MAX);
+            self.orphans.lock().remove(inode.ino, &mut self.running.lock());
+        }
+        let finished = op.finish(&[inode])?;
+        state.disk = disk;
+        state.written_size = 0;
+        state.is_gone = is_done;
+        drop(finished);
+        Ok(is_done)
+    }
+}

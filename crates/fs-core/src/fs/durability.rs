@@ -1,0 +1,130 @@
+//! `fsync` and its relatives, and the work of the background.
+
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use super::file_commit::FileCommit;
+use super::{Fs, JournalMode};
+use crate::block::Ino;
+use crate::error::FsError;
+use crate::format::inode::Time;
+
+/// All pages of a file.
+pub(super) const ALL_PAGES: Range<u32> = 0..u32::MAX;
+
+/// The next work of the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NextTick {
+    /// The time of the next call of [`Fs::tick`], at the latest.
+    pub at: Time,
+}
+
+impl Fs {
+    /// Makes a file durable: its data, its fields, and the names that lead to it. With `data_only`
+    /// only the fields that are needed to read the data.
+    ///
+    /// # Errors
+    /// The storage has failed: the file system is read-only from then on.
+    pub fn fsync(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
+        self.note_time(now);
+        self.stat.fsyncs.fetch_add(1, Ordering::Relaxed);
+        let inode = self.inode(ino)?;
+        if self.is_read_only() {
+            // What was not durable when it failed never is.
+            return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
+        }
+        if self.options.mode == JournalMode::Rio {
+            match self.submit_file(&inode, data_only, true)? {
+                FileCommit::Submitted(stream, seq) => {
+                    let waited = self.storage.wait_durable(stream, seq);
+                    return waited.map_err(|error| self.fail("writing file data", &error));
+                }
+                FileCommit::Nothing => return Ok(()),
+                FileCommit::Fallback(why) => self.stat.count_fallback(why),
+            }
+        }
+        self.write_back(&inode, ALL_PAGES)?;
+        let tid = if data_only { inode.data_tid() } else { inode.changed_tid() };
+        if tid > self.durable() {
+            self.commit_up_to(tid)?;
+        }
+        // A commit waits for the data of its transaction. An overwrite belongs to none.
+        if let Some((stream, seq)) = self.last_write(&inode) {
+            let waited = self.storage.wait_durable(stream, seq);
+            waited.map_err(|error| self.fail("writing file data", &error))?;
+        }
+        Ok(())
+    }
+
+    /// Orders a file before all later `fsync`s and barriers of the file, as
+    /// [`fsync`](Self::fsync), and does not wait until it is durable.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
+        self.note_time(now);
+        let inode = self.inode(ino)?;
+        if self.options.mode == JournalMode::Rio && !self.is_read_only() {
+            match self.submit_file(&inode, data_only, false)? {
+                FileCommit::Submitted(..) | FileCommit::Nothing => return Ok(()),
+                FileCommit::Fallback(_) => {}
+            }
+        }
+        self.fsync(ino, data_only, now)
+    }
+
+    /// Makes everything durable.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn sync(&self, now: Time) -> Result<(), FsError> {
+        self.note_time(now);
+        if self.is_read_only() {
+            return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
+        }
+        self.write_back_all()?;
+        self.commit_now()
+    }
+
+    /// Submits the dirty pages of all files.
+    pub(super) fn write_back_all(&self) -> Result<(), FsError> {
+        for inode in self.inodes.all() {
+            self.write_back(&inode, ALL_PAGES)?;
+            // A stream whose groups were not flushed is made durable by the commit.
+        }
+        Ok(())
+    }
+
+    /// The work of the background: writes back and commits what is older than the commit interval.
+    /// The caller's thread calls it at the time that the last call has returned, or earlier.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn tick(&self, now: Time) -> Result<NextTick, FsError> {
+        self.note_time(now);
+        if !self.is_read_only() {
+            self.write_back_all()?;
+            if !self.running.lock().is_empty() {
+                self.commit_now()?;
+            }
+            self.checkpoint_if_due()?;
+            self.drop_idle_inodes();
+        }
+        let seconds = now.seconds + i64::from(self.options.commit_seconds);
+        Ok(NextTick { at: Time { seconds, ..now } })
+    }
+
+    /// Inodes that the kernel does not refer to, and that are durable, leave the memory.
+    fn drop_idle_inodes(&self) {
+        let durable = self.durable();
+        for ino in self.inodes.numbers() {
+            self.inodes.remove_idle(ino, durable);
+        }
+    }
+
+    /// Remembers the time, for the commits.
+    fn note_time(&self, now: Time) {
+        let seconds = u64::try_from(now.seconds).unwrap_or(0);
+        self.now_seconds.store(seconds, Ordering::Relaxed);
+    }
+}

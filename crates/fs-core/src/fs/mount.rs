@@ -1,0 +1,382 @@
+//! Mounting: recovery, and the state of a mounted file system. Unmounting.
+//!
+//! A mount changes the drive in these steps. Each is durable before the next one, and the whole can
+//! be cut anywhere and run again:
+//!
+//! 1. The main journal is replayed, and emptied.
+//! 2. File-level records that are newer are applied, and committed ([`super::recovery`]).
+//! 3. Orphans are deleted or truncated, and committed.
+//! 4. The areas are emptied: their table gets a new epoch.
+//! 5. The superblock marks the file system as in use.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use super::journal_io::{Division, Replayed, read_table, replay_log, write_durably, write_table};
+use super::{Fs, stat};
+use crate::block::{BLOCK_BYTES, Ino};
+use crate::cache::BlockCache;
+use crate::error::FsError;
+use crate::file_journal::area::find_records;
+use crate::file_journal::record::Epoch;
+use crate::file_journal::table::{AreaTable, AreasState};
+use crate::format::features::{Features, incompat};
+use crate::format::inode::Time;
+use crate::format::superblock::{SUPERBLOCK, State, Superblock, SuperblockError, SuperblockTime};
+use crate::groups::Groups;
+use crate::inode_table::InodeTable;
+use crate::jbd2::MainJournal;
+use crate::jbd2::format::{JournalError, JournalSuperblock};
+use crate::orphans::Orphans;
+use crate::raw::Raw;
+use crate::running::Running;
+use crate::storage::{Storage, StorageError, StreamNo};
+use crate::sync::{Condvar, Mutex, RwLock};
+use riopipe_nvme::digest::Crc32c;
+
+/// How `fsync` keeps order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournalMode {
+    /// As ext4 with jbd2: a main commit for each `fsync`.
+    Ext4,
+    /// File-level transactions on ordered streams.
+    #[default]
+    Rio,
+}
+
+/// The options of a mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// How `fsync` keeps order.
+    pub mode: JournalMode,
+    /// Whether the file system can't be changed. A journal that needs recovery is an error then.
+    pub read_only: bool,
+    /// The random number of this mount.
+    pub epoch: Epoch,
+    /// The time between two commits, in seconds.
+    pub commit_seconds: u32,
+    /// The dirty pages of a file at which a write submits them.
+    pub dirty_pages_max: usize,
+    /// Whether reads update the time of access (as `relatime`).
+    pub atime: bool,
+    /// The function for CRC32C.
+    pub crc32c: Crc32c,
+}
+
+impl MountOptions {
+    /// The usual options, with the random number of the mount.
+    #[must_use]
+    pub fn new(epoch: Epoch) -> Self {
+        Self {
+            mode: JournalMode::default(),
+            read_only: false,
+            epoch,
+            commit_seconds: 5,
+            dirty_pages_max: 4096,
+            atime: true,
+            crc32c: riopipe_nvme::digest::soft,
+        }
+    }
+}
+
+/// Why a file system can't be mounted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The superblock is not one that RioFS takes.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// The storage is smaller than the file system.
+    #[error("the file system has {blocks} blocks, but its device only {available}")]
+    TooSmall {
+        /// The blocks of the file system.
+        blocks: u64,
+        /// The blocks of the device.
+        available: u64,
+    },
+    /// A read-only mount needs a recovery.
+    #[error(
+        "the file system needs recovery, which a read-only mount can't do: mount it writable once"
+    )]
+    NeedsRecovery,
+    /// The journal can't be used.
+    #[error("the journal can't be used: {0}")]
+    Journal(#[from] JournalError),
+    /// A structure is damaged, or the storage has failed.
+    #[error(transparent)]
+    Fs(#[from] FsError),
+}
+
+impl From<StorageError> for MountError {
+    fn from(error: StorageError) -> Self {
+        Self::Fs(error.into())
+    }
+}
+
+/// The findings of a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountReport {
+    /// The main transactions that were replayed.
+    pub replayed: u64,
+    /// The file-level records that were applied.
+    pub records: u64,
+    /// The orphans that were deleted or truncated.
+    pub orphans: u64,
+}
+
+impl Fs {
+    /// Mounts a file system: recovers it if that is needed, and marks it as in use.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn mount(
+        storage: Arc<dyn Storage>,
+        options: MountOptions,
+        now: Time,
+    ) -> Result<(Self, MountReport), MountError> {
+        let (_, layout) = read_superblock(&*storage, options.crc32c)?;
+        let raw = Raw { storage: &*storage, layout: &layout };
+        let journal_ino = layout.journal_ino;
+        let blocks = raw.blocks_of(journal_ino, &raw.inode(journal_ino)?)?;
+        let Replayed { superblock: log, transactions, next } =
+            replay_log(&raw, &blocks, options.read_only)?;
+
+        // The replay may have changed it.
+        let (superblock, layout) = read_superblock(&*storage, options.crc32c)?;
+        let raw = Raw { storage: &*storage, layout: &layout };
+        let is_dirty = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
+        let left = if is_dirty { read_table(&raw, &log, &blocks)? } else { None };
+        if options.read_only && left.is_some() {
+            return Err(MountError::NeedsRecovery);
+        }
+        let groups = Groups::open(&layout, &|at| Ok(Arc::new(raw.block(at)?)))?;
+        let orphans = raw_orphans(&raw, &superblock)?;
+        let mut fs = Self {
+            running: Mutex::new(Running::new(next)),
+            durable: AtomicU64::new(next.0 - 1),
+            journal: Mutex::new(MainJournal::new(&layout, log.clone(), blocks.clone(), next)?),
+            overhead: groups.system_blocks() + blocks.len() as u64,
+            superblock: Mutex::new(superblock),
+            groups,
+            cache: BlockCache::new(),
+            inodes: InodeTable::new(),
+            gate: RwLock::new(()),
+            committing: Mutex::default(),
+            committed: Condvar::new(),
+            orphans: Mutex::new(Orphans::from_drive(&orphans)),
+            directory_moves: Mutex::new(()),
+            directory_moved: AtomicU64::new(0),
+            areas: Vec::new(),
+            division: left.map(|(_, division)| division),
+            journal_blocks: blocks,
+            next_record: AtomicU64::new(1),
+            next_generation: AtomicU32::new(first_generation(&options.epoch)),
+            now_seconds: AtomicU64::new(now.seconds.max(0) as u64),
+            is_read_only: AtomicBool::new(options.read_only),
+            failure: Mutex::new(None),
+            stat: stat::Counters::default(),
+            storage,
+            layout,
+            options,
+        };
+        let mut report = MountReport { replayed: transactions, ..MountReport::default() };
+        if !fs.options.read_only {
+            if let Some((table, division)) = left {
+                report.records = fs.recover_records(&table, &division)?;
+            }
+            report.orphans = fs.process_orphans(&orphans)?;
+            fs.begin_use(log, now)?;
+        }
+        Ok((fs, report))
+    }
+
+    /// Applies the file-level records of a mount that was not unmounted, and empties the areas.
+    fn recover_records(&self, table: &AreaTable, division: &Division) -> Result<u64, MountError> {
+        let durable = match table.state {
+            AreasState::Empty => return Ok(0),
+            AreasState::Active => self.durable(),
+            // A recovery was cut: it may have committed a part of them.
+            AreasState::Recovering { durable } => durable,
+        };
+        let write = |state| {
+            let table = AreaTable { state, ..*table };
+            let (storage, layout) = (&*self.storage, &self.layout);
+            write_table(storage, layout, division, &self.journal_blocks, &table)
+        };
+        let raw = Raw { storage: &*self.storage, layout: &self.layout };
+        let mut records = Vec::new();
+        for index in 0..division.areas {
+            let area = division.area(&self.journal_blocks, index);
+            let mut failure = None;
+            let found = find_records(
+                &self.layout,
+                StreamNo(1 + index),
+                area.len() as u64,
+                table.epoch,
+                durable,
+                &mut |n| raw.block(area[n as usize]).map_err(|error| failure = Some(error)).ok(),
+            );
+            if let Some(error) = failure {
+                return Err(error.into());
+            }
+            records.extend(found.records);
+        }
+        write(AreasState::Recovering { durable })?;
+        let count = self.apply_records(records)?;
+        self.commit_now()?;
+        self.checkpoint_all()?;
+        write(AreasState::Empty)?;
+        Ok(count)
+    }
+
+    /// Marks the file system as in use.
+    fn begin_use(&mut self, mut log: JournalSuperblock, now: Time) -> Result<(), MountError> {
+        // Everything is home before the log changes its length.
+        self.commit_now()?;
+        self.checkpoint_all()?;
+        let next = self.running.lock().tid;
+        let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
+        let mut features = superblock_features(&self.superblock.lock()) | incompat::RECOVER;
+        if self.options.mode == JournalMode::Rio {
+            let division = Division::new(full, self.storage.streams() - 1)?;
+            log.set_maxlen(division.maxlen);
+            self.areas = division.new_areas(&self.journal_blocks);
+            self.division = Some(division);
+            features |= incompat::RIOFS_DIRTY;
+        } else {
+            log.set_maxlen(full);
+            self.division = None;
+            features &= !incompat::RIOFS_DIRTY;
+        }
+        let blocks = self.journal_blocks.clone();
+        let mut journal = MainJournal::new(&self.layout, log, blocks, next)?;
+        self.write_main([journal.empty(next)])?;
+        *self.journal.get_mut() = journal;
+        if let Some(division) = &self.division {
+            let table = division.table(self.options.epoch, AreasState::Active, full);
+            let (storage, layout) = (&*self.storage, &self.layout);
+            write_table(storage, layout, division, &self.journal_blocks, &table)?;
+        }
+        let superblock = self.superblock.get_mut();
+        superblock.set_features(Features { incompat: features, ..superblock.features() });
+        superblock.set_time(SuperblockTime::Mount, now.seconds.max(0) as u64);
+        superblock.set_mount_count(superblock.mount_count().wrapping_add(1));
+        write_superblock(&*self.storage, superblock, self.options.crc32c)?;
+        self.cache.remove(SUPERBLOCK);
+        Ok(())
+    }
+
+    /// Deletes the inodes without names, and finishes the truncates, that a crash has interrupted.
+    fn process_orphans(&self, orphans: &[Ino]) -> Result<u64, FsError> {
+        for &ino in orphans {
+            let inode = self.inode(ino)?;
+            let is_deleted = inode.state.read().disk.links == 0;
+            if is_deleted {
+                self.delete(&inode)?;
+            } else {
+                while !self.remove_step(&inode)? {}
+            }
+        }
+        if !orphans.is_empty() {
+            self.commit_now()?;
+        }
+        Ok(orphans.len() as u64)
+    }
+
+    /// Unmounts: everything becomes durable and is written home, the journal is empty, and any ext4
+    /// may mount the file system. Nothing may be called afterwards.
+    ///
+    /// # Errors
+    /// The storage has failed. The next mount recovers what was durable.
+    pub fn unmount(&self, now: Time) -> Result<(), FsError> {
+        if self.is_read_only() {
+            return match self.failure() {
+                Some(_) => Err(FsError::ReadOnly),
+                None => Ok(()),
+            };
+        }
+        self.sync(now)?;
+        // Deleted files that are still open go with the mount.
+        let orphans = self.orphans.lock().all().to_vec();
+        self.process_orphans(&orphans)?;
+        self.commit_now()?;
+        let ended = self.end_use(now);
+        ended.map_err(|error| self.fail("unmounting", &error))?;
+        self.is_read_only.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn end_use(&self, now: Time) -> Result<(), FsError> {
+        self.checkpoint_all()?;
+        // The journal has its full length again: the mark that no record is needed.
+        let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
+        let next = self.running.lock().tid;
+        let last = {
+            let mut journal = self.journal.lock();
+            journal.set_maxlen(full);
+            journal.empty(next)
+        };
+        self.write_main([last])?;
+        let mut superblock = self.superblock.lock();
+        let features = superblock.features();
+        let incompat = features.incompat & !(incompat::RECOVER | incompat::RIOFS_DIRTY);
+        superblock.set_features(Features { incompat, ..features });
+        let state = superblock.state() | State::VALID;
+        superblock.set_state(state);
+        superblock.set_time(SuperblockTime::Write, now.seconds.max(0) as u64);
+        Ok(write_superblock(&*self.storage, &mut superblock, self.options.crc32c)?)
+    }
+}
+
+fn superblock_features(superblock: &Superblock) -> u32 {
+    superblock.features().incompat
+}
+
+/// The first generation of new inodes of a mount.
+fn first_generation(epoch: &Epoch) -> u32 {
+    let [a, b, c, d, ..] = epoch.0;
+    u32::from_le_bytes([a, b, c, d])
+}
+
+/// Reads and checks the superblock.
+fn read_superblock(
+    storage: &dyn Storage,
+    crc32c: Crc32c,
+) -> Result<(Superblock, crate::format::layout::Layout), MountError> {
+    let mut block = [0; BLOCK_BYTES];
+    storage.read(SUPERBLOCK, &mut block)?;
+    let superblock = Superblock::decode(&block, crc32c)?;
+    let layout = superblock.layout(crc32c)?;
+    if layout.blocks > storage.blocks() {
+        return Err(MountError::TooSmall { blocks: layout.blocks, available: storage.blocks() });
+    }
+    Ok((superblock, layout))
+}
+
+/// Writes the superblock, and waits until it is durable.
+fn write_superblock(
+    storage: &dyn Storage,
+    superblock: &mut Superblock,
+    crc32c: Crc32c,
+) -> Result<(), StorageError> {
+    let mut block = [0; BLOCK_BYTES];
+    storage.read(SUPERBLOCK, &mut block)?;
+    superblock.encode(&mut block, crc32c);
+    write_durably(storage, [(SUPERBLOCK, Arc::new(block))])
+}
+
+/// The inodes of the orphan list on the drive, the first one first.
+fn raw_orphans(raw: &Raw<'_>, superblock: &Superblock) -> Result<Vec<Ino>, FsError> {
+    let mut found: Vec<Ino> = Vec::new();
+    let mut next = Ino(superblock.last_orphan());
+    while next != Ino(0) {
+        // A damaged list may have a circle.
+        if found.contains(&next) {
+            return Err(FsError::DamagedInode { what: "orphan list (a circle)", ino: next });
+        }
+        found.push(next);
+        next = Ino(raw.inode(next)?.dtime);
+    }
+    Ok(found)
+}

@@ -1,0 +1,58 @@
+//! Space: allocating, and waiting for space that a commit frees.
+
+use super::Fs;
+use crate::block::{BlockKind, BlockNo, Ino};
+use crate::error::FsError;
+use crate::groups::Claim;
+
+/// How often an operation is tried again after a commit that frees space.
+const RETRIES: usize = 3;
+
+impl Fs {
+    /// Does `attempt`. If there is no space now, but freed space that waits for a commit, commits
+    /// and tries again.
+    pub(super) fn retry<T>(
+        &self,
+        mut attempt: impl FnMut() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        for _ in 0..RETRIES {
+            match attempt() {
+                Err(FsError::NoSpace) if self.groups.has_blocked() => {
+                    self.commit_now()?;
+                    self.reuse_when_released()?;
+                }
+                result => return result,
+            }
+        }
+        attempt()
+    }
+
+    /// Allocates a run of blocks near `goal`; `reserved` of them were reserved.
+    pub(crate) fn allocate_blocks(
+        &self,
+        goal: BlockNo,
+        want: u32,
+        is_root: bool,
+        reserved: u32,
+    ) -> Result<(BlockNo, u32), FsError> {
+        let read = |at| self.read_meta(at, BlockKind::Plain);
+        self.groups.allocate_blocks(goal, want, claim(is_root), reserved, &read)
+    }
+
+    /// Allocates an inode near its parent.
+    pub(crate) fn allocate_inode(&self, parent: Ino, is_dir: bool) -> Result<Ino, FsError> {
+        let read = |at| self.read_meta(at, BlockKind::Plain);
+        self.groups.allocate_inode(parent, is_dir, &read)
+    }
+
+    /// Where the first data of an inode should lie: in its group.
+    pub(super) fn data_goal(&self, ino: Ino) -> BlockNo {
+        let group = self.layout.group_of_inode(ino).0;
+        BlockNo(u64::from(group) * u64::from(self.layout.blocks_per_group))
+    }
+}
+
+/// The right to the blocks that are reserved for root.
+pub(super) const fn claim(is_root: bool) -> Claim {
+    if is_root { Claim::Root } else { Claim::User }
+}

@@ -1,0 +1,144 @@
+//! Writing back: dirty pages get their blocks (delayed allocation) and are submitted.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use super::Fs;
+use crate::block::{BLOCK_BYTES, Block, BlockNo};
+use crate::error::FsError;
+use crate::extents::{self, Extent, Run};
+use crate::inode_table::{Inode, InodeState};
+use crate::op::Op;
+use crate::open_inode::OpenInode;
+use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
+
+/// The largest number of blocks of a group of data.
+const GROUP_BLOCKS_MAX: usize = 64;
+
+impl Fs {
+    /// Submits the dirty pages of `range`. When it returns, they are ordered, not durable: the
+    /// inode's stream and the last group are in the state of the inode.
+    pub(super) fn write_back(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<(), FsError> {
+        if inode.state.read().pages.dirty() == 0 {
+            return Ok(());
+        }
+        while self.retry(|| self.write_back_run(inode, range.clone()))? {}
+        Ok(())
+    }
+
+    /// Submits the first run of dirty pages. Returns whether there was one.
+    fn write_back_run(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<bool, FsError> {
+        let mut op = self.begin()?;
+        // The data was accepted: it may use any block.
+        op.allow_reserved(true);
+        let mut state = op.lock(inode)?;
+        let state = &mut *state;
+        let Some((first, run)) = state.pages.dirty_run(range, GROUP_BLOCKS_MAX) else {
+            return Ok(false);
+        };
+        let mut disk = state.disk.clone();
+        let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
+        let reserved = state.pages.reserved_in(first..first + run.len() as u32);
+        let (writes, is_changed) = self.place(&mut op, &mut open, first, &run, reserved)?;
+        let end = u64::from(first + run.len() as u32) * BLOCK_BYTES as u64;
+        if is_changed || end.min(disk.size) > state.written_size {
+            op.change_data();
+        }
+        let stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+
+        let finished = op.finish(&[inode])?;
+        if is_changed {
+            state.log.change_range(first, first + run.len() as u32, finished.tid);
+        }
+        state.disk = disk;
+        let group = WriteGroup { writes, flush: false };
+        // After a failure the extents point at blocks that were not written, so nothing more may be
+        // committed.
+        let seq = self
+            .storage
+            .submit(stream, group)
+            .map_err(|error| self.fail("writing file data", &error))?;
+        self.running.lock().needs_data(stream, seq);
+        self.submitted(state, first..first + run.len() as u32, seq);
+        drop(finished);
+        Ok(true)
+    }
+
+    /// Finds the blocks for consecutive pages, and allocates those that are missing. Returns the
+    /// writes, and whether the extent tree has changed.
+    fn place(
+        &self,
+        op: &mut Op<'_>,
+        open: &mut OpenInode<'_>,
+        first: u32,
+        pages: &[Arc<Block>],
+        mut reserved: u32,
+    ) -> Result<(Vec<BlockWrite>, bool), FsError> {
+        let mut is_changed = false;
+        let mut writes = Vec::with_capacity(pages.len());
+        while writes.len() < pages.len() {
+            let logical = first + writes.len() as u32;
+            let missing = (pages.len() - writes.len()) as u32;
+            let (at, len, placement) = match extents::lookup(open.ino, open.disk, op, logical)? {
+                Run::Mapped(extent) if extent.unwritten => {
+                    let len = extent.len.min(missing);
+                    extents::mark_written(open, op, logical, len)?;
+                    is_changed = true;
+                    // It may have been written and zeroed by `fallocate` a moment ago, so it is not
+                    // fresh. It reads as zeroes until the conversion is there, whatever is in it.
+                    (extent.physical, len, Placement::InPlace)
+                }
+                Run::Mapped(extent) => {
+                    (extent.physical, extent.len.min(missing), Placement::InPlace)
+                }
+                Run::Hole { len, .. } => {
+                    let want = len.min(missing);
+                    let goal = self.goal(open, op, logical)?;
+                    let (at, len) = op.allocate_data(goal, want, reserved.min(want))?;
+                    reserved = reserved.saturating_sub(len);
+                    let extent = Extent { logical, len, physical: at, unwritten: false };
+                    extents::insert(open, op, extent)?;
+                    is_changed = true;
+                    (at, len, Placement::Fresh)
+                }
+            };
+            let from = writes.len();
+            for (index, page) in pages[from..from + len as usize].iter().enumerate() {
+                let at = BlockNo(at.0 + index as u64);
+                writes.push(BlockWrite { at, data: Arc::clone(page), placement });
+            }
+        }
+        Ok((writes, is_changed))
+    }
+
+    /// Where a block of a file should lie: after the block before it, or in the group of its inode.
+    pub(super) fn goal(
+        &self,
+        open: &OpenInode<'_>,
+        op: &Op<'_>,
+        logical: u32,
+    ) -> Result<BlockNo, FsError> {
+        if let Some(before) = logical.checked_sub(1)
+            && let Run::Mapped(extent) = extents::lookup(open.ino, open.disk, op, before)?
+        {
+            return Ok(BlockNo(extent.physical.0 + 1));
+        }
+        Ok(self.data_goal(open.ino))
+    }
+
+    /// Records that pages were submitted.
+    fn submitted(&self, state: &mut InodeState, pages: Range<u32>, seq: GroupSeq) {
+        let end = u64::from(pages.end) * BLOCK_BYTES as u64;
+        let reserved = state.pages.submitted(pages, seq);
+        self.groups.unreserve(reserved);
+        state.written_size = state.written_size.max(end.min(state.disk.size));
+        state.last_seq = seq;
+    }
+
+    /// The stream and the last group of an inode's data.
+    pub(super) fn last_write(&self, inode: &Inode) -> Option<(StreamNo, GroupSeq)> {
+        let state = inode.state.read();
+        state.stream.map(|stream| (stream, state.last_seq))
+    }
+}

@@ -1,0 +1,215 @@
+//! The inodes in memory.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::block::Ino;
+use crate::file_log::{Changes, Creation, FileLog, UnfitNames};
+use crate::format::inode::DiskInode;
+use crate::pages::Pages;
+use crate::storage::{GroupSeq, StreamNo};
+use crate::sync::{Mutex, RwLock};
+use crate::tid::Tid;
+
+const SHARDS: usize = 64;
+
+/// An inode in memory.
+#[derive(Debug)]
+pub(crate) struct Inode {
+    pub(crate) ino: Ino,
+    /// The references of the kernel: lookups that were not forgotten, and open files.
+    refs: AtomicU64,
+    /// The last transaction that has changed it.
+    changed: AtomicU64,
+    /// The last transaction with a change that is needed to read its data.
+    data_changed: AtomicU64,
+    /// How often it has changed.
+    changes: AtomicU64,
+    /// How often it has changed so that its data is read differently.
+    data_changes: AtomicU64,
+    /// It may not be in a file-level record until this transaction is durable.
+    unfit: AtomicU64,
+    /// As `unfit`, for names in this directory.
+    pub(crate) unfit_names: Mutex<UnfitNames>,
+    /// How it came into being, if that may not be durable yet.
+    pub(crate) creation: Mutex<Option<Arc<Creation>>>,
+    pub(crate) state: RwLock<InodeState>,
+}
+
+/// The state that the lock of an inode protects.
+#[derive(Debug)]
+pub(crate) struct InodeState {
+    /// Its fields. `size` is the size that programs see.
+    pub(crate) disk: DiskInode,
+    /// The size on the drive: delayed allocation sets it when the data is submitted. Never larger
+    /// than `disk.size`.
+    pub(crate) written_size: u64,
+    /// The pages that are newer than the drive.
+    pub(crate) pages: Pages,
+    /// The stream of its data, once it was written.
+    pub(crate) stream: Option<StreamNo>,
+    /// The last group of that stream with its data.
+    pub(crate) last_seq: GroupSeq,
+    /// Its changes for the next file-level record.
+    pub(crate) log: FileLog,
+    /// It was deleted, and its number is free.
+    pub(crate) is_gone: bool,
+}
+
+impl InodeState {
+    pub(crate) fn new(disk: DiskInode) -> Self {
+        Self {
+            written_size: disk.size,
+            disk,
+            pages: Pages::default(),
+            stream: None,
+            last_seq: GroupSeq(0),
+            log: FileLog::default(),
+            is_gone: false,
+        }
+    }
+}
+
+impl Inode {
+    pub(crate) fn new(ino: Ino, disk: DiskInode) -> Self {
+        Self {
+            ino,
+            refs: AtomicU64::new(0),
+            changed: AtomicU64::new(0),
+            data_changed: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
+            data_changes: AtomicU64::new(0),
+            unfit: AtomicU64::new(0),
+            unfit_names: Mutex::default(),
+            creation: Mutex::new(None),
+            state: RwLock::new(InodeState::new(disk)),
+        }
+    }
+
+    /// Records that transaction `tid` changes the inode; `is_data`: the change is needed to read
+    /// its data.
+    pub(crate) fn mark_changed(&self, tid: Tid, is_data: bool) {
+        self.changed.store(tid.0, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        if is_data {
+            self.data_changed.store(tid.0, Ordering::Release);
+            self.data_changes.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// How often the inode has changed.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes {
+            all: self.changes.load(Ordering::Acquire),
+            data: self.data_changes.load(Ordering::Acquire),
+        }
+    }
+
+    /// The inode may not be in a file-level record until transaction `tid` is durable.
+    pub(crate) fn make_unfit(&self, tid: Tid) {
+        self.unfit.fetch_max(tid.0, Ordering::AcqRel);
+    }
+
+    /// Whether the inode may be in a file-level record.
+    pub(crate) fn is_fit(&self, durable: Tid) -> bool {
+        self.unfit.load(Ordering::Acquire) <= durable.0
+    }
+
+    /// The last transaction that has changed the inode.
+    pub(crate) fn changed_tid(&self) -> Tid {
+        Tid(self.changed.load(Ordering::Acquire))
+    }
+
+    /// The last transaction with a change that is needed to read the data.
+    pub(crate) fn data_tid(&self) -> Tid {
+        Tid(self.data_changed.load(Ordering::Acquire))
+    }
+
+    /// Adds a reference.
+    pub(crate) fn reference(&self) {
+        self.refs.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Removes `count` references. Whether none is left.
+    pub(crate) fn unreference(&self, count: u64) -> bool {
+        let less = |refs: u64| Some(refs.saturating_sub(count));
+        let before = self.refs.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        before.is_ok_and(|before| before <= count)
+    }
+
+    /// Whether the kernel refers to it.
+    pub(crate) fn is_referenced(&self) -> bool {
+        self.refs.load(Ordering::Acquire) > 0
+    }
+}
+
+/// The inodes in memory, by number.
+#[derive(Debug)]
+pub(crate) struct InodeTable {
+    shards: [Mutex<BTreeMap<Ino, Arc<Inode>>>; SHARDS],
+}
+
+impl InodeTable {
+    pub(crate) fn new() -> Self {
+        Self { shards: [const { Mutex::new(BTreeMap::new()) }; SHARDS] }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Ino, Arc<Inode>>> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    /// An inode in memory.
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.shard(ino).lock().get(&ino).cloned()
+    }
+
+    /// Adds an inode that was read, unless it is here already. Returns the one that is here.
+    pub(crate) fn insert_read(&self, inode: Inode) -> Arc<Inode> {
+        let mut shard = self.shard(inode.ino).lock();
+        Arc::clone(shard.entry(inode.ino).or_insert_with(|| Arc::new(inode)))
+    }
+
+    /// Adds a new inode. One that had the number before is gone.
+    pub(crate) fn insert_new(&self, inode: Arc<Inode>) {
+        self.shard(inode.ino).lock().insert(inode.ino, inode);
+    }
+
+    /// Removes an inode.
+    pub(crate) fn remove(&self, ino: Ino) {
+        self.shard(ino).lock().remove(&ino);
+    }
+
+    /// Removes an inode that only the table refers to, if it has nothing that is not on the drive:
+    /// `durable` is the last durable transaction.
+    pub(crate) fn remove_idle(&self, ino: Ino, durable: Tid) {
+        let mut shard = self.shard(ino).lock();
+        let is_idle = shard.get(&ino).is_some_and(|inode| {
+            // The table has one of the references.
+            Arc::strong_count(inode) == 1
+                && !inode.is_referenced()
+                && inode.changed_tid() <= durable
+                && inode.state.read().pages.is_empty()
+        });
+        if is_idle {
+            shard.remove(&ino);
+        }
+    }
+
+    /// The numbers of all inodes in memory.
+    pub(crate) fn numbers(&self) -> Vec<Ino> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// All inodes in memory.
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+        self.shards
+            .iter()
+            .flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>())
+            .collect()
+    }
+}

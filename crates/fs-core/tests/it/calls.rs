@@ -1,0 +1,169 @@
+//! The calls of a mounted file system, judged by e2fsck.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use riopipe_fs_core::file_journal::record::Epoch;
+use riopipe_fs_core::format::inode::Time;
+use riopipe_fs_core::fs::{Caller, Fs, MountOptions, NewInode, SetAttr};
+use riopipe_fs_core::{FsError, Ino};
+
+use crate::memory::{Image, Memory};
+
+pub(crate) const NOW: Time = Time { seconds: 1_700_000_000, nanos: 5 };
+
+pub(crate) fn options() -> MountOptions {
+    MountOptions::new(Epoch(*b"an epoch of test"))
+}
+
+pub(crate) fn root() -> Caller {
+    Caller::default()
+}
+
+pub(crate) fn file(mode: u16) -> NewInode<'static> {
+    NewInode { mode: 0o100_000 | mode, rdev: 0, target: b"" }
+}
+
+pub(crate) fn dir(mode: u16) -> NewInode<'static> {
+    NewInode { mode: 0o040_000 | mode, rdev: 0, target: b"" }
+}
+
+/// A file system in memory.
+pub(crate) struct Mounted {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) fs: Fs,
+}
+
+impl Mounted {
+    pub(crate) fn new(blocks: u64, mke2fs: &[&str]) -> Self {
+        Self::of(crate::memory::image_of(blocks, mke2fs), blocks)
+    }
+
+    pub(crate) fn of(image: Image, blocks: u64) -> Self {
+        let memory = Arc::new(Memory::new(image, blocks, 3));
+        let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+        Self { memory, fs }
+    }
+
+    /// Unmounts, and lets e2fsck check everything.
+    pub(crate) fn check(self) {
+        self.fs.unmount(NOW).unwrap();
+        crate::memory::check_clean(&self.memory.image(), self.blocks());
+    }
+
+    fn blocks(&self) -> u64 {
+        riopipe_fs_core::storage::Storage::blocks(&*self.memory)
+    }
+
+    pub(crate) fn names(&self, ino: Ino) -> Vec<String> {
+        let mut names = Vec::new();
+        self.fs
+            .read_dir(ino, 0, &mut |item| {
+                names.push(String::from_utf8_lossy(item.name).into_owned());
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn read_all(&self, ino: Ino) -> Vec<u8> {
+        let size = self.fs.attr(ino).unwrap().size as usize;
+        let mut data = vec![0xee; size + 10];
+        let len = self.fs.read(ino, 0, &mut data, NOW).unwrap();
+        data.truncate(len);
+        data
+    }
+}
+
+const BLOCKS: u64 = 65_536;
+
+#[test]
+fn files_and_directories_are_made_written_and_removed() {
+    let m = Mounted::new(BLOCKS, &[]);
+    let fs = &m.fs;
+    let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap();
+    let f = fs.create(&root(), d.ino, b"file", &file(0o644), NOW).unwrap();
+    assert_eq!(fs.create(&root(), d.ino, b"file", &file(0o644), NOW), Err(FsError::Exists));
+    let data: Vec<u8> = (0..100_000_u32).map(|n| (n / 3) as u8).collect();
+    assert_eq!(fs.write(&root(), f.ino, 7, &data, NOW), Ok(data.len()));
+    fs.fsync(f.ino, false, NOW).unwrap();
+    let mut expected = vec![0; 7];
+    expected.extend(&data);
+    assert_eq!(m.read_all(f.ino), expected);
+    fs.write(&root(), f.ino, 50_000, b"overwritten", NOW).unwrap();
+    expected[50_000..50_011].copy_from_slice(b"overwritten");
+    assert_eq!(m.read_all(f.ino), expected);
+
+    let link = NewInode { mode: 0o120_777, rdev: 0, target: b"a/target" };
+    let link = fs.create(&root(), d.ino, b"link", &link, NOW).unwrap();
+    assert_eq!(fs.read_link(link.ino).unwrap(), b"a/target");
+    let long = [b'x'; 3000];
+    let long = NewInode { mode: 0o120_777, rdev: 0, target: &long };
+    let long = fs.create(&root(), d.ino, b"long link", &long, NOW).unwrap();
+    assert_eq!(fs.read_link(long.ino).unwrap(), [b'x'; 3000]);
+    fs.link(&root(), f.ino, Ino::ROOT, b"second", NOW).unwrap();
+    assert_eq!(fs.attr(f.ino).unwrap().links, 2);
+    assert_eq!(m.names(d.ino), [".", "..", "file", "link", "long link"]);
+
+    fs.rename(&root(), d.ino, b"file", Ino::ROOT, b"moved", 0, NOW).unwrap();
+    fs.unlink(&root(), d.ino, b"link", NOW).unwrap();
+    assert_eq!(fs.rmdir(&root(), Ino::ROOT, b"dir", NOW), Err(FsError::NotEmpty));
+    fs.unlink(&root(), d.ino, b"long link", NOW).unwrap();
+    fs.rmdir(&root(), Ino::ROOT, b"dir", NOW).unwrap();
+    let cut = SetAttr { size: Some(4099), ..SetAttr::default() };
+    fs.set_attr(&root(), f.ino, &cut, NOW).unwrap();
+    assert_eq!(m.read_all(f.ino), expected[..4099]);
+    let grow = SetAttr { size: Some(9000), ..SetAttr::default() };
+    fs.set_attr(&root(), f.ino, &grow, NOW).unwrap();
+    expected.truncate(4099);
+    expected.resize(9000, 0);
+    assert_eq!(m.read_all(f.ino), expected);
+    assert_eq!(m.names(Ino::ROOT), [".", "..", "lost+found", "moved", "second"]);
+    m.check();
+}
+
+#[test]
+fn what_was_written_is_there_after_a_remount() {
+    let m = Mounted::new(BLOCKS, &[]);
+    let f = m.fs.create(&root(), Ino::ROOT, b"file", &file(0o600), NOW).unwrap();
+    m.fs.write(&root(), f.ino, 1_000_000, b"behind a hole", NOW).unwrap();
+    m.fs.unmount(NOW).unwrap();
+    let m = Mounted::of(m.memory.image(), BLOCKS);
+    let f = m.fs.lookup(&root(), Ino::ROOT, b"file").unwrap();
+    assert_eq!((f.size, f.mode), (1_000_013, 0o100_600));
+    assert_eq!(m.read_all(f.ino)[1_000_000..], *b"behind a hole");
+    m.check();
+}
+
+#[test]
+fn a_storage_that_fails_makes_the_file_system_read_only() {
+    for groups in 0..40 {
+        let m = Mounted::new(BLOCKS, &[]);
+        let f = m.fs.create(&root(), Ino::ROOT, b"file", &file(0o600), NOW).unwrap();
+        m.fs.fsync(f.ino, false, NOW).unwrap();
+        m.memory.fail_after(groups % 7);
+        let mut synced = 0;
+        let failed = (0..20_u8).any(|byte| {
+            let written = m.fs.write(&root(), f.ino, u64::from(byte) * 4096, &[byte; 4096], NOW);
+            let result = match (written, byte % 3) {
+                (Err(error), _) => Err(error),
+                (_, 0) => m.fs.sync(NOW),
+                _ => m.fs.fsync(f.ino, false, NOW),
+            };
+            synced += u64::from(result.is_ok());
+            result.is_err()
+        });
+        assert!(failed && m.fs.is_read_only(), "after {synced} syncs");
+        assert!(m.fs.failure().unwrap().contains("made to fail"));
+        assert_eq!(m.fs.fsync(f.ino, false, NOW), Err(FsError::ReadOnly));
+        let created = m.fs.create(&root(), Ino::ROOT, b"other", &file(0o600), NOW);
+        assert_eq!(created, Err(FsError::ReadOnly));
+        assert_eq!(m.fs.unmount(NOW), Err(FsError::ReadOnly));
+        // What was synced is there.
+        let again = Mounted::of(m.memory.crash(&mut |_| 0), BLOCKS);
+        let f = again.fs.lookup(&root(), Ino::ROOT, b"file").unwrap();
+        assert!(f.size >= synced * 4096, "{} bytes, {synced} syncs", f.size);
+        again.check();
+    }
+}
