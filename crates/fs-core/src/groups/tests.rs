@@ -240,6 +240,10 @@ proptest! {
                         drive.insert(at, Arc::from(block));
                     }
                     prop_assert!(groups.render().is_empty());
+                    for ino in (1..=layout.inodes).map(Ino) {
+                        let place = groups.inode_place(ino);
+                        prop_assert_eq!(place.is_fresh, !ready.contains(&place.block));
+                    }
                     let read = reader(&drive);
                     let again = Groups::open(&layout, &read).expect("rendered");
                     prop_assert_eq!(again.counts().free_blocks, groups.counts().free_blocks);
@@ -467,5 +471,95 @@ fn damage_is_found() {
         let what = "block bitmap";
         assert_eq!(error, Err(FsError::DamagedBlock { what, block: desc.block_bitmap }));
         assert_eq!(groups.counts().unreserved_blocks, groups.counts().free_blocks);
+    }
+}
+
+#[test]
+fn blocks_of_an_inode_table_below_the_last_inode_get_zeroes() {
+    let (layout, drive) = small();
+    let groups = Groups::open(&layout, &reader(&drive)).expect("valid");
+    let read = reader(&drive);
+    // A file of group 2, whose inode table has four blocks of 16 inodes.
+    let parent = Ino(2 * 64 + 1);
+    let inodes: Vec<Ino> =
+        (0..40).map(|_| groups.allocate_inode(parent, false, &read).expect("free")).collect();
+    assert_eq!((inodes[0], inodes[39]), (parent, Ino(parent.0 + 39)));
+    for ino in &inodes[5..39] {
+        groups.unallocate_inode(*ino, false);
+    }
+    let table = groups.inode_place(parent).block;
+    let zeroes: Vec<BlockNo> = groups
+        .render()
+        .into_iter()
+        .filter(|(_, block)| block.iter().all(|byte| *byte == 0))
+        .map(|(at, _)| at)
+        .collect();
+    // The caller has rendered inodes into the first block and the third.
+    assert_eq!(zeroes, [BlockNo(table.0 + 1)]);
+    assert!(!groups.inode_place(inodes[39]).is_fresh);
+    assert!(groups.inode_place(Ino(parent.0 + 63)).is_fresh);
+}
+
+#[test]
+fn an_inode_and_blocks_are_claimed_once() {
+    let (layout, drive) = small();
+    let groups = Groups::open(&layout, &reader(&drive)).expect("valid");
+    let read = reader(&drive);
+    let ino = Ino(3 * 64 + 7);
+    assert_eq!(groups.claim_inode(ino, true, &read), Ok(true));
+    assert_eq!(groups.claim_inode(ino, true, &read), Ok(false));
+    assert_eq!(groups.is_inode_used(ino, &read), Ok(true));
+    for ino in [Ino(0), Ino(layout.inodes + 1)] {
+        groups.claim_inode(ino, false, &read).expect_err("no such inode");
+    }
+    assert_eq!(groups.claim_blocks(BlockNo(1000), 20, &read), Ok(20));
+    assert_eq!(groups.claim_blocks(BlockNo(990), 34, &read), Ok(14));
+    groups.claim_blocks(BlockNo(1000), 25, &read).expect_err("a bitmap");
+}
+
+proptest! {
+    #[test]
+    fn no_descriptors_and_bitmaps_panic(
+        edits in proptest::collection::vec((0usize..320, any::<u8>()), 0..12),
+        bits in proptest::collection::vec((0usize..64, any::<u8>()), 0..4),
+        with_csum in any::<bool>(),
+    ) {
+        let (layout, mut drive) = small();
+        let layout = Layout {
+            csum_seed: if with_csum { layout.csum_seed } else { None },
+            ..layout
+        };
+        for (n, block) in drive.values_mut().enumerate() {
+            let block = Arc::make_mut(block);
+            for (at, byte) in if n == 0 { &edits } else { &bits } {
+                block[*at] = *byte;
+            }
+        }
+        // Each descriptor has a right checksum.
+        let table = Arc::make_mut(drive.get_mut(&BlockNo(1)).expect("there"));
+        for group in 0..layout.groups {
+            let offset = layout.descriptor_at(group).1;
+            let desc = GroupDesc::decode(&layout, &table[offset..]);
+            desc.encode(&layout, group, &mut table[offset..]);
+        }
+        let empty = Arc::new([0; BLOCK_BYTES]);
+        let read = |at| Ok(drive.get(&at).cloned().unwrap_or_else(|| Arc::clone(&empty)));
+        let Ok(groups) = Groups::open(&layout, &read) else { return Ok(()) };
+        let mut batch = FreedBatch::default();
+        for n in 0..5 {
+            let goal = BlockNo(512 * n);
+            if let Ok((at, len)) = groups.allocate_blocks(goal, 100, Claim::User, 0, &read) {
+                prop_assert!(!groups.is_system_block(at, len));
+                groups.free_blocks(at, len, &mut batch);
+            }
+            let parent = Ino(1 + 64 * n as u32);
+            if let Ok(ino) = groups.allocate_inode(parent, true, &read) {
+                prop_assert!(ino >= layout.first_ino);
+                groups.free_inode(ino, true, &mut batch);
+            }
+            let _ = groups.claim_blocks(goal, 512, &read);
+        }
+        let _ = groups.render();
+        groups.reuse(batch);
     }
 }
