@@ -200,15 +200,8 @@ impl Locked<'_> {
 }
 
 impl Drop for Locked<'_> {
+    /// Copies the numbers into the descriptor, and for readers without the lock.
     fn drop(&mut self) {
-        self.count();
-    }
-}
-
-impl Locked<'_> {
-    /// Copies the numbers into the descriptor, and for readers without the lock. The end of the lock
-    /// does it, too.
-    pub(super) fn count(&mut self) {
         let state = &mut *self.state;
         if let Some(slots) = &state.blocks {
             let free = slots.free_count();

@@ -49,7 +49,6 @@ impl Groups {
         let layout = &self.layout;
         let group = &self.groups[number as usize];
         let mut locked = group.lock();
-        locked.count();
         if core::mem::take(&mut locked.state.blocks_changed)
             && let Some(bitmap) = locked.blocks().map(|slots| slots.encode())
         {

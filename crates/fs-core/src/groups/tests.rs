@@ -458,13 +458,16 @@ fn damage_is_found() {
     Arc::make_mut(wrong.get_mut(&BlockNo(1)).expect("there"))[128] ^= 1;
     assert_eq!(Groups::open(&layout, &reader(&wrong)).map(|_| ()), damaged(BlockNo(1)));
 
-    // A bitmap without the format's own blocks, with and without a checksum.
-    for csum_seed in [layout.csum_seed, None] {
+    // A bitmap without one of the format's own blocks: with a wrong checksum, with a wrong count, and
+    // with neither.
+    for (csum_seed, other) in [(layout.csum_seed, 0), (None, 0), (None, 63)] {
         let layout = Layout { csum_seed, ..layout.clone() };
         let mut wrong = drive.clone();
         let table = Arc::make_mut(wrong.get_mut(&BlockNo(1)).expect("there"));
         let desc = GroupDesc::decode(&layout, &table[..]);
-        Arc::make_mut(wrong.get_mut(&desc.block_bitmap).expect("there"))[0] ^= 2;
+        let bitmap = Arc::make_mut(wrong.get_mut(&desc.block_bitmap).expect("there"));
+        bitmap[0] ^= 2;
+        bitmap[other] |= 0x80;
         let read = reader(&wrong);
         let groups = Groups::open(&layout, &read).expect("descriptors are good");
         let error = groups.allocate_blocks(BlockNo(5), 1, Claim::User, 0, &read);
@@ -509,6 +512,12 @@ fn an_inode_and_blocks_are_claimed_once() {
     assert_eq!(groups.claim_inode(ino, true, &read), Ok(true));
     assert_eq!(groups.claim_inode(ino, true, &read), Ok(false));
     assert_eq!(groups.is_inode_used(ino, &read), Ok(true));
+    // A group with an inode in use has both bitmaps.
+    let rendered: BTreeMap<_, _> = groups.render().into_iter().collect();
+    let desc = GroupDesc::decode(&layout, &rendered[&BlockNo(1)][3 * 64..]);
+    assert!(!desc.flags.intersects(GroupFlags::BLOCK_UNINIT | GroupFlags::INODE_UNINIT));
+    assert!(rendered.contains_key(&desc.block_bitmap));
+    assert_eq!((desc.used_dirs, desc.free_inodes, desc.itable_unused), (1, 63, 57));
     for ino in [Ino(0), Ino(layout.inodes + 1)] {
         groups.claim_inode(ino, false, &read).expect_err("no such inode");
     }
