@@ -22,7 +22,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 pub use self::attributes::{Attr, SetAttr, StatFs, Times};
 pub use self::directory_move::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
-pub use self::durability::NextTick;
 pub use self::holes::{SeekTo, mode};
 use self::journal_io::Division;
 pub use self::mount::{JournalMode, MountError, MountOptions, MountReport};
@@ -99,6 +98,12 @@ pub struct Fs {
     next_generation: AtomicU32,
     /// The time of the last call, in seconds since 1970.
     now_seconds: AtomicU64,
+    /// The time of the next periodic commit, in seconds since 1970.
+    next_commit_seconds: AtomicU64,
+    /// Whether a commit is due before that, because an area is filling up.
+    is_commit_due: AtomicBool,
+    /// Called when that happens.
+    waker: Mutex<Option<Waker>>,
     is_read_only: AtomicBool,
     /// The reason, if an error has made the file system read-only.
     failure: Mutex<Option<String>>,
@@ -107,6 +112,9 @@ pub struct Fs {
 
 mod stat;
 pub use stat::{Fallback, FsStat};
+
+/// Called when [`Fs::tick`] has work before its time.
+pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
 /// The stream of the main journal and of checkpoints.
 pub(crate) const MAIN_STREAM: StreamNo = StreamNo(0);
@@ -228,8 +236,12 @@ impl Fs {
         &self.areas[usize::from(stream.0) - 1]
     }
 
-    /// The stream for the data of an inode. It keeps it as long as it is in memory (T15).
+    /// The stream for the data of an inode. It is always the same, so that the inode changes hands
+    /// never (T15). In mode `ext4` all is on one stream: a FLUSH of jbd2 covers the whole drive.
     fn stream_of(&self, ino: Ino) -> StreamNo {
+        if self.options.mode == JournalMode::Ext4 {
+            return MAIN_STREAM;
+        }
         let data_streams = u32::from(self.storage.streams() - 1);
         StreamNo(1 + (ino.0 % data_streams) as u16)
     }

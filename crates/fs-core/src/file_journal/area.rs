@@ -50,6 +50,12 @@ impl Area {
         self.head.0 + blocks as u64 - self.oldest().0 <= self.blocks.len() as u64
     }
 
+    /// Whether half of the area is in use: a main commit should make records obsolete.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.head.0 - self.oldest().0 > self.blocks.len() as u64 / 2
+    }
+
     /// Drops the records that a durable and released main commit has made obsolete.
     pub fn on_commit_released(&mut self, durable: Tid) {
         while self.records.front().is_some_and(|&(tid, _)| tid <= durable) {

@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use super::{Fs, MAIN_STREAM};
+use super::{Fs, JournalMode, MAIN_STREAM};
 use crate::block::{Block, BlockKind, BlockNo};
 use crate::error::FsError;
 use crate::format::checksum;
@@ -69,7 +69,11 @@ impl Fs {
     fn commit(&self, state: &mut CommitState) -> Result<bool, FsError> {
         let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
         for (&stream, &seq) in &cut.data {
-            let waited = self.storage.wait_durable(stream, seq);
+            // In mode `ext4` the FLUSH before the commit block covers the data.
+            let waited = match self.options.mode {
+                JournalMode::Ext4 => self.storage.wait_complete(stream, seq),
+                JournalMode::Rio => self.storage.wait_durable(stream, seq),
+            };
             waited.map_err(|error| self.fail("writing file data", &error))?;
         }
         if cut.blocks.is_empty() {
@@ -101,14 +105,25 @@ impl Fs {
             // The journal's superblock must have the beginning of the log before a commit is in it.
             self.write_main([start])?;
         }
-        let last = self.submit_main(commit.body.into_iter().chain([commit.commit]), 1)?;
+        let last = match self.options.mode {
+            JournalMode::Rio => {
+                self.submit_main(commit.body.into_iter().chain([commit.commit]), 1)?
+            }
+            JournalMode::Ext4 => {
+                // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
+                let body = self.submit_main(commit.body, 0)?;
+                self.storage.wait_complete(MAIN_STREAM, body)?;
+                self.storage.wait_durable(MAIN_STREAM, body)?;
+                self.submit_main([commit.commit], 1)?
+            }
+        };
         self.storage.wait_durable(MAIN_STREAM, last)?;
         self.journal.lock().on_commit_durable(cut.tid);
         Ok(())
     }
 
-    /// Submits writes on the main stream. The last `apart` of them are a group of their own, which
-    /// asks for durability.
+    /// Submits writes on the main stream. The last `apart` of them, if any, are a group of their
+    /// own, which asks for durability. Returns the last group.
     fn submit_main(
         &self,
         writes: impl IntoIterator<Item = BlockWrite>,
@@ -117,9 +132,13 @@ impl Fs {
         let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
         let last = writes.split_off(writes.len() - apart);
         let mut writes = writes.into_iter().peekable();
+        let mut seq = GroupSeq(0);
         while writes.peek().is_some() {
             let group = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
-            self.storage.submit(MAIN_STREAM, WriteGroup { writes: group, flush: false })?;
+            seq = self.storage.submit(MAIN_STREAM, WriteGroup { writes: group, flush: false })?;
+        }
+        if last.is_empty() {
+            return Ok(seq);
         }
         Ok(self.storage.submit(MAIN_STREAM, WriteGroup { writes: last, flush: true })?)
     }

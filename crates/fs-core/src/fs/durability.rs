@@ -4,20 +4,13 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use super::file_commit::FileCommit;
-use super::{Fs, JournalMode};
+use super::{Fs, JournalMode, Waker};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
 
 /// All pages of a file.
 pub(super) const ALL_PAGES: Range<u32> = 0..u32::MAX;
-
-/// The next work of the background.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NextTick {
-    /// The time of the next call of [`Fs::tick`], at the latest.
-    pub at: Time,
-}
 
 impl Fs {
     /// Makes a file durable: its data, its fields, and the names that lead to it. With `data_only`
@@ -95,23 +88,49 @@ impl Fs {
         Ok(())
     }
 
-    /// The work of the background: writes back and commits what is older than the commit interval.
-    /// The caller's thread calls it at the time that the last call has returned, or earlier.
+    /// The work of the background: writes back and commits what is older than the commit interval,
+    /// and commits when an area of file-level records is filling up. Returns the time of the next
+    /// call, which may come earlier.
     ///
     /// # Errors
     /// As [`fsync`](Self::fsync).
-    pub fn tick(&self, now: Time) -> Result<NextTick, FsError> {
+    pub fn tick(&self, now: Time) -> Result<Time, FsError> {
         self.note_time(now);
-        if !self.is_read_only() {
-            self.write_back_all()?;
-            if !self.running.lock().is_empty() {
-                self.commit_now()?;
-            }
-            self.checkpoint_if_due()?;
-            self.drop_idle_inodes();
+        if self.is_read_only() {
+            return Ok(self.next_tick(now));
         }
-        let seconds = now.seconds + i64::from(self.options.commit_seconds);
-        Ok(NextTick { at: Time { seconds, ..now } })
+        let is_due = self.is_commit_due.swap(false, Ordering::AcqRel);
+        let seconds = u64::try_from(now.seconds).unwrap_or(0);
+        if seconds >= self.next_commit_seconds.load(Ordering::Relaxed) {
+            let next = seconds + u64::from(self.options.commit_seconds);
+            self.next_commit_seconds.store(next, Ordering::Relaxed);
+            self.write_back_all()?;
+            self.commit_now()?;
+            self.drop_idle_inodes();
+        } else if is_due {
+            self.commit_now()?;
+        }
+        self.checkpoint_if_due()?;
+        Ok(self.next_tick(now))
+    }
+
+    fn next_tick(&self, now: Time) -> Time {
+        let next = i64::try_from(self.next_commit_seconds.load(Ordering::Relaxed));
+        Time { seconds: next.unwrap_or(i64::MAX).max(now.seconds + 1), nanos: 0 }
+    }
+
+    /// Sets the function that is called when [`tick`](Self::tick) has work before its time.
+    pub fn set_waker(&self, waker: Waker) {
+        *self.waker.lock() = Some(waker);
+    }
+
+    /// A commit shall be made soon.
+    pub(super) fn make_commit_due(&self) {
+        if !self.is_commit_due.swap(true, Ordering::AcqRel)
+            && let Some(waker) = &*self.waker.lock()
+        {
+            waker();
+        }
     }
 
     /// Inodes that the kernel does not refer to, and that are durable, leave the memory.

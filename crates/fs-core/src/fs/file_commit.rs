@@ -141,6 +141,9 @@ impl Fs {
         // The stream must get the records in the order of their places, so the area stays locked.
         let submitted = self.storage.submit(stream, group);
         let seq = submitted.map_err(|error| self.fail("writing a file-level record", &error))?;
+        if area.is_half_full() {
+            self.make_commit_due();
+        }
         drop(area);
         state.log.on_record(seq, changes);
         for (_, creation) in &creations {

@@ -138,7 +138,7 @@ fn what_was_written_is_there_after_a_remount() {
 
 #[test]
 fn a_storage_that_fails_makes_the_file_system_read_only() {
-    for groups in 0..40 {
+    for groups in 0..14 {
         let m = Mounted::new(BLOCKS, &[]);
         let f = m.fs.create(&root(), Ino::ROOT, b"file", &file(0o600), NOW).unwrap();
         m.fs.fsync(f.ino, false, NOW).unwrap();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use riopipe_fs_core::fs::{Fs, MountOptions, SetAttr};
+use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions, SetAttr};
 use riopipe_fs_core::{BLOCK_BYTES, FsError, Ino};
 
 use crate::calls::{NOW, dir, file, options, root};
@@ -360,12 +360,21 @@ fn run(seed: u64, image: &Image, steps: usize, mount: &MountOptions) -> u64 {
 
 #[test]
 fn what_was_synced_is_there_after_any_crash() {
+    run_seeds(JournalMode::Rio);
+}
+
+#[test]
+fn what_was_synced_is_there_after_any_crash_in_mode_ext4() {
+    run_seeds(JournalMode::Ext4);
+}
+
+fn run_seeds(mode: JournalMode) {
     let image = image_of(BLOCKS, &[]);
     let first = std::env::var("RIOFS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     let seeds = std::env::var("RIOFS_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     let mut judged = 0;
     for seed in first..first + seeds {
-        judged += run(seed, &image, 60, &options());
+        judged += run(seed, &image, 60, &MountOptions { mode, ..options() });
     }
     println!("{judged} states");
     assert!(judged > 0);
