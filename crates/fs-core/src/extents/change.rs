@@ -48,8 +48,9 @@ impl Few {
 ///
 /// # Errors
 /// [`FsError::Invalid`] if the extent is empty, or not in the file system or the largest file;
-/// [`FsError::DamagedInode`] if a part of the range is mapped; [`FsError::NoSpace`]; a damaged tree;
-/// a block that can't be read.
+/// [`FsError::DamagedInode`] if a part of the range is mapped; [`FsError::NoSpace`];
+/// [`FsError::FileTooLarge`] if the inode can't count so many sectors; a damaged tree; a block that
+/// can't be read.
 pub fn insert(
     inode: &mut OpenInode<'_>,
     blocks: &mut dyn MetaBlocks,
@@ -76,7 +77,8 @@ pub fn remove(
 
 /// As [`remove`], but frees at most `budget_blocks` blocks of data, from the end of the range on, so
 /// that a truncation can be spread over several transactions. Returns the end of the rest of the
-/// range: it is `first` if nothing is left, and the next call's `last_exclusive` otherwise.
+/// range: it is `first` if nothing is left, and the next call's `last_exclusive` otherwise. With a
+/// budget above 0 each call comes closer to `first`.
 ///
 /// # Errors
 /// As [`remove`].
@@ -214,8 +216,7 @@ impl Tree<'_, '_> {
             to += 1;
         }
         self.splice(&path, from, to, new.as_slice())?;
-        self.inode.disk.sectors += SECTORS * u64::from(extent.len);
-        Ok(())
+        self.charge(extent.len)
     }
 
     /// Removes the end of a range. The data on blocks in `keep` is not freed.

@@ -131,6 +131,11 @@ impl<'a> Node<'a> {
         self.header.len
     }
 
+    /// The number of entries that it may have.
+    pub(super) const fn max(&self) -> usize {
+        self.header.max
+    }
+
     /// The number of levels below this one.
     pub(super) const fn depth(&self) -> usize {
         self.header.depth
@@ -275,11 +280,12 @@ impl<'a> NodeMut<'a> {
         self.set_len(len);
     }
 
-    /// Adds entries, as [`Node::entries`] has them, to an empty node. They fit.
-    pub(super) fn fill(&mut self, entries: &[u8]) {
-        let len = entries.len() / ENTRY_BYTES;
-        assert!(self.len() == 0 && len <= self.max(), "the caller compares the lengths");
-        self.bytes[ENTRY_BYTES..ENTRY_BYTES + entries.len()].copy_from_slice(entries);
+    /// Adds entries, as [`Node::entries`] has them, at the end. They fit.
+    pub(super) fn append(&mut self, entries: &[u8]) {
+        let len = self.len() + entries.len() / ENTRY_BYTES;
+        assert!(len <= self.max(), "the caller compares the lengths");
+        let end = ENTRY_BYTES * (1 + self.len());
+        self.bytes[end..end + entries.len()].copy_from_slice(entries);
         self.set_len(len);
     }
 

@@ -412,6 +412,28 @@ fn a_tree_of_real_nodes_grows_to_depth_3_and_shrinks_to_0() {
 }
 
 #[test]
+fn nodes_that_lose_most_entries_are_joined() {
+    let mut file = File::new(NODE_MAX);
+    file.apply(&Op::Alternate { logical: 0, count: 5 * 340 }).expect("there is space");
+    assert_eq!((file.depth(), file.blocks.len()), (2, 6));
+    // One of 20 extents is left in each range of 40 blocks.
+    for first in (0..3400).step_by(40) {
+        file.apply(&Op::Remove { first, len: 38 }).expect("nothing is cut");
+    }
+    file.check();
+    assert_eq!((file.depth(), file.blocks.len()), (1, 1));
+}
+
+#[test]
+fn an_inode_that_cannot_count_more_sectors_is_too_large() {
+    let mut file = File::new(NODE_MAX);
+    file.disk.sectors = file.blocks.layout.max_sectors() - 8;
+    let extent = Extent { logical: 0, len: 2, physical: BlockNo(100_000), unwritten: false };
+    let result = file.change(|inode, blocks| insert(inode, blocks, extent));
+    assert_eq!(result, Err(FsError::FileTooLarge));
+}
+
+#[test]
 fn a_long_file_that_grows_is_few_extents() {
     let mut file = File::new(NODE_MAX);
     for i in 0..100_000 {

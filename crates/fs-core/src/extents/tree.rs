@@ -6,7 +6,7 @@ use crate::block::{BlockKind, BlockNo, MetaBlocks};
 use crate::error::FsError;
 use crate::extents::Extent;
 use crate::extents::node::{self, MAX_DEPTH, Node, NodeMut, ROOT_MAX, Raw};
-use crate::extents::view::{Leaf, Level, Path, View, damaged};
+use crate::extents::view::{Leaf, Level, Path, View, damaged, node_in};
 use crate::open_inode::OpenInode;
 
 /// The 512-byte sectors of a block, as an inode counts them.
@@ -34,10 +34,13 @@ impl<'t, 'i> Tree<'t, 'i> {
     }
 
     fn edit(&mut self, level: Level) -> Result<NodeMut<'_>, FsError> {
-        let (ino, kind) = (self.inode.ino, self.kind());
+        let ino = self.inode.ino;
         let bytes = match level.at {
             None => &mut self.inode.disk.i_block[..],
-            Some(at) => &mut self.blocks.edit(at, kind)?[..],
+            Some(at) => {
+                let kind = self.kind();
+                &mut self.blocks.edit(at, kind)?[..]
+            }
         };
         NodeMut::parse(bytes).ok_or_else(|| damaged(ino, level.at))
     }
@@ -51,8 +54,18 @@ impl<'t, 'i> Tree<'t, 'i> {
         let at = self.blocks.allocate(goal)?;
         let kind = self.kind();
         NodeMut::init(&mut self.blocks.create(at, kind)?[..], depth);
-        self.inode.disk.sectors += SECTORS;
+        self.charge(1)?;
         Ok(at)
+    }
+
+    /// Adds the sectors of blocks to the inode.
+    pub(super) fn charge(&mut self, blocks: u32) -> Result<(), FsError> {
+        let sectors = self.inode.disk.sectors.saturating_add(SECTORS * u64::from(blocks));
+        if sectors > self.blocks.layout().max_sectors() {
+            return Err(FsError::FileTooLarge);
+        }
+        self.inode.disk.sectors = sectors;
+        Ok(())
     }
 
     fn free(&mut self, at: BlockNo) {
@@ -81,15 +94,20 @@ impl<'t, 'i> Tree<'t, 'i> {
         for (raw, extent) in raw.iter_mut().zip(&new[..now]) {
             *raw = node::encode(extent);
         }
+        let old_key = (leaf.len() > 0).then(|| leaf.read().key(0));
         leaf.splice(from, to, &raw[..now]);
-        if from == 0 && leaf.len() > 0 {
-            let key = leaf.read().key(0);
+        let key = (leaf.len() > 0).then(|| leaf.read().key(0));
+        if let Some(key) = key.filter(|_| key != old_key) {
             self.set_keys(path, path.depth, key)?;
         }
         for extent in &new[now..] {
             self.add(extent)?;
         }
-        if new.len() < to - from { self.collapse() } else { Ok(()) }
+        if new.len() < to - from {
+            self.join_nodes(path)?;
+            self.collapse()?;
+        }
+        Ok(())
     }
 
     /// Adds an extent.
@@ -135,12 +153,12 @@ impl<'t, 'i> Tree<'t, 'i> {
     ) -> Result<(Raw, BlockNo), FsError> {
         let kind = self.kind();
         let old = self.blocks.get(at, kind)?;
-        let node = Node::parse(&old[..]).ok_or_else(|| damaged(self.inode.ino, Some(at)))?;
+        let node = node_in(self.inode.ino, at, &old)?;
         // A file that grows at its end leaves full nodes behind.
         let middle = if position == node.len() { position } else { node.len() / 2 };
         let right = self.allocate(goal, node.depth())?;
         let mut new = self.edit(Level { at: Some(right), index: 0 })?;
-        new.fill(node.entries(middle));
+        new.append(node.entries(middle));
         drop(old);
         if position > middle || position == middle && new.len() == 0 {
             new.splice(position - middle, position - middle, &[*raw]);
@@ -163,10 +181,10 @@ impl<'t, 'i> Tree<'t, 'i> {
         let root = self.inode.disk.i_block;
         let node = Node::parse(&root).ok_or_else(|| damaged(self.inode.ino, None))?;
         let child = self.allocate(goal, node.depth())?;
-        self.edit(Level { at: Some(child), index: 0 })?.fill(node.entries(0));
+        self.edit(Level { at: Some(child), index: 0 })?.append(node.entries(0));
         let mut new = NodeMut::init(&mut self.inode.disk.i_block, node.depth() + 1);
         // The root is full, so it has a first entry.
-        new.fill(&node::encode_child(node.key(0), child));
+        new.append(&node::encode_child(node.key(0), child));
         path.levels.copy_within(0..=path.depth, 1);
         path.levels[0].index = 0;
         path.levels[1].at = Some(child);
@@ -213,6 +231,47 @@ impl<'t, 'i> Tree<'t, 'i> {
         Ok(())
     }
 
+    /// Joins the leaf of a path, which lost entries, with the one after or before it in their parent
+    /// if both are rather empty, and so the nodes above.
+    fn join_nodes(&mut self, path: &Path) -> Result<(), FsError> {
+        for level in (1..=path.depth).rev() {
+            let (node, parent) = (path.levels[level], path.levels[level - 1]);
+            let after = self.join_pair(node, parent, parent.index)?;
+            // The node is then gone, and the levels above still lead to its parent.
+            let before =
+                !after && parent.index > 0 && self.join_pair(node, parent, parent.index - 1)?;
+            if !after && !before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the children at entry `left` of `parent` and at the next one, of which one is `node`.
+    /// Returns whether it did.
+    fn join_pair(&mut self, node: Level, parent: Level, left: usize) -> Result<bool, FsError> {
+        let view = self.view()?;
+        let (held, held_parent) = (view.load(node)?, view.load(parent)?);
+        let (here, above) = (view.parse(&held, node)?, view.parse(&held_parent, parent)?);
+        if left + 1 >= above.len() || here.len() > here.max() / 2 {
+            return Ok(false);
+        }
+        let ((left_at, left_block), (right_at, right_block)) =
+            (view.child(&above, left)?, view.child(&above, left + 1)?);
+        let first = node_in(self.inode.ino, left_at, &left_block)?;
+        let second = node_in(self.inode.ino, right_at, &right_block)?;
+        // Some space is left, so that the next entry does not split the node again.
+        if first.len() + second.len() > first.max() * 3 / 4 {
+            return Ok(false);
+        }
+        drop((held, held_parent, left_block));
+        self.edit(Level { at: Some(left_at), index: 0 })?.append(second.entries(0));
+        self.edit(parent)?.splice(left + 1, left + 2, &[]);
+        drop(right_block);
+        self.free(right_at);
+        Ok(true)
+    }
+
     /// Makes the tree lower while all entries of the root's only child fit in the root.
     fn collapse(&mut self) -> Result<(), FsError> {
         loop {
@@ -224,11 +283,11 @@ impl<'t, 'i> Tree<'t, 'i> {
                 let view = self.view()?;
                 view.child(&view.root()?, 0)?
             };
-            let node = Node::parse(&child[..]).ok_or_else(|| damaged(self.inode.ino, Some(at)))?;
+            let node = node_in(self.inode.ino, at, &child)?;
             if node.len() > ROOT_MAX {
                 return Ok(());
             }
-            NodeMut::init(&mut self.inode.disk.i_block, node.depth()).fill(node.entries(0));
+            NodeMut::init(&mut self.inode.disk.i_block, node.depth()).append(node.entries(0));
             self.free(at);
         }
     }
@@ -268,7 +327,7 @@ impl<'t, 'i> Tree<'t, 'i> {
 
     fn child_depth(&self, at: BlockNo) -> Result<usize, FsError> {
         let block = self.blocks.get(at, self.kind())?;
-        let node = Node::parse(&block[..]).ok_or_else(|| damaged(self.inode.ino, Some(at)))?;
+        let node = node_in(self.inode.ino, at, &block)?;
         Ok(node.depth())
     }
 }

@@ -39,7 +39,7 @@ impl Path {
 }
 
 /// The bytes of a node.
-enum Held<'a> {
+pub(super) enum Held<'a> {
     Root(&'a [u8; I_BLOCK_BYTES]),
     Block(Arc<Block>),
 }
@@ -78,7 +78,10 @@ impl<'a> View<'a> {
         if !disk.flags.contains(InodeFlags::EXTENTS) {
             return Err(FsError::NotSupported);
         }
-        let kind = BlockKind::ExtentNode(blocks.layout().inode_seed(ino, disk.generation));
+        // Most trees are only a root, which needs no seed.
+        let is_root_only = disk.i_block[6..8] == [0, 0];
+        let seed = if is_root_only { 0 } else { blocks.layout().inode_seed(ino, disk.generation) };
+        let kind = BlockKind::ExtentNode(seed);
         Ok(Self { ino, root: &disk.i_block, blocks, kind })
     }
 
@@ -86,6 +89,19 @@ impl<'a> View<'a> {
     pub(super) fn root(&self) -> Result<Node<'a>, FsError> {
         let node = Node::parse(self.root).filter(|node| node.is_sound(self.blocks.layout()));
         node.ok_or_else(|| damaged(self.ino, None))
+    }
+
+    /// The bytes of a node of a path.
+    pub(super) fn load(&self, level: Level) -> Result<Held<'a>, FsError> {
+        Ok(match level.at {
+            None => Held::Root(self.root),
+            Some(at) => Held::Block(self.blocks.get(at, self.kind)?),
+        })
+    }
+
+    /// The node of a path that has these bytes.
+    pub(super) fn parse<'b>(&self, held: &'b Held<'_>, level: Level) -> Result<Node<'b>, FsError> {
+        Node::parse(held.bytes()).ok_or_else(|| damaged(self.ino, level.at))
     }
 
     /// The child at entry `i` of `parent`, which exists.
@@ -99,7 +115,7 @@ impl<'a> View<'a> {
             return Err(damaged(self.ino, None));
         }
         let block = self.blocks.get(at, self.kind)?;
-        let node = Node::parse(&block[..]).ok_or_else(|| damaged(self.ino, Some(at)))?;
+        let node = node_in(self.ino, at, &block)?;
         if node.depth() + 1 != parent.depth() || node.key(0) != parent.key(i) {
             return Err(damaged(self.ino, Some(at)));
         }
@@ -113,7 +129,7 @@ impl<'a> View<'a> {
         let mut held = Held::Root(self.root);
         for level in 0..=path.depth {
             let at = path.levels[level].at;
-            let node = Node::parse(held.bytes()).ok_or_else(|| damaged(self.ino, at))?;
+            let node = self.parse(&held, path.levels[level])?;
             let position = node.position(logical);
             let next = if level == path.depth { position } else { position.max(1) };
             if next < node.len() {
@@ -194,7 +210,7 @@ impl<'a> View<'a> {
             if each(at).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
-            let child = Node::parse(&block[..]).ok_or_else(|| damaged(self.ino, Some(at)))?;
+            let child = node_in(self.ino, at, &block)?;
             if self.nodes_below(&child, each)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -261,6 +277,11 @@ pub(super) const fn damaged(ino: Ino, at: Option<BlockNo>) -> FsError {
         Some(block) => FsError::DamagedBlock { what: "extent node", block },
         None => FsError::DamagedInode { what: "extent tree", ino },
     }
+}
+
+/// The node in block `at`.
+pub(super) fn node_in(ino: Ino, at: BlockNo, block: &Block) -> Result<Node<'_>, FsError> {
+    Node::parse(&block[..]).ok_or_else(|| damaged(ino, Some(at)))
 }
 
 /// Whether an extent lies in the file system, and ends before `next` in the file.
