@@ -29,6 +29,7 @@ pub use self::namespace::NewInode;
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
 use crate::error::FsError;
+use crate::extents;
 use crate::file_journal::area::Area;
 use crate::format::checksum;
 use crate::format::inode::{DiskInode, INODE_BYTES};
@@ -188,6 +189,9 @@ impl Fs {
             }
         };
         checksum::verify(&self.layout, at, kind, &data)?;
+        if let BlockKind::ExtentNode(_) = kind {
+            extents::check_node(&self.layout, at, &data)?;
+        }
         Ok(self.cache.insert_read(at, kind, data, self.durable()))
     }
 

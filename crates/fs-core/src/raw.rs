@@ -79,6 +79,9 @@ impl MetaBlocks for Raw<'_> {
     fn get(&self, at: BlockNo, kind: BlockKind) -> Result<Arc<Block>, FsError> {
         let block = self.block(at)?;
         checksum::verify(self.layout, at, kind, &block)?;
+        if let BlockKind::ExtentNode(_) = kind {
+            extents::check_node(self.layout, at, &block)?;
+        }
         Ok(Arc::new(block))
     }
 
