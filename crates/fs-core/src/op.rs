@@ -18,6 +18,7 @@ use crate::extents::{self, Extent, Run};
 use crate::format::inode::DiskInode;
 use crate::format::layout::Layout;
 use crate::fs::Fs;
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::storage::{GroupSeq, StreamNo};
 use crate::sync::{ReadGuard, WriteGuard};
@@ -35,8 +36,8 @@ pub(crate) struct Op<'fs> {
     freed_inodes: Vec<(Ino, bool)>,
     /// The last groups with the data of what is freed.
     last_writes: Vec<(StreamNo, GroupSeq)>,
-    /// Whether reserved blocks may be used.
-    is_root: bool,
+    /// The claim to the last free blocks.
+    claim: Claim,
     /// Whether blocks that the extent tree frees were written through the journal.
     frees_metadata: bool,
     /// Whether the change is needed to read the data of the inodes.
@@ -67,16 +68,16 @@ impl<'fs> Op<'fs> {
             freed_data: Vec::new(),
             freed_inodes: Vec::new(),
             last_writes: Vec::new(),
-            is_root: false,
+            claim: Claim::User,
             frees_metadata: false,
             changes_data: false,
             locked: Cell::new(Ino(0)),
         }
     }
 
-    /// Lets the operation use the blocks that are reserved for root.
-    pub(crate) fn allow_reserved(&mut self, is_root: bool) {
-        self.is_root = is_root;
+    /// Sets the operation's claim to the last free blocks.
+    pub(crate) fn set_claim(&mut self, claim: Claim) {
+        self.claim = claim;
     }
 
     /// Declares that the blocks of the inodes went through the journal: they are revoked when they
@@ -109,7 +110,7 @@ impl<'fs> Op<'fs> {
         want: u32,
         reserved: u32,
     ) -> Result<(BlockNo, u32), FsError> {
-        let (first, len) = self.fs.allocate_blocks(goal, want, self.is_root, reserved)?;
+        let (first, len) = self.fs.allocate_blocks(goal, want, self.claim, reserved)?;
         self.allocated.push((first, len));
         Ok((first, len))
     }
@@ -274,7 +275,7 @@ impl MetaBlocks for Op<'_> {
     }
 
     fn allocate(&mut self, goal: BlockNo) -> Result<BlockNo, FsError> {
-        let (at, len) = self.fs.allocate_blocks(goal, 1, self.is_root, 0)?;
+        let (at, len) = self.fs.allocate_blocks(goal, 1, self.claim, 0)?;
         debug_assert_eq!(len, 1);
         self.allocated.push((at, len));
         Ok(at)

@@ -326,7 +326,8 @@ mod tests {
             prop_assert_eq!((&found, len), (&record, blocks.len()));
             let mut zeroed = blocks.clone();
             zeroed[torn.index(blocks.len())] = [0; BLOCK_BYTES];
-            prop_assert_eq!(read(&zeroed), None);
+            // A block may have been zero before: it has the end of a field.
+            prop_assert!(read(&zeroed).is_none() || zeroed == blocks);
             let mut flipped = blocks.clone();
             let block = torn.index(blocks.len());
             flipped[block][bit / 8] ^= 1 << (bit % 8);

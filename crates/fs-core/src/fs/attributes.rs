@@ -9,6 +9,7 @@ use crate::block::{BLOCK_BYTES, BlockNo, Ino};
 use crate::error::FsError;
 use crate::format::inode::{DiskInode, InodeFlags, Time};
 use crate::fs::Caller;
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::open_inode::OpenInode;
 use crate::xattr::{self, SetMode};
@@ -234,7 +235,7 @@ impl Fs {
         let inode = self.inode(ino)?;
         self.retry(|| {
             let mut op = self.begin()?;
-            op.allow_reserved(caller.uid == 0);
+            op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
             xattr::set(&mut OpenInode { ino, disk: &mut disk }, &mut op, name, value, mode)?;
@@ -265,7 +266,7 @@ impl Fs {
         let inode = self.inode(ino)?;
         self.retry(|| {
             let mut op = self.begin()?;
-            op.allow_reserved(caller.uid == 0);
+            op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
             xattr::remove(&mut OpenInode { ino, disk: &mut disk }, &mut op, name)?;

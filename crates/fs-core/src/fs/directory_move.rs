@@ -13,6 +13,7 @@ use crate::dir::{self, FileKind};
 use crate::error::FsError;
 use crate::format::inode::{DiskInode, Time, file_type};
 use crate::fs::Caller;
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::open_inode::OpenInode;
 use crate::sync::WriteGuard;
@@ -154,7 +155,7 @@ impl Fs {
         now: Time,
     ) -> Result<bool, FsError> {
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut order: Vec<&Arc<Inode>> = Vec::with_capacity(4);
         order.extend([old.parent, new.parent, source]);
         order.extend(target);

@@ -4,12 +4,12 @@ use alloc::sync::Arc;
 use alloc::vec;
 
 use super::Fs;
-use super::space::claim;
 use crate::block::{BLOCK_BYTES, Block, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
 use crate::format::inode::{DiskInode, InodeFlags, Time};
 use crate::fs::Caller;
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
@@ -208,7 +208,7 @@ impl Fs {
         let InodeState { pages, disk, .. } = state;
         let mut is_reserved = false;
         if !pages.is_dirty(page) && !self.is_allocated(ino, disk, page)? {
-            self.groups.reserve(1, claim(caller.uid == 0))?;
+            self.groups.reserve(1, Claim::of(caller.uid == 0))?;
             is_reserved = true;
         }
         let page_start = u64::from(page) * BLOCK_BYTES as u64;

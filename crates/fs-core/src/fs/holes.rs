@@ -10,6 +10,7 @@ use crate::block::{BLOCK_BYTES, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
 use crate::format::inode::{DiskInode, Time};
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Finished;
 use crate::open_inode::OpenInode;
@@ -247,7 +248,7 @@ impl Fs {
     /// Removes blocks from the beginning of a range. Returns where it has stopped.
     fn punch_step(&self, inode: &Arc<Inode>, pages: Range<u32>, now: Time) -> Result<u32, FsError> {
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         op.change_data();
@@ -279,7 +280,7 @@ impl Fs {
         }
         self.write_back(inode, ALL_PAGES)?;
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         Self::check_regular(&state.disk)?;

@@ -15,15 +15,16 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::journal_io::{Division, Replayed, read_table, replay_log, write_durably, write_table};
 use super::{Fs, stat};
-use crate::block::{BLOCK_BYTES, Ino};
+use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
 use crate::cache::BlockCache;
 use crate::error::FsError;
 use crate::file_journal::area::find_records;
 use crate::file_journal::record::Epoch;
 use crate::file_journal::table::{AreaTable, AreasState};
-use crate::format::features::{Features, incompat};
+use crate::format::features::{Features, incompat, ro_compat};
 use crate::format::inode::Time;
 use crate::format::superblock::{SUPERBLOCK, State, Superblock, SuperblockError, SuperblockTime};
+use crate::format::{checksum, orphan_file};
 use crate::groups::Groups;
 use crate::inode_table::InodeTable;
 use crate::jbd2::MainJournal;
@@ -151,7 +152,9 @@ impl Fs {
             return Err(MountError::NeedsRecovery);
         }
         let groups = Groups::open(&layout, &|at| Ok(Arc::new(raw.block(at)?)))?;
-        let orphans = raw_orphans(&raw, &superblock)?;
+        let mut orphans = raw_orphans(&raw, &superblock)?;
+        let listed = Orphans::from_drive(&orphans);
+        orphans.extend(orphan_file(&raw, &superblock)?);
         let mut fs = Self {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
@@ -164,7 +167,7 @@ impl Fs {
             gate: RwLock::new(()),
             committing: Mutex::default(),
             committed: Condvar::new(),
-            orphans: Mutex::new(Orphans::from_drive(&orphans)),
+            orphans: Mutex::new(listed),
             directory_moves: Mutex::new(()),
             directory_moved: AtomicU64::new(0),
             areas: Vec::new(),
@@ -262,6 +265,8 @@ impl Fs {
             write_table(storage, layout, division, &self.journal_blocks, &table)?;
         }
         let superblock = self.superblock.get_mut();
+        let raw = Raw { storage: &*self.storage, layout: &self.layout };
+        empty_orphan_file(&raw, superblock)?;
         superblock.set_features(Features { incompat: features, ..superblock.features() });
         superblock.set_time(SuperblockTime::Mount, now.seconds.max(0) as u64);
         superblock.set_mount_count(superblock.mount_count().wrapping_add(1));
@@ -273,6 +278,13 @@ impl Fs {
     /// Deletes the inodes without names, and finishes the truncates, that a crash has interrupted.
     fn process_orphans(&self, orphans: &[Ino]) -> Result<u64, FsError> {
         for &ino in orphans {
+            // The kernel's orphan file may have one that is deleted already.
+            let read = |at| self.read_meta(at, BlockKind::Plain);
+            if !self.groups.is_inode_used(ino, &read)? {
+                self.orphans.lock().remove(ino, &mut self.running.lock());
+                continue;
+            }
+            self.orphans.lock().add(ino, &mut self.running.lock());
             let inode = self.inode(ino)?;
             let is_deleted = inode.state.read().disk.links == 0;
             if is_deleted {
@@ -281,9 +293,7 @@ impl Fs {
                 while !self.remove_step(&inode)? {}
             }
         }
-        if !orphans.is_empty() {
-            self.commit_now()?;
-        }
+        self.commit_now()?;
         Ok(orphans.len() as u64)
     }
 
@@ -369,17 +379,46 @@ fn write_superblock(
     write_durably(storage, [(SUPERBLOCK, Arc::new(block))])
 }
 
-/// The inodes of the orphan list on the drive, the first one first.
-fn raw_orphans(raw: &Raw<'_>, superblock: &Superblock) -> Result<Vec<Ino>, FsError> {
-    let mut found: Vec<Ino> = Vec::new();
-    let mut next = Ino(superblock.last_orphan());
-    while next != Ino(0) {
-        // A damaged list may have a circle.
-        if found.contains(&next) {
-            return Err(FsError::DamagedInode { what: "orphan list (a circle)", ino: next });
-        }
-        found.push(next);
-        next = Ino(raw.inode(next)?.dtime);
+/// The inodes in the orphan file, which the kernel uses instead of the orphan list. RioFS only reads
+/// it, and empties it.
+fn orphan_file(raw: &Raw<'_>, superblock: &Superblock) -> Result<Vec<Ino>, FsError> {
+    let (Some(ino), true) =
+        (raw.layout.orphan_file, superblock.features().has_ro_compat(ro_compat::ORPHAN_PRESENT))
+    else {
+        return Ok(Vec::new());
+    };
+    let disk = raw.inode(ino)?;
+    let kind = BlockKind::OrphanFile(raw.layout.inode_seed(ino, disk.generation));
+    let mut found = Vec::new();
+    for at in raw.blocks_of(ino, &disk)? {
+        found.extend(orphan_file::orphans(raw.layout, at, &*raw.get(at, kind)?)?);
     }
     Ok(found)
+}
+
+/// Empties the orphan file. Its inodes were processed, durably.
+fn empty_orphan_file(raw: &Raw<'_>, superblock: &mut Superblock) -> Result<(), FsError> {
+    let Some(ino) = raw.layout.orphan_file else { return Ok(()) };
+    if !superblock.features().has_ro_compat(ro_compat::ORPHAN_PRESENT) {
+        return Ok(());
+    }
+    let disk = raw.inode(ino)?;
+    let kind = BlockKind::OrphanFile(raw.layout.inode_seed(ino, disk.generation));
+    let blocks = raw.blocks_of(ino, &disk)?.into_iter().map(|at| {
+        let mut block = [0; BLOCK_BYTES];
+        orphan_file::fill(&mut block, &[]);
+        checksum::seal(raw.layout, at, kind, &mut block);
+        (at, Arc::new(block))
+    });
+    write_durably(raw.storage, blocks.collect::<Vec<_>>())?;
+    let features = superblock.features();
+    let ro_compat = features.ro_compat & !ro_compat::ORPHAN_PRESENT;
+    superblock.set_features(Features { ro_compat, ..features });
+    Ok(())
+}
+
+/// The inodes of the orphan list on the drive, the first one first.
+fn raw_orphans(raw: &Raw<'_>, superblock: &Superblock) -> Result<Vec<Ino>, FsError> {
+    let first = Ino(superblock.last_orphan());
+    orphan_file::walk_list(raw.layout, first, |ino| Ok(Ino(raw.inode(ino)?.dtime)))
 }

@@ -13,6 +13,7 @@ use crate::extents::{self, Extent, Run};
 use crate::file_log::Creation;
 use crate::format::inode::{DiskInode, I_BLOCK_BYTES, InodeFlags, Time, file_type};
 use crate::fs::{Attr, Caller};
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
@@ -182,7 +183,7 @@ impl Fs {
         now: Time,
     ) -> Result<Arc<Inode>, FsError> {
         let mut op = self.begin()?;
-        op.allow_reserved(caller.uid == 0);
+        op.set_claim(Claim::of(caller.uid == 0));
         // Without the inode there is no data to read.
         op.change_data();
         let mut state = op.lock(parent)?;
@@ -353,7 +354,7 @@ impl Fs {
         now: Time,
     ) -> Result<bool, FsError> {
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let (low, high) = in_order(parent, child);
         let mut low_state = match op.lock(low) {
             Err(FsError::Stale(ino)) if ino == child.ino => return Ok(false),
@@ -438,7 +439,7 @@ impl Fs {
             return Err(FsError::NotPermitted);
         }
         let mut op = self.begin()?;
-        op.allow_reserved(caller.uid == 0);
+        op.set_claim(Claim::of(caller.uid == 0));
         let (low, high) = in_order(parent, inode);
         let mut low_state = op.lock(low)?;
         let mut high_state = op.lock(high)?;

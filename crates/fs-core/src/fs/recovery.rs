@@ -12,6 +12,7 @@ use crate::error::FsError;
 use crate::extents::{self, Extent};
 use crate::file_journal::record::{Change, Record};
 use crate::format::inode::{DiskInode, INODE_BYTES, InodeFlags};
+use crate::groups::Claim;
 use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
 
@@ -74,7 +75,7 @@ impl Fs {
             }
             Err(FsError::Stale(_)) => {
                 let mut op = self.begin()?;
-                op.allow_reserved(true);
+                op.set_claim(Claim::WriteBack);
                 op.claim_inode(ino, new.is_dir())?;
                 let mut disk = DiskInode { sectors: 0, xattr_block: BlockNo(0), ..new };
                 if disk.is_regular() || disk.is_dir() {
@@ -112,7 +113,7 @@ impl Fs {
         let parent = self.inode(parent)?;
         let child_mtime = self.inode(child)?.state.read().disk.crtime;
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut state = op.lock(&parent)?;
         check_dir(&state.disk)?;
         match dir::lookup(parent.ino, &state.disk, &op, name)? {
@@ -148,7 +149,7 @@ impl Fs {
     ) -> Result<(), FsError> {
         let inode = self.inode(ino)?;
         let mut op = self.begin()?;
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut state = op.lock(&inode)?;
         let mut disk = state.disk.clone();
         let mut open = OpenInode { ino, disk: &mut disk };

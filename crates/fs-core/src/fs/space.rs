@@ -32,11 +32,11 @@ impl Fs {
         &self,
         goal: BlockNo,
         want: u32,
-        is_root: bool,
+        claim: Claim,
         reserved: u32,
     ) -> Result<(BlockNo, u32), FsError> {
         let read = |at| self.read_meta(at, BlockKind::Plain);
-        self.groups.allocate_blocks(goal, want, claim(is_root), reserved, &read)
+        self.groups.allocate_blocks(goal, want, claim, reserved, &read)
     }
 
     /// Allocates an inode near its parent.
@@ -50,9 +50,4 @@ impl Fs {
         let group = self.layout.group_of_inode(ino).0;
         BlockNo(u64::from(group) * u64::from(self.layout.blocks_per_group))
     }
-}
-
-/// The right to the blocks that are reserved for root.
-pub(super) const fn claim(is_root: bool) -> Claim {
-    if is_root { Claim::Root } else { Claim::User }
 }

@@ -8,6 +8,7 @@ use super::Fs;
 use crate::block::{BLOCK_BYTES, Block, BlockNo};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
+use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
@@ -31,7 +32,7 @@ impl Fs {
     fn write_back_run(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<bool, FsError> {
         let mut op = self.begin()?;
         // The data was accepted: it may use any block.
-        op.allow_reserved(true);
+        op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         let Some((first, run)) = state.pages.dirty_run(range, GROUP_BLOCKS_MAX) else {

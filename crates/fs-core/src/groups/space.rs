@@ -17,6 +17,14 @@ pub enum Claim {
     WriteBack,
 }
 
+impl Claim {
+    /// The claim of a program's call.
+    #[must_use]
+    pub const fn of(is_root: bool) -> Self {
+        if is_root { Self::Root } else { Self::User }
+    }
+}
+
 /// The free blocks of the whole file system.
 #[derive(Debug)]
 pub(super) struct Space {

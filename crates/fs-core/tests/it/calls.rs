@@ -167,3 +167,46 @@ fn a_storage_that_fails_makes_the_file_system_read_only() {
         again.check();
     }
 }
+
+/// As the kernel leaves an image when it is cut: an unlinked file that was open is in the orphan
+/// file, and so is one that is deleted already.
+#[test]
+fn orphans_of_the_kernel_are_deleted() {
+    use riopipe_fs_core::block::BlockKind;
+    use riopipe_fs_core::format::features::{Features, ro_compat};
+    use riopipe_fs_core::format::{checksum, orphan_file};
+
+    let image = crate::image::Image::new(256, &["-J", "size=32", "-O", "orphan_file"]);
+    std::fs::write(image.dir().join("data"), [7; 50_000]).unwrap();
+    let data = image.dir().join("data");
+    image.debugfs(&format!("write {} file\nsif file links_count 0\n", data.display()));
+    let layout = image.layout();
+    let file = layout.orphan_file.unwrap();
+    let found = image.debugfs(&format!("bmap <{}> 0\nstat file\nunlink file\n", file.0));
+    let number = |line: &str| {
+        line.split(|c: char| !c.is_ascii_digit()).find(|n| !n.is_empty()).unwrap().parse().unwrap()
+    };
+    let at = found.lines().find(|line| line.starts_with(|c: char| c.is_ascii_digit())).unwrap();
+    let at = riopipe_fs_core::BlockNo(number(at));
+    let ino = Ino(number(found.lines().find(|line| line.contains("Inode:")).unwrap()) as u32);
+    let generation = found.lines().find(|line| line.contains("Generation:")).map(|_| 0).unwrap();
+    let kind = BlockKind::OrphanFile(layout.inode_seed(file, generation));
+    let mut block = image.read(at);
+    checksum::verify(&layout, at, kind, &block).unwrap();
+    assert!(orphan_file::fill(&mut block, &[ino, Ino(500)]).is_empty());
+    checksum::seal(&layout, at, kind, &mut block);
+    image.write(at, &block);
+    let mut superblock = image.superblock();
+    let features = superblock.features();
+    let with = features.ro_compat | ro_compat::ORPHAN_PRESENT;
+    superblock.set_features(Features { ro_compat: with, ..features });
+    let mut first = image.read(riopipe_fs_core::BlockNo(0));
+    superblock.encode(&mut first, riopipe_nvme::digest::soft);
+    image.write(riopipe_fs_core::BlockNo(0), &first);
+
+    let bytes = std::fs::read(image.path()).unwrap();
+    let memory = Arc::new(Memory::new(Image::from_bytes(&bytes), BLOCKS, 3));
+    let (fs, report) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    assert_eq!(report.orphans, 2);
+    Mounted { memory, fs }.check();
+}
