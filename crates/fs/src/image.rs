@@ -180,10 +180,7 @@ impl Image {
         let path = fs::canonicalize(path).map_err(ImageError::os(path, "find it"))?;
         check_kind(&path)?;
         let drive = open_drive_within(&spec_of(&path), LOCK_WAIT)?;
-        let superblock = Superblock::read(&path).map_err(|source| ImageError::Superblock {
-            path: path.display().to_string(),
-            source,
-        })?;
+        let superblock = read_superblock(&path)?;
         let side = side_folder(&path);
         let files = Files { image: path, head: side.join("head"), log: side.join("log"), side };
         let is_without_log = superblock.is_dirty && !files.head.exists();
@@ -345,6 +342,38 @@ impl Service {
         let connect = ConnectOptions { host_nqn, ..ConnectOptions::default() };
         Ok(Self { target, members, connect })
     }
+}
+
+/// The state of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageState {
+    /// Whether a process has it locked, as one that has it mounted does.
+    pub is_in_use: bool,
+    /// Whether it is mounted, or was not unmounted.
+    pub is_dirty: bool,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The UUID of the file system.
+    pub uuid: String,
+}
+
+/// Finds the state of the image at `path`. Changes nothing.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn image_state(path: &Path) -> Result<ImageState, ImageError> {
+    check_kind(path)?;
+    let file = File::open(path).map_err(ImageError::os(path, "open it"))?;
+    let bytes = file.metadata().map_err(ImageError::os(path, "inspect it"))?.len();
+    let superblock = read_superblock(path)?;
+    // A shared lock, which ends with the file, disturbs no other program that reads the state.
+    let is_in_use = matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
+    Ok(ImageState { is_in_use, is_dirty: superblock.is_dirty, bytes, uuid: superblock.uuid_text() })
+}
+
+fn read_superblock(path: &Path) -> Result<Superblock, ImageError> {
+    Superblock::read(path)
+        .map_err(|source| ImageError::Superblock { path: path.display().to_string(), source })
 }
 
 /// The side folder of the image at `path`.

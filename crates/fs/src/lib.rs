@@ -6,6 +6,8 @@
 //! - [`storage`]: an open [`Volume`](riopipe::Volume) as the core's storage;
 //! - [`image`]: a file of this machine as a volume, served by a target in this process;
 
+pub mod backing;
+pub mod fuse;
 pub mod image;
 pub mod mkfs;
 pub mod storage;
@@ -13,4 +15,5 @@ pub mod storage;
 mod shared_stream;
 mod superblock;
 
+pub use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountReport};
 pub use superblock::SuperblockError;

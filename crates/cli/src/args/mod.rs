@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod connect;
 pub mod demo;
+pub mod fs;
 pub mod log;
 pub mod target;
 pub mod values;
@@ -37,6 +38,8 @@ Examples:
   rio discover -a 192.0.2.10                                 what does a target offer?
   rio volume create journal -m 192.0.2.10 -m 192.0.2.11      one volume over two targets
   rio volume write journal ledger.db -m 192.0.2.10 -m 192.0.2.11
+  rio fs mkfs disk.img --size 8G                             a file system for any program
+  rio fs mount disk.img /mnt
   rio bench compare --quick                                  how fast is it here?
 
 Sizes take K, M, G or T (powers of 1024) and are in bytes without one.
@@ -82,6 +85,9 @@ pub enum Command {
     /// Create, inspect and use ordered volumes
     #[command(subcommand, arg_required_else_help = true)]
     Volume(volume::Volume),
+    /// Make, mount and check file systems on volumes and in files
+    #[command(subcommand, arg_required_else_help = true)]
+    Fs(fs::Fs),
     /// Inspect ordering logs
     #[command(subcommand, arg_required_else_help = true)]
     Log(log::Log),

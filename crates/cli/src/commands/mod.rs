@@ -4,6 +4,7 @@ mod bench;
 mod completions;
 mod demo;
 mod discover;
+mod fs;
 mod log;
 pub(crate) mod sim;
 mod target;
@@ -20,6 +21,7 @@ pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Target(target) => target::run(target, output),
         Command::Discover(args) => discover::run(&args, output),
         Command::Volume(volume) => volume::run(volume, output),
+        Command::Fs(fs) => fs::run(fs, output),
         Command::Log(log) => log::run(log, output),
         Command::Bench(bench) => bench::run(bench, output),
         Command::Sim { args } => sim::run(&args, output),

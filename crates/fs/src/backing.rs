@@ -1,0 +1,110 @@
+//! That on which a file system is mounted: a volume, or an image with its target.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use riopipe::{Recovery, Volume};
+use riopipe_fs_core::file_journal::record::Epoch;
+use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountOptions, MountReport};
+use riopipe_fs_core::storage::Storage;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::image::{Image, ImageError, ImageOptions, Opened};
+use crate::storage::{VolumeStorage, VolumeStorageError};
+
+/// An open volume, or an image in service. It must be [closed](Self::close) after the file system
+/// was unmounted: dropping it is a crash.
+pub struct Backing {
+    storage: Arc<VolumeStorage>,
+    /// The image, if it is one. It is closed after the storage.
+    image: Option<Image>,
+}
+
+/// Why a backing can't be used, or was not closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingError {
+    /// The image can't be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The volume can't be used.
+    #[error(transparent)]
+    Storage(#[from] VolumeStorageError),
+}
+
+/// The options of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FsOptions {
+    /// How `fsync` keeps order.
+    pub mode: JournalMode,
+    /// Refuse all changes.
+    pub read_only: bool,
+    /// The time between two commits of the background, seconds.
+    pub commit_seconds: u32,
+}
+
+impl Default for FsOptions {
+    fn default() -> Self {
+        Self { mode: JournalMode::default(), read_only: false, commit_seconds: 5 }
+    }
+}
+
+impl Backing {
+    /// Serves an image. Returns the findings of the volume's recovery, too.
+    ///
+    /// # Errors
+    /// [`BackingError`].
+    pub fn of_image(path: &Path, options: &ImageOptions) -> Result<(Self, Recovery), BackingError> {
+        let Opened { image, volume, recovery } = Image::open(path, options)?;
+        let storage = Arc::new(VolumeStorage::new(volume)?);
+        Ok((Self { storage, image: Some(image) }, recovery))
+    }
+
+    /// Uses a volume that this process has opened.
+    ///
+    /// # Errors
+    /// [`BackingError::Storage`].
+    pub fn of_volume(volume: Volume) -> Result<Self, BackingError> {
+        Ok(Self { storage: Arc::new(VolumeStorage::new(volume)?), image: None })
+    }
+
+    /// The storage.
+    #[must_use]
+    pub fn storage(&self) -> &Arc<VolumeStorage> {
+        &self.storage
+    }
+
+    /// Mounts the file system, which recovers it after a crash.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn mount(&self, options: &FsOptions) -> Result<(Arc<Fs>, MountReport), MountError> {
+        let mut epoch = [0; 16];
+        if getrandom(&mut epoch, GetRandomFlags::empty()) != Ok(epoch.len()) {
+            // The kernel's pool is not ready yet. The clock and the process are enough for this.
+            epoch[..8].copy_from_slice(&riopipe_platform::now_ns().to_le_bytes());
+            epoch[8..12].copy_from_slice(&std::process::id().to_le_bytes());
+        }
+        let options = MountOptions {
+            mode: options.mode,
+            read_only: options.read_only,
+            commit_seconds: options.commit_seconds,
+            crc32c: riopipe_platform::crc32c,
+            ..MountOptions::new(Epoch(epoch))
+        };
+        let storage = Arc::clone(&self.storage) as Arc<dyn Storage>;
+        let (fs, report) = Fs::mount(storage, options, crate::fuse::now())?;
+        Ok((Arc::new(fs), report))
+    }
+
+    /// Closes the volume, and stops the target of an image.
+    ///
+    /// # Errors
+    /// [`BackingError`]. The volume is recovered when it is opened again.
+    pub fn close(self) -> Result<(), BackingError> {
+        let closed = self.storage.close();
+        let stopped = self.image.map_or(Ok(()), Image::close);
+        closed?;
+        Ok(stopped?)
+    }
+}

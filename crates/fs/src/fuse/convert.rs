@@ -1,0 +1,158 @@
+//! Between the words of FUSE and those of the core.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, OpenAccMode, OpenFlags, Request};
+use riopipe_fs_core::block::{BLOCK_BYTES, Ino};
+use riopipe_fs_core::dir::FileKind;
+use riopipe_fs_core::error::FsError;
+use riopipe_fs_core::format::inode::Time;
+use riopipe_fs_core::fs::{Attr, Caller};
+
+/// The time now.
+pub(crate) fn now() -> Time {
+    time(SystemTime::now())
+}
+
+pub(super) fn time(time: SystemTime) -> Time {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() },
+        Err(before) => {
+            let before = before.duration();
+            let (seconds, nanos) = (before.as_secs() as i64, before.subsec_nanos());
+            match nanos {
+                0 => Time { seconds: -seconds, nanos: 0 },
+                _ => Time { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos },
+            }
+        }
+    }
+}
+
+pub(super) fn system_time(time: Time) -> SystemTime {
+    let seconds = Duration::from_secs(time.seconds.unsigned_abs());
+    let whole = match time.seconds < 0 {
+        true => UNIX_EPOCH.checked_sub(seconds),
+        false => UNIX_EPOCH.checked_add(seconds),
+    };
+    let exact = whole.and_then(|whole| whole.checked_add(Duration::from_nanos(time.nanos.into())));
+    exact.unwrap_or(UNIX_EPOCH)
+}
+
+/// The core's number of an inode. FUSE calls the root directory 1, and ext4 calls it 2.
+pub(super) fn ino(ino: INodeNo) -> Result<Ino, FsError> {
+    match ino.0 {
+        1 => Ok(Ino::ROOT),
+        other => u32::try_from(other).map(Ino).map_err(|_| FsError::NotFound),
+    }
+}
+
+/// The number of an inode in FUSE.
+pub(super) fn fuse_ino(ino: Ino) -> INodeNo {
+    INodeNo(if ino == Ino::ROOT { 1 } else { ino.0.into() })
+}
+
+pub(super) fn file_type(mode: u16) -> FileType {
+    match u32::from(mode) & libc::S_IFMT {
+        libc::S_IFDIR => FileType::Directory,
+        libc::S_IFLNK => FileType::Symlink,
+        libc::S_IFBLK => FileType::BlockDevice,
+        libc::S_IFCHR => FileType::CharDevice,
+        libc::S_IFIFO => FileType::NamedPipe,
+        libc::S_IFSOCK => FileType::Socket,
+        _ => FileType::RegularFile,
+    }
+}
+
+pub(super) fn entry_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::DIRECTORY => FileType::Directory,
+        FileKind::SYMLINK => FileType::Symlink,
+        FileKind::BLOCK => FileType::BlockDevice,
+        FileKind::CHARACTER => FileType::CharDevice,
+        FileKind::FIFO => FileType::NamedPipe,
+        FileKind::SOCKET => FileType::Socket,
+        _ => FileType::RegularFile,
+    }
+}
+
+pub(super) fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: fuse_ino(attr.ino),
+        size: attr.size,
+        blocks: attr.sectors,
+        atime: system_time(attr.times.atime),
+        mtime: system_time(attr.times.mtime),
+        ctime: system_time(attr.times.ctime),
+        crtime: system_time(attr.times.crtime),
+        kind: file_type(attr.mode),
+        perm: attr.mode & 0o7777,
+        nlink: attr.links,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES as u32,
+        flags: 0,
+    }
+}
+
+/// The attributes of a name that does not exist: number 0.
+pub(super) fn no_entry() -> FileAttr {
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: BLOCK_BYTES as u32,
+        flags: 0,
+    }
+}
+
+/// The program that makes a call. The kernel has checked its permissions and applied its umask.
+pub(super) fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid(), groups: Vec::new(), umask: 0 }
+}
+
+pub(super) fn errno(error: &FsError) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+/// How the kernel treats an open file. A file that is only written gains nothing from the page
+/// cache; its writers then run at the same time. Others keep their cache: all changes come through
+/// this kernel.
+pub(super) fn open_flags(flags: OpenFlags) -> FopenFlags {
+    let common = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+    match flags.acc_mode() {
+        OpenAccMode::O_WRONLY => common | FopenFlags::FOPEN_DIRECT_IO,
+        _ => common | FopenFlags::FOPEN_KEEP_CACHE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_come_back() {
+        for (seconds, nanos) in [(0, 0), (5, 999_999_999), (-1, 1), (-7, 0), (-2, 999_999_999)] {
+            let exact = Time { seconds, nanos };
+            assert_eq!(time(system_time(exact)), exact);
+        }
+    }
+
+    #[test]
+    fn the_root_directory_has_two_numbers() {
+        assert_eq!(ino(INodeNo(1)), Ok(Ino::ROOT));
+        assert_eq!(fuse_ino(Ino::ROOT), INodeNo(1));
+        assert_eq!((ino(INodeNo(11)), fuse_ino(Ino(11))), (Ok(Ino(11)), INodeNo(11)));
+        assert!(ino(INodeNo(1 << 32)).is_err());
+    }
+}
