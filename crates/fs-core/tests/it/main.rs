@@ -8,5 +8,6 @@ mod extents;
 mod format;
 mod groups;
 mod image;
+mod journal;
 mod memory;
 mod xattr;
