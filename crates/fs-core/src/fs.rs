@@ -1,6 +1,7 @@
 //! A mounted file system.
 
 mod attributes;
+mod barriers;
 mod commit;
 mod deletion;
 mod directory_move;
@@ -95,6 +96,9 @@ pub struct Fs {
     areas: Vec<Mutex<Area>>,
     /// The number of the next file-level record.
     next_record: AtomicU64,
+    barriers: Mutex<barriers::Barriers>,
+    /// The mutex of submitting held files.
+    submitting_held: Mutex<()>,
     /// The generation of the next new inode.
     next_generation: AtomicU32,
     /// The time of the last call, in seconds since 1970.

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::block::Ino;
 use crate::file_log::{Changes, Creation, FileLog, UnfitNames};
@@ -31,6 +31,8 @@ pub(crate) struct Inode {
     data_changes: AtomicU64,
     /// It may not be in a file-level record until this transaction is durable.
     unfit: AtomicU64,
+    /// It has a barrier that was not submitted yet.
+    is_held: AtomicBool,
     /// As `unfit`, for names in this directory.
     pub(crate) unfit_names: Mutex<UnfitNames>,
     /// How it came into being, if that may not be durable yet.
@@ -82,6 +84,7 @@ impl Inode {
             changes: AtomicU64::new(0),
             data_changes: AtomicU64::new(0),
             unfit: AtomicU64::new(0),
+            is_held: AtomicBool::new(false),
             unfit_names: Mutex::default(),
             creation: Mutex::new(None),
             state: RwLock::new(InodeState::new(disk)),
@@ -110,6 +113,16 @@ impl Inode {
     /// The inode may not be in a file-level record until transaction `tid` is durable.
     pub(crate) fn make_unfit(&self, tid: Tid) {
         self.unfit.fetch_max(tid.0, Ordering::AcqRel);
+    }
+
+    /// Whether it has a barrier that was not submitted yet.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
+    }
+
+    /// See [`is_held`](Self::is_held).
+    pub(crate) fn set_held(&self, is_held: bool) {
+        self.is_held.store(is_held, Ordering::Release);
     }
 
     /// Whether the inode may be in a file-level record.

@@ -54,6 +54,18 @@ impl Fs {
 
     /// Returns when transaction `tid` is durable, and commits it if it is still running.
     pub(super) fn commit_up_to(&self, tid: Tid) -> Result<(), FsError> {
+        // Their barriers come before the commit.
+        self.submit_held()?;
+        self.commit_and_wait(tid)
+    }
+
+    /// Commits without the files that are held. Their barriers may come after it.
+    pub(super) fn commit_without_held(&self) -> Result<(), FsError> {
+        let tid = self.running.lock().tid;
+        self.commit_and_wait(tid)
+    }
+
+    fn commit_and_wait(&self, tid: Tid) -> Result<(), FsError> {
         let mut committing = self.committing.lock();
         // Another thread may have committed it during the wait for the mutex.
         while self.durable() < tid {
@@ -68,6 +80,7 @@ impl Fs {
     /// Commits the running transaction. Returns whether there was anything to commit.
     fn commit(&self, state: &mut CommitState) -> Result<bool, FsError> {
         let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
+        self.wait_barriers(None)?;
         for (&stream, &seq) in &cut.data {
             // In mode `ext4` the FLUSH before the commit block covers the data.
             let waited = match self.options.mode {

@@ -27,6 +27,7 @@ impl Fs {
             return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
         }
         if self.options.mode == JournalMode::Rio {
+            self.submit_held()?;
             match self.submit_file(&inode, data_only, true)? {
                 FileCommit::Submitted(stream, seq) => {
                     let waited = self.storage.wait_durable(stream, seq);
@@ -47,23 +48,6 @@ impl Fs {
             waited.map_err(|error| self.fail("writing file data", &error))?;
         }
         Ok(())
-    }
-
-    /// Orders a file before all later `fsync`s and barriers of the file, as
-    /// [`fsync`](Self::fsync), and does not wait until it is durable.
-    ///
-    /// # Errors
-    /// As [`fsync`](Self::fsync).
-    pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
-        self.note_time(now);
-        let inode = self.inode(ino)?;
-        if self.options.mode == JournalMode::Rio && !self.is_read_only() {
-            match self.submit_file(&inode, data_only, false)? {
-                FileCommit::Submitted(..) | FileCommit::Nothing => return Ok(()),
-                FileCommit::Fallback(_) => {}
-            }
-        }
-        self.fsync(ino, data_only, now)
     }
 
     /// Makes everything durable.
@@ -100,6 +84,7 @@ impl Fs {
             return Ok(self.next_tick(now));
         }
         let is_due = self.is_commit_due.swap(false, Ordering::AcqRel);
+        self.submit_held()?;
         let seconds = u64::try_from(now.seconds).unwrap_or(0);
         if seconds >= self.next_commit_seconds.load(Ordering::Relaxed) {
             let next = seconds + u64::from(self.options.commit_seconds);
@@ -107,7 +92,7 @@ impl Fs {
             self.write_back_all()?;
             self.commit_now()?;
             self.drop_idle_inodes();
-        } else if is_due {
+        } else if is_due && self.areas.iter().any(|area| area.lock().is_half_full()) {
             self.commit_now()?;
         }
         self.checkpoint_if_due()?;
@@ -142,7 +127,7 @@ impl Fs {
     }
 
     /// Remembers the time, for the commits.
-    fn note_time(&self, now: Time) {
+    pub(super) fn note_time(&self, now: Time) {
         let seconds = u64::try_from(now.seconds).unwrap_or(0);
         self.now_seconds.store(seconds, Ordering::Relaxed);
     }

@@ -145,6 +145,7 @@ impl Fs {
         let end = offset.checked_add(data.len() as u64).filter(|&end| end <= SIZE_MAX);
         let end = end.ok_or(FsError::FileTooLarge)?;
         let inode = self.inode(ino)?;
+        self.before_change(&inode)?;
         self.retry(|| self.write_pages(&inode, offset, data, end, caller, now))?;
         if inode.state.read().pages.dirty() > self.options.dirty_pages_max {
             self.write_back(&inode, 0..u32::MAX)?;
@@ -260,6 +261,7 @@ impl Fs {
         if size > SIZE_MAX {
             return Err(FsError::FileTooLarge);
         }
+        self.before_change(inode)?;
         let mut is_done = self.retry(|| self.set_size_step(inode, size, now))?;
         while !is_done {
             is_done = self.remove_step(inode)?;

@@ -99,6 +99,7 @@ impl Fs {
         let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX && len > 0);
         let end = end.ok_or(if len == 0 { FsError::Invalid } else { FsError::FileTooLarge })?;
         let inode = self.inode(ino)?;
+        self.before_change(&inode)?;
         match how {
             0 | mode::KEEP_SIZE => self.allocate_range(&inode, offset..end, how, now),
             _ if how == mode::PUNCH_HOLE | mode::KEEP_SIZE => {

@@ -174,6 +174,8 @@ impl Fs {
             division: left.map(|(_, division)| division),
             journal_blocks: blocks,
             next_record: AtomicU64::new(1),
+            barriers: Mutex::default(),
+            submitting_held: Mutex::new(()),
             next_generation: AtomicU32::new(first_generation(&options.epoch)),
             now_seconds: AtomicU64::new(now.seconds.max(0) as u64),
             next_commit_seconds: AtomicU64::new(0),

@@ -13,12 +13,28 @@ impl Fs {
     /// and tries again.
     pub(super) fn retry<T>(
         &self,
+        attempt: impl FnMut() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        self.retry_after(attempt, Self::commit_now)
+    }
+
+    /// As [`retry`](Self::retry), for a write-back, which may itself submit a held file.
+    pub(super) fn retry_write_back<T>(
+        &self,
+        attempt: impl FnMut() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        self.retry_after(attempt, Self::commit_without_held)
+    }
+
+    fn retry_after<T>(
+        &self,
         mut attempt: impl FnMut() -> Result<T, FsError>,
+        commit: impl Fn(&Self) -> Result<(), FsError>,
     ) -> Result<T, FsError> {
         for _ in 0..RETRIES {
             match attempt() {
                 Err(FsError::NoSpace) if self.groups.has_blocked() => {
-                    self.commit_now()?;
+                    commit(self)?;
                     self.reuse_when_released()?;
                 }
                 result => return result,

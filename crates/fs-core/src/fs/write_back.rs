@@ -24,12 +24,13 @@ impl Fs {
         if inode.state.read().pages.dirty() == 0 {
             return Ok(());
         }
-        while self.retry(|| self.write_back_run(inode, range.clone()))? {}
+        while self.retry_write_back(|| self.write_back_run(inode, range.clone()))? {}
         Ok(())
     }
 
     /// Submits the first run of dirty pages. Returns whether there was one.
     fn write_back_run(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<bool, FsError> {
+        self.wait_barriers(Some(self.stream_of(inode.ino)))?;
         let mut op = self.begin()?;
         // The data was accepted: it may use any block.
         op.set_claim(Claim::WriteBack);

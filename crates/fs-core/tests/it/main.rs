@@ -1,5 +1,6 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
+mod barriers;
 mod calls;
 mod crash;
 mod dir;

@@ -75,6 +75,8 @@ struct State {
     streams: Vec<Stream>,
     /// Groups may still be submitted; then everything fails.
     budget: u64,
+    /// The calls that have waited.
+    waits: u64,
     cuts: Vec<Image>,
     /// How many more cuts are recorded, and the seed of their choices.
     cuts_left: u32,
@@ -88,6 +90,7 @@ impl Memory {
             released: image,
             streams: vec![Stream::default(); usize::from(streams)],
             budget: u64::MAX,
+            waits: 0,
             cuts: Vec::new(),
             cuts_left: 0,
             cut_seed: 0,
@@ -98,6 +101,11 @@ impl Memory {
     /// Lets the storage fail after `groups` more groups.
     pub(crate) fn fail_after(&self, groups: u64) {
         self.state.lock().unwrap().budget = groups;
+    }
+
+    /// The number of calls that have waited so far.
+    pub(crate) fn waits(&self) -> u64 {
+        self.state.lock().unwrap().waits
     }
 
     /// The content that reads return.
@@ -241,6 +249,7 @@ impl Storage for Memory {
         if state.budget == 0 {
             return Err(StorageError("the storage was made to fail".to_owned()));
         }
+        state.waits += 1;
         state.make_durable(stream, seq.0);
         Ok(())
     }

@@ -1,0 +1,126 @@
+//! Barriers: order without waiting, also between files of different streams.
+//!
+//! On one stream the groups themselves are ordered. Between two streams there is no order, so
+//! whatever comes after a barrier waits until the barrier is durable before it is submitted:
+//!
+//! - An `fsync`, a write-back and a main commit wait themselves.
+//! - A second barrier must not wait. Its file is *held*: it is submitted later, by the background or
+//!   by the first call that needs it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::file_commit::FileCommit;
+use super::{Fs, JournalMode};
+use crate::block::Ino;
+use crate::error::FsError;
+use crate::format::inode::Time;
+use crate::inode_table::Inode;
+use crate::storage::{GroupSeq, StreamNo};
+
+/// The barriers that may not be durable, and the files that wait for them.
+#[derive(Debug, Default)]
+pub(super) struct Barriers {
+    /// The group of the last barrier of each stream that may not be durable.
+    pending: Vec<(StreamNo, GroupSeq)>,
+    /// Files with a barrier of their own that were not submitted yet, in the order of the calls.
+    held: Vec<(Arc<Inode>, bool)>,
+}
+
+impl Fs {
+    /// Orders a file: its data, its fields and its names as they are now are durable before any
+    /// later change of any file that is made durable by a later call, and before later writes of
+    /// this file. It does not wait until they are durable, unless the file needs a main commit (as
+    /// an `fsync` that falls back). With `data_only` only the fields that are needed to read the
+    /// data.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
+        if self.options.mode != JournalMode::Rio || self.is_read_only() {
+            return self.fsync(ino, data_only, now);
+        }
+        self.note_time(now);
+        let inode = self.inode(ino)?;
+        let stream = self.stream_of(ino);
+        {
+            let mut barriers = self.barriers.lock();
+            self.drop_durable(&mut barriers);
+            let is_free = barriers.held.is_empty()
+                && barriers.pending.iter().all(|&(other, _)| other == stream);
+            if !is_free {
+                barriers.held.push((Arc::clone(&inode), data_only));
+                inode.set_held(true);
+                drop(barriers);
+                self.make_commit_due();
+                return Ok(());
+            }
+        }
+        match self.submit_file(&inode, data_only, false)? {
+            FileCommit::Submitted(stream, seq) => self.add_barrier(stream, seq),
+            FileCommit::Nothing => {}
+            FileCommit::Fallback(_) => return self.fsync(ino, data_only, now),
+        }
+        Ok(())
+    }
+
+    fn add_barrier(&self, stream: StreamNo, seq: GroupSeq) {
+        let mut barriers = self.barriers.lock();
+        match barriers.pending.iter_mut().find(|(other, _)| *other == stream) {
+            Some((_, last)) => *last = seq.max(*last),
+            None => barriers.pending.push((stream, seq)),
+        }
+    }
+
+    fn drop_durable(&self, barriers: &mut Barriers) {
+        barriers.pending.retain(|&(stream, seq)| self.storage.marks(stream).durable < seq);
+    }
+
+    /// Waits until the barriers of all streams but `stream` are durable.
+    pub(super) fn wait_barriers(&self, stream: Option<StreamNo>) -> Result<(), FsError> {
+        let pending = {
+            let mut barriers = self.barriers.lock();
+            if barriers.pending.is_empty() {
+                return Ok(());
+            }
+            self.drop_durable(&mut barriers);
+            barriers.pending.clone()
+        };
+        for (other, seq) in pending {
+            if Some(other) != stream {
+                let waited = self.storage.wait_durable(other, seq);
+                waited.map_err(|error| self.fail("waiting for a barrier", &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits the files that are held, in the order of their barriers.
+    pub(super) fn submit_held(&self) -> Result<(), FsError> {
+        if self.barriers.lock().held.is_empty() {
+            return Ok(());
+        }
+        // One thread at a time, so that the order stays.
+        let _submitting = self.submitting_held.lock();
+        loop {
+            let Some((inode, data_only)) = self.barriers.lock().held.first().cloned() else {
+                return Ok(());
+            };
+            self.wait_barriers(Some(self.stream_of(inode.ino)))?;
+            match self.submit_file(&inode, data_only, false)? {
+                FileCommit::Submitted(stream, seq) => self.add_barrier(stream, seq),
+                FileCommit::Nothing => {}
+                FileCommit::Fallback(_) => self.commit_without_held()?,
+            }
+            let mut barriers = self.barriers.lock();
+            barriers.held.remove(0);
+            let is_held = barriers.held.iter().any(|(other, _)| other.ino == inode.ino);
+            inode.set_held(is_held);
+        }
+    }
+
+    /// Before a change of a file's data: if the file is held, it is submitted first.
+    pub(super) fn before_change(&self, inode: &Inode) -> Result<(), FsError> {
+        if inode.is_held() { self.submit_held() } else { Ok(()) }
+    }
+}

@@ -1,0 +1,87 @@
+//! Barriers order files also across streams, and do not wait.
+
+use std::sync::Arc;
+
+use riopipe_fs_core::Ino;
+use riopipe_fs_core::fs::Fs;
+
+use crate::calls::{NOW, file, options, root};
+use crate::crash::Random;
+use crate::memory::{Image, Memory, image_of};
+
+const BLOCKS: u64 = 65_536;
+
+/// The generation that a file has after a crash.
+fn generation(image: &Image, name: &str) -> u8 {
+    let memory = Arc::new(Memory::new(image.clone(), BLOCKS, 4));
+    let mut options = options();
+    options.epoch.0[0] ^= 1;
+    let (fs, _) = Fs::mount(memory, options, NOW).unwrap();
+    let file = fs.lookup(&root(), Ino::ROOT, name.as_bytes()).unwrap();
+    let mut data = [0; 8192];
+    assert_eq!(fs.read(file.ino, 0, &mut data, NOW), Ok(8192));
+    data[4096]
+}
+
+#[test]
+fn a_write_after_a_barrier_is_never_there_without_the_one_before_it() {
+    let image = image_of(BLOCKS, &[]);
+    for seed in 0..12 {
+        let mut random = Random(seed);
+        let memory = Arc::new(Memory::new(image.clone(), BLOCKS, 4));
+        let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+        // Three files on three streams.
+        let names = ["a", "b", "c"];
+        let files = names.map(|name| {
+            fs.create(&root(), Ino::ROOT, name.as_bytes(), &file(0o644), NOW).unwrap().ino
+        });
+        for ino in files {
+            fs.write(&root(), ino, 0, &[0; 8192], NOW).unwrap();
+        }
+        fs.sync(NOW).unwrap();
+        let mut cuts = Vec::new();
+        for generation in 1..=20_u8 {
+            for ino in files {
+                memory.record_cuts(1, random.below(u64::MAX));
+                fs.write(&root(), ino, 4096, &[generation; 4096], NOW).unwrap();
+                let data_only = random.below(2) == 0;
+                match random.below(8) {
+                    0 => fs.fsync(ino, data_only, NOW).unwrap(),
+                    1 => {
+                        fs.barrier(ino, data_only, NOW).unwrap();
+                        fs.tick(NOW).unwrap();
+                    }
+                    _ => fs.barrier(ino, data_only, NOW).unwrap(),
+                }
+                cuts.extend(memory.take_cuts());
+                if random.below(3) == 0 {
+                    cuts.push(memory.crash(&mut |n| random.below(n)));
+                }
+            }
+        }
+        for (number, cut) in cuts.iter().enumerate() {
+            let [a, b, c] = names.map(|name| generation(cut, name));
+            assert!(a >= b && b >= c && c + 1 >= a, "seed {seed}, cut {number}: {a} {b} {c}");
+        }
+    }
+}
+
+#[test]
+fn a_barrier_does_not_wait() {
+    let memory = Arc::new(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 4));
+    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let files = ["a", "b", "c"]
+        .map(|name| fs.create(&root(), Ino::ROOT, name.as_bytes(), &file(0o644), NOW).unwrap().ino);
+    fs.sync(NOW).unwrap();
+    let before = memory.waits();
+    for round in 0..5_u64 {
+        fs.write(&root(), files[0], round * 4096, &[1; 4096], NOW).unwrap();
+        fs.barrier(files[0], false, NOW).unwrap();
+        fs.write(&root(), files[1 + round as usize % 2], 0, &[1; 4096], NOW).unwrap();
+        if round == 0 {
+            fs.barrier(files[1], false, NOW).unwrap();
+            assert_eq!(memory.waits(), before, "a barrier and a held one");
+        }
+    }
+    fs.unmount(NOW).unwrap();
+}
