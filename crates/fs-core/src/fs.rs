@@ -16,6 +16,7 @@ mod recovery;
 mod space;
 mod write_back;
 
+use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -96,6 +97,9 @@ pub struct Fs {
     areas: Vec<Mutex<Area>>,
     /// The number of the next file-level record.
     next_record: AtomicU64,
+    /// The blocks of file-level records that recovery will apply: first block and end.
+    awaited: Mutex<BTreeMap<u64, u64>>,
+    is_recovering: AtomicBool,
     barriers: Mutex<barriers::Barriers>,
     /// The mutex of submitting held files.
     submitting_held: Mutex<()>,

@@ -174,6 +174,8 @@ impl Fs {
             division: left.map(|(_, division)| division),
             journal_blocks: blocks,
             next_record: AtomicU64::new(1),
+            awaited: Mutex::default(),
+            is_recovering: AtomicBool::new(false),
             barriers: Mutex::default(),
             submitting_held: Mutex::new(()),
             next_generation: AtomicU32::new(first_generation(&options.epoch)),

@@ -20,6 +20,8 @@ impl Fs {
     /// Applies the records in the order of their ids. Returns how many.
     pub(super) fn apply_records(&self, mut records: Vec<Record>) -> Result<u64, FsError> {
         records.sort_by_key(|record| record.header.id);
+        // A record may need a block for the directory or the extent tree that it changes.
+        self.await_blocks(&records);
         for record in &records {
             for change in &record.changes {
                 match change {
@@ -33,6 +35,7 @@ impl Fs {
                 }
             }
         }
+        self.await_blocks(&[]);
         Ok(records.len() as u64)
     }
 

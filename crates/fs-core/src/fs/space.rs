@@ -1,8 +1,12 @@
 //! Space: allocating, and waiting for space that a commit frees.
 
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+
 use super::Fs;
 use crate::block::{BlockKind, BlockNo, Ino};
 use crate::error::FsError;
+use crate::file_journal::record::{Change, Record};
 use crate::groups::Claim;
 
 /// How often an operation is tried again after a commit that frees space.
@@ -52,7 +56,48 @@ impl Fs {
         reserved: u32,
     ) -> Result<(BlockNo, u32), FsError> {
         let read = |at| self.read_meta(at, BlockKind::Plain);
-        self.groups.allocate_blocks(goal, want, claim, reserved, &read)
+        let mut refused = Vec::new();
+        let found = loop {
+            let found = self.groups.allocate_blocks(goal, want, claim, reserved, &read);
+            match found {
+                Ok((first, len)) if self.is_awaited(first, len) => refused.push((first, len)),
+                _ => break found,
+            }
+        };
+        for (first, len) in refused {
+            self.groups.unallocate_blocks(first, len);
+        }
+        found
+    }
+
+    /// Whether one of these blocks belongs to a file-level record that recovery will apply later.
+    /// The bitmaps do not show that yet.
+    fn is_awaited(&self, first: BlockNo, len: u32) -> bool {
+        if !self.is_recovering.load(Ordering::Acquire) {
+            return false;
+        }
+        let end = first.0 + u64::from(len);
+        let awaited = self.awaited.lock();
+        awaited.range(..end).next_back().is_some_and(|(_, &awaited_end)| awaited_end > first.0)
+    }
+
+    /// Keeps the blocks of all `records` from being allocated, or none of them any more.
+    pub(super) fn await_blocks(&self, records: &[Record]) {
+        let mut awaited = self.awaited.lock();
+        awaited.clear();
+        for change in records.iter().flat_map(|record| &record.changes) {
+            if let &Change::Extent { physical: Some(BlockNo(first)), len, .. } = change {
+                let end = awaited.entry(first).or_default();
+                *end = (first + u64::from(len)).max(*end);
+            }
+        }
+        // A range that begins inside of another one must not hide the end of that one.
+        let mut reach = 0;
+        for end in awaited.values_mut() {
+            reach = reach.max(*end);
+            *end = reach;
+        }
+        self.is_recovering.store(!awaited.is_empty(), Ordering::Release);
     }
 
     /// Allocates an inode near its parent.

@@ -210,3 +210,30 @@ fn orphans_of_the_kernel_are_deleted() {
     assert_eq!(report.orphans, 2);
     Mounted { memory, fs }.check();
 }
+
+/// Recovery allocates directory blocks and extent nodes while it applies records. The blocks that
+/// later records have do not become any of these.
+#[test]
+fn recovery_does_not_allocate_what_a_later_record_has() {
+    let m = Mounted::new(BLOCKS, &[]);
+    let fs = &m.fs;
+    let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap();
+    // The first file has the first blocks of the group, but its record is the last one.
+    let first = fs.create(&root(), d.ino, b"first", &file(0o600), NOW).unwrap();
+    for page in 0..5000_u64 {
+        fs.write(&root(), first.ino, page * 4096, &[9; 4096], NOW).unwrap();
+    }
+    for n in 0..120_u32 {
+        let name = format!("{n:0>200}");
+        let f = fs.create(&root(), d.ino, name.as_bytes(), &file(0o600), NOW).unwrap();
+        fs.fsync(f.ino, false, NOW).unwrap();
+    }
+    fs.fsync(first.ino, false, NOW).unwrap();
+    assert_eq!(fs.stat().commits, 0, "all of it is in records");
+    let again = Mounted::of(m.memory.crash(&mut |n| n - 1), BLOCKS);
+    let d = again.fs.lookup(&root(), Ino::ROOT, b"dir").unwrap();
+    assert_eq!(again.names(d.ino).len(), 123);
+    let f = again.fs.lookup(&root(), d.ino, b"first").unwrap();
+    assert!(again.read_all(f.ino) == vec![9; 5000 * 4096]);
+    again.check();
+}
