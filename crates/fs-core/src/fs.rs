@@ -39,7 +39,7 @@ use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
 use crate::groups::{Groups, InodePlace};
 use crate::inode_table::{Inode, InodeTable};
-use crate::jbd2::MainJournal;
+use crate::journal::MainJournal;
 use crate::op::Op;
 use crate::orphans::Orphans;
 use crate::running::Running;

@@ -29,7 +29,6 @@ pub mod format;
 pub mod fs;
 pub mod groups;
 mod inode_table;
-pub mod jbd2;
 pub mod journal;
 mod op;
 pub mod open_inode;

@@ -9,6 +9,7 @@
 //!    transaction freed may be used again as soon as the last writes to it are released.
 
 use alloc::collections::BTreeMap;
+use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -105,7 +106,11 @@ impl Fs {
     }
 
     fn write_transaction(&self, cut: &Cut) -> Result<(), FsError> {
-        while !self.journal.lock().has_space(cut.blocks.len(), cut.revoked.len()) {
+        let has_space = || {
+            let has = self.journal.lock().has_space(cut.blocks.len(), cut.revoked.len());
+            has.map_err(|error| FsError::Io(error.to_string()))
+        };
+        while !has_space()? {
             self.checkpoint(usize::MAX)?;
         }
         let commit = self.journal.lock().encode_commit(
@@ -114,6 +119,7 @@ impl Fs {
             &cut.revoked,
             self.now_seconds.load(Ordering::Relaxed),
         );
+        let commit = commit.map_err(|error| FsError::Io(error.to_string()))?;
         if let Some(start) = commit.start {
             // The journal's superblock must have the beginning of the log before a commit is in it.
             self.write_main([start])?;
@@ -177,8 +183,7 @@ impl Fs {
             self.write_main(plan.writes.iter().cloned())?;
         }
         self.journal.lock().on_checkpoint_released(plan);
-        let next = self.running.lock().tid;
-        let tail = self.journal.lock().tail_update(next);
+        let tail = self.journal.lock().tail_update();
         if let Some(write) = tail {
             self.write_main([write])?;
             self.journal.lock().on_tail_released();

@@ -12,8 +12,8 @@ use crate::file_journal::area::Area;
 use crate::file_journal::record::{Epoch, RECORD_BLOCKS_MAX};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::layout::Layout;
-use crate::jbd2::format::{JournalError, JournalSuperblock};
-use crate::jbd2::recovery::{ReplayError, replay};
+use crate::journal::format::{JournalError, JournalSuperblock};
+use crate::journal::recovery::{Recovery, recover};
 use crate::raw::Raw;
 use crate::storage::{BlockWrite, Placement, Storage, StorageError, StreamNo, WriteGroup};
 use crate::sync::Mutex;
@@ -46,41 +46,47 @@ pub(super) fn write_durably(
     Ok(())
 }
 
-/// A journal that was replayed.
+/// The log of a file system that may not have been unmounted.
 #[derive(Debug)]
-pub(super) struct Replayed {
+pub(super) struct FoundLog {
     pub(super) superblock: JournalSuperblock,
-    /// The transactions that were replayed.
-    pub(super) transactions: u64,
-    /// The next transaction.
-    pub(super) next: Tid,
+    pub(super) recovery: Recovery,
+    /// The last durable transaction.
+    pub(super) durable: Tid,
 }
 
-/// Replays the log, and empties it. `blocks` are the blocks of the journal.
+/// Reads the log. `blocks` are the blocks of the journal.
+pub(super) fn find_log(raw: &Raw<'_>, blocks: &[BlockNo]) -> Result<FoundLog, MountError> {
+    let first = *blocks.first().ok_or(JournalError::NoSuperblock)?;
+    let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+    let superblock = JournalSuperblock::decode(raw.layout, &raw.block(first)?, len)?;
+    let mut read = |index: u32| Ok(Arc::new(raw.block(blocks[index as usize])?));
+    let recovery = recover(raw.layout, &superblock, &mut read)?;
+    // The superblock has the number of the first transaction that may be in the log.
+    let before = superblock.sequence().wrapping_sub(1);
+    let durable = Tid(recovery.last.unwrap_or(before).into());
+    Ok(FoundLog { superblock, recovery, durable })
+}
+
+/// Writes the blocks of the log's transactions home, and empties the log.
 pub(super) fn replay_log(
     raw: &Raw<'_>,
     blocks: &[BlockNo],
-    read_only: bool,
-) -> Result<Replayed, MountError> {
-    let first = *blocks.first().ok_or(JournalError::NoSuperblock)?;
-    let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-    let mut superblock = JournalSuperblock::decode(raw.layout, &raw.block(first)?, len)?;
-    if read_only && superblock.start() != 0 {
-        return Err(MountError::NeedsRecovery);
+    found: &FoundLog,
+) -> Result<(), MountError> {
+    let FoundLog { superblock, recovery, .. } = found;
+    if superblock.start() == 0 {
+        return Ok(());
     }
-    let mut read = |index: u32| raw.block(blocks[index as usize]);
-    let found = replay(raw.layout, &superblock, &mut read).map_err(|error| match error {
-        ReplayError::Journal(error) => MountError::Journal(error),
-        ReplayError::Read(error) => MountError::Fs(error),
-    })?;
-    if superblock.start() != 0 {
-        write_durably(raw.storage, found.blocks)?;
-        superblock.set_start(0);
-        superblock.set_sequence(found.next_sequence);
-        write_durably(raw.storage, [(first, Arc::new(superblock.encode(raw.layout)))])?;
+    let mut read = |index: u32| Ok(Arc::new(raw.block(blocks[index as usize])?));
+    let mut homes = Vec::with_capacity(recovery.homes.len());
+    for home in &recovery.homes {
+        homes.push((home.at, recovery.load(home, &mut read)?));
     }
-    let next = Tid(u64::from(found.next_sequence));
-    Ok(Replayed { superblock, transactions: found.transactions, next })
+    write_durably(raw.storage, homes)?;
+    let emptied = Arc::new(recovery.emptied(superblock).encode(raw.layout));
+    write_durably(raw.storage, [(blocks[0], emptied)])?;
+    Ok(())
 }
 
 /// How the blocks of a journal are divided: log, table, areas.

@@ -13,7 +13,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::journal_io::{Division, Replayed, read_table, replay_log, write_durably, write_table};
+use super::journal_io::{Division, find_log, read_table, replay_log, write_durably, write_table};
 use super::{Fs, stat};
 use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
 use crate::cache::BlockCache;
@@ -27,8 +27,8 @@ use crate::format::superblock::{SUPERBLOCK, State, Superblock, SuperblockError, 
 use crate::format::{checksum, orphan_file};
 use crate::groups::Groups;
 use crate::inode_table::InodeTable;
-use crate::jbd2::MainJournal;
-use crate::jbd2::format::{JournalError, JournalSuperblock};
+use crate::journal::JournalError;
+use crate::journal::MainJournal;
 use crate::orphans::Orphans;
 use crate::raw::Raw;
 use crate::running::Running;
@@ -136,21 +136,37 @@ impl Fs {
         options: MountOptions,
         now: Time,
     ) -> Result<(Self, MountReport), MountError> {
-        let (_, layout) = read_superblock(&*storage, options.crc32c)?;
+        let (superblock, layout) = read_superblock(&*storage, options.crc32c)?;
         let raw = Raw { storage: &*storage, layout: &layout };
         let journal_ino = layout.journal_ino;
         let blocks = raw.blocks_of(journal_ino, &raw.inode(journal_ino)?)?;
-        let Replayed { superblock: log, transactions, next } =
-            replay_log(&raw, &blocks, options.read_only)?;
+        let log = find_log(&raw, &blocks)?;
+        let is_dirty = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
+        let left = if is_dirty { read_table(&raw, &log.superblock, &blocks)? } else { None };
+        let needs_recovery = log.superblock.start() != 0
+            || left.as_ref().is_some_and(|(table, _)| table.state != AreasState::Empty);
+        if options.read_only && needs_recovery {
+            return Err(MountError::NeedsRecovery);
+        }
+        // The replay empties the log, so the table gets the number of its last transaction first.
+        let left = match left {
+            Some((table, division)) if table.state == AreasState::Active => {
+                let state = AreasState::Recovering { durable: log.durable };
+                let table = AreaTable { state, ..table };
+                write_table(&*storage, &layout, &division, &blocks, &table)?;
+                Some((table, division))
+            }
+            left => left,
+        };
+        if !options.read_only {
+            replay_log(&raw, &blocks, &log)?;
+        }
 
         // The replay may have changed it.
         let (superblock, layout) = read_superblock(&*storage, options.crc32c)?;
         let raw = Raw { storage: &*storage, layout: &layout };
-        let is_dirty = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
-        let left = if is_dirty { read_table(&raw, &log, &blocks)? } else { None };
-        if options.read_only && left.is_some() {
-            return Err(MountError::NeedsRecovery);
-        }
+        let journal = MainJournal::new(&layout, &log.superblock, blocks.clone(), &log.recovery)?;
+        let next = journal.next();
         let groups = Groups::open(&layout, &|at| Ok(Arc::new(raw.block(at)?)))?;
         let mut orphans = raw_orphans(&raw, &superblock)?;
         let listed = Orphans::from_drive(&orphans);
@@ -158,7 +174,7 @@ impl Fs {
         let mut fs = Self {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
-            journal: Mutex::new(MainJournal::new(&layout, log.clone(), blocks.clone(), next)?),
+            journal: Mutex::new(journal),
             overhead: groups.system_blocks() + blocks.len() as u64,
             superblock: Mutex::new(superblock),
             groups,
@@ -190,30 +206,23 @@ impl Fs {
             layout,
             options,
         };
-        let mut report = MountReport { replayed: transactions, ..MountReport::default() };
+        let mut report = MountReport {
+            replayed: u64::from(log.recovery.transactions),
+            ..MountReport::default()
+        };
         if !fs.options.read_only {
             if let Some((table, division)) = left {
                 report.records = fs.recover_records(&table, &division)?;
             }
             report.orphans = fs.process_orphans(&orphans)?;
-            fs.begin_use(log, now)?;
+            fs.begin_use(now)?;
         }
         Ok((fs, report))
     }
 
     /// Applies the file-level records of a mount that was not unmounted, and empties the areas.
     fn recover_records(&self, table: &AreaTable, division: &Division) -> Result<u64, MountError> {
-        let durable = match table.state {
-            AreasState::Empty => return Ok(0),
-            AreasState::Active => self.durable(),
-            // A recovery was cut: it may have committed a part of them.
-            AreasState::Recovering { durable } => durable,
-        };
-        let write = |state| {
-            let table = AreaTable { state, ..*table };
-            let (storage, layout) = (&*self.storage, &self.layout);
-            write_table(storage, layout, division, &self.journal_blocks, &table)
-        };
+        let AreasState::Recovering { durable } = table.state else { return Ok(0) };
         let raw = Raw { storage: &*self.storage, layout: &self.layout };
         let mut records = Vec::new();
         for index in 0..division.areas {
@@ -232,37 +241,46 @@ impl Fs {
             }
             records.extend(found.records);
         }
-        write(AreasState::Recovering { durable })?;
         let count = self.apply_records(records)?;
         self.commit_now()?;
         self.checkpoint_all()?;
-        write(AreasState::Empty)?;
+        let table = AreaTable { state: AreasState::Empty, ..*table };
+        let (storage, layout) = (&*self.storage, &self.layout);
+        write_table(storage, layout, division, &self.journal_blocks, &table)?;
         Ok(count)
     }
 
+    /// Empties the log, of which everything is home, and gives it a length in blocks.
+    fn set_log_length(&self, maxlen: u32) -> Result<(), MountError> {
+        let emptied = self.journal.lock().empty();
+        if let Some(write) = emptied {
+            self.write_main([write])?;
+            self.journal.lock().on_tail_released();
+        }
+        let resized = self.journal.lock().set_maxlen(maxlen)?;
+        self.write_main([resized])?;
+        self.journal.lock().on_tail_released();
+        Ok(())
+    }
+
     /// Marks the file system as in use.
-    fn begin_use(&mut self, mut log: JournalSuperblock, now: Time) -> Result<(), MountError> {
+    fn begin_use(&mut self, now: Time) -> Result<(), MountError> {
         // Everything is home before the log changes its length.
         self.commit_now()?;
         self.checkpoint_all()?;
-        let next = self.running.lock().tid;
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
-        let mut features = superblock_features(&self.superblock.lock()) | incompat::RECOVER;
+        let mut features = self.superblock.get_mut().features().incompat | incompat::RECOVER;
         if self.options.mode == JournalMode::Rio {
             let division = Division::new(full, self.storage.streams() - 1)?;
-            log.set_maxlen(division.maxlen);
+            self.set_log_length(division.maxlen)?;
             self.areas = division.new_areas(&self.journal_blocks);
             self.division = Some(division);
             features |= incompat::RIOFS_DIRTY;
         } else {
-            log.set_maxlen(full);
+            self.set_log_length(full)?;
             self.division = None;
             features &= !incompat::RIOFS_DIRTY;
         }
-        let blocks = self.journal_blocks.clone();
-        let mut journal = MainJournal::new(&self.layout, log, blocks, next)?;
-        self.write_main([journal.empty(next)])?;
-        *self.journal.get_mut() = journal;
         if let Some(division) = &self.division {
             let table = division.table(self.options.epoch, AreasState::Active, full);
             let (storage, layout) = (&*self.storage, &self.layout);
@@ -324,17 +342,11 @@ impl Fs {
         Ok(())
     }
 
-    fn end_use(&self, now: Time) -> Result<(), FsError> {
+    fn end_use(&self, now: Time) -> Result<(), MountError> {
         self.checkpoint_all()?;
         // The journal has its full length again: the mark that no record is needed.
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
-        let next = self.running.lock().tid;
-        let last = {
-            let mut journal = self.journal.lock();
-            journal.set_maxlen(full);
-            journal.empty(next)
-        };
-        self.write_main([last])?;
+        self.set_log_length(full)?;
         let mut superblock = self.superblock.lock();
         let features = superblock.features();
         let incompat = features.incompat & !(incompat::RECOVER | incompat::RIOFS_DIRTY);
@@ -342,12 +354,9 @@ impl Fs {
         let state = superblock.state() | State::VALID;
         superblock.set_state(state);
         superblock.set_time(SuperblockTime::Write, now.seconds.max(0) as u64);
-        Ok(write_superblock(&*self.storage, &mut superblock, self.options.crc32c)?)
+        write_superblock(&*self.storage, &mut superblock, self.options.crc32c)?;
+        Ok(())
     }
-}
-
-fn superblock_features(superblock: &Superblock) -> u32 {
-    superblock.features().incompat
 }
 
 /// The first generation of new inodes of a mount.
