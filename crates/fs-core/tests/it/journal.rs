@@ -15,20 +15,20 @@ use riopipe_nvme::digest::soft;
 use crate::image::Image;
 
 /// Features of file systems: with each shape of the journal's blocks that RioFS writes.
-const OPTIONS: [&[&str]; 4] =
+pub(crate) const OPTIONS: [&[&str]; 4] =
     [&[], &["-O", "^64bit"], &["-O", "^metadata_csum"], &["-O", "^metadata_csum,^64bit"]];
 
 /// The number of blocks of the file: more than any descriptor block has.
 const FILE_BLOCKS: usize = 600;
 
 /// An image with the file `/file`, and the blocks of the file and of the journal.
-struct Fixture {
-    image: Image,
-    file: Vec<BlockNo>,
-    journal: Vec<BlockNo>,
+pub(crate) struct Fixture {
+    pub(crate) image: Image,
+    pub(crate) file: Vec<BlockNo>,
+    pub(crate) journal: Vec<BlockNo>,
 }
 
-fn content(value: u64) -> Block {
+pub(crate) fn content(value: u64) -> Block {
     let mut block = [0; BLOCK_BYTES];
     block[8..16].copy_from_slice(&value.to_le_bytes());
     block[BLOCK_BYTES - 8..].copy_from_slice(&(!value).to_le_bytes());
@@ -39,7 +39,7 @@ fn content(value: u64) -> Block {
 }
 
 impl Fixture {
-    fn new(options: &[&str]) -> Self {
+    pub(crate) fn new(options: &[&str]) -> Self {
         let source = tempfile::TempDir::new().expect("a directory");
         let data: Vec<u8> = (1..=FILE_BLOCKS as u64).flat_map(content).collect();
         std::fs::write(source.path().join("file"), data).expect("a file");
@@ -59,13 +59,13 @@ impl Fixture {
         Self { image, file, journal }
     }
 
-    fn superblock(&self) -> JournalSuperblock {
+    pub(crate) fn superblock(&self) -> JournalSuperblock {
         let block = self.image.read(self.journal[0]);
         let blocks = self.journal.len() as u32;
         JournalSuperblock::decode(&self.image.layout(), &block, blocks).expect("a superblock")
     }
 
-    fn recover(&self) -> Result<Recovery, JournalError> {
+    pub(crate) fn recover(&self) -> Result<Recovery, JournalError> {
         let mut read = |n: u32| Ok(Arc::new(*self.image.read(self.journal[n as usize])));
         recover(&self.image.layout(), &self.superblock(), &mut read)
     }
@@ -78,7 +78,7 @@ impl Fixture {
     }
 
     /// Recovers as a mount does, and returns the journal.
-    fn mount(&self) -> MainJournal {
+    pub(crate) fn mount(&self) -> MainJournal {
         let recovery = self.recover().expect("recovered");
         let layout = self.image.layout();
         for home in &recovery.homes {
@@ -91,13 +91,13 @@ impl Fixture {
             .expect("a journal that can be used")
     }
 
-    fn write(&self, writes: impl IntoIterator<Item = BlockWrite>) {
+    pub(crate) fn write(&self, writes: impl IntoIterator<Item = BlockWrite>) {
         for write in writes {
             self.image.write(write.at, &write.data);
         }
     }
 
-    fn set_needs_recovery(&self, needed: bool) {
+    pub(crate) fn set_needs_recovery(&self, needed: bool) {
         let mut superblock = self.image.superblock();
         let mut features = superblock.features();
         let bit = incompat::RECOVER;
@@ -109,7 +109,7 @@ impl Fixture {
     }
 
     /// e2fsck replays the journal and finds nothing else.
-    fn replay(&self) {
+    pub(crate) fn replay(&self) {
         let ended = self.image.repair();
         assert!(ended.output.contains("recovering journal"), "{}", ended.output);
         assert_eq!(ended.output.matches("Fix").count(), 0, "{}", ended.output);
@@ -124,7 +124,7 @@ impl Fixture {
 }
 
 /// Writes all parts of a commit, which is durable then.
-fn commit(
+pub(crate) fn commit(
     fixture: &Fixture,
     journal: &mut MainJournal,
     changes: &[(usize, u64)],
@@ -161,7 +161,7 @@ fn checkpoint(fixture: &Fixture, journal: &mut MainJournal, max: usize) {
     journal.on_tail_released();
 }
 
-fn unmount(fixture: &Fixture, journal: &mut MainJournal) {
+pub(crate) fn unmount(fixture: &Fixture, journal: &mut MainJournal) {
     while !journal.is_all_home() {
         checkpoint(fixture, journal, usize::MAX);
     }
@@ -170,7 +170,11 @@ fn unmount(fixture: &Fixture, journal: &mut MainJournal) {
 }
 
 /// Commits some transactions of several laps, with revokes, and keeps the expected values.
-fn run(fixture: &Fixture, journal: &mut MainJournal, transactions: u64) -> BTreeMap<usize, u64> {
+pub(crate) fn run(
+    fixture: &Fixture,
+    journal: &mut MainJournal,
+    transactions: u64,
+) -> BTreeMap<usize, u64> {
     let mut expected = BTreeMap::new();
     for n in 0..transactions {
         let changes: Vec<(usize, u64)> = (0..FILE_BLOCKS)

@@ -10,5 +10,6 @@ mod format;
 mod groups;
 mod image;
 mod journal;
+mod kernel;
 mod memory;
 mod xattr;
