@@ -13,6 +13,7 @@ use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
+use crate::tid::Tid;
 
 /// The size of the largest file, in bytes: 2^32 - 1 blocks.
 pub(crate) const SIZE_MAX: u64 = (u32::MAX as u64) * BLOCK_BYTES as u64;
@@ -297,6 +298,9 @@ impl Fs {
         let finished = op.finish(&[inode])?;
         state.disk = disk;
         state.written_size = size;
+        if size < old_size {
+            log_removed(inode, state, is_done, finished.tid);
+        }
         let reserved = state.pages.remove(first_page_behind(size)..u32::MAX);
         self.groups.unreserve(reserved);
         if size < old_size {
@@ -320,6 +324,7 @@ impl Fs {
         }
         let finished = op.finish(&[inode])?;
         state.disk = disk;
+        log_removed(inode, state, is_done, finished.tid);
         drop(finished);
         Ok(is_done)
     }
@@ -336,6 +341,16 @@ impl Fs {
         let mut open = OpenInode { ino: inode.ino, disk };
         let rest = extents::remove_some(&mut open, op, first, 1 << 32, STEP_BLOCKS)?;
         Ok(rest == u64::from(first))
+    }
+}
+
+/// Records that blocks behind the end were removed: a file-level record without this would bring
+/// them back.
+fn log_removed(inode: &Inode, state: &mut InodeState, is_done: bool, tid: Tid) {
+    state.log.change_range(first_page_behind(state.disk.size), u32::MAX, tid);
+    if !is_done {
+        // Recovery would not remove the rest.
+        inode.make_unfit(tid);
     }
 }
 
