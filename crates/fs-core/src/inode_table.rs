@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::block::Ino;
+use crate::block::{BLOCK_BYTES, Ino};
 use crate::file_log::{Changes, Creation, FileLog, UnfitNames};
 use crate::format::inode::DiskInode;
 use crate::pages::Pages;
@@ -70,6 +70,14 @@ impl InodeState {
             last_seq: GroupSeq(0),
             log: FileLog::default(),
             is_gone: false,
+        }
+    }
+
+    /// Sets the size on the drive if no data behind it waits: the rest of the file is a hole then.
+    pub(crate) fn settle_size(&mut self) {
+        let first = u32::try_from(self.written_size / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        if self.disk.is_regular() && !self.pages.is_dirty_from(first) {
+            self.written_size = self.disk.size;
         }
     }
 }

@@ -94,6 +94,12 @@ impl Pages {
         Some((first, run))
     }
 
+    /// Whether a page from `first` on is dirty.
+    pub(crate) fn is_dirty_from(&self, first: u32) -> bool {
+        let is_dirty = |page: &Page| matches!(page.state, PageState::Dirty { .. });
+        self.dirty > 0 && self.pages.range(first..).any(|(_, page)| is_dirty(page))
+    }
+
     /// Records that the dirty pages of a range were submitted. Returns how many had a reserved
     /// block.
     pub(crate) fn submitted(&mut self, range: Range<u32>, seq: GroupSeq) -> u64 {

@@ -263,6 +263,7 @@ impl Fs {
         disk.version += 1;
         let finished = op.finish(&[inode])?;
         self.groups.unreserve(state.pages.remove(pages.start..end));
+        state.settle_size();
         Self::put(state, disk, pages.start..end, finished);
         Ok(end)
     }

@@ -136,6 +136,7 @@ impl Fs {
         self.groups.unreserve(reserved);
         state.written_size = state.written_size.max(end.min(state.disk.size));
         state.last_seq = seq;
+        state.settle_size();
     }
 
     /// The stream and the last group of an inode's data.
