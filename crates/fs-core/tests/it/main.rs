@@ -7,6 +7,7 @@ mod dir;
 mod edit;
 mod extents;
 mod format;
+mod fsx;
 mod groups;
 mod image;
 mod journal;

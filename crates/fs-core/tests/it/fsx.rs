@@ -1,0 +1,475 @@
+//! Random operations on the content of a few files, compared with a model byte for byte, as `fsx`
+//! of the file system tests does it.
+//!
+//! `RIOFS_SEED` is the first seed, `RIOFS_SEEDS` the number of seeds, `RIOFS_STEPS` the number of
+//! operations of each. A failure prints the shortest list of operations that was found for it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use riopipe_fs_core::format::inode::Time;
+use riopipe_fs_core::fs::{Attr, Fs, MountOptions, SeekTo, SetAttr, mode};
+use riopipe_fs_core::storage::Storage;
+use riopipe_fs_core::{FsError, Ino};
+
+use crate::calls::{NOW, file, options, root};
+use crate::crash::Random;
+use crate::memory::{Image, Memory, check_clean, image_of};
+
+const BLOCKS: u64 = 32_768;
+const FILES: usize = 3;
+const PAGE: u64 = 4096;
+
+/// An operation. All its numbers are fixed, so that a list of operations can be shortened.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Write {
+        file: usize,
+        at: u64,
+        len: u64,
+        byte: u8,
+    },
+    /// Writes to every second page.
+    WriteApart {
+        file: usize,
+        at: u64,
+        pages: u64,
+        byte: u8,
+    },
+    Read {
+        file: usize,
+        at: u64,
+        len: u64,
+    },
+    Truncate {
+        file: usize,
+        size: u64,
+    },
+    Fallocate {
+        file: usize,
+        how: i32,
+        at: u64,
+        len: u64,
+    },
+    Seek {
+        file: usize,
+        at: u64,
+    },
+    Fsync {
+        file: usize,
+        data_only: bool,
+    },
+    Barrier {
+        file: usize,
+    },
+    Sync,
+    Tick,
+    /// Forgets the file, lets idle inodes go, and finds it again.
+    Forget {
+        file: usize,
+    },
+    /// Deletes the file, and makes a new one. `open`: it is read and written in between.
+    Renew {
+        file: usize,
+        open: bool,
+    },
+    /// Unmounts and mounts.
+    Remount,
+    /// Syncs all, or each file, and mounts without an unmount.
+    Crash {
+        each: bool,
+        seed: u64,
+    },
+}
+
+fn steps(seed: u64, count: usize) -> Vec<Step> {
+    let mut random = Random(seed);
+    let max = [60_000, 500_000, 3_000_000][random.below(3) as usize];
+    (0..count).map(|_| random_step(&mut random, max)).collect()
+}
+
+fn random_step(random: &mut Random, max: u64) -> Step {
+    let file = random.below(FILES as u64) as usize;
+    let at = match random.below(3) {
+        0 => random.below(max / PAGE) * PAGE,
+        1 => random.below(20_000),
+        _ => random.below(max),
+    };
+    let len = match random.below(6) {
+        0 => 1 + random.below(100),
+        1 => 1 + random.below(3 * PAGE),
+        2 => PAGE,
+        3 => PAGE * (1 + random.below(20)),
+        4 => 1 + random.below(max / 4),
+        _ => 1 + random.below(2 * PAGE),
+    };
+    let byte = 1 + random.below(255) as u8;
+    match random.below(1000) {
+        0..280 => Step::Write { file, at, len, byte },
+        280..300 => Step::WriteApart { file, at, pages: 1 + random.below(40), byte },
+        300..520 => Step::Read { file, at, len },
+        520..600 => Step::Truncate { file, size: if random.below(8) == 0 { 0 } else { at } },
+        600..800 => {
+            const MODES: [i32; 9] = [
+                0,
+                mode::KEEP_SIZE,
+                mode::PUNCH_HOLE | mode::KEEP_SIZE,
+                mode::PUNCH_HOLE | mode::KEEP_SIZE,
+                mode::ZERO_RANGE,
+                mode::ZERO_RANGE | mode::KEEP_SIZE,
+                mode::COLLAPSE_RANGE,
+                mode::COLLAPSE_RANGE,
+                mode::INSERT_RANGE,
+            ];
+            let how = MODES[random.below(9) as usize];
+            let is_shift = how & (mode::COLLAPSE_RANGE | mode::INSERT_RANGE) != 0;
+            let (mut at, mut len) = (at, len);
+            if is_shift && random.below(10) > 0 {
+                at -= at % PAGE;
+                len = PAGE * (1 + random.below(12));
+            }
+            Step::Fallocate { file, how, at, len }
+        }
+        800..880 => Step::Seek { file, at },
+        880..940 => Step::Fsync { file, data_only: random.below(2) == 0 },
+        940..950 => Step::Barrier { file },
+        950..960 => Step::Sync,
+        960..970 => Step::Tick,
+        970..980 => Step::Forget { file },
+        980..987 => Step::Renew { file, open: random.below(2) == 0 },
+        987..992 => Step::Remount,
+        992..1000 => Step::Crash { each: random.below(2) == 0, seed: random.below(u64::MAX) },
+        _ => unreachable!("below 1000"),
+    }
+}
+
+/// The mounted file system and its model.
+struct Test {
+    memory: Arc<Memory>,
+    fs: Fs,
+    inos: [Ino; FILES],
+    model: [Vec<u8>; FILES],
+    now: Time,
+    mounts: u8,
+    mount: MountOptions,
+}
+
+fn name(file: usize) -> [u8; 2] {
+    [b'f', b'0' + file as u8]
+}
+
+impl Test {
+    fn new(image: &Image, mount: &MountOptions) -> Self {
+        let memory = Arc::new(Memory::new(image.clone(), BLOCKS, 3));
+        let (fs, _) = Fs::mount(memory.clone(), mount.clone(), NOW).unwrap();
+        let inos = std::array::from_fn(|n| {
+            fs.create(&root(), Ino::ROOT, &name(n), &file(0o644), NOW).unwrap().ino
+        });
+        let model = std::array::from_fn(|_| Vec::new());
+        Self { memory, fs, inos, model, now: NOW, mounts: 0, mount: mount.clone() }
+    }
+
+    fn mount(&mut self, image: Image) {
+        self.memory = Arc::new(Memory::new(image, BLOCKS, 3));
+        self.mounts = self.mounts.wrapping_add(1);
+        let mut options = self.mount.clone();
+        options.epoch.0[0] = self.mounts;
+        (self.fs, _) = Fs::mount(self.memory.clone(), options, self.now).unwrap();
+        for n in 0..FILES {
+            self.inos[n] = self.fs.lookup(&root(), Ino::ROOT, &name(n)).unwrap().ino;
+            self.compare(n);
+        }
+    }
+
+    /// Compares all of a file.
+    fn compare(&self, n: usize) {
+        self.read(n, 0, self.model[n].len() as u64 + PAGE);
+    }
+
+    fn read(&self, n: usize, at: u64, len: u64) {
+        let model = &self.model[n];
+        let mut data = vec![0xee; len as usize];
+        let read = self.fs.read(self.inos[n], at, &mut data, self.now).unwrap();
+        let end = model.len().min((at + len) as usize);
+        let expected = model.get(at as usize..end).unwrap_or_default();
+        assert_eq!(read, expected.len(), "the length read from {at}");
+        let data = &data[..read];
+        if let Some(first) = (0..read).find(|&i| data[i] != expected[i]) {
+            let wrong = (0..read).filter(|&i| data[i] != expected[i]).count();
+            panic!(
+                "file {n}: byte {} is {} and not {}; {wrong} bytes are wrong",
+                at as usize + first,
+                data[first],
+                expected[first]
+            );
+        }
+    }
+
+    fn attr(&self, n: usize) -> Attr {
+        let attr = self.fs.attr(self.inos[n]).unwrap();
+        assert_eq!(attr.size, self.model[n].len() as u64, "the size of file {n}");
+        assert!(attr.sectors < 8 * BLOCKS, "{} sectors", attr.sectors);
+        attr
+    }
+
+    fn fill(&mut self, n: usize, at: u64, len: u64, byte: u8) {
+        let end = (at + len) as usize;
+        let model = &mut self.model[n];
+        model.resize(model.len().max(end), 0);
+        // The blocks differ, so that moved data is noticed.
+        for (index, to) in model[at as usize..end].iter_mut().enumerate() {
+            *to = byte ^ (index / 512) as u8;
+        }
+        let written = self.fs.write(&root(), self.inos[n], at, &model[at as usize..end], self.now);
+        assert_eq!(written, Ok(len as usize));
+    }
+
+    fn step(&mut self, step: Step) {
+        self.now.seconds += 1;
+        let now = self.now;
+        match step {
+            Step::Write { file, at, len, byte } => self.fill(file, at, len, byte),
+            Step::WriteApart { file, at, pages, byte } => {
+                for page in 0..pages {
+                    self.fill(file, at + page * 2 * PAGE, 700, byte);
+                }
+            }
+            Step::Read { file, at, len } => self.read(file, at, len),
+            Step::Truncate { file, size } => {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let attr = self.fs.set_attr(&root(), self.inos[file], &set, now).unwrap();
+                assert_eq!(attr.size, size);
+                self.model[file].resize(size as usize, 0);
+            }
+            Step::Fallocate { file, how, at, len } => self.fallocate(file, how, at, len),
+            Step::Seek { file, at } => self.seek(file, at),
+            Step::Fsync { file, data_only } => {
+                self.fs.fsync(self.inos[file], data_only, now).unwrap();
+            }
+            Step::Barrier { file } => self.fs.barrier(self.inos[file], false, now).unwrap(),
+            Step::Sync => self.fs.sync(now).unwrap(),
+            Step::Tick => {
+                self.now.seconds += 10;
+                self.fs.tick(self.now).unwrap();
+            }
+            Step::Forget { file } => {
+                self.fs.forget(self.inos[file], 1);
+                self.now.seconds += 10;
+                self.fs.tick(self.now).unwrap();
+                self.inos[file] = self.fs.lookup(&root(), Ino::ROOT, &name(file)).unwrap().ino;
+            }
+            Step::Renew { file: n, open } => {
+                if !open {
+                    self.fs.forget(self.inos[n], 1);
+                }
+                self.fs.unlink(&root(), Ino::ROOT, &name(n), now).unwrap();
+                if open {
+                    self.fill(n, 5000, 5000, 77);
+                    self.compare(n);
+                    self.fs.forget(self.inos[n], 1);
+                }
+                self.model[n].clear();
+                let made = self.fs.create(&root(), Ino::ROOT, &name(n), &file(0o644), now);
+                self.inos[n] = made.unwrap().ino;
+            }
+            Step::Remount => {
+                self.fs.unmount(now).unwrap();
+                self.mount(self.memory.image());
+            }
+            Step::Crash { each, seed } => {
+                if each {
+                    let all = self.inos;
+                    for (n, ino) in all.into_iter().enumerate() {
+                        self.fs.fsync(ino, (seed >> n) % 2 == 0, now).unwrap();
+                    }
+                } else {
+                    self.fs.sync(now).unwrap();
+                }
+                let mut random = Random(seed);
+                let image = self.memory.crash(&mut |n| random.below(n));
+                self.mount(image);
+            }
+        }
+        for n in 0..FILES {
+            self.attr(n);
+        }
+    }
+
+    fn fallocate(&mut self, n: usize, how: i32, at: u64, len: u64) {
+        let done = self.fs.fallocate(self.inos[n], how, at, len, self.now);
+        let model = &mut self.model[n];
+        let size = model.len();
+        let (from, end) = (at as usize, (at + len) as usize);
+        let is_aligned = at.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+        let keeps = how & mode::KEEP_SIZE != 0;
+        match how & !mode::KEEP_SIZE {
+            0 => {}
+            mode::PUNCH_HOLE | mode::ZERO_RANGE => {
+                model[from.min(size)..end.min(size)].fill(0);
+            }
+            mode::COLLAPSE_RANGE => {
+                if !is_aligned || end >= size {
+                    assert_eq!(done, Err(FsError::Invalid));
+                    return;
+                }
+                model.drain(from..end);
+            }
+            mode::INSERT_RANGE => {
+                if !is_aligned || from >= size {
+                    assert_eq!(done, Err(FsError::Invalid));
+                    return;
+                }
+                model.splice(from..from, std::iter::repeat_n(0, len as usize));
+            }
+            other => unreachable!("mode {other}"),
+        }
+        if !keeps && matches!(how, 0 | mode::ZERO_RANGE) {
+            model.resize(size.max(end), 0);
+        }
+        assert_eq!(done, Ok(()));
+    }
+
+    fn seek(&self, n: usize, at: u64) {
+        let model = &self.model[n];
+        let size = model.len() as u64;
+        let seek = |at, to| self.fs.seek(self.inos[n], at, to);
+        let is_zero =
+            |from: u64, to: u64| model[from as usize..to as usize].iter().all(|b| *b == 0);
+        if at >= size {
+            assert_eq!(seek(at, SeekTo::Data), Err(FsError::NoDataOrHole));
+            assert_eq!(seek(at, SeekTo::Hole), Err(FsError::NoDataOrHole));
+            return;
+        }
+        match seek(at, SeekTo::Data) {
+            Ok(data) => {
+                assert!(at <= data && data < size && is_zero(at, data), "data at {data}");
+            }
+            Err(error) => {
+                assert_eq!(error, FsError::NoDataOrHole);
+                assert!(is_zero(at, size), "no data from {at} on");
+            }
+        }
+        let hole = seek(at, SeekTo::Hole).unwrap();
+        assert!(at <= hole && hole <= size, "a hole at {hole}");
+        if hole < size {
+            let next = seek(hole, SeekTo::Data).unwrap_or(size);
+            assert!(next > hole && is_zero(hole, next), "a hole from {hole} to {next}");
+        }
+    }
+
+    fn end(self) {
+        for n in 0..FILES {
+            self.compare(n);
+        }
+        self.fs.sync(self.now).unwrap();
+        let sectors: Vec<u64> = (0..FILES).map(|n| self.attr(n).sectors).collect();
+        self.fs.unmount(self.now).unwrap();
+        let image = self.memory.image();
+        check_clean(&image, self.memory.blocks());
+        let mut again = Self { memory: self.memory, ..self };
+        again.mount(image);
+        for (n, before) in sectors.into_iter().enumerate() {
+            assert_eq!(again.attr(n).sectors, before, "the sectors of file {n}");
+        }
+    }
+}
+
+/// Runs operations. The error is the text of the panic.
+fn run(image: &Image, mount: &MountOptions, steps: &[Step]) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| {
+        let mut test = Test::new(image, mount);
+        for step in steps {
+            test.step(*step);
+        }
+        test.end();
+    }))
+    .map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+            .unwrap_or_default()
+    })
+}
+
+/// A shorter list of operations that fails, too.
+fn shorten(image: &Image, mount: &MountOptions, mut steps: Vec<Step>) -> Vec<Step> {
+    let mut part = steps.len() / 2;
+    let mut tries = 0;
+    while part > 0 && tries < 600 {
+        let mut from = 0;
+        while from < steps.len() {
+            let mut fewer = steps.clone();
+            fewer.drain(from..steps.len().min(from + part));
+            tries += 1;
+            if run(image, mount, &fewer).is_err() {
+                steps = fewer;
+            } else {
+                from += part;
+            }
+        }
+        part /= 2;
+    }
+    steps
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn run_seeds(image: &Image, mount: &MountOptions, seeds: u64, count: usize) {
+    let first = number("RIOFS_SEED", 1);
+    for seed in first..first + number("RIOFS_SEEDS", seeds) {
+        let steps = steps(seed, number("RIOFS_STEPS", count as u64) as usize);
+        if let Err(error) = run(image, mount, &steps) {
+            let short = shorten(image, mount, steps);
+            let again = run(image, mount, &short);
+            panic!("seed {seed}: {error}\n{short:?}\nfails with: {again:?}");
+        }
+    }
+}
+
+#[test]
+fn a_truncate_is_in_the_record_of_the_next_fsync() {
+    let image = image_of(BLOCKS, &[]);
+    let steps = [
+        Step::Write { file: 2, at: 3115, len: 217_253, byte: 15 },
+        Step::Sync,
+        Step::Truncate { file: 2, size: 0 },
+        Step::Crash { each: true, seed: 3 },
+    ];
+    assert_eq!(run(&image, &options(), &steps), Ok(()));
+}
+
+#[test]
+fn a_recovery_allocates_no_block_of_a_later_record() {
+    // The record of file 1 splits the root of its extent tree. The new node must not get a block of
+    // the next extent.
+    let image = image_of(BLOCKS, &[]);
+    let steps = [
+        Step::Write { file: 1, at: 1_847_296, len: 7464, byte: 156 },
+        Step::Fallocate { file: 1, how: mode::ZERO_RANGE, at: 1_814_528, len: 4096 },
+        Step::Write { file: 1, at: 1_335_296, len: 2675, byte: 101 },
+        Step::Write { file: 1, at: 868_911, len: 5859, byte: 41 },
+        Step::Sync,
+        Step::Write { file: 1, at: 819_200, len: 574_165, byte: 20 },
+        Step::Truncate { file: 1, size: 1_105_920 },
+        Step::Crash { each: true, seed: 182 },
+    ];
+    assert_eq!(run(&image, &options(), &steps), Ok(()));
+}
+
+#[test]
+fn a_file_keeps_its_size_if_its_last_pages_are_punched_before_they_are_written() {
+    let image = image_of(BLOCKS, &[]);
+    let how = mode::PUNCH_HOLE | mode::KEEP_SIZE;
+    let steps = [
+        Step::Write { file: 1, at: 851, len: 28_672, byte: 93 },
+        Step::Fallocate { file: 1, how, at: 6107, len: 53_248 },
+        Step::Remount,
+    ];
+    assert_eq!(run(&image, &options(), &steps), Ok(()));
+}
+
+#[test]
+fn files_have_the_content_of_their_models() {
+    run_seeds(&image_of(BLOCKS, &[]), &options(), 4, 2000);
+}
