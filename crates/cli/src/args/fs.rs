@@ -75,7 +75,7 @@ pub enum Mode {
 
 /// Mount a file system.
 #[derive(Args, Clone, Debug)]
-#[command(mut_arg("name", |name| name.value_name("VOLUME|FILE").help(PLACE)))]
+#[command(mut_arg("name", |name| name.index(1).value_name("VOLUME|FILE").help(PLACE)))]
 #[command(after_help = "\
 The file system is served through FUSE, by this process, until it is unmounted: by `umount DIR`
 (`fusermount3 -u DIR` for users other than root), by SIGTERM or Ctrl-C. Then everything is made
@@ -97,7 +97,7 @@ pub struct Mount {
     #[command(flatten)]
     pub open: Open,
     /// The directory
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", index = 2)]
     pub directory: PathBuf,
     /// How fsync keeps order
     #[arg(long, value_enum, default_value_t = Mode::Rio)]
