@@ -462,3 +462,116 @@ fn ring(
 fn first_tid(sequence: u32) -> Tid {
     Tid(if sequence == 0 { 1 << 32 } else { sequence.into() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::BLOCK_BYTES;
+    use crate::journal::format::tests_support::superblock;
+    use crate::journal::recovery::recover;
+    use crate::testing::layout;
+
+    fn journal(len: u32) -> Result<MainJournal, JournalError> {
+        let superblock = superblock(len);
+        let mut read = |_| panic!("the log is empty");
+        let recovery = recover(&layout(), &superblock, &mut read).expect("recovered");
+        let blocks = (100..).take(len as usize).map(BlockNo).collect();
+        MainJournal::new(&layout(), &superblock, blocks, &recovery)
+    }
+
+    fn blocks(numbers: core::ops::Range<u64>) -> Vec<(BlockNo, Arc<Block>)> {
+        numbers.map(|at| (BlockNo(at), Arc::new([at as u8; BLOCK_BYTES]))).collect()
+    }
+
+    fn commit(journal: &mut MainJournal, numbers: core::ops::Range<u64>, revoked: &[u64]) -> Tid {
+        let revoked: Vec<BlockNo> = revoked.iter().map(|&at| BlockNo(at)).collect();
+        let tid = journal.next();
+        journal.encode_commit(tid, &blocks(numbers), &revoked, 0).expect("it fits");
+        tid
+    }
+
+    #[test]
+    fn a_journal_needs_as_many_blocks_as_the_kernel_needs() {
+        assert_eq!(journal(1024).expect("large enough").capacity(), 1022);
+        let too_small = JournalError::TooSmall { blocks: 1023, needed: 1024 };
+        assert_eq!(journal(1023).expect_err("too small"), too_small);
+    }
+
+    #[test]
+    fn a_transaction_larger_than_the_log_is_an_error() {
+        let mut journal = journal(1024).expect("large enough");
+        // 1016 copies, 5 descriptor blocks and the commit block fill the log.
+        assert_eq!(journal.has_space(1016, 0), Ok(true));
+        let too_large = JournalError::TooLarge { blocks: 1022, needed: 1023 };
+        assert_eq!(journal.has_space(1017, 0), Err(too_large.clone()));
+        assert_eq!(journal.has_space(1016, 1), Err(too_large.clone()));
+        let found = journal.encode_commit(journal.next(), &blocks(0..1017), &[], 0);
+        assert_eq!(found.expect_err("too large"), too_large);
+        commit(&mut journal, 0..1016, &[]);
+        assert_eq!((journal.used(), journal.has_space(0, 0)), (1022, Ok(false)));
+    }
+
+    #[test]
+    #[should_panic(expected = "transactions have no gaps")]
+    fn a_gap_between_transactions_is_refused() {
+        let mut journal = journal(1024).expect("large enough");
+        let tid = journal.next().next();
+        let _ = journal.encode_commit(tid, &[], &[], 0);
+    }
+
+    #[test]
+    fn a_checkpoint_names_the_transactions_that_it_completes() {
+        let mut journal = journal(1024).expect("large enough");
+        let first = commit(&mut journal, 0..4, &[]);
+        let second = commit(&mut journal, 2..6, &[0]);
+        assert!(journal.plan_checkpoint(9).is_empty(), "nothing is durable");
+        journal.on_commit_durable(second);
+        // Block 0 is revoked, and 2 and 3 have later copies.
+        assert_eq!(journal.not_home(), 5);
+        let plan = journal.plan_checkpoint(3);
+        let numbers: Vec<u64> = plan.writes.iter().map(|write| write.at.0).collect();
+        assert_eq!((numbers, plan.up_to), (alloc::vec![1, 2, 3], Some(first)));
+        assert!(journal.is_written_home(BlockNo(1)) && !journal.is_written_home(BlockNo(4)));
+        assert!(journal.plan_checkpoint(9).is_empty(), "one is in flight");
+        assert!(journal.tail_update().is_none(), "nothing is home");
+        journal.on_checkpoint_released(plan);
+        assert!(!journal.is_written_home(BlockNo(1)));
+        assert!(journal.committed(BlockNo(1)).is_none() && journal.committed(BlockNo(4)).is_some());
+
+        let used = journal.used();
+        assert!(journal.tail_update().is_some());
+        assert!(journal.tail_update().is_none(), "one is in flight");
+        assert_eq!(journal.used(), used, "the space is not free before the tail is released");
+        journal.on_tail_released();
+        assert!(journal.used() < used && !journal.is_all_home());
+        let plan = journal.plan_checkpoint(usize::MAX);
+        assert_eq!((plan.writes.len(), plan.up_to), (2, Some(second)));
+        journal.on_checkpoint_released(plan);
+        assert!(journal.is_all_home());
+        assert!(journal.empty().is_some());
+        journal.on_tail_released();
+        assert!(journal.empty().is_none(), "it is empty");
+    }
+
+    #[test]
+    fn a_shorter_log_begins_in_its_blocks() {
+        let mut journal = journal(2048).expect("large enough");
+        let tid = commit(&mut journal, 0..900, &[]);
+        journal.on_commit_durable(tid);
+        let tid = commit(&mut journal, 0..900, &[]);
+        journal.on_commit_durable(tid);
+        let plan = journal.plan_checkpoint(usize::MAX);
+        journal.on_checkpoint_released(plan);
+        assert!(journal.empty().is_some());
+        journal.on_tail_released();
+        // The head is behind block 1800.
+        let write = journal.set_maxlen(1100).expect("long enough");
+        assert_eq!((write.at, write.placement), (BlockNo(100), Placement::InPlace));
+        journal.on_tail_released();
+        assert_eq!((journal.used(), journal.capacity()), (0, 1098));
+        let commit = journal.encode_commit(journal.next(), &blocks(0..3), &[], 0).expect("it fits");
+        assert_eq!(commit.body[0].at, BlockNo(101));
+        assert!(commit.start.is_some());
+        assert!(commit.body.iter().all(|write| write.placement == Placement::Fresh));
+    }
+}

@@ -313,3 +313,105 @@ impl Scan {
 fn end(pending: Pending) -> LogEnd {
     pending.damage.map_or(LogEnd::Clean, LogEnd::Unfinished)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::BLOCK_BYTES;
+    use crate::journal::format::tests_support::superblock;
+    use crate::journal::writer;
+    use crate::testing::layout;
+
+    const LEN: u32 = 20;
+
+    /// A journal with a log that begins at block 1 with transaction 7, and its shape.
+    fn log(layout: &Layout) -> (JournalSuperblock, Shape) {
+        let mut superblock = superblock(LEN);
+        superblock.use_features_of(layout);
+        superblock.set_start(1);
+        superblock.set_sequence(7);
+        let shape = superblock.shape(layout);
+        (superblock, shape)
+    }
+
+    fn without_checksums() -> Layout {
+        Layout { csum_seed: None, ..layout() }
+    }
+
+    fn recover_from(
+        layout: &Layout,
+        superblock: &JournalSuperblock,
+        blocks: &[Arc<Block>],
+    ) -> Result<Recovery, JournalError> {
+        let empty = Arc::new([0; BLOCK_BYTES]);
+        let mut read = |n: u32| Ok(blocks.get(n as usize - 1).unwrap_or(&empty).clone());
+        recover(layout, superblock, &mut read)
+    }
+
+    fn transaction(shape: &Shape, sequence: u32, at: u64, seconds: u64) -> Vec<Arc<Block>> {
+        let blocks = [(BlockNo(at), Arc::new([3; BLOCK_BYTES]))];
+        writer::encode(shape, sequence, &blocks, &[], seconds)
+    }
+
+    #[test]
+    fn a_block_outside_of_the_file_system_is_an_error() {
+        for layout in [layout(), without_checksums()] {
+            let (superblock, shape) = log(&layout);
+            let blocks = transaction(&shape, 7, layout.blocks - 1, 0);
+            recover_from(&layout, &superblock, &blocks).expect("the last block");
+            let blocks = transaction(&shape, 7, layout.blocks, 0);
+            let found = recover_from(&layout, &superblock, &blocks).expect_err("behind it");
+            let what = DamagedPart::Tag(BlockNo(layout.blocks));
+            assert_eq!(found, JournalError::DamagedTransaction { what, sequence: 7 });
+        }
+    }
+
+    /// An older journal at the same place may have left a transaction of the same number.
+    #[test]
+    fn a_damaged_transaction_with_an_older_time_ends_the_log() {
+        let layout = layout();
+        let (superblock, shape) = log(&layout);
+        let mut blocks = transaction(&shape, 7, 5, 1000);
+        blocks.extend(transaction(&shape, 8, 6, 999));
+        Arc::make_mut(&mut blocks[3])[100] ^= 1;
+        let recovery = recover_from(&layout, &superblock, &blocks).expect("recovered");
+        assert_eq!((recovery.last, recovery.next, recovery.head), (Some(7), 9, 4));
+        assert_eq!(recovery.end, LogEnd::Unfinished(DamagedPart::Descriptor(4)));
+
+        blocks.truncate(3);
+        blocks.extend(transaction(&shape, 8, 6, 1000));
+        Arc::make_mut(&mut blocks[3])[100] ^= 1;
+        let found = recover_from(&layout, &superblock, &blocks).expect_err("damaged");
+        let what = DamagedPart::Descriptor(4);
+        assert_eq!(found, JournalError::DamagedTransaction { what, sequence: 8 });
+    }
+
+    #[test]
+    fn a_log_that_never_ends_is_left_after_a_lap() {
+        for layout in [layout(), without_checksums()] {
+            let (superblock, shape) = log(&layout);
+            let revokes = alloc::vec![Arc::new(shape.revoke(7, &[])); LEN as usize - 1];
+            let recovery = recover_from(&layout, &superblock, &revokes).expect("recovered");
+            assert_eq!((recovery.end, recovery.transactions), (LogEnd::Full, 0));
+            let descriptors = alloc::vec![Arc::new(shape.descriptor(7, &[])); LEN as usize - 1];
+            let recovery = recover_from(&layout, &superblock, &descriptors).expect("recovered");
+            assert_eq!((recovery.end, recovery.transactions), (LogEnd::Full, 0));
+        }
+    }
+
+    #[test]
+    fn a_revoke_block_with_a_wrong_length_is_damage() {
+        for layout in [layout(), without_checksums()] {
+            let (superblock, shape) = log(&layout);
+            let mut revoke = shape.revoke(7, &[BlockNo(5)]);
+            revoke[12..16].copy_from_slice(&5000_u32.to_be_bytes());
+            let mut blocks = alloc::vec![Arc::new(revoke)];
+            let recovery = recover_from(&layout, &superblock, &blocks).expect("recovered");
+            assert_eq!(recovery.end, LogEnd::Unfinished(DamagedPart::Revoke(1)));
+            blocks.push(Arc::new(shape.commit(7, 0)));
+            let found = recover_from(&layout, &superblock, &blocks).expect_err("damaged");
+            let what = DamagedPart::Revoke(1);
+            assert_eq!(found, JournalError::DamagedTransaction { what, sequence: 7 });
+        }
+    }
+}
