@@ -400,6 +400,32 @@ mod tests {
     }
 
     #[test]
+    fn a_revoke_block_with_a_wrong_checksum_is_damage() {
+        let (superblock, shape) = log(&layout());
+        let mut revoke = shape.revoke(7, &[BlockNo(5)]);
+        revoke[23] ^= 1;
+        let mut blocks = alloc::vec![Arc::new(revoke)];
+        blocks.push(Arc::new(shape.commit(7, 0)));
+        let found = recover_from(&layout(), &superblock, &blocks).expect_err("damaged");
+        let what = DamagedPart::Revoke(1);
+        assert_eq!(found, JournalError::DamagedTransaction { what, sequence: 7 });
+    }
+
+    /// Even if the next transaction is all that shows it.
+    #[test]
+    fn a_damaged_commit_block_before_another_transaction_is_an_error() {
+        let (superblock, shape) = log(&layout());
+        let mut blocks = transaction(&shape, 7, 5, 0);
+        Arc::make_mut(&mut blocks[2])[100] ^= 1;
+        let recovery = recover_from(&layout(), &superblock, &blocks).expect("recovered");
+        assert_eq!((recovery.last, recovery.next), (None, 8));
+        blocks.extend(transaction(&shape, 8, 6, 0));
+        let found = recover_from(&layout(), &superblock, &blocks).expect_err("damaged");
+        let what = DamagedPart::Commit(3);
+        assert_eq!(found, JournalError::DamagedTransaction { what, sequence: 7 });
+    }
+
+    #[test]
     fn a_revoke_block_with_a_wrong_length_is_damage() {
         for layout in [layout(), without_checksums()] {
             let (superblock, shape) = log(&layout);
