@@ -107,10 +107,12 @@ impl Fs {
                 return Ok(());
             };
             self.wait_barriers(Some(self.stream_of(inode.ino)))?;
-            match self.submit_file(&inode, data_only, false)? {
-                FileCommit::Submitted(stream, seq) => self.add_barrier(stream, seq),
-                FileCommit::Nothing => {}
-                FileCommit::Fallback(_) => self.commit_without_held()?,
+            match self.submit_file(&inode, data_only, false) {
+                Ok(FileCommit::Submitted(stream, seq)) => self.add_barrier(stream, seq),
+                // It may have been deleted meanwhile.
+                Ok(FileCommit::Nothing) | Err(FsError::Stale(_)) => {}
+                Ok(FileCommit::Fallback(_)) => self.commit_without_held()?,
+                Err(error) => return Err(error),
             }
             let mut barriers = self.barriers.lock();
             barriers.held.remove(0);

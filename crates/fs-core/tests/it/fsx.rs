@@ -411,7 +411,7 @@ fn shorten(image: &Image, mount: &MountOptions, mut steps: Vec<Step>) -> Vec<Ste
     steps
 }
 
-fn number(name: &str, default: u64) -> u64 {
+pub(crate) fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
@@ -465,6 +465,18 @@ fn a_file_keeps_its_size_if_its_last_pages_are_punched_before_they_are_written()
         Step::Write { file: 1, at: 851, len: 28_672, byte: 93 },
         Step::Fallocate { file: 1, how, at: 6107, len: 53_248 },
         Step::Remount,
+    ];
+    assert_eq!(run(&image, &options(), &steps), Ok(()));
+}
+
+#[test]
+fn a_file_with_a_barrier_may_be_deleted() {
+    let image = image_of(BLOCKS, &[]);
+    let steps = [
+        Step::Barrier { file: 1 },
+        Step::Barrier { file: 2 },
+        Step::Renew { file: 2, open: false },
+        Step::Sync,
     ];
     assert_eq!(run(&image, &options(), &steps), Ok(()));
 }
