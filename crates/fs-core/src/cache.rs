@@ -13,6 +13,18 @@ use crate::tid::Tid;
 
 const SHARDS: usize = 64;
 
+/// One shard.
+#[derive(Debug)]
+struct Shard {
+    slots: BTreeMap<BlockNo, Slot>,
+    /// How often slots were dropped.
+    drops: u64,
+}
+
+/// A moment in the life of the cache, at which a block was not in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missed(u64);
+
 /// The blocks of one shard that are kept although no transaction needs them.
 const CLEAN_MAX: usize = 1024;
 
@@ -28,56 +40,68 @@ struct Slot {
 /// The cache of metadata blocks. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct BlockCache {
-    shards: [Mutex<BTreeMap<BlockNo, Slot>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
 }
 
 impl BlockCache {
     pub(crate) fn new() -> Self {
-        Self { shards: [const { Mutex::new(BTreeMap::new()) }; SHARDS] }
+        Self { shards: [const { Mutex::new(Shard { slots: BTreeMap::new(), drops: 0 }) }; SHARDS] }
     }
 
-    fn shard(&self, at: BlockNo) -> &Mutex<BTreeMap<BlockNo, Slot>> {
+    fn shard(&self, at: BlockNo) -> &Mutex<Shard> {
         &self.shards[(at.0 % SHARDS as u64) as usize]
     }
 
-    /// A cached block.
+    /// A cached block; or, for [`insert_read`](Self::insert_read), that it is not there.
     ///
     /// # Errors
     /// The block is in use as another kind: two structures of the file system point at it.
-    pub(crate) fn get(&self, at: BlockNo, kind: BlockKind) -> Result<Option<Arc<Block>>, FsError> {
-        match self.shard(at).lock().get(&at) {
-            None => Ok(None),
-            Some(slot) if slot.kind == kind => Ok(Some(Arc::clone(&slot.data))),
+    pub(crate) fn get(
+        &self,
+        at: BlockNo,
+        kind: BlockKind,
+    ) -> Result<Result<Arc<Block>, Missed>, FsError> {
+        let shard = self.shard(at).lock();
+        match shard.slots.get(&at) {
+            None => Ok(Err(Missed(shard.drops))),
+            Some(slot) if slot.kind == kind => Ok(Ok(Arc::clone(&slot.data))),
             Some(_) => {
                 Err(FsError::DamagedBlock { what: "pointer (two uses of one block)", block: at })
             }
         }
     }
 
-    /// Caches a block that was read, unless it is cached already. Returns the cached one.
+    /// Caches a block that was read after it was `missed`, unless it is cached already. Returns the
+    /// cached one. `None`: blocks were dropped meanwhile. A newer version of the block may have
+    /// been here and be at home now, so the caller reads it again.
     pub(crate) fn insert_read(
         &self,
         at: BlockNo,
         kind: BlockKind,
         data: Arc<Block>,
+        missed: Missed,
         durable: Tid,
-    ) -> Arc<Block> {
+    ) -> Option<Arc<Block>> {
         let mut shard = self.shard(at).lock();
-        if shard.len() >= CLEAN_MAX {
+        if shard.drops != missed.0 {
+            return None;
+        }
+        if shard.slots.len() >= CLEAN_MAX {
             // Every second clean block is dropped. They are read again when they are needed.
             let mut keep = false;
-            shard.retain(|_, slot| {
+            shard.slots.retain(|_, slot| {
                 keep = !keep;
                 slot.tid > durable || keep
             });
+            shard.drops += 1;
         }
-        let slot = shard.entry(at).or_insert(Slot { kind, data, tid: Tid(0) });
-        Arc::clone(&slot.data)
+        let slot = shard.slots.entry(at).or_insert(Slot { kind, data, tid: Tid(0) });
+        Some(Arc::clone(&slot.data))
     }
 
     /// Puts the block of a finished operation of transaction `tid` in its place.
     pub(crate) fn put(&self, at: BlockNo, kind: BlockKind, data: Arc<Block>, tid: Tid) {
-        self.shard(at).lock().insert(at, Slot { kind, data, tid });
+        self.shard(at).lock().slots.insert(at, Slot { kind, data, tid });
     }
 
     /// Changes a cached block of transaction `tid` during a commit's cut, and returns it. `None`:
@@ -89,7 +113,7 @@ impl BlockCache {
         change: impl FnOnce(BlockKind, &mut Block),
     ) -> Option<Arc<Block>> {
         let mut shard = self.shard(at).lock();
-        let slot = shard.get_mut(&at)?;
+        let slot = shard.slots.get_mut(&at)?;
         change(slot.kind, Arc::make_mut(&mut slot.data));
         slot.tid = tid;
         Some(Arc::clone(&slot.data))
@@ -97,6 +121,8 @@ impl BlockCache {
 
     /// Drops a block that was freed.
     pub(crate) fn remove(&self, at: BlockNo) {
-        self.shard(at).lock().remove(&at);
+        let mut shard = self.shard(at).lock();
+        shard.slots.remove(&at);
+        shard.drops += 1;
     }
 }

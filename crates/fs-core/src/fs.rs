@@ -20,7 +20,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use self::attributes::{Attr, SetAttr, StatFs, Times};
 pub use self::directory_move::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
@@ -81,6 +81,8 @@ pub struct Fs {
     pub(crate) gate: RwLock<()>,
     pub(crate) running: Mutex<Running>,
     journal: Mutex<MainJournal>,
+    /// The blocks of its log.
+    log_blocks: AtomicUsize,
     /// The mutex of commits: one commit at a time.
     committing: Mutex<commit::CommitState>,
     /// The last durable transaction.
@@ -90,6 +92,8 @@ pub struct Fs {
     orphans: Mutex<Orphans>,
     /// The mutex of directory moves.
     directory_moves: Mutex<()>,
+    /// The mutex of changes of attributes in blocks, which several inodes may share.
+    shared_attributes: Mutex<()>,
     /// The last transaction that has moved a directory: until it is durable, no file-level record
     /// is written, because paths may lead through the directory.
     directory_moved: AtomicU64,
@@ -135,10 +139,22 @@ impl core::fmt::Debug for Fs {
 }
 
 impl Fs {
-    /// Begins an operation that changes the file system.
+    /// Begins an operation that changes the file system. If the running transaction is large, it is
+    /// committed first: a transaction must fit into the log.
     pub(crate) fn begin(&self) -> Result<Op<'_>, FsError> {
         self.check_writable()?;
+        // A quarter of the log: the operations of other threads, which run already, have another
+        // half of it.
+        let blocks = self.running.lock().blocks_needed() + self.groups.blocks_to_render();
+        if blocks > self.log_blocks.load(Ordering::Relaxed) / 4 {
+            self.commit_without_held()?;
+        }
         Ok(Op::begin(self))
+    }
+
+    /// The blocks that one operation may edit.
+    pub(crate) fn operation_max(&self) -> usize {
+        self.log_blocks.load(Ordering::Relaxed) / 4
     }
 
     /// Whether the file system is read-only: it was mounted so, or an error has made it so
@@ -180,9 +196,20 @@ impl Fs {
 
     /// A metadata block as the finished operations have left it.
     pub(crate) fn read_meta(&self, at: BlockNo, kind: BlockKind) -> Result<Arc<Block>, FsError> {
-        if let Some(data) = self.cache.get(at, kind)? {
-            return Ok(data);
+        loop {
+            let missed = match self.cache.get(at, kind)? {
+                Ok(data) => return Ok(data),
+                Err(missed) => missed,
+            };
+            let data = self.load_meta(at, kind)?;
+            if let Some(data) = self.cache.insert_read(at, kind, data, missed, self.durable()) {
+                return Ok(data);
+            }
         }
+    }
+
+    /// Reads a metadata block that is not in the cache.
+    fn load_meta(&self, at: BlockNo, kind: BlockKind) -> Result<Arc<Block>, FsError> {
         if at.0 >= self.layout.blocks {
             return Err(FsError::DamagedBlock { what: "pointer (out of range)", block: at });
         }
@@ -200,7 +227,7 @@ impl Fs {
         if let BlockKind::ExtentNode(_) = kind {
             extents::check_node(&self.layout, at, &data)?;
         }
-        Ok(self.cache.insert_read(at, kind, data, self.durable()))
+        Ok(data)
     }
 
     /// The last durable transaction.
@@ -210,14 +237,18 @@ impl Fs {
 
     /// An inode that is in use.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>, FsError> {
-        if let Some(inode) = self.inodes.get(ino) {
-            return Ok(inode);
+        loop {
+            let missed = match self.inodes.get(ino) {
+                Ok(inode) if inode.is_gone() => return Err(FsError::Stale(ino)),
+                Ok(inode) => return Ok(inode),
+                Err(missed) => missed,
+            };
+            let disk = self.read_inode(ino)?;
+            if disk.links == 0 && !self.orphans.lock().contains(ino) {
+                return Err(FsError::Stale(ino));
+            }
+            self.inodes.insert_read(Inode::new(ino, disk), missed);
         }
-        let disk = self.read_inode(ino)?;
-        if disk.links == 0 && !self.orphans.lock().contains(ino) {
-            return Err(FsError::Stale(ino));
-        }
-        Ok(self.inodes.insert_read(Inode::new(ino, disk)))
     }
 
     /// Reads an inode from the inode table.
@@ -225,22 +256,32 @@ impl Fs {
         if ino.0 == 0 || ino.0 > self.layout.inodes {
             return Err(FsError::DamagedInode { what: "number", ino });
         }
-        let place = self.read_table_block(ino)?;
-        let block = self.read_meta(place.block, BlockKind::Plain)?;
+        let (place, block) = self.read_table_block(ino)?;
         let (inodes, _) = block.as_chunks::<INODE_BYTES>();
         DiskInode::decode(&inodes[place.offset / INODE_BYTES], &self.layout, ino)
     }
 
-    /// Brings the block of the inode table with an inode into the cache.
-    fn read_table_block(&self, ino: Ino) -> Result<InodePlace, FsError> {
-        let place = self.groups.inode_place(ino);
-        if place.is_fresh {
-            let zeroes = Arc::new([0; BLOCK_BYTES]);
-            self.cache.insert_read(place.block, BlockKind::Plain, zeroes, self.durable());
-        } else {
-            self.read_meta(place.block, BlockKind::Plain)?;
+    /// The block of the inode table with an inode. It is in the cache then.
+    fn read_table_block(&self, ino: Ino) -> Result<(InodePlace, Arc<Block>), FsError> {
+        loop {
+            let at = self.groups.inode_place(ino).block;
+            let missed = match self.cache.get(at, BlockKind::Plain)? {
+                Ok(data) => return Ok((self.groups.inode_place(ino), data)),
+                Err(missed) => missed,
+            };
+            // A block may not be fresh any more as soon as it was in the cache.
+            let place = self.groups.inode_place(ino);
+            let data = if place.is_fresh {
+                Arc::new([0; BLOCK_BYTES])
+            } else {
+                self.load_meta(at, BlockKind::Plain)?
+            };
+            let durable = self.durable();
+            let cached = self.cache.insert_read(at, BlockKind::Plain, data, missed, durable);
+            if let Some(data) = cached {
+                return Ok((place, data));
+            }
         }
-        Ok(place)
     }
 
     /// The area of a data stream.

@@ -56,6 +56,8 @@ pub struct Groups {
     descriptors: Mutex<Vec<Arc<Block>>>,
     /// A bit for each group that has changed since the last rendering.
     changed: Vec<AtomicU64>,
+    /// The number of these bits.
+    changed_count: AtomicU64,
 }
 
 /// Numbers of free blocks and inodes.
@@ -161,6 +163,7 @@ impl Groups {
             spread: AtomicU32::new(0),
             descriptors: Mutex::new(descriptors),
             changed: (0..descs.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            changed_count: AtomicU64::new(0),
             groups: descs.into_iter().map(|desc| Group::new(layout, desc)).collect(),
             system,
             layout: layout.clone(),
@@ -201,6 +204,14 @@ impl Groups {
     pub fn is_system_block(&self, first: BlockNo, blocks: u32) -> bool {
         first.0.checked_add(u64::from(blocks)).is_none_or(|end| end > self.layout.blocks)
             || self.system.contains(first, blocks)
+    }
+
+    /// About the number of blocks that [`render`](Self::render) would return now, at most.
+    #[must_use]
+    pub fn blocks_to_render(&self) -> usize {
+        let groups = self.changed_count.load(Ordering::Relaxed);
+        let descriptors = groups.min(u64::from(self.layout.gdt_blocks()));
+        usize::try_from(2 * groups + descriptors).unwrap_or(usize::MAX)
     }
 
     /// The place of an inode, which must exist, in its inode table.
@@ -254,7 +265,10 @@ impl Groups {
 
     /// Marks a group as changed since the last rendering.
     fn mark_changed(&self, group: u32) {
-        self.changed[group as usize / 64].fetch_or(1 << (group % 64), Ordering::Release);
+        let bit = 1 << (group % 64);
+        if self.changed[group as usize / 64].fetch_or(bit, Ordering::Release) & bit == 0 {
+            self.changed_count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The groups in the order of their distance from one, itself first.

@@ -31,6 +31,8 @@ pub(crate) struct Inode {
     data_changes: AtomicU64,
     /// It may not be in a file-level record until this transaction is durable.
     unfit: AtomicU64,
+    /// It was deleted, and its number is free.
+    is_gone: AtomicBool,
     /// It has a barrier that was not submitted yet.
     is_held: AtomicBool,
     /// As `unfit`, for names in this directory.
@@ -56,8 +58,9 @@ pub(crate) struct InodeState {
     pub(crate) last_seq: GroupSeq,
     /// Its changes for the next file-level record.
     pub(crate) log: FileLog,
-    /// It was deleted, and its number is free.
-    pub(crate) is_gone: bool,
+    /// A truncate has begun: blocks behind the end are still to be removed, before the file may
+    /// grow over them.
+    pub(crate) is_cutting: bool,
 }
 
 impl InodeState {
@@ -69,7 +72,7 @@ impl InodeState {
             stream: None,
             last_seq: GroupSeq(0),
             log: FileLog::default(),
-            is_gone: false,
+            is_cutting: false,
         }
     }
 
@@ -92,6 +95,7 @@ impl Inode {
             changes: AtomicU64::new(0),
             data_changes: AtomicU64::new(0),
             unfit: AtomicU64::new(0),
+            is_gone: AtomicBool::new(false),
             is_held: AtomicBool::new(false),
             unfit_names: Mutex::default(),
             creation: Mutex::new(None),
@@ -121,6 +125,16 @@ impl Inode {
     /// The inode may not be in a file-level record until transaction `tid` is durable.
     pub(crate) fn make_unfit(&self, tid: Tid) {
         self.unfit.fetch_max(tid.0, Ordering::AcqRel);
+    }
+
+    /// Whether it was deleted, and its number is free.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// It is deleted. The caller has its lock, and the operation is finished.
+    pub(crate) fn set_gone(&self) {
+        self.is_gone.store(true, Ordering::Release);
     }
 
     /// Whether it has a barrier that was not submitted yet.
@@ -166,47 +180,61 @@ impl Inode {
     }
 }
 
-/// The inodes in memory, by number.
+/// The inodes in memory, by number. A deleted inode stays until its deletion is durable: the inode
+/// table on the drive does not show it before.
 #[derive(Debug)]
 pub(crate) struct InodeTable {
-    shards: [Mutex<BTreeMap<Ino, Arc<Inode>>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
 }
+
+/// One shard.
+#[derive(Debug)]
+struct Shard {
+    inodes: BTreeMap<Ino, Arc<Inode>>,
+    /// How many inodes were removed.
+    removals: u64,
+}
+
+/// A moment in the life of the table, at which an inode was not in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missed(u64);
 
 impl InodeTable {
     pub(crate) fn new() -> Self {
-        Self { shards: [const { Mutex::new(BTreeMap::new()) }; SHARDS] }
+        Self {
+            shards: [const { Mutex::new(Shard { inodes: BTreeMap::new(), removals: 0 }) }; SHARDS],
+        }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Ino, Arc<Inode>>> {
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
-    /// An inode in memory.
-    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().get(&ino).cloned()
+    /// An inode in memory; or, for [`insert_read`](Self::insert_read), that it is not there.
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>, Missed> {
+        let shard = self.shard(ino).lock();
+        shard.inodes.get(&ino).cloned().ok_or(Missed(shard.removals))
     }
 
-    /// Adds an inode that was read, unless it is here already. Returns the one that is here.
-    pub(crate) fn insert_read(&self, inode: Inode) -> Arc<Inode> {
+    /// Adds an inode that was read after it was `missed`, unless one is here already. If others were
+    /// removed meanwhile, it does nothing: a newer version of this one may have been among them.
+    pub(crate) fn insert_read(&self, inode: Inode, missed: Missed) {
         let mut shard = self.shard(inode.ino).lock();
-        Arc::clone(shard.entry(inode.ino).or_insert_with(|| Arc::new(inode)))
+        if shard.removals == missed.0 {
+            shard.inodes.entry(inode.ino).or_insert_with(|| Arc::new(inode));
+        }
     }
 
     /// Adds a new inode. One that had the number before is gone.
     pub(crate) fn insert_new(&self, inode: Arc<Inode>) {
-        self.shard(inode.ino).lock().insert(inode.ino, inode);
-    }
-
-    /// Removes an inode.
-    pub(crate) fn remove(&self, ino: Ino) {
-        self.shard(ino).lock().remove(&ino);
+        self.shard(inode.ino).lock().inodes.insert(inode.ino, inode);
     }
 
     /// Removes an inode that only the table refers to, if it has nothing that is not on the drive:
     /// `durable` is the last durable transaction.
     pub(crate) fn remove_idle(&self, ino: Ino, durable: Tid) {
         let mut shard = self.shard(ino).lock();
-        let is_idle = shard.get(&ino).is_some_and(|inode| {
+        let is_idle = shard.inodes.get(&ino).is_some_and(|inode| {
             // The table has one of the references.
             Arc::strong_count(inode) == 1
                 && !inode.is_referenced()
@@ -214,23 +242,16 @@ impl InodeTable {
                 && inode.state.read().pages.is_empty()
         });
         if is_idle {
-            shard.remove(&ino);
+            shard.inodes.remove(&ino);
+            shard.removals += 1;
         }
-    }
-
-    /// The numbers of all inodes in memory.
-    pub(crate) fn numbers(&self) -> Vec<Ino> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
-            .collect()
     }
 
     /// All inodes in memory.
     pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
         self.shards
             .iter()
-            .flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>())
+            .flat_map(|shard| shard.lock().inodes.values().cloned().collect::<Vec<_>>())
             .collect()
     }
 }

@@ -100,7 +100,7 @@ impl<'fs> Op<'fs> {
         debug_assert!(self.locked.get() < inode.ino, "inodes are locked by ascending number");
         self.locked.set(inode.ino);
         let state = inode.state.write();
-        if state.is_gone { Err(FsError::Stale(inode.ino)) } else { Ok(state) }
+        if inode.is_gone() { Err(FsError::Stale(inode.ino)) } else { Ok(state) }
     }
 
     /// Allocates a run of up to `want` blocks for data, near `goal`.
@@ -178,9 +178,13 @@ impl<'fs> Op<'fs> {
     /// fields of `inodes` must be put in their place before the result is dropped.
     ///
     /// # Errors
-    /// A bitmap can't be read; nothing has changed.
+    /// A bitmap can't be read, or the operation does not fit into a transaction; nothing has changed.
     pub(crate) fn finish(mut self, inodes: &[&Arc<Inode>]) -> Result<Finished<'fs>, FsError> {
         let fs = self.fs;
+        if self.edits.len() > fs.operation_max() {
+            // Such as an insertion into a file with more than 100,000 extents.
+            return Err(FsError::NotSupported);
+        }
         let read = |at| fs.read_meta(at, BlockKind::Plain);
         for &at in &self.freed_meta {
             fs.groups.prepare_free_blocks(at, 1, &read)?;
@@ -217,6 +221,7 @@ impl<'fs> Op<'fs> {
         for &inode in inodes {
             inode.mark_changed(tid, self.changes_data);
             running.inodes.insert(inode.ino, Arc::clone(inode));
+            running.table_blocks.insert(fs.groups.inode_place(inode.ino).block);
         }
         self.allocated.clear();
         self.allocated_inodes.clear();

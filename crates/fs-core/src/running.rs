@@ -18,6 +18,8 @@ pub(crate) struct Running {
     pub(crate) blocks: BTreeMap<BlockNo, BlockKind>,
     /// The inodes that must be rendered into the inode tables.
     pub(crate) inodes: BTreeMap<Ino, Arc<Inode>>,
+    /// The blocks of the inode tables with those inodes.
+    pub(crate) table_blocks: BTreeSet<BlockNo>,
     /// Metadata blocks that were freed: older copies in the journal must not be replayed.
     pub(crate) revoked: BTreeSet<BlockNo>,
     /// The blocks and inodes that were freed. They may be used again once the commit is durable, and once
@@ -46,6 +48,12 @@ impl Running {
             && self.revoked.is_empty()
             && !self.orphans_changed
             && self.freed.is_empty()
+    }
+
+    /// The blocks of the commit, without those of the groups.
+    pub(crate) fn blocks_needed(&self) -> usize {
+        // A revoke block has the numbers of about 500 blocks.
+        self.blocks.len() + self.table_blocks.len() + self.revoked.len() / 500 + 1
     }
 
     /// The commit needs the groups of `stream` up to `seq`.

@@ -12,6 +12,7 @@ use crate::fs::Caller;
 use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::open_inode::OpenInode;
+use crate::sync::MutexGuard;
 use crate::xattr::{self, SetMode};
 
 /// The attributes of an inode.
@@ -59,7 +60,7 @@ impl Attr {
         Self::of(inode.ino, &inode.state.read())
     }
 
-    fn of(ino: Ino, state: &InodeState) -> Self {
+    pub(super) fn of(ino: Ino, state: &InodeState) -> Self {
         let InodeState { disk, pages, .. } = state;
         Self {
             ino,
@@ -199,6 +200,12 @@ impl Fs {
         }
     }
 
+    /// Locks the block of attributes of an inode, if it has one: other inodes may share it, and
+    /// their locks do not protect it. The guard is kept until the operation is finished.
+    pub(super) fn lock_attributes(&self, disk: &DiskInode) -> Option<MutexGuard<'_, ()>> {
+        (disk.xattr_block != BlockNo(0)).then(|| self.shared_attributes.lock())
+    }
+
     /// An extended attribute.
     ///
     /// # Errors
@@ -238,6 +245,7 @@ impl Fs {
             op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
+            let _shared = self.lock_attributes(&disk);
             xattr::set(&mut OpenInode { ino, disk: &mut disk }, &mut op, name, value, mode)?;
             disk.ctime = now;
             disk.version += 1;
@@ -269,6 +277,7 @@ impl Fs {
             op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
+            let _shared = self.lock_attributes(&disk);
             xattr::remove(&mut OpenInode { ino, disk: &mut disk }, &mut op, name)?;
             disk.ctime = now;
             disk.version += 1;

@@ -287,7 +287,7 @@ impl Fs {
         state: &crate::inode_table::InodeState,
         tid: Tid,
     ) -> Result<BlockNo, FsError> {
-        let InodePlace { block: at, offset, .. } = self.read_table_block(ino)?;
+        let (InodePlace { block: at, offset, .. }, _) = self.read_table_block(ino)?;
         let mut disk = state.disk.clone();
         if disk.is_regular() {
             disk.size = disk.size.min(state.written_size);

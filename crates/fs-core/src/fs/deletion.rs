@@ -16,34 +16,35 @@ impl Fs {
     /// Nothing refers to an inode any more: it is deleted if it has no names, and may leave the
     /// memory otherwise.
     pub(super) fn on_unreferenced(&self, inode: Arc<Inode>) {
-        let (is_deleted, ino) = {
-            let state = inode.state.read();
-            (state.disk.links == 0 && !state.is_gone, inode.ino)
-        };
-        if is_deleted && !self.is_read_only() {
+        let ino = inode.ino;
+        let has_no_name = inode.state.read().disk.links == 0;
+        if has_no_name && !self.is_read_only() {
             // After an error the inode stays in the orphan list, and the next mount deletes it.
-            let _ = self.delete(&inode);
+            let _ = self.delete(&inode, false);
         }
         drop(inode);
         self.inodes.remove_idle(ino, self.durable());
     }
 
-    /// Deletes an inode without names, step by step.
-    pub(super) fn delete(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
-        while !self.retry(|| self.delete_step(inode))? {}
-        self.inodes.remove(inode.ino);
+    /// Deletes an inode without names, step by step. With `also_open` it is deleted although it is
+    /// referenced.
+    pub(super) fn delete(&self, inode: &Arc<Inode>, also_open: bool) -> Result<(), FsError> {
+        while !self.retry(|| self.delete_step(inode, also_open))? {}
         Ok(())
     }
 
     /// Removes a step's worth of blocks, and after the last ones the inode. Returns whether it is
-    /// gone.
-    fn delete_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
+    /// gone, or referenced again: then the last reference deletes it.
+    fn delete_step(&self, inode: &Arc<Inode>, also_open: bool) -> Result<bool, FsError> {
         let mut op = self.begin()?;
         let mut state = match op.lock(inode) {
             Err(FsError::Stale(_)) => return Ok(true),
             other => other?,
         };
         let state = &mut *state;
+        if inode.is_referenced() && !also_open {
+            return Ok(true);
+        }
         debug_assert_eq!(state.disk.links, 0, "only an inode without names is deleted");
         let reserved = state.pages.remove(0..u32::MAX);
         self.groups.unreserve(reserved);
@@ -51,6 +52,7 @@ impl Fs {
         let is_dir = disk.is_dir();
         // The blocks of directories and symbolic links went through the journal.
         op.free_as_metadata(!disk.is_regular());
+        let _shared = self.lock_attributes(&disk);
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
         let has_tree = open.disk.flags.contains(crate::format::inode::InodeFlags::EXTENTS);
         let is_done =
@@ -68,7 +70,9 @@ impl Fs {
         let finished = op.finish(&[inode])?;
         state.disk = disk;
         state.written_size = 0;
-        state.is_gone = is_done;
+        if is_done {
+            inode.set_gone();
+        }
         drop(finished);
         Ok(is_done)
     }

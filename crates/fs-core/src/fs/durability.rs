@@ -59,17 +59,20 @@ impl Fs {
         if self.is_read_only() {
             return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
         }
-        self.write_back_all()?;
-        self.commit_now()
+        let written = self.write_back_all();
+        self.commit_now()?;
+        written
     }
 
     /// Submits the dirty pages of all files.
     pub(super) fn write_back_all(&self) -> Result<(), FsError> {
+        let mut result = Ok(());
         for inode in self.inodes.all() {
-            self.write_back(&inode, ALL_PAGES)?;
+            // One file that has no space must not keep the others from becoming durable.
+            result = result.and(self.write_back(&inode, ALL_PAGES));
             // A stream whose groups were not flushed is made durable by the commit.
         }
-        Ok(())
+        result
     }
 
     /// The work of the background: writes back and commits what is older than the commit interval,
@@ -89,8 +92,9 @@ impl Fs {
         if seconds >= self.next_commit_seconds.load(Ordering::Relaxed) {
             let next = seconds + u64::from(self.options.commit_seconds);
             self.next_commit_seconds.store(next, Ordering::Relaxed);
-            self.write_back_all()?;
+            let written = self.write_back_all();
             self.commit_now()?;
+            written?;
             self.drop_idle_inodes();
         } else if is_due && self.areas.iter().any(|area| area.lock().is_half_full()) {
             self.commit_now()?;
@@ -121,7 +125,15 @@ impl Fs {
     /// Inodes that the kernel does not refer to, and that are durable, leave the memory.
     fn drop_idle_inodes(&self) {
         let durable = self.durable();
-        for ino in self.inodes.numbers() {
+        for inode in self.inodes.all() {
+            if !inode.state.read().pages.is_empty() {
+                let state = &mut *inode.state.write();
+                if let Some(stream) = state.stream {
+                    state.pages.drop_complete(self.storage.marks(stream).complete, None);
+                }
+            }
+            let ino = inode.ino;
+            drop(inode);
             self.inodes.remove_idle(ino, durable);
         }
     }

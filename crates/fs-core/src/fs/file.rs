@@ -143,29 +143,60 @@ impl Fs {
         data: &[u8],
         now: Time,
     ) -> Result<usize, FsError> {
-        let end = offset.checked_add(data.len() as u64).filter(|&end| end <= SIZE_MAX);
-        let end = end.ok_or(FsError::FileTooLarge)?;
+        // As on Linux, what fits below the limit is written.
+        let room = SIZE_MAX.saturating_sub(offset);
+        if room == 0 {
+            return Err(FsError::FileTooLarge);
+        }
+        let data = &data[..data.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
         let inode = self.inode(ino)?;
         self.before_change(&inode)?;
-        self.retry(|| self.write_pages(&inode, offset, data, end, caller, now))?;
+        let mut done = 0;
+        while done < data.len() || data.is_empty() {
+            let at = offset + done as u64;
+            let rest = &data[done..];
+            match self.retry_whole(&inode, || self.write_pages(&inode, at, rest, caller, now)) {
+                Ok(0) => break,
+                Ok(written) => done += written,
+                // What was written counts.
+                Err(FsError::NoSpace) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
         if inode.state.read().pages.dirty() > self.options.dirty_pages_max {
             self.write_back(&inode, 0..u32::MAX)?;
         }
-        Ok(data.len())
+        Ok(done)
     }
 
+    /// As [`retry`](Self::retry), for an attempt that begins with [`check_whole`]: a truncate that
+    /// has begun is finished first.
+    pub(super) fn retry_whole<T>(
+        &self,
+        inode: &Arc<Inode>,
+        mut attempt: impl FnMut() -> Result<T, FsError>,
+    ) -> Result<T, FsError> {
+        loop {
+            match self.retry(&mut attempt) {
+                Err(FsError::Busy) => while !self.remove_step(inode)? {},
+                result => return result,
+            }
+        }
+    }
+
+    /// Writes as much as there is space for. Returns the number of bytes.
     fn write_pages(
         &self,
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
-        end: u64,
         caller: &Caller,
         now: Time,
-    ) -> Result<(), FsError> {
+    ) -> Result<usize, FsError> {
         let op = self.begin()?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
+        check_whole(state)?;
         if !state.disk.is_regular() {
             return Err(if state.disk.is_dir() { FsError::IsDirectory } else { FsError::Invalid });
         }
@@ -181,12 +212,13 @@ impl Fs {
             let at = offset + done as u64;
             let (page, within) = (page_of(at), offset_in_page(at));
             let part = &data[done..data.len().min(done + BLOCK_BYTES - within)];
-            self.write_page(inode.ino, state, page, within, part, caller)?;
+            match self.write_page(inode.ino, state, page, within, part, caller) {
+                Err(FsError::NoSpace) if done > 0 => break,
+                written => written?,
+            }
             done += part.len();
-            // Written parts count, also if a later one has no space.
             state.disk.size = state.disk.size.max(at + part.len() as u64);
         }
-        debug_assert!(state.disk.size >= end || data.is_empty());
         state.disk.mtime = now;
         state.disk.ctime = now;
         state.disk.version += 1;
@@ -194,7 +226,7 @@ impl Fs {
             state.disk.mode &= !set_id_bits(state.disk.mode);
         }
         drop(op.finish(&[inode])?);
-        Ok(())
+        Ok(done)
     }
 
     /// Writes a part of one page.
@@ -263,7 +295,7 @@ impl Fs {
             return Err(FsError::FileTooLarge);
         }
         self.before_change(inode)?;
-        let mut is_done = self.retry(|| self.set_size_step(inode, size, now))?;
+        let mut is_done = self.retry_whole(inode, || self.set_size_step(inode, size, now))?;
         while !is_done {
             is_done = self.remove_step(inode)?;
         }
@@ -279,6 +311,7 @@ impl Fs {
         if !state.disk.is_regular() {
             return Err(if state.disk.is_dir() { FsError::IsDirectory } else { FsError::Invalid });
         }
+        check_whole(state)?;
         op.change_data();
         let old_size = state.disk.size;
         if size > old_size {
@@ -289,7 +322,8 @@ impl Fs {
         disk.mtime = now;
         disk.ctime = now;
         disk.version += 1;
-        let is_done = size >= old_size || self.remove_behind_end(&mut op, inode, &mut disk)?;
+        // With the same size, blocks that `fallocate` has put behind the end go.
+        let is_done = size > old_size || self.remove_behind_end(&mut op, inode, &mut disk)?;
         op.was_written(state);
         if !is_done {
             // A crash must not forget the rest.
@@ -298,7 +332,7 @@ impl Fs {
         let finished = op.finish(&[inode])?;
         state.disk = disk;
         state.written_size = size;
-        if size < old_size {
+        if size <= old_size {
             log_removed(inode, state, is_done, finished.tid);
         }
         let reserved = state.pages.remove(first_page_behind(size)..u32::MAX);
@@ -310,12 +344,15 @@ impl Fs {
         Ok(is_done)
     }
 
-    /// Removes more blocks behind the end of a file that is in the orphan list. Returns whether all
+    /// Removes more blocks behind the end of a file whose truncate has begun. Returns whether all
     /// are removed; then it is not in the list any more, unless it has no name.
     pub(super) fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
         let mut op = self.begin()?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
+        if !state.is_cutting {
+            return Ok(true);
+        }
         let mut disk = state.disk.clone();
         let is_done = self.remove_behind_end(&mut op, inode, &mut disk)?;
         op.was_written(state);
@@ -344,10 +381,17 @@ impl Fs {
     }
 }
 
+/// # Errors
+/// [`FsError::Busy`]: a truncate of the file is not finished.
+pub(super) fn check_whole(state: &InodeState) -> Result<(), FsError> {
+    if state.is_cutting { Err(FsError::Busy) } else { Ok(()) }
+}
+
 /// Records that blocks behind the end were removed: a file-level record without this would bring
 /// them back.
 fn log_removed(inode: &Inode, state: &mut InodeState, is_done: bool, tid: Tid) {
     state.log.change_range(first_page_behind(state.disk.size), u32::MAX, tid);
+    state.is_cutting = !is_done;
     if !is_done {
         // Recovery would not remove the rest.
         inode.make_unfit(tid);

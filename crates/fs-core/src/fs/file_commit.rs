@@ -166,7 +166,7 @@ impl Fs {
         let mut creation = inode.creation.lock().clone();
         while let Some(link) = creation.filter(|link| link.tid > durable) {
             // A directory whose creation is not durable stays in memory.
-            let parent = self.inodes.get(link.parent).ok_or(Fallback::Name)?;
+            let parent = self.inodes.get(link.parent).map_err(|_| Fallback::Name)?;
             if !parent.is_fit(durable) || !parent.unfit_names.lock().is_fit(&link.name, durable) {
                 return Err(Fallback::Name);
             }

@@ -5,7 +5,7 @@ use core::ops::Range;
 
 use super::Fs;
 use super::durability::ALL_PAGES;
-use super::file::{SIZE_MAX, offset_in_page, page_of};
+use super::file::{SIZE_MAX, check_whole, offset_in_page, page_of};
 use crate::block::{BLOCK_BYTES, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -148,7 +148,7 @@ impl Fs {
         let mut next = page_of(range.start);
         let end = u32::try_from(range.end.div_ceil(BLOCK_BYTES as u64)).unwrap_or(u32::MAX);
         while next < end {
-            next = self.retry(|| self.allocate_step(inode, next, end, now))?;
+            next = self.retry_whole(inode, || self.allocate_step(inode, next, end, now))?;
         }
         if how & mode::KEEP_SIZE == 0 && inode.state.read().disk.size < range.end {
             self.set_size(inode, range.end, now)?;
@@ -166,6 +166,7 @@ impl Fs {
     ) -> Result<u32, FsError> {
         let mut op = self.begin()?;
         let mut state = op.lock(inode)?;
+        check_whole(&state)?;
         Self::check_regular(&state.disk)?;
         let mut disk = state.disk.clone();
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
@@ -280,11 +281,30 @@ impl Fs {
         if offset_in_page(offset) != 0 || offset_in_page(len) != 0 {
             return Err(FsError::Invalid);
         }
-        self.write_back(inode, ALL_PAGES)?;
+        loop {
+            self.write_back(inode, ALL_PAGES)?;
+            if self
+                .retry_whole(inode, || self.shift_range_once(inode, offset, len, is_insert, now))?
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the range was shifted; else another thread has written meanwhile.
+    fn shift_range_once(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        len: u64,
+        is_insert: bool,
+        now: Time,
+    ) -> Result<bool, FsError> {
         let mut op = self.begin()?;
         op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;
+        check_whole(state)?;
         Self::check_regular(&state.disk)?;
         op.change_data();
         let size = state.disk.size;
@@ -296,7 +316,7 @@ impl Fs {
             return Err(FsError::FileTooLarge);
         }
         if state.pages.dirty() > 0 {
-            return Err(FsError::Busy);
+            return Ok(false);
         }
         if let Some(stream) = state.stream {
             self.storage.wait_complete(stream, state.last_seq)?;
@@ -324,6 +344,6 @@ impl Fs {
         // Records describe ranges, not shifts.
         inode.make_unfit(finished.tid);
         drop(finished);
-        Ok(())
+        Ok(true)
     }
 }

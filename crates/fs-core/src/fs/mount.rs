@@ -11,7 +11,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::journal_io::{Division, find_log, read_table, replay_log, write_durably, write_table};
 use super::{Fs, stat};
@@ -174,6 +174,7 @@ impl Fs {
         let mut fs = Self {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
+            log_blocks: AtomicUsize::new(journal.capacity()),
             journal: Mutex::new(journal),
             overhead: groups.system_blocks() + blocks.len() as u64,
             superblock: Mutex::new(superblock),
@@ -185,6 +186,7 @@ impl Fs {
             committed: Condvar::new(),
             orphans: Mutex::new(listed),
             directory_moves: Mutex::new(()),
+            shared_attributes: Mutex::new(()),
             directory_moved: AtomicU64::new(0),
             areas: Vec::new(),
             division: left.map(|(_, division)| division),
@@ -257,7 +259,10 @@ impl Fs {
             self.write_main([write])?;
             self.journal.lock().on_tail_released();
         }
-        let resized = self.journal.lock().set_maxlen(maxlen)?;
+        let mut journal = self.journal.lock();
+        let resized = journal.set_maxlen(maxlen)?;
+        self.log_blocks.store(journal.capacity(), Ordering::Relaxed);
+        drop(journal);
         self.write_main([resized])?;
         self.journal.lock().on_tail_released();
         Ok(())
@@ -310,8 +315,9 @@ impl Fs {
             let inode = self.inode(ino)?;
             let is_deleted = inode.state.read().disk.links == 0;
             if is_deleted {
-                self.delete(&inode)?;
+                self.delete(&inode, true)?;
             } else {
+                inode.state.write().is_cutting = true;
                 while !self.remove_step(&inode)? {}
             }
         }

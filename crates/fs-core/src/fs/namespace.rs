@@ -71,16 +71,20 @@ impl Fs {
             let found = self.find(parent, name)?.ok_or(FsError::NotFound)?;
             match self.inode(found.ino) {
                 Ok(inode) => {
-                    inode.reference();
-                    return Ok(Attr::new(&inode));
-                }
-                // It was removed meanwhile, unless the entry itself points at a free inode.
-                Err(FsError::Stale(ino)) => {
-                    if self.find(parent, name)?.is_some_and(|again| again.ino == ino) {
-                        return Err(FsError::DamagedInode { what: "entry of a free inode", ino });
+                    // Under the lock the inode is not deleted.
+                    let state = inode.state.read();
+                    if state.disk.links > 0 {
+                        inode.reference();
+                        return Ok(Attr::of(inode.ino, &state));
                     }
                 }
+                Err(FsError::Stale(_)) => {}
                 Err(error) => return Err(error),
+            }
+            // It was removed meanwhile, unless the entry itself points at a free inode.
+            let ino = found.ino;
+            if self.find(parent, name)?.is_some_and(|again| again.ino == ino) {
+                return Err(FsError::DamagedInode { what: "entry of a free inode", ino });
             }
         }
     }
@@ -89,16 +93,14 @@ impl Fs {
     pub(super) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Entry>, FsError> {
         let parent = self.inode(parent)?;
         let state = parent.state.read();
-        if !state.disk.is_dir() {
-            return Err(FsError::NotDirectory);
-        }
+        check_dir(&state.disk)?;
         dir::lookup(parent.ino, &state.disk, &self.view(), name)
     }
 
     /// Removes `count` references of the caller to an inode. A removed file whose last reference
     /// goes is deleted.
     pub fn forget(&self, ino: Ino, count: u64) {
-        let Some(inode) = self.inodes.get(ino) else { return };
+        let Ok(inode) = self.inodes.get(ino) else { return };
         if inode.unreference(count) {
             self.on_unreferenced(inode);
         }
@@ -110,8 +112,12 @@ impl Fs {
     /// The inode is gone.
     pub fn open(&self, ino: Ino) -> Result<Attr, FsError> {
         let inode = self.inode(ino)?;
+        let state = inode.state.read();
+        if inode.is_gone() {
+            return Err(FsError::Stale(ino));
+        }
         inode.reference();
-        Ok(Attr::new(&inode))
+        Ok(Attr::of(ino, &state))
     }
 
     /// Reads a directory from `cookie` on; 0 is its beginning. `sink` gets the entries, `.` and
@@ -127,9 +133,7 @@ impl Fs {
     ) -> Result<(), FsError> {
         let inode = self.inode(ino)?;
         let state = inode.state.read();
-        if !state.disk.is_dir() {
-            return Err(FsError::NotDirectory);
-        }
+        check_dir(&state.disk)?;
         dir::read(ino, &state.disk, &self.view(), cookie, sink)
     }
 
@@ -422,9 +426,7 @@ impl Fs {
     ) -> Result<Attr, FsError> {
         let inode = self.inode(ino)?;
         let parent = self.inode(parent)?;
-        self.retry(|| self.link_once(caller, &inode, &parent, name, now))?;
-        inode.reference();
-        Ok(Attr::new(&inode))
+        self.retry(|| self.link_once(caller, &inode, &parent, name, now))
     }
 
     fn link_once(
@@ -434,7 +436,7 @@ impl Fs {
         parent: &Arc<Inode>,
         name: &[u8],
         now: Time,
-    ) -> Result<(), FsError> {
+    ) -> Result<Attr, FsError> {
         if inode.ino == parent.ino {
             return Err(FsError::NotPermitted);
         }
@@ -473,8 +475,9 @@ impl Fs {
         state.disk.links += 1;
         state.disk.ctime = now;
         state.disk.version += 1;
+        inode.reference();
         drop(finished);
-        Ok(())
+        Ok(Attr::of(inode.ino, state))
     }
 }
 

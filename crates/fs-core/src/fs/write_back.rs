@@ -34,7 +34,11 @@ impl Fs {
         let mut op = self.begin()?;
         // The data was accepted: it may use any block.
         op.set_claim(Claim::WriteBack);
-        let mut state = op.lock(inode)?;
+        let mut state = match op.lock(inode) {
+            // It was deleted meanwhile.
+            Err(FsError::Stale(_)) => return Ok(false),
+            state => state?,
+        };
         let state = &mut *state;
         let Some((first, run)) = state.pages.dirty_run(range, GROUP_BLOCKS_MAX) else {
             return Ok(false);

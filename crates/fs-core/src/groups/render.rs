@@ -27,6 +27,7 @@ impl Groups {
         let mut descriptors = self.descriptors.lock();
         for (n, word) in self.changed.iter().enumerate() {
             let mut bits = word.swap(0, Ordering::Acquire);
+            self.changed_count.fetch_sub(u64::from(bits.count_ones()), Ordering::Relaxed);
             while bits != 0 {
                 let group = n as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;

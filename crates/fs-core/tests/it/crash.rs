@@ -12,6 +12,7 @@ use crate::calls::{NOW, dir, file, options, root};
 use crate::memory::{Image, Memory, check_clean, image_of};
 
 /// A small generator of numbers (SplitMix64).
+#[derive(Debug)]
 pub(crate) struct Random(pub u64);
 
 impl Random {

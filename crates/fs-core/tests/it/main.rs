@@ -3,6 +3,7 @@
 mod barriers;
 mod calls;
 mod crash;
+mod delayed;
 mod dir;
 mod edit;
 mod extents;
@@ -12,5 +13,7 @@ mod groups;
 mod image;
 mod journal;
 mod kernel;
+mod limits;
 mod memory;
+mod threads;
 mod xattr;
