@@ -114,6 +114,8 @@ impl Fs {
             mode::COLLAPSE_RANGE | mode::INSERT_RANGE => {
                 self.shift_range(&inode, offset, len, how == mode::INSERT_RANGE, now)
             }
+            // These go with no other mode.
+            _ if how & (mode::COLLAPSE_RANGE | mode::INSERT_RANGE) != 0 => Err(FsError::Invalid),
             _ => Err(FsError::NotSupported),
         }
     }
