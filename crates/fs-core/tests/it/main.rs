@@ -16,4 +16,5 @@ mod kernel;
 mod limits;
 mod memory;
 mod threads;
+mod tree;
 mod xattr;
