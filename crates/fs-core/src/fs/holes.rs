@@ -288,7 +288,9 @@ impl Fs {
             if self
                 .retry_whole(inode, || self.shift_range_once(inode, offset, len, is_insert, now))?
             {
-                return Ok(());
+                // The next overwrite goes to the shifted blocks in place. If a crash brought the
+                // old places back, it would show the new data where it was not written.
+                return self.commit_up_to(inode.changed_tid());
             }
         }
     }
