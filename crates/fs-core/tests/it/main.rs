@@ -6,6 +6,7 @@ mod crash;
 mod delayed;
 mod dir;
 mod edit;
+mod enumerate;
 mod extents;
 mod format;
 mod fsx;
