@@ -22,7 +22,8 @@ use riopipe_fs_core::fs::{Attr, Fs, NewInode, SeekTo, SetAttr};
 use riopipe_fs_core::xattr::SetMode;
 
 use super::convert::{
-    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, time,
+    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, sync_of_write,
+    time,
 };
 
 /// How long the kernel may use entries and attributes: all changes come through it.
@@ -389,7 +390,7 @@ impl Filesystem for Adapter {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
@@ -399,7 +400,11 @@ impl Filesystem for Adapter {
                 let set = SetAttr { remove_set_ids: true, ..SetAttr::default() };
                 self.fs.set_attr(&caller, inode, &set, now)?;
             }
-            self.fs.write(&caller, inode, offset, data, now)
+            let written = self.fs.write(&caller, inode, offset, data, now)?;
+            if let Some(data_only) = sync_of_write(flags) {
+                self.fs.fsync(inode, data_only, now)?;
+            }
+            Ok(written)
         });
         reply_written(reply, result.map(|bytes| bytes as u64));
     }

@@ -125,6 +125,16 @@ pub(super) fn errno(error: &FsError) -> Errno {
     Errno::from_i32(error.errno())
 }
 
+/// Whether a write must be durable before it returns, and then whether only the fields that are
+/// needed to read the data. `flags` are those of the open file and of the write itself
+/// (`RWF_DSYNC`). If the file uses the page cache, the kernel calls `fsync` after the write.
+pub(super) fn sync_of_write(flags: OpenFlags) -> Option<bool> {
+    let is_direct = flags.acc_mode() == OpenAccMode::O_WRONLY;
+    // O_SYNC contains the bit of O_DSYNC.
+    let data_only = flags.0 & libc::O_SYNC != libc::O_SYNC;
+    (is_direct && flags.0 & libc::O_DSYNC != 0).then_some(data_only)
+}
+
 /// How the kernel treats an open file. A file that is only written gains nothing from the page
 /// cache; its writers then run at the same time. Others keep their cache: all changes come through
 /// this kernel.
@@ -146,6 +156,15 @@ mod tests {
             let exact = Time { seconds, nanos };
             assert_eq!(time(system_time(exact)), exact);
         }
+    }
+
+    #[test]
+    fn only_direct_writes_are_synced_here() {
+        let sync = |flags| sync_of_write(OpenFlags(flags));
+        assert_eq!(sync(libc::O_WRONLY), None);
+        assert_eq!(sync(libc::O_WRONLY | libc::O_DSYNC), Some(true));
+        assert_eq!(sync(libc::O_WRONLY | libc::O_SYNC), Some(false));
+        assert_eq!(sync(libc::O_RDWR | libc::O_SYNC), None);
     }
 
     #[test]
