@@ -11,6 +11,7 @@
 
 mod adapter;
 mod convert;
+mod ioctl;
 mod ticker;
 
 use std::io;

@@ -10,9 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use riopipe_fs_core::block::{BLOCK_BYTES, Ino};
 use riopipe_fs_core::dir::FileKind;
@@ -25,6 +26,7 @@ use super::convert::{
     caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, sync_of_write,
     time,
 };
+use super::ioctl::Command;
 
 /// How long the kernel may use entries and attributes: all changes come through it.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -595,6 +597,32 @@ impl Filesystem for Adapter {
         let result =
             ino(inode).and_then(|inode| self.fs.fallocate(inode, mode, offset, len, now()));
         reply_empty(reply, result);
+    }
+
+    /// The calls that other file systems do not have, and `ENOTTY` for all else. Programs write
+    /// the pages of mapped files before: the kernel does not.
+    fn ioctl(
+        &self,
+        _: &Request,
+        inode: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        command: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        let result = match Command::of(command) {
+            Some(Command::Barrier { data_only }) => {
+                ino(inode).and_then(|inode| self.fs.barrier(inode, data_only, now()))
+            }
+            Some(Command::SyncFs) => self.fs.sync(now()),
+            None => return reply.error(Errno::ENOTTY),
+        };
+        match result {
+            Ok(()) => reply.ioctl(0, &[]),
+            Err(error) => reply.error(errno(&error)),
+        }
     }
 
     fn lseek(

@@ -5,13 +5,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use riopipe_fs::backing::{Backing, FsOptions};
 use riopipe_fs::fuse::{FuseOptions, Mount, Unmounter};
 use riopipe_fs::image::{ImageOptions, side_folder};
 use riopipe_fs::mkfs::find_e2fs_program;
-use riopipe_fs_core::fs::MountReport;
+use riopipe_fs_core::fs::{Fs, MountReport};
 
 use crate::support::new_image;
 
@@ -19,16 +20,36 @@ use crate::support::new_image;
 const IMAGE: &str = "RIOFS_TEST_MOUNT_IMAGE";
 const DIRECTORY: &str = "RIOFS_TEST_MOUNT_DIRECTORY";
 
+/// Whether file systems can be mounted here. If not, the reason is printed.
+pub(crate) fn can_mount() -> bool {
+    if let Err(error) = File::options().read(true).write(true).open("/dev/fuse") {
+        eprintln!("skipped: /dev/fuse: {error}");
+        return false;
+    }
+    // The system mounts for root only, and this program for others.
+    let may = rustix::process::geteuid().is_root() || has_program("fusermount3", "--version");
+    if !may {
+        eprintln!("skipped: only root may mount without fusermount3");
+    }
+    may
+}
+
+/// Whether a program can be run.
+pub(crate) fn has_program(program: &str, argument: &str) -> bool {
+    Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success())
+}
+
 /// A mounted image.
-struct Mounted {
-    directory: PathBuf,
+pub(crate) struct Mounted {
+    pub(crate) directory: PathBuf,
+    pub(crate) fs: Arc<Fs>,
     unmounter: Unmounter,
     server: JoinHandle<()>,
     report: MountReport,
 }
 
 impl Mounted {
-    fn new(image: &Path) -> Self {
+    pub(crate) fn new(image: &Path) -> Self {
         let directory = image.with_extension("mnt");
         fs::create_dir_all(&directory).unwrap();
         let (backing, _) = Backing::of_image(image, &ImageOptions::default()).unwrap();
@@ -39,17 +60,17 @@ impl Mounted {
             allow_other: false,
             threads: 4,
         };
-        let mount = Mount::new(fs, &directory, &options).unwrap();
+        let mount = Mount::new(Arc::clone(&fs), &directory, &options).unwrap();
         let unmounter = mount.unmounter();
         let server = std::thread::spawn(move || {
             mount.serve().unwrap();
             backing.close().unwrap();
         });
-        Self { directory, unmounter, server, report }
+        Self { directory, fs, unmounter, server, report }
     }
 
     /// Unmounts it. Returns whether it was in use.
-    fn unmount(self) -> bool {
+    pub(crate) fn unmount(self) -> bool {
         let was_in_use = self.unmounter.unmount().unwrap();
         self.server.join().unwrap();
         was_in_use
@@ -57,7 +78,7 @@ impl Mounted {
 }
 
 /// Checks an unmounted image: `e2fsck` finds nothing.
-fn check(image: &Path) {
+pub(crate) fn check(image: &Path) {
     assert!(!side_folder(image).exists());
     let output = Command::new(find_e2fs_program("e2fsck").unwrap()).arg("-fn").arg(image).output();
     let output = output.unwrap();
@@ -67,6 +88,9 @@ fn check(image: &Path) {
 
 #[test]
 fn files_are_there_after_the_next_mount() {
+    if !can_mount() {
+        return;
+    }
     let (_dir, image) = new_image();
     let mounted = Mounted::new(&image);
     let root = mounted.directory.clone();
@@ -116,6 +140,9 @@ fn files_are_there_after_the_next_mount() {
 
 #[test]
 fn a_file_system_in_use_is_unmounted_without_loss() {
+    if !can_mount() {
+        return;
+    }
     let (_dir, image) = new_image();
     let mounted = Mounted::new(&image);
     let path = mounted.directory.join("open");
@@ -131,7 +158,7 @@ fn a_file_system_in_use_is_unmounted_without_loss() {
 }
 
 /// Starts a process that has the image mounted.
-fn spawn(image: &Path, directory: &Path) -> Child {
+pub(crate) fn spawn(image: &Path, directory: &Path) -> Child {
     fs::create_dir_all(directory).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["mount::the_process_that_is_killed", "--exact", "--nocapture"])
@@ -147,6 +174,9 @@ fn spawn(image: &Path, directory: &Path) -> Child {
 
 #[test]
 fn a_killed_process_keeps_what_was_made_durable() {
+    if !can_mount() {
+        return;
+    }
     let (_dir, image) = new_image();
     let directory = image.with_extension("mnt");
     let mut child = spawn(&image, &directory);
