@@ -60,6 +60,13 @@ pub struct Caller {
     pub umask: u16,
 }
 
+impl Caller {
+    /// Whether a file of group `gid` may get the set-group-ID bit.
+    fn may_set_group_id(&self, gid: u32) -> bool {
+        self.uid == 0 || self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
 /// A mounted file system. All calls may be made by any thread at any time.
 ///
 /// A call that returns has changed the memory only. `fsync`, `sync` and the commits of the

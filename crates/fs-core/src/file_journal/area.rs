@@ -19,6 +19,8 @@ pub struct Area {
     head: Position,
     /// The records that are not obsolete: their transaction, and where they begin.
     records: VecDeque<(Tid, Position)>,
+    /// The transaction of the last record, and the first record with it.
+    last: (Tid, Position),
 }
 
 impl Area {
@@ -28,7 +30,13 @@ impl Area {
     #[must_use]
     pub fn new(stream: StreamNo, blocks: Vec<BlockNo>) -> Self {
         assert!(!blocks.is_empty(), "an area has blocks");
-        Self { stream, blocks, head: Position(0), records: VecDeque::new() }
+        Self {
+            stream,
+            blocks,
+            head: Position(0),
+            records: VecDeque::new(),
+            last: Default::default(),
+        }
     }
 
     /// The oldest record that is not obsolete, or the head.
@@ -72,6 +80,10 @@ impl Area {
         header.position = self.head;
         header.oldest = self.oldest();
         let tid = header.tid;
+        if self.last.0 != tid {
+            self.last = (tid, self.head);
+        }
+        header.first = self.last.1;
         let encoded = record.encode(layout);
         assert!(self.has_space(encoded.len()), "the caller has asked for space");
         let first = self.head.0;
@@ -116,10 +128,13 @@ pub fn find_records(
     }
     found.sort_by_key(|(record, _)| record.header.position);
     let mut found_records = FoundRecords::default();
-    // The last record has the place of the oldest one that counted when it was written. Nothing has
-    // been written over the records between the two, so each of them must be there.
     let Some((last, _)) = found.last() else { return found_records };
-    let mut expected = last.header.oldest;
+    // Each needed record up to the last one must be there. Two transactions may be open at a time.
+    // If the older one is durable, the needed records begin with the first one of the last record's
+    // transaction: those before it may be written over already, by a record that was lost. If it is
+    // not, nothing has been written over the records that counted when the last one was written.
+    let Header { tid, oldest, first, .. } = last.header;
+    let mut expected = if tid <= durable.next() { first } else { oldest };
     for (record, len) in found {
         let Header { position, id, tid, .. } = record.header;
         if position < expected {
@@ -212,6 +227,22 @@ mod tests {
         let other = Epoch(*b"another epoch...");
         let other = find_records(&layout(), StreamNo(2), 10, other, Tid(0), &mut read);
         assert_eq!(ids(&other), [], "another mount");
+    }
+
+    #[test]
+    fn a_lost_record_over_an_obsolete_one_does_not_hide_the_records_before_it() {
+        let mut area = Area::new(StreamNo(1), (0..4).map(BlockNo).collect());
+        let mut drive: BTreeMap<BlockNo, Block> = BTreeMap::new();
+        for (id, tid) in [(1, 5), (2, 5), (3, 6), (4, 6)] {
+            drive.extend(area.append(&layout(), &mut record(id, tid, 0)));
+        }
+        area.on_commit_released(Tid(5));
+        let lost = area.append(&layout(), &mut record(5, 6, 0));
+        assert_eq!(lost[0].0, BlockNo(0));
+        drive.insert(BlockNo(0), [0; BLOCK_BYTES]);
+        let mut read = |n| drive.get(&BlockNo(n)).copied();
+        let found = find_records(&layout(), StreamNo(1), 4, EPOCH, Tid(5), &mut read);
+        assert_eq!((ids(&found), found.missing), (alloc::vec![3, 4], None));
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct Header {
     pub position: Position,
     /// The place of the oldest record of the area that was not obsolete.
     pub oldest: Position,
+    /// The place of the first record of the area with the same transaction.
+    pub first: Position,
 }
 
 /// A change that a record contains.
@@ -198,7 +200,7 @@ impl Record {
         bytes.extend(header.stream.0.to_le_bytes());
         bytes.extend((self.dependencies.len() as u16).to_le_bytes());
         bytes.extend((self.changes.len() as u32).to_le_bytes());
-        bytes.extend([0; 8]);
+        bytes.extend(header.first.0.to_le_bytes());
         debug_assert_eq!(bytes.len(), HEADER_BYTES);
         for dependency in &self.dependencies {
             bytes.extend(dependency.stream.0.to_le_bytes());
@@ -251,8 +253,8 @@ impl Record {
         let stream = StreamNo(take(rest).map(u16::from_le_bytes)?);
         let dependency_count = take(rest).map(u16::from_le_bytes)?;
         let change_count = take_u32(rest)?;
-        let _: [u8; 8] = take(rest)?;
-        let header = Header { epoch, id, tid, stream, position, oldest };
+        let first = Position(take(rest).map(u64::from_le_bytes)?);
+        let header = Header { epoch, id, tid, stream, position, oldest, first };
         let mut record = Self { header, ..Self::default() };
         for _ in 0..dependency_count {
             let stream = StreamNo(take(rest).map(u16::from_le_bytes)?);
@@ -294,8 +296,8 @@ mod tests {
     }
 
     fn record() -> impl Strategy<Value = Record> {
-        (proptest::collection::vec(change(), 0..40), any::<[u64; 4]>(), 0..4_u16).prop_map(
-            |(changes, [id, tid, position, oldest], dependencies)| Record {
+        (proptest::collection::vec(change(), 0..40), any::<[u64; 5]>(), 0..4_u16).prop_map(
+            |(changes, [id, tid, position, oldest, first], dependencies)| Record {
                 header: Header {
                     epoch: Epoch(*b"an epoch of test"),
                     id: RecordId(id),
@@ -303,6 +305,7 @@ mod tests {
                     stream: StreamNo(3),
                     position: Position(position),
                     oldest: Position(oldest),
+                    first: Position(first),
                 },
                 dependencies: (0..dependencies)
                     .map(|n| Dependency { stream: StreamNo(n), id: RecordId(u64::from(n) + 7) })

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use super::Fs;
 use super::namespace::rdev;
+use crate::acl::AclKind;
 use crate::block::{BLOCK_BYTES, BlockNo, Ino};
 use crate::error::FsError;
 use crate::format::inode::{DiskInode, InodeFlags, Time};
@@ -144,16 +145,33 @@ impl Fs {
         if let Some(size) = set.size {
             self.set_size(&inode, size, now)?;
         }
-        let op = self.begin()?;
-        let mut state = op.lock(&inode)?;
+        self.retry(|| self.set_attr_once(caller, &inode, set, now))
+    }
+
+    fn set_attr_once(
+        &self,
+        caller: &Caller,
+        inode: &Arc<Inode>,
+        set: &SetAttr,
+        now: Time,
+    ) -> Result<Attr, FsError> {
+        let mut op = self.begin()?;
+        op.set_claim(Claim::of(caller.uid == 0));
+        let mut state = op.lock(inode)?;
         let mut disk = state.disk.clone();
+        let _shared = self.lock_attributes(&disk);
+        let mut is_block_changed = false;
         if let Some(mode) = set.mode {
             disk.mode = disk.mode & 0xf000 | mode & 0o7777;
             // A file of a group that the caller is not in can't get the set-group-ID bit.
-            let is_member =
-                caller.uid == 0 || caller.gid == disk.gid || caller.groups.contains(&disk.gid);
-            if !is_member && !disk.is_dir() {
+            if !caller.may_set_group_id(disk.gid) {
                 disk.mode &= !0o2000;
+            }
+            if let Some(mut acl) = xattr::acl(inode.ino, &disk, &op, AclKind::Access)? {
+                acl.chmod(mode);
+                let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
+                xattr::set_acl(&mut open, &mut op, AclKind::Access, Some(&acl))?;
+                is_block_changed = disk.xattr_block != BlockNo(0);
             }
         }
         disk.uid = set.uid.unwrap_or(disk.uid);
@@ -166,10 +184,14 @@ impl Fs {
         disk.mtime = set.mtime.unwrap_or(disk.mtime);
         disk.ctime = set.ctime.unwrap_or(now);
         disk.version += 1;
-        let finished = op.finish(&[&inode])?;
+        let finished = op.finish(&[inode])?;
+        if is_block_changed || disk.xattr_block != state.disk.xattr_block {
+            // Records do not describe the block of attributes.
+            inode.make_unfit(finished.tid);
+        }
         state.disk = disk;
         drop(finished);
-        let attr = Attr::of(ino, &state);
+        let attr = Attr::of(inode.ino, &state);
         Ok(attr)
     }
 
@@ -247,6 +269,10 @@ impl Fs {
             let mut disk = state.disk.clone();
             let _shared = self.lock_attributes(&disk);
             xattr::set(&mut OpenInode { ino, disk: &mut disk }, &mut op, name, value, mode)?;
+            if name == AclKind::Access.name() && !caller.may_set_group_id(disk.gid) {
+                // It has changed the mode, as chmod does.
+                disk.mode &= !0o2000;
+            }
             disk.ctime = now;
             disk.version += 1;
             let finished = op.finish(&[&inode])?;

@@ -65,8 +65,13 @@ impl Fs {
         if flags & !known != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
             return Err(FsError::Invalid);
         }
+        if [name, new_name].iter().any(|name| matches!(*name, b"." | b"..")) {
+            return Err(FsError::Busy);
+        }
         let parent = self.inode(parent)?;
         let new_parent = self.inode(new_parent)?;
+        check_dir(&parent.state.read().disk)?;
+        check_dir(&new_parent.state.read().disk)?;
         let old = Place { parent: &parent, name };
         let new = Place { parent: &new_parent, name: new_name };
         let _moves = (parent.ino != new_parent.ino).then(|| self.directory_moves.lock());

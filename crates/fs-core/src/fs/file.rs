@@ -278,7 +278,11 @@ impl Fs {
             return Ok(());
         }
         let page = page_of(disk.size);
-        if pages.get(page).is_none() {
+        if let Some(data) = pages.get(page) {
+            if data[within..].iter().all(|&byte| byte == 0) {
+                return Ok(());
+            }
+        } else {
             let old = self.page(ino, disk, page)?;
             if old[within..].iter().all(|&byte| byte == 0) {
                 return Ok(());
@@ -295,16 +299,19 @@ impl Fs {
             return Err(FsError::FileTooLarge);
         }
         self.before_change(inode)?;
-        let mut is_done = self.retry_whole(inode, || self.set_size_step(inode, size, now))?;
-        while !is_done {
-            is_done = self.remove_step(inode)?;
+        loop {
+            match self.retry_whole(inode, || self.set_size_step(inode, size, now))? {
+                SizeStep::WriteFirst(page) => self.write_back(inode, page..page + 1)?,
+                SizeStep::RemoveMore => break,
+                SizeStep::Done => return Ok(()),
+            }
         }
+        while !self.remove_step(inode)? {}
         Ok(())
     }
 
-    /// Sets the size, and removes the first blocks behind the new end. Returns whether all are
-    /// removed.
-    fn set_size_step(&self, inode: &Arc<Inode>, size: u64, now: Time) -> Result<bool, FsError> {
+    /// Sets the size, and removes the first blocks behind the new end.
+    fn set_size_step(&self, inode: &Arc<Inode>, size: u64, now: Time) -> Result<SizeStep, FsError> {
         let mut op = self.begin()?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
@@ -316,6 +323,14 @@ impl Fs {
         let old_size = state.disk.size;
         if size > old_size {
             self.zero_end(inode.ino, state)?;
+        }
+        let end_page = page_of(state.written_size);
+        if size > state.written_size
+            && offset_in_page(state.written_size) != 0
+            && state.pages.is_dirty(end_page)
+            && self.is_allocated(inode.ino, &state.disk, end_page)?
+        {
+            return Ok(SizeStep::WriteFirst(end_page));
         }
         let mut disk = state.disk.clone();
         disk.size = size;
@@ -341,7 +356,7 @@ impl Fs {
             self.zero_end(inode.ino, state)?;
         }
         drop(finished);
-        Ok(is_done)
+        Ok(if is_done { SizeStep::Done } else { SizeStep::RemoveMore })
     }
 
     /// Removes more blocks behind the end of a file whose truncate has begun. Returns whether all
@@ -396,6 +411,17 @@ fn log_removed(inode: &Inode, state: &mut InodeState, is_done: bool, tid: Tid) {
         // Recovery would not remove the rest.
         inode.make_unfit(tid);
     }
+}
+
+/// How a change of a size goes on.
+enum SizeStep {
+    /// Nothing was changed. This page must be submitted first: on the drive it has old data behind
+    /// the end of the file, which would become a part of it.
+    WriteFirst(u32),
+    /// Blocks behind the end are left.
+    RemoveMore,
+    /// It is done.
+    Done,
 }
 
 /// The first page that is wholly behind the end of a file of `size` bytes.

@@ -114,6 +114,8 @@ impl Fs {
             mode::COLLAPSE_RANGE | mode::INSERT_RANGE => {
                 self.shift_range(&inode, offset, len, how == mode::INSERT_RANGE, now)
             }
+            // These go with no other mode.
+            _ if how & (mode::COLLAPSE_RANGE | mode::INSERT_RANGE) != 0 => Err(FsError::Invalid),
             _ => Err(FsError::NotSupported),
         }
     }
@@ -286,7 +288,9 @@ impl Fs {
             if self
                 .retry_whole(inode, || self.shift_range_once(inode, offset, len, is_insert, now))?
             {
-                return Ok(());
+                // The next overwrite goes to the shifted blocks in place. If a crash brought the
+                // old places back, it would show the new data where it was not written.
+                return self.commit_up_to(inode.changed_tid());
             }
         }
     }

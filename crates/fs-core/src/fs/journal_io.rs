@@ -22,8 +22,8 @@ use crate::tid::Tid;
 /// The blocks of the log that stay, at least.
 const LOG_BLOCKS_MIN: u32 = 1024;
 
-/// The blocks of an area, at most: 16 MiB.
-const AREA_BLOCKS_MAX: u32 = 4096;
+/// The usual most blocks of an area: 16 MiB.
+pub(super) const AREA_BLOCKS_MAX: u32 = 4096;
 
 /// The blocks of a group, at most.
 const GROUP_BLOCKS_MAX: usize = 64;
@@ -99,10 +99,11 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Half of a journal of `blocks` blocks is for `areas` areas, one for each data stream.
-    pub(super) fn new(blocks: u32, areas: u16) -> Result<Self, JournalError> {
+    /// Half of a journal of `blocks` blocks is for `areas` areas, one for each data stream, of
+    /// `area_max` blocks at most.
+    pub(super) fn new(blocks: u32, areas: u16, area_max: u32) -> Result<Self, JournalError> {
         let count = u32::from(areas);
-        let area_blocks = (blocks / 2 / count.max(1)).min(AREA_BLOCKS_MAX);
+        let area_blocks = (blocks / 2 / count.max(1)).min(area_max);
         let maxlen = blocks.saturating_sub(1 + area_blocks * count);
         if area_blocks < 2 * RECORD_BLOCKS_MAX as u32 || maxlen < LOG_BLOCKS_MIN {
             let needed = (2 * RECORD_BLOCKS_MAX as u32 * count * 2).max(2 * LOG_BLOCKS_MIN);

@@ -61,6 +61,8 @@ pub struct MountOptions {
     pub dirty_pages_max: usize,
     /// Whether reads update the time of access (as `relatime`).
     pub atime: bool,
+    /// The blocks of a file-level journal, at most.
+    pub area_blocks_max: u32,
     /// The function for CRC32C.
     pub crc32c: Crc32c,
 }
@@ -76,6 +78,7 @@ impl MountOptions {
             commit_seconds: 5,
             dirty_pages_max: 4096,
             atime: true,
+            area_blocks_max: super::journal_io::AREA_BLOCKS_MAX,
             crc32c: riopipe_nvme::digest::soft,
         }
     }
@@ -252,13 +255,19 @@ impl Fs {
         Ok(count)
     }
 
-    /// Empties the log, of which everything is home, and gives it a length in blocks.
-    fn set_log_length(&self, maxlen: u32) -> Result<(), MountError> {
+    /// Empties the log, of which everything is home.
+    fn empty_log(&self) -> Result<(), MountError> {
         let emptied = self.journal.lock().empty();
         if let Some(write) = emptied {
             self.write_main([write])?;
             self.journal.lock().on_tail_released();
         }
+        Ok(())
+    }
+
+    /// Empties the log, of which everything is home, and gives it a length in blocks.
+    fn set_log_length(&self, maxlen: u32) -> Result<(), MountError> {
+        self.empty_log()?;
         let mut journal = self.journal.lock();
         let resized = journal.set_maxlen(maxlen)?;
         self.log_blocks.store(journal.capacity(), Ordering::Relaxed);
@@ -276,7 +285,15 @@ impl Fs {
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
         let mut features = self.superblock.get_mut().features().incompat | incompat::RECOVER;
         if self.options.mode == JournalMode::Rio {
-            let division = Division::new(full, self.storage.streams() - 1)?;
+            let division =
+                Division::new(full, self.storage.streams() - 1, self.options.area_blocks_max)?;
+            // The length of the log is the place of the table. A superblock that was marked by the
+            // mount before must lead to a table, the old one or the new one, also after a crash
+            // between the next two writes.
+            self.empty_log()?;
+            let table = division.table(self.options.epoch, AreasState::Active, full);
+            let (storage, layout) = (&*self.storage, &self.layout);
+            write_table(storage, layout, &division, &self.journal_blocks, &table)?;
             self.set_log_length(division.maxlen)?;
             self.areas = division.new_areas(&self.journal_blocks);
             self.division = Some(division);
@@ -285,11 +302,6 @@ impl Fs {
             self.set_log_length(full)?;
             self.division = None;
             features &= !incompat::RIOFS_DIRTY;
-        }
-        if let Some(division) = &self.division {
-            let table = division.table(self.options.epoch, AreasState::Active, full);
-            let (storage, layout) = (&*self.storage, &self.layout);
-            write_table(storage, layout, division, &self.journal_blocks, &table)?;
         }
         let superblock = self.superblock.get_mut();
         let raw = Raw { storage: &*self.storage, layout: &self.layout };

@@ -6,7 +6,8 @@ use core::ops::ControlFlow;
 use core::sync::atomic::Ordering;
 
 use super::Fs;
-use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
+use crate::acl::{Acl, AclKind};
+use crate::block::{BLOCK_BYTES, BlockKind, BlockNo, Ino, MetaBlocks};
 use crate::dir::{self, DirItem, Entry, FileKind};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -18,6 +19,7 @@ use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
 use crate::tid::Tid;
+use crate::xattr;
 
 /// The most links of a file, and of a directory without `dir_nlink`.
 pub(super) const LINKS_MAX: u16 = 65_000;
@@ -203,6 +205,10 @@ impl Fs {
         let ino = op.allocate_inode(parent.ino, is_dir)?;
         let mut disk = self.new_inode(caller, &state.disk, new, now);
         self.fill_new(&mut op, ino, &mut disk, new, parent.ino)?;
+        if !disk.is_symlink() {
+            let default = xattr::acl(parent.ino, &state.disk, &op, AclKind::Default)?;
+            inherit_permissions(&mut op, ino, &mut disk, caller, default.as_ref())?;
+        }
         let mut open = OpenInode { ino: parent.ino, disk: &mut parent_disk };
         dir::insert(&mut open, &mut op, name, ino, FileKind::of_mode(new.mode))?;
         touch(&mut parent_disk, now);
@@ -211,6 +217,10 @@ impl Fs {
         inode.reference();
         let fields = self.encode_fields(ino, &inode.state.read());
         let finished = op.finish(&[parent, &inode])?;
+        if inode.state.read().disk.xattr_block != BlockNo(0) {
+            // Records do not describe the block of attributes.
+            inode.make_unfit(finished.tid);
+        }
         *inode.creation.lock() = Some(Creation::new(parent.ino, name, finished.tid, fields));
         self.inodes.insert_new(Arc::clone(&inode));
         state.disk = parent_disk;
@@ -233,6 +243,8 @@ impl Fs {
             gid = parent.gid;
             if is_dir {
                 mode |= 0o2000;
+            } else if mode & 0o2010 == 0o2010 && !caller.may_set_group_id(gid) {
+                mode &= !0o2000;
             }
         }
         // Flags that new files inherit, as on ext4.
@@ -451,6 +463,9 @@ impl Fs {
             (&mut high_state, &mut low_state)
         };
         check_dir(&parent_state.disk)?;
+        if dir::lookup(parent.ino, &parent_state.disk, &op, name)?.is_some() {
+            return Err(FsError::Exists);
+        }
         if state.disk.is_dir() {
             return Err(FsError::NotPermitted);
         }
@@ -460,9 +475,6 @@ impl Fs {
         }
         if state.disk.links >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
-        }
-        if dir::lookup(parent.ino, &parent_state.disk, &op, name)?.is_some() {
-            return Err(FsError::Exists);
         }
         let mut parent_disk = parent_state.disk.clone();
         let kind = FileKind::of_mode(state.disk.mode);
@@ -489,6 +501,32 @@ impl Fs {
         inode.make_unfit(tid);
         parent.unfit_names.lock().add(name, tid, self.durable());
     }
+}
+
+/// Gives a new inode the access control lists that its directory has for it, or takes the bits of
+/// the caller's umask from its mode.
+fn inherit_permissions(
+    op: &mut Op<'_>,
+    ino: Ino,
+    disk: &mut DiskInode,
+    caller: &Caller,
+    default: Option<&Acl>,
+) -> Result<(), FsError> {
+    let Some(default) = default else {
+        disk.mode &= !(caller.umask & 0o777);
+        return Ok(());
+    };
+    let (mode, access) = default.inherit(disk.mode);
+    disk.mode = mode;
+    let is_dir = disk.is_dir();
+    let mut open = OpenInode { ino, disk };
+    if let Some(access) = access {
+        xattr::set_acl(&mut open, op, AclKind::Access, Some(&access))?;
+    }
+    if is_dir {
+        xattr::set_acl(&mut open, op, AclKind::Default, Some(default))?;
+    }
+    Ok(())
 }
 
 /// Counts a subdirectory in its parent. With `dir_nlink` a directory with too many has one link.
@@ -523,8 +561,11 @@ fn set_rdev(disk: &mut DiskInode, rdev: u32) {
     disk.i_block[4..8].copy_from_slice(&new.to_le_bytes());
 }
 
-/// The number of a device.
+/// The number of a device; 0 for all other inodes.
 pub(super) fn rdev(disk: &DiskInode) -> u32 {
+    if !matches!(disk.file_type(), file_type::CHARACTER | file_type::BLOCK) {
+        return 0;
+    }
     let [a, b, c, d, e, f, g, h, ..] = disk.i_block;
     match u32::from_le_bytes([a, b, c, d]) {
         0 => u32::from_le_bytes([e, f, g, h]),

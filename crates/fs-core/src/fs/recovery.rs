@@ -59,18 +59,18 @@ impl Fs {
                         ino,
                     });
                 }
+                if new.is_dir() {
+                    // A record has the first fields of a directory. It is here, so a later commit
+                    // has newer ones.
+                    return Ok(());
+                }
                 let old = state.disk.clone();
-                let mut disk = DiskInode {
+                let disk = DiskInode {
                     i_block: old.i_block,
                     sectors: old.sectors,
                     xattr_block: old.xattr_block,
                     ..new
                 };
-                if disk.is_dir() {
-                    disk.links = old.links;
-                    disk.size = old.size;
-                    disk.flags.set(InodeFlags::INDEX, old.flags.contains(InodeFlags::INDEX));
-                }
                 let finished = op.finish(&[&inode])?;
                 state.written_size = disk.size;
                 state.disk = disk;

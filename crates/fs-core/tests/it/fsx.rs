@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use riopipe_fs_core::format::inode::Time;
-use riopipe_fs_core::fs::{Attr, Fs, MountOptions, SeekTo, SetAttr, mode};
+use riopipe_fs_core::fs::{Attr, Fs, JournalMode, MountOptions, SeekTo, SetAttr, mode};
 use riopipe_fs_core::storage::Storage;
 use riopipe_fs_core::{FsError, Ino};
 
@@ -484,4 +484,13 @@ fn a_file_with_a_barrier_may_be_deleted() {
 #[test]
 fn files_have_the_content_of_their_models() {
     run_seeds(&image_of(BLOCKS, &[]), &options(), 4, 2000);
+}
+
+#[test]
+fn files_have_the_content_of_their_models_in_mode_ext4() {
+    let mut options = options();
+    options.mode = JournalMode::Ext4;
+    // Most writes begin a write-back.
+    options.dirty_pages_max = 3;
+    run_seeds(&image_of(BLOCKS, &["-O", "^64bit,^metadata_csum"]), &options, 2, 1500);
 }
