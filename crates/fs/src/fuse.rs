@@ -25,8 +25,8 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{UnmountFlags, unmount};
 
 use self::adapter::Adapter;
-pub(crate) use self::convert::now;
-use self::ticker::Ticker;
+pub use self::convert::now;
+pub use self::ticker::Ticker;
 
 /// The device of FUSE.
 const DEVICE: &str = "/dev/fuse";

@@ -15,5 +15,7 @@ pub mod storage;
 mod shared_stream;
 mod superblock;
 
+/// The file system without I/O: its calls, and their types.
+pub use riopipe_fs_core as core;
 pub use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountReport};
 pub use superblock::SuperblockError;

@@ -1,6 +1,7 @@
 //! `rio bench …`
 
 pub mod compare;
+pub mod fs;
 pub mod wal;
 
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub enum Bench {
     Recovery(Recovery),
     /// Keep a log of records, compared with the same log kept with write and FLUSH
     Wal(Box<wal::Wal>),
+    /// Append and fsync on a file system, compared with the way of ext4
+    Fs(Box<fs::Fs>),
 }
 
 /// Measure recovery.

@@ -2,6 +2,7 @@
 
 mod compare;
 mod floor;
+mod fs;
 mod metrics;
 mod recovery;
 mod stages;
@@ -51,6 +52,7 @@ pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
         Bench::Run(args) => output.result(&measure(&args, output)?),
         Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
         Bench::Wal(args) => output.result(&wal::measure(&args, output)?),
+        Bench::Fs(args) => output.result(&fs::measure(&args, output)?),
     }
 }
 

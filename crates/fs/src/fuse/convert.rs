@@ -10,7 +10,7 @@ use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Attr, Caller};
 
 /// The time now.
-pub(crate) fn now() -> Time {
+pub fn now() -> Time {
     time(SystemTime::now())
 }
 

@@ -13,24 +13,42 @@ use super::convert::now;
 /// The pause after an error. The file system is read-only then.
 const ERROR_PAUSE: Duration = Duration::from_secs(5);
 
-/// The longest pause: an area of file-level records that fills up needs a commit earlier.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The longest pause between two calls. [`Fs::set_waker`] ends it when a commit is due earlier.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The thread that calls [`Fs::tick`] when it is due. Dropping it stops the thread.
-pub(super) struct Ticker {
+pub struct Ticker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    is_stopped: Mutex<bool>,
-    stopped: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_stopped: bool,
+    /// The file system has work before its time.
+    is_woken: bool,
 }
 
 impl Ticker {
-    pub(super) fn start(fs: Arc<Fs>) -> io::Result<Self> {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// This process can't start a thread.
+    pub fn start(fs: Arc<Fs>) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
+        let woken = Arc::downgrade(&shared);
+        fs.set_waker(Arc::new(move || {
+            if let Some(shared) = woken.upgrade() {
+                shared.state.lock().unwrap_or_else(PoisonError::into_inner).is_woken = true;
+                shared.changed.notify_all();
+            }
+        }));
         let own = Arc::clone(&shared);
         let run = move || {
             let mut has_failed = false;
@@ -45,9 +63,12 @@ impl Ticker {
                         ERROR_PAUSE
                     }
                 };
-                let is_stopped = own.is_stopped.lock().unwrap_or_else(PoisonError::into_inner);
-                let waited = own.stopped.wait_timeout_while(is_stopped, pause, |stopped| !*stopped);
-                if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+                let state = own.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let is_idle = |state: &mut State| !state.is_stopped && !state.is_woken;
+                let waited = own.changed.wait_timeout_while(state, pause, is_idle);
+                let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state.is_woken = false;
+                if state.is_stopped {
                     return;
                 }
             }
@@ -57,13 +78,13 @@ impl Ticker {
     }
 
     /// Stops the thread, and waits until it has ended.
-    pub(super) fn stop(self) {}
+    pub fn stop(self) {}
 }
 
 impl Drop for Ticker {
     fn drop(&mut self) {
-        *self.shared.is_stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.stopped.notify_all();
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).is_stopped = true;
+        self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic has been reported already.
             let _ = thread.join();
