@@ -5,6 +5,7 @@ mod addresses;
 mod alerts;
 mod faults;
 mod foreign_content;
+mod fs;
 mod help;
 mod identity;
 mod known;

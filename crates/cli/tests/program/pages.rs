@@ -101,6 +101,9 @@ fn every_key_of_the_json_is_explained() {
         &[&["volume", "show"], &member[..]].concat(),
         &["target", "stat", metrics],
         &[&["volume", "delete", "w"], &member[..]].concat(),
+        &["fs", "mkfs", "image", "--size", "128M"],
+        &["fs", "fsck", "image"],
+        &["fs", "stat", "image"],
     ] {
         let done = rio_in(folder, &[words, &["-o", "json"]].concat());
         assert_eq!(done.code, 0, "{words:?}: {done:?}");
