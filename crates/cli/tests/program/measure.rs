@@ -80,6 +80,38 @@ fn a_log_is_kept_in_two_ways_in_turns() {
 }
 
 #[test]
+fn a_file_system_is_measured_in_both_modes_in_turns() {
+    let words = "bench fs --profile mem --rtt 0us,50us --threads 1,2 --time 0.05 --rounds 2";
+    let words: Vec<_> = words.split_whitespace().collect();
+    let json = rio(&[&words[..], &["-o", "json"]].concat()).ok();
+    let all = "append_bytes machine paper points rounds schema seconds through";
+    assert_eq!(keys(&json), all);
+    assert_eq!(json["schema"], "rio-bench-fs/1");
+    let points = json["points"].as_array().unwrap();
+    for point in points {
+        assert_eq!(keys(point), "modes profile ratios rtt_us set_aside threads workload");
+        assert_eq!(
+            (&point["workload"], &point["profile"]),
+            (&"append_fsync".into(), &"mem".into())
+        );
+        for mode in ["ext4", "rio"] {
+            let figures = &point["modes"][mode];
+            assert_eq!(keys(figures), "cpu_us_per_op ops_per_s p50_us p99_us target_cpu_us_per_op");
+            assert!(figures["ops_per_s"].as_f64().unwrap() > 0.0, "{point}");
+            assert!(figures["p99_us"].as_f64() >= figures["p50_us"].as_f64(), "{point}");
+        }
+        assert!(point["ratios"]["rio_over_ext4"].as_f64().unwrap() > 0.0, "{point}");
+    }
+    let of = |key: &str| points.iter().map(|p| p[key].as_f64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("threads"), [1.0, 2.0, 1.0, 2.0]);
+    assert_eq!(of("rtt_us"), [0.0, 0.0, 50.0, 50.0]);
+    let text = rio(&words).stdout;
+    for part in ["rio / ext4", "without FUSE", "medians of 2 rounds"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+#[test]
 fn the_demo_of_a_missing_file() {
     rio(&["demo", "--file", "/no/such/file", "-o", "json"]).failed(1, &["/no/such/file"]);
 }
