@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-worlds lint bench guest mutants build setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-worlds lint bench guest fs-programs mutants build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -26,7 +26,7 @@ BOUNDED_BUILD := timeout $(FOREGROUND) --kill-after=30 $(BUILD_LIMIT)
 BOUNDED_TEST := timeout $(FOREGROUND) --kill-after=30 $(TEST_LIMIT)
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  ARGS='…' goes to the program: make demo ARGS='-o json'"
 
@@ -50,6 +50,9 @@ bench: build ## All ways to keep order, and a raw exchange, at three depths: a m
 
 guest: build ## Against Linux's own NVMe/TCP host and target, in an emulated machine (minutes; Debian)
 	@scripts/kernel-guest --rio $(RIO) $(ARGS)
+
+fs-programs: build ## Other people's programs on a mounted RioFS, some with kills of the mount (minutes; ARGS='sqlite')
+	@scripts/fs-programs --rio $(RIO) $(ARGS)
 
 miri: setup ## Tests in Miri, an interpreter that finds undefined behaviour (needs nightly; MINUTES=15)
 	@scripts/miri
