@@ -58,7 +58,17 @@ struct Thread<'s> {
     part: Vec<u8>,
     /// References to shared inodes.
     refs: Vec<Ino>,
-    is_full: bool,
+    how: How,
+}
+
+/// The kind of a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Usual,
+    /// There may be no space.
+    Full,
+    /// All threads use two names, and inodes leave the memory all the time.
+    Hot,
 }
 
 fn name(n: u64) -> Vec<u8> {
@@ -77,6 +87,11 @@ impl Thread<'_> {
         self.random.below(n)
     }
 
+    /// The number of shared names.
+    fn names(&self) -> u64 {
+        if self.how == How::Hot { 2 } else { 8 }
+    }
+
     fn doing(&self, call: String) {
         let doing = &self.shared.doing[self.number];
         doing.steps.fetch_add(1, Ordering::Relaxed);
@@ -87,16 +102,19 @@ impl Thread<'_> {
     fn is_done<T>(&self, what: &str, result: Result<T, FsError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
-            Err(FsError::NoSpace) if self.is_full => None,
+            Err(FsError::NoSpace) if self.how == How::Full => None,
             Err(error) => panic!("thread {}: {what}: {error:?}", self.number),
         }
     }
 
     fn run(&mut self, steps: u64) {
         for _ in 0..steps {
-            match self.below(10) {
-                0..6 => self.own_step(),
-                6..9 => self.shared_step(),
+            let kind = self.below(10);
+            match (self.how, kind) {
+                (How::Hot, 0) => self.own_step(),
+                (How::Hot, 1..8) => self.shared_step(),
+                (How::Usual | How::Full, 0..6) => self.own_step(),
+                (How::Usual | How::Full, 6..9) => self.shared_step(),
                 _ => self.whole_step(),
             }
         }
@@ -162,7 +180,7 @@ impl Thread<'_> {
                         content.resize(content.len().max(end), 0);
                         content[at as usize..end].fill(byte);
                     }
-                    Err(FsError::NoSpace) if self.is_full => {}
+                    Err(FsError::NoSpace) if self.how == How::Full => {}
                     Err(error) => panic!("write: {error:?}"),
                 }
             }
@@ -252,7 +270,8 @@ impl Thread<'_> {
         let fs = &shared.fs;
         let dir_ino = self.random_shared_dir();
         let other = self.random_shared_dir();
-        let (from, to) = (name(self.below(8)), name(self.below(8)));
+        let names = self.names();
+        let (from, to) = (name(self.below(names)), name(self.below(names)));
         let result = match what {
             0 | 1 => fs.create(&root(), dir_ino, &from, &file(0o600), now).map(|made| {
                 self.refs.push(made.ino);
@@ -303,14 +322,14 @@ impl Thread<'_> {
                 fs.fsync(shared.common, false, now)
             }
         };
-        while self.refs.len() > 6 {
+        while self.refs.len() > if self.how == How::Hot { 1 } else { 6 } {
             let at = self.below(self.refs.len() as u64) as usize;
             let ino = self.refs.swap_remove(at);
             fs.forget(ino, 1);
         }
         match result {
             Ok(()) => {}
-            Err(FsError::NoSpace) if self.is_full => {}
+            Err(FsError::NoSpace) if self.how == How::Full => {}
             Err(
                 FsError::Exists
                 | FsError::NotFound
@@ -330,7 +349,8 @@ impl Thread<'_> {
     fn random_shared_dir(&mut self) -> Ino {
         let mut ino = self.shared.dir;
         for _ in 0..self.below(3) {
-            let next = name(self.below(8));
+            let names = self.names();
+            let next = name(self.below(names));
             match self.shared.fs.lookup(&root(), ino, &next) {
                 Ok(found) => {
                     self.refs.push(found.ino);
@@ -387,7 +407,7 @@ fn watch(shared: &Shared) {
     }
 }
 
-fn run(seed: u64, image: &Image, blocks: u64, threads: usize, steps: u64, is_full: bool) {
+fn run(seed: u64, image: &Image, blocks: u64, threads: usize, steps: u64, how: How) {
     let (storage, advancing) = Delayed::new(image.clone(), blocks, 3, seed);
     let (fs, _) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     let shared_dir = fs.create(&root(), Ino::ROOT, b"shared", &dir(0o755), NOW).unwrap().ino;
@@ -420,7 +440,7 @@ fn run(seed: u64, image: &Image, blocks: u64, threads: usize, steps: u64, is_ful
                         files: BTreeMap::new(),
                         part: vec![0; PART as usize],
                         refs: Vec::new(),
-                        is_full,
+                        how,
                     };
                     thread.run(steps);
                     let Thread { files, part, .. } = thread;
@@ -457,23 +477,29 @@ fn run(seed: u64, image: &Image, blocks: u64, threads: usize, steps: u64, is_ful
     }
 }
 
-fn run_seeds(image: &Image, blocks: u64, seeds: u64, steps: u64, is_full: bool) {
+fn run_seeds(image: &Image, blocks: u64, seeds: u64, steps: u64, how: How) {
     let first = number("RIOFS_SEED", 1);
     let threads = number("RIOFS_THREADS", 6) as usize;
     for seed in first..first + number("RIOFS_SEEDS", seeds) {
         println!("seed {seed}");
-        run(seed, image, blocks, threads, number("RIOFS_STEPS", steps), is_full);
+        run(seed, image, blocks, threads, number("RIOFS_STEPS", steps), how);
     }
 }
 
 #[test]
 fn threads_do_not_disturb_one_another() {
     const BLOCKS: u64 = 262_144;
-    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 3, 800, false);
+    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 3, 800, How::Usual);
 }
 
 #[test]
 fn threads_share_a_full_file_system() {
     const BLOCKS: u64 = 32_768;
-    run_seeds(&image_of(BLOCKS, &["-m", "0", "-N", "128"]), BLOCKS, 3, 800, true);
+    run_seeds(&image_of(BLOCKS, &["-m", "0", "-N", "128"]), BLOCKS, 3, 800, How::Full);
+}
+
+#[test]
+fn threads_find_and_remove_the_same_files() {
+    const BLOCKS: u64 = 262_144;
+    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 3, 1500, How::Hot);
 }
