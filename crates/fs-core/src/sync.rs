@@ -5,8 +5,39 @@
 
 extern crate std;
 
+#[cfg(debug_assertions)]
+use core::sync::atomic::{AtomicU64, Ordering};
 pub use std::sync::Arc;
 use std::sync::{self, PoisonError};
+
+/// The pauses of [`pause_at_locks`], and a random number; 0: there are none.
+#[cfg(debug_assertions)]
+static PAUSES: AtomicU64 = AtomicU64::new(0);
+
+/// From now on threads pause at random before they take a lock, so that tests with many threads see
+/// more orders of events; with seed 0 they do not any more. Only builds with debug assertions have
+/// it.
+#[cfg(debug_assertions)]
+pub fn pause_at_locks(seed: u64) {
+    PAUSES.store(if seed == 0 { 0 } else { seed | 1 }, Ordering::Relaxed);
+}
+
+fn maybe_pause() {
+    #[cfg(debug_assertions)]
+    {
+        let random = PAUSES.load(Ordering::Relaxed);
+        if random == 0 {
+            return;
+        }
+        let random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814e);
+        PAUSES.store(random | 1, Ordering::Relaxed);
+        match random >> 54 {
+            0..8 => std::thread::sleep(std::time::Duration::from_micros(random >> 40 & 0xff)),
+            8..128 => std::thread::yield_now(),
+            _ => {}
+        }
+    }
+}
 
 /// A lock for one thread at a time.
 #[derive(Debug, Default)]
@@ -23,6 +54,7 @@ impl<T> Mutex<T> {
 
     /// Waits for the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        maybe_pause();
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -54,11 +86,13 @@ impl<T> RwLock<T> {
 
     /// Waits until no thread writes.
     pub fn read(&self) -> ReadGuard<'_, T> {
+        maybe_pause();
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until no other thread reads or writes.
     pub fn write(&self) -> WriteGuard<'_, T> {
+        maybe_pause();
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -477,29 +477,67 @@ fn run(seed: u64, image: &Image, blocks: u64, threads: usize, steps: u64, how: H
     }
 }
 
+fn pause_at_locks(_seed: u64) {
+    #[cfg(debug_assertions)]
+    riopipe_fs_core::sync::pause_at_locks(_seed);
+}
+
 fn run_seeds(image: &Image, blocks: u64, seeds: u64, steps: u64, how: How) {
     let first = number("RIOFS_SEED", 1);
     let threads = number("RIOFS_THREADS", 6) as usize;
     for seed in first..first + number("RIOFS_SEEDS", seeds) {
         println!("seed {seed}");
+        pause_at_locks(seed);
         run(seed, image, blocks, threads, number("RIOFS_STEPS", steps), how);
+        pause_at_locks(0);
     }
 }
 
 #[test]
 fn threads_do_not_disturb_one_another() {
     const BLOCKS: u64 = 262_144;
-    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 3, 800, How::Usual);
+    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 2, 400, How::Usual);
 }
 
 #[test]
 fn threads_share_a_full_file_system() {
     const BLOCKS: u64 = 32_768;
-    run_seeds(&image_of(BLOCKS, &["-m", "0", "-N", "128"]), BLOCKS, 3, 800, How::Full);
+    run_seeds(&image_of(BLOCKS, &["-m", "0", "-N", "128"]), BLOCKS, 2, 400, How::Full);
 }
 
 #[test]
 fn threads_find_and_remove_the_same_files() {
     const BLOCKS: u64 = 262_144;
-    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 3, 1500, How::Hot);
+    run_seeds(&image_of(BLOCKS, &[]), BLOCKS, 2, 500, How::Hot);
+}
+
+#[test]
+fn a_write_during_a_long_truncate_brings_no_old_data_back() {
+    const BLOCKS: u64 = 65_536;
+    const LEN: usize = 48 << 20;
+    let memory = Arc::new(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 3));
+    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let f = fs.create(&root(), Ino::ROOT, b"file", &file(0o644), NOW).unwrap().ino;
+    for _ in 0..3 {
+        for at in (0..LEN).step_by(1 << 20) {
+            fs.write(&root(), f, at as u64, &[7; 1 << 20], NOW).unwrap();
+        }
+        fs.sync(NOW).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while fs.attr(f).unwrap().size > 0 {
+                    std::thread::yield_now();
+                }
+                // The truncate removes the blocks from the end on, in several steps.
+                fs.write(&root(), f, LEN as u64 / 2, b"new", NOW).unwrap();
+            });
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            fs.set_attr(&root(), f, &set, NOW).unwrap();
+        });
+        let mut data = vec![0xee; LEN];
+        assert_eq!(fs.read(f, 0, &mut data, NOW), Ok(LEN / 2 + 3));
+        assert!(data[..LEN / 2].iter().all(|&byte| byte == 0), "old data");
+    }
+    fs.unmount(NOW).unwrap();
+    check_clean(&memory.image(), BLOCKS);
 }
