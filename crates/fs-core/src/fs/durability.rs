@@ -28,6 +28,8 @@ impl Fs {
         }
         if self.options.mode == JournalMode::Rio {
             self.submit_held()?;
+            // A file without new data must not become durable before a barrier either.
+            self.wait_barriers(Some(self.stream_of(ino)))?;
             match self.submit_file(&inode, data_only, true)? {
                 FileCommit::Submitted(stream, seq) => {
                     let waited = self.storage.wait_durable(stream, seq);
