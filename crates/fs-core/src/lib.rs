@@ -34,6 +34,7 @@ mod op;
 pub mod open_inode;
 mod orphans;
 mod pages;
+pub mod probe;
 mod raw;
 mod running;
 pub mod storage;

@@ -20,6 +20,7 @@ use crate::format::layout::Layout;
 use crate::fs::Fs;
 use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
+use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{GroupSeq, StreamNo};
 use crate::sync::{ReadGuard, WriteGuard};
 use crate::tid::Tid;
@@ -206,7 +207,9 @@ impl<'fs> Op<'fs> {
         for at in core::mem::take(&mut self.freed_meta) {
             fs.cache.remove(at);
             running.blocks.remove(&at);
-            running.revoked.insert(at);
+            if !is_bug_planted(Plant::RevokeForgotten) {
+                running.revoked.insert(at);
+            }
             fs.groups.free_blocks(at, 1, &mut running.freed);
         }
         for (first, blocks) in core::mem::take(&mut self.freed_data) {
@@ -222,6 +225,9 @@ impl<'fs> Op<'fs> {
             inode.mark_changed(tid, self.changes_data);
             running.inodes.insert(inode.ino, Arc::clone(inode));
             running.table_blocks.insert(fs.groups.inode_place(inode.ino).block);
+        }
+        if is_bug_planted(Plant::ReuseBeforeCommit) {
+            fs.groups.reuse(core::mem::take(&mut running.freed));
         }
         self.allocated.clear();
         self.allocated_inodes.clear();

@@ -20,8 +20,9 @@ use crate::error::FsError;
 use crate::format::checksum;
 use crate::format::inode::INODE_BYTES;
 use crate::groups::{FreedBatch, InodePlace};
+use crate::probe::{Plant, is_bug_planted};
 use crate::running::Running;
-use crate::storage::{BlockWrite, GroupSeq, StreamNo, WriteGroup};
+use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
 use crate::tid::Tid;
 
 /// The largest number of blocks of a group.
@@ -83,6 +84,9 @@ impl Fs {
         let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
         self.wait_barriers(None)?;
         for (&stream, &seq) in &cut.data {
+            if is_bug_planted(Plant::CommitBeforeData) {
+                break;
+            }
             // In mode `ext4` the FLUSH before the commit block covers the data.
             let waited = match self.options.mode {
                 JournalMode::Ext4 => self.storage.wait_complete(stream, seq),
@@ -136,6 +140,11 @@ impl Fs {
                 self.submit_main([commit.commit], 1)?
             }
         };
+        if is_bug_planted(Plant::CheckpointBeforeCommit) {
+            let home = cut.blocks.iter().cloned();
+            let placement = Placement::InPlace;
+            self.submit_main(home.map(|(at, data)| BlockWrite { at, data, placement }), 0)?;
+        }
         self.storage.wait_durable(MAIN_STREAM, last)?;
         self.journal.lock().on_commit_durable(cut.tid);
         Ok(())
@@ -180,7 +189,11 @@ impl Fs {
         let plan = self.journal.lock().plan_checkpoint(max);
         if !plan.writes.is_empty() {
             self.stat.checkpoint_blocks.fetch_add(plan.writes.len() as u64, Ordering::Relaxed);
-            self.write_main(plan.writes.iter().cloned())?;
+            if is_bug_planted(Plant::TailBeforeCheckpoint) {
+                self.submit_main(plan.writes.iter().cloned(), 0)?;
+            } else {
+                self.write_main(plan.writes.iter().cloned())?;
+            }
         }
         self.journal.lock().on_checkpoint_released(plan);
         let tail = self.journal.lock().tail_update();

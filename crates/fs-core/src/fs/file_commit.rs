@@ -17,6 +17,7 @@ use crate::file_journal::record::{Change, Header, RECORD_BLOCKS_MAX, Record, Rec
 use crate::file_log::Creation;
 use crate::format::inode::{INODE_BYTES, file_type};
 use crate::inode_table::{Inode, InodeState};
+use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
 use crate::tid::Tid;
 
@@ -86,7 +87,10 @@ impl Fs {
         flush: bool,
         tid: Tid,
     ) -> Result<Option<FileCommit>, FsError> {
-        let durable = self.durable();
+        let mut durable = self.durable();
+        if is_bug_planted(Plant::RecordWithoutInFlight) {
+            durable = durable.max(Tid(tid.0 - 1));
+        }
         let last = if data_only { inode.data_tid() } else { inode.changed_tid() };
         let written = state.stream.map(|stream| (stream, state.last_seq));
         let changes = inode.changes();
@@ -108,10 +112,15 @@ impl Fs {
         if !inode.is_fit(durable) || state.disk.links != 1 {
             return fallback(Fallback::Inode);
         }
-        if self.directory_moved.load(Ordering::Acquire) > durable.0 {
+        if self.directory_moved.load(Ordering::Acquire) > durable.0
+            && !is_bug_planted(Plant::MovesIgnored)
+        {
             return fallback(Fallback::Moved);
         }
-        let stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        let mut stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        if is_bug_planted(Plant::RecordOnOtherStream) {
+            stream = StreamNo(3 - stream.0);
+        }
         let creations = match self.creations(inode, stream, durable) {
             Ok(creations) => creations,
             Err(why) => return fallback(why),
@@ -175,6 +184,9 @@ impl Fs {
             found.push((ino, link));
             ino = next;
         }
+        if is_bug_planted(Plant::RecordWithoutParents) {
+            found.truncate(1);
+        }
         found.reverse();
         // An entry in a record is there with all that were above it.
         found.retain(|(_, link)| !link.is_logged_on(stream.0));
@@ -205,7 +217,10 @@ impl Fs {
                 content.push(entry);
             }
         }
-        content.push(Change::Inode { ino, fields: Box::new(self.encode_fields(ino, state)) });
+        if entry_of_file.is_none() || !is_bug_planted(Plant::EntryWithoutInode) {
+            let fields = Box::new(self.encode_fields(ino, state));
+            content.push(Change::Inode { ino, fields });
+        }
         content.extend(entry_of_file);
         for (first, end) in state.log.ranges(durable).iter() {
             let mut next = first;

@@ -30,6 +30,7 @@ use crate::inode_table::InodeTable;
 use crate::journal::JournalError;
 use crate::journal::MainJournal;
 use crate::orphans::Orphans;
+use crate::probe::{Plant, is_bug_planted};
 use crate::raw::Raw;
 use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
@@ -247,10 +248,13 @@ impl Fs {
             records.extend(found.records);
         }
         let count = self.apply_records(records)?;
-        self.commit_now()?;
-        self.checkpoint_all()?;
         let table = AreaTable { state: AreasState::Empty, ..*table };
         let (storage, layout) = (&*self.storage, &self.layout);
+        if is_bug_planted(Plant::TableEmptyEarly) {
+            write_table(storage, layout, division, &self.journal_blocks, &table)?;
+        }
+        self.commit_now()?;
+        self.checkpoint_all()?;
         write_table(storage, layout, division, &self.journal_blocks, &table)?;
         Ok(count)
     }
@@ -297,7 +301,9 @@ impl Fs {
             self.set_log_length(division.maxlen)?;
             self.areas = division.new_areas(&self.journal_blocks);
             self.division = Some(division);
-            features |= incompat::RIOFS_DIRTY;
+            if !is_bug_planted(Plant::NoPrivateBit) {
+                features |= incompat::RIOFS_DIRTY;
+            }
         } else {
             self.set_log_length(full)?;
             self.division = None;
@@ -349,6 +355,9 @@ impl Fs {
                 None => Ok(()),
             };
         }
+        if is_bug_planted(Plant::PrivateBitClearedEarly) {
+            self.clear_marks(now).map_err(|error| self.fail("unmounting", &error))?;
+        }
         self.sync(now)?;
         // Deleted files that are still open go with the mount.
         let orphans = self.orphans.lock().all().to_vec();
@@ -365,6 +374,11 @@ impl Fs {
         // The journal has its full length again: the mark that no record is needed.
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
         self.set_log_length(full)?;
+        self.clear_marks(now)
+    }
+
+    /// Clears the private bit and the one for the journal.
+    fn clear_marks(&self, now: Time) -> Result<(), MountError> {
         let mut superblock = self.superblock.lock();
         let features = superblock.features();
         let incompat = features.incompat & !(incompat::RECOVER | incompat::RIOFS_DIRTY);

@@ -18,6 +18,7 @@ use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
+use crate::probe::{Plant, is_bug_planted};
 use crate::tid::Tid;
 use crate::xattr;
 
@@ -410,7 +411,7 @@ impl Fs {
         touch(&mut parent_disk, now);
         disk.ctime = now;
         disk.version += 1;
-        if disk.links == 0 {
+        if disk.links == 0 && !is_bug_planted(Plant::OrphanForgotten) {
             self.orphans.lock().add(child.ino, &mut self.running.lock());
         }
         let finished = op.finish(&[parent, child])?;

@@ -15,11 +15,15 @@ use crate::format::inode::{DiskInode, INODE_BYTES, InodeFlags};
 use crate::groups::Claim;
 use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
+use crate::probe::{Plant, is_bug_planted};
 
 impl Fs {
     /// Applies the records in the order of their ids. Returns how many.
     pub(super) fn apply_records(&self, mut records: Vec<Record>) -> Result<u64, FsError> {
         records.sort_by_key(|record| record.header.id);
+        if is_bug_planted(Plant::OlderIdWins) {
+            records.reverse();
+        }
         // A record may need a block for the directory or the extent tree that it changes.
         self.await_blocks(&records);
         for record in &records {

@@ -12,6 +12,7 @@ use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
+use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
 
 /// The largest number of blocks of a group of data.
@@ -48,7 +49,9 @@ impl Fs {
         let reserved = state.pages.reserved_in(first..first + run.len() as u32);
         let (writes, is_changed) = self.place(&mut op, &mut open, first, &run, reserved)?;
         let end = u64::from(first + run.len() as u32) * BLOCK_BYTES as u64;
-        if is_changed || end.min(disk.size) > state.written_size {
+        let is_converted = is_changed && writes.iter().any(|w| w.placement == Placement::InPlace);
+        let has_grown = end.min(disk.size) > state.written_size;
+        if is_changed || has_grown && !is_bug_planted(Plant::SizeForgotten) {
             op.change_data();
         }
         let stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
@@ -65,7 +68,9 @@ impl Fs {
             .storage
             .submit(stream, group)
             .map_err(|error| self.fail("writing file data", &error))?;
-        self.running.lock().needs_data(stream, seq);
+        if !(is_converted && is_bug_planted(Plant::ConvertedBeforeData)) {
+            self.running.lock().needs_data(stream, seq);
+        }
         self.submitted(state, first..first + run.len() as u32, seq);
         drop(finished);
         Ok(true)
@@ -94,6 +99,9 @@ impl Fs {
                     // It may have been written and zeroed by `fallocate` a moment ago, so it is not
                     // fresh. It reads as zeroes until the conversion is there, whatever is in it.
                     (extent.physical, len, Placement::InPlace)
+                }
+                Run::Mapped(extent) if is_bug_planted(Plant::OverwriteFresh) => {
+                    (extent.physical, extent.len.min(missing), Placement::Fresh)
                 }
                 Run::Mapped(extent) => {
                     (extent.physical, extent.len.min(missing), Placement::InPlace)

@@ -125,6 +125,8 @@ pub(crate) fn run(program: &str, arguments: &[&str], input: Option<&str>) -> End
         Command::new(name)
             .args(arguments)
             .env("LC_ALL", "C")
+            // Images with equal options are equal.
+            .env("E2FSPROGS_FAKE_TIME", "1700000000")
             .env("DEBUGFS_PAGER", "cat")
             .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())

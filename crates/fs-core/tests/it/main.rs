@@ -16,6 +16,10 @@ mod journal;
 mod kernel;
 mod limits;
 mod memory;
+#[path = "enumerate/named.rs"]
+mod named_crashes;
+#[path = "enumerate/sequences.rs"]
+mod sequences;
 mod threads;
 mod tree;
 mod xattr;

@@ -72,6 +72,16 @@ pub(crate) fn check(base: &Base, state: &Overlay) -> Found {
     check.links()
 }
 
+/// The blocks of an image that are not in use.
+pub(crate) fn free_blocks(base: &Base) -> Vec<u64> {
+    let state = Overlay::default();
+    let layout = Superblock::decode(state.read(base, 0), crc32c).unwrap().layout(crc32c).unwrap();
+    let (at, offset) = layout.descriptor_at(0);
+    let desc = GroupDesc::decode(&layout, &state.read(base, at.0)[offset..][..64]);
+    let bitmap = state.read(base, desc.block_bitmap.0);
+    (0..layout.blocks).filter(|&at| bitmap[at as usize / 8] >> (at % 8) & 1 == 0).collect()
+}
+
 impl Check<'_> {
     fn read(&self, at: u64) -> &Block {
         self.state.read(self.base, at)

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::program::Change::*;
-use super::program::Sync;
-use super::recorder::Progress;
-use super::script::Script;
-use super::world::{Effort, World};
-use super::{Change, prepare};
+use crate::enumerate::prepare;
+use crate::enumerate::program::Change::{self, *};
+use crate::enumerate::program::Sync;
+use crate::enumerate::recorder::Progress;
+use crate::enumerate::script::Script;
+use crate::enumerate::world::{Effort, World};
 
 /// The stream of the main journal.
 const MAIN: u16 = 0;
@@ -149,6 +149,14 @@ fn a_file_is_written_behind_a_barrier_of_another() {
         script.change(Write("a/x", 6000, 100)).sync("a/x", Sync::Barrier);
         script.change(Write("a/x", 9000, 100)).sync("a/x", Sync::Barrier);
         script.change(New("a/n")).sync("a/n", Sync::Fsync);
+    });
+}
+
+#[test]
+fn a_new_file_without_data_is_synced_behind_a_barrier_of_another() {
+    thorough(|script| {
+        script.change(New("b/x")).sync("b/x", Sync::Barrier);
+        script.change(Create("a/n")).sync("a/n", Sync::Fsync);
     });
 }
 

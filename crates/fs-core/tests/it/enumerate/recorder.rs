@@ -63,6 +63,19 @@ impl Base {
         Self { blocks }
     }
 
+    /// The base with old content in blocks that are not in use.
+    pub(crate) fn with_garbage(&self, free: &[u64]) -> Self {
+        let garbage = Content::new(Arc::new([0xab; BLOCK_BYTES]));
+        let mut blocks = self.blocks.clone();
+        for &at in free {
+            let block = &mut blocks[at as usize];
+            if *block.data == ZERO {
+                *block = garbage.clone();
+            }
+        }
+        Self { blocks }
+    }
+
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks.len() as u64
     }

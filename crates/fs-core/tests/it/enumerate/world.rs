@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::fs::{Fs, MountOptions};
 
-use super::check::check;
+use super::check::{check, free_blocks};
 use super::oracle::Expected;
 use super::program::Step;
 use super::random::Random;
@@ -77,14 +77,18 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, St
 impl World {
     /// A world whose image is what `prepare` leaves after an unmount.
     pub(crate) fn new(effort: Effort, prepare: impl FnOnce(&Fs)) -> Arc<Self> {
-        let options = ["-J", "size=8", "-N", "64", "-O", "^resize_inode", "-m", "0"];
+        let id = "6a7b1c3e-9d44-4a7e-8f10-2b5c7d9e0f13";
+        let seed = format!("hash_seed={id}");
+        let options =
+            ["-J", "size=8", "-N", "64", "-O", "^resize_inode", "-m", "0", "-U", id, "-E", &seed];
         let image = crate::image::Image::new(24, &options);
         let base = Arc::new(Base::from_bytes(&std::fs::read(image.path()).unwrap()));
         let recorder = Recorder::new(&base, Overlay::default(), STREAMS, Progress::Lazy);
         let (fs, _) = Fs::mount(recorder.clone(), self::options(0), NOW).unwrap();
         prepare(&fs);
         fs.unmount(NOW).unwrap();
-        let base = Arc::new(base.with(&recorder.current()));
+        let base = base.with(&recorder.current());
+        let base = Arc::new(base.with_garbage(&free_blocks(&base)));
         check(&base, &Overlay::default()).unwrap();
         Arc::new(Self {
             base,

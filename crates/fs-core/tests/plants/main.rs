@@ -1,0 +1,127 @@
+//! Each plant is caught by the oracle of the crash states, and without it the same program keeps
+//! all promises.
+
+#[expect(dead_code, reason = "the test `it` uses the rest")]
+#[path = "../it/enumerate.rs"]
+mod enumerate;
+#[expect(dead_code, reason = "the test `it` uses the rest")]
+#[path = "../it/image.rs"]
+mod image;
+
+use enumerate::program::Change::{self, *};
+use enumerate::program::{Sync, resolve};
+use enumerate::recorder::Progress;
+use enumerate::script::Script;
+use enumerate::world::{Effort, World, caught};
+use riopipe_fs_core::probe::{self, Plant};
+
+fn fsync(script: &Script, change: Change) {
+    script.change(change).sync(change.path(), Sync::Fsync);
+}
+
+/// The program that is made for a plant.
+fn run(plant: Plant, script: &Script) {
+    match plant {
+        Plant::RecordOnOtherStream
+        | Plant::NoPrivateBit
+        | Plant::TableEmptyEarly
+        | Plant::EntryWithoutInode => fsync(script, New("a/n")),
+        Plant::CommitBeforeData | Plant::CheckpointBeforeCommit => {
+            script.change(New("a/n")).sync("a/n", Sync::All);
+        }
+        Plant::RecordWithoutParents => {
+            script.change(Mkdir("b/e/f"));
+            fsync(script, New("b/e/f/g"));
+        }
+        Plant::RecordWithoutInFlight => {
+            script.change(New("a/n"));
+            script.in_wait(0, 1, |other| {
+                other.sync("a/n", Sync::Fsync);
+            });
+            script.sync("a/n", Sync::FsyncDir);
+        }
+        Plant::InodeAlwaysFit => fsync(script, Rename("a/x", "b/x")),
+        Plant::ReuseBeforeCommit => {
+            // The blocks of the second file lie behind those of the first, which grows over them.
+            script.change(New("a/n")).sync("a/n", Sync::Fsync).change(New("b/x"));
+            script.sync("", Sync::All).change(Unlink("b/x"));
+            fsync(script, Write("a/n", 8192, 4096));
+        }
+        Plant::NameAlwaysFit => {
+            fsync(script, New("a/n"));
+            script.change(Unlink("a/n"));
+            fsync(script, New("a/n"));
+        }
+        Plant::MovesIgnored => {
+            script.change(Rename("a", "b/a"));
+            fsync(script, Write("b/a/x", 6000, 5000));
+        }
+        Plant::OverwriteFresh => fsync(script, Write("a/x", 0, 100)),
+        Plant::TailBeforeCheckpoint => {
+            script.change(New("a/n")).sync("a/n", Sync::All).unmount();
+        }
+        Plant::EpochIgnored => (0..3).for_each(|at| fsync(script, Write("a/x", at * 5000, 4000))),
+        Plant::PrivateBitClearedEarly => {
+            fsync(script, New("a/n"));
+            script.unmount();
+        }
+        Plant::ConvertedBeforeData => {
+            script.change(Fallocate("a/x", 0, 8192, 8192)).sync("", Sync::All);
+            script.change(Write("a/x", 8192, 4096)).sync("", Sync::All);
+        }
+        Plant::ObsoleteApplied => {
+            fsync(script, New("a/n"));
+            script.change(Unlink("a/n")).sync("", Sync::All);
+        }
+        Plant::RevokeForgotten => {
+            // The block of the directory lies behind the file, and becomes a part of it.
+            fsync(script, New("a/n"));
+            script.change(Mkdir("a/d")).sync("", Sync::All);
+            script.change(Rmdir("a/d")).sync("", Sync::All);
+            fsync(script, Write("a/n", 8192, 4096));
+        }
+        Plant::OlderIdWins => {
+            fsync(script, New("a/n"));
+            fsync(script, Write("a/n", 5000, 5000));
+        }
+        Plant::OrphanForgotten => {
+            let ino = resolve(&script.fs, "a/x").unwrap();
+            script.fs.open(ino).unwrap();
+            script.change(Unlink("a/x")).sync("", Sync::All);
+        }
+        Plant::SizeForgotten => {
+            script.change(Write("a/x", 6000, 500)).sync("a/x", Sync::Fdatasync);
+        }
+    }
+}
+
+fn broken(plant: Plant, is_planted: bool) -> Result<(), String> {
+    // Only this one is seen when a recovery is cut.
+    let nested = if plant == Plant::TableEmptyEarly { 1 } else { 64 };
+    let effort = Effort { nested, ..Effort::USUAL };
+    let world = World::new(effort, enumerate::prepare);
+    probe::plant(is_planted.then_some(plant));
+    let ran = caught(|| {
+        let script = Script::new(&world, Progress::Lazy);
+        run(plant, &script);
+        script.judge().map_err(|broken| broken.why)
+    });
+    probe::plant(None);
+    ran
+}
+
+/// Plants are set for the whole process, so this is one test.
+#[test]
+fn each_plant_is_caught() {
+    let mut missed = Vec::new();
+    for &plant in Plant::ALL {
+        if let Err(why) = broken(plant, false) {
+            panic!("without {plant:?}: {why}");
+        }
+        match broken(plant, true) {
+            Ok(()) => missed.push(plant),
+            Err(why) => println!("{plant:?}: {why}"),
+        }
+    }
+    assert!(missed.is_empty(), "not caught: {missed:?}");
+}
