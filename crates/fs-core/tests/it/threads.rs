@@ -518,11 +518,12 @@ fn a_write_during_a_long_truncate_brings_no_old_data_back() {
     let memory = Arc::new(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 3));
     let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
     let f = fs.create(&root(), Ino::ROOT, b"file", &file(0o644), NOW).unwrap().ino;
-    for _ in 0..3 {
+    for round in 1..6 {
         for at in (0..LEN).step_by(1 << 20) {
             fs.write(&root(), f, at as u64, &[7; 1 << 20], NOW).unwrap();
         }
         fs.sync(NOW).unwrap();
+        pause_at_locks(round);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while fs.attr(f).unwrap().size > 0 {
@@ -534,6 +535,7 @@ fn a_write_during_a_long_truncate_brings_no_old_data_back() {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             fs.set_attr(&root(), f, &set, NOW).unwrap();
         });
+        pause_at_locks(0);
         let mut data = vec![0xee; LEN];
         assert_eq!(fs.read(f, 0, &mut data, NOW), Ok(LEN / 2 + 3));
         assert!(data[..LEN / 2].iter().all(|&byte| byte == 0), "old data");
