@@ -26,6 +26,8 @@ impl Fs {
             // What was not durable when it failed never is.
             return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
         }
+        // The entries of a directory are its data.
+        let data_only = data_only && inode.state.read().disk.is_regular();
         if self.options.mode == JournalMode::Rio {
             self.submit_held()?;
             // A file without new data must not become durable before a barrier either.

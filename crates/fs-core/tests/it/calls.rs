@@ -237,3 +237,22 @@ fn recovery_does_not_allocate_what_a_later_record_has() {
     assert!(again.read_all(f.ino) == vec![9; 5000 * 4096]);
     again.check();
 }
+
+/// SQLite calls `fdatasync` for a directory when it has removed its journal.
+#[test]
+fn fdatasync_of_a_directory_makes_its_entries_durable() {
+    let m = Mounted::new(BLOCKS, &[]);
+    let fs = &m.fs;
+    for name in [b"a", b"b"] {
+        fs.create(&root(), Ino::ROOT, name, &file(0o600), NOW).unwrap();
+    }
+    fs.fsync(Ino::ROOT, false, NOW).unwrap();
+    fs.unlink(&root(), Ino::ROOT, b"a", NOW).unwrap();
+    fs.create(&root(), Ino::ROOT, b"c", &file(0o600), NOW).unwrap();
+    fs.fsync(Ino::ROOT, true, NOW).unwrap();
+    let again = Mounted::of(m.memory.crash(&mut |_| 0), BLOCKS);
+    assert!(again.fs.lookup(&root(), Ino::ROOT, b"a").is_err());
+    assert!(again.fs.lookup(&root(), Ino::ROOT, b"b").is_ok());
+    assert!(again.fs.lookup(&root(), Ino::ROOT, b"c").is_ok());
+    again.check();
+}
