@@ -42,6 +42,8 @@ impl Fs {
         }
         self.note_time(now);
         let inode = self.inode(ino)?;
+        // The entries of a directory are its data.
+        let data_only = data_only && inode.state.read().disk.is_regular();
         let stream = self.stream_of(ino);
         {
             let mut barriers = self.barriers.lock();

@@ -23,8 +23,8 @@ use riopipe_fs_core::fs::{Attr, Fs, NewInode, SeekTo, SetAttr};
 use riopipe_fs_core::xattr::SetMode;
 
 use super::convert::{
-    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, sync_of_write,
-    time,
+    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, requested_time,
+    sync_of_write,
 };
 use super::ioctl::Command;
 
@@ -226,7 +226,7 @@ impl Filesystem for Adapter {
         let now = now();
         let chosen = |given: TimeOrNow| -> Time {
             match given {
-                TimeOrNow::SpecificTime(given) => time(given),
+                TimeOrNow::SpecificTime(given) => requested_time(given),
                 TimeOrNow::Now => now,
             }
         };
@@ -237,7 +237,7 @@ impl Filesystem for Adapter {
             size,
             atime: atime.map(chosen),
             mtime: mtime.map(chosen),
-            ctime: ctime.map(time),
+            ctime: ctime.map(requested_time),
             remove_set_ids: size.is_some() && request.uid() != 0,
         };
         let result =

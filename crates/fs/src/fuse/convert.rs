@@ -14,7 +14,7 @@ pub fn now() -> Time {
     time(SystemTime::now())
 }
 
-pub(super) fn time(time: SystemTime) -> Time {
+fn time(time: SystemTime) -> Time {
     match time.duration_since(UNIX_EPOCH) {
         Ok(since) => Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() },
         Err(before) => {
@@ -24,6 +24,18 @@ pub(super) fn time(time: SystemTime) -> Time {
                 0 => Time { seconds: -seconds, nanos: 0 },
                 _ => Time { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos },
             }
+        }
+    }
+}
+
+/// A time in a request. Before 1970 the kernel's seconds round down and its nanoseconds count up, but
+/// fuser 0.18 subtracts both from 1970. This undoes it.
+pub(super) fn requested_time(time: SystemTime) -> Time {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(_) => self::time(time),
+        Err(before) => {
+            let before = before.duration();
+            Time { seconds: -(before.as_secs() as i64), nanos: before.subsec_nanos() }
         }
     }
 }
@@ -156,6 +168,15 @@ mod tests {
             let exact = Time { seconds, nanos };
             assert_eq!(time(system_time(exact)), exact);
         }
+    }
+
+    #[test]
+    fn requested_times_before_1970_are_as_the_kernel_sent_them() {
+        // As fuser makes it of -9 s and 5 ns.
+        let received = UNIX_EPOCH - Duration::new(9, 5);
+        assert_eq!(requested_time(received), Time { seconds: -9, nanos: 5 });
+        let later = UNIX_EPOCH + Duration::new(9, 5);
+        assert_eq!(requested_time(later), Time { seconds: 9, nanos: 5 });
     }
 
     #[test]
