@@ -413,7 +413,9 @@ impl VolumeDeletion {
                 let logs = self.found.iter().flat_map(|survey| survey.volume(self.deleted.id).logs);
                 let bytes = logs.filter(|(at, _)| *at == target).map(|(_, log)| log.bytes);
                 let bytes = bytes.fold(0, u64::saturating_add);
-                self.deleted.logs.push((target, bytes));
+                // The answers arrive in any order. The result is in the order of the targets.
+                let at = self.deleted.logs.partition_point(|(before, _)| *before < target);
+                self.deleted.logs.insert(at, (target, bytes));
                 Ok(())
             }
             Question::Claim => {
