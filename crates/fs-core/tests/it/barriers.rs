@@ -6,7 +6,7 @@ use riopipe_fs_core::Ino;
 use riopipe_fs_core::fs::Fs;
 
 use crate::calls::{NOW, file, options, root};
-use crate::crash::Random;
+use crate::enumerate::random::Random;
 use crate::memory::{Image, Memory, image_of};
 
 const BLOCKS: u64 = 65_536;
@@ -84,4 +84,24 @@ fn a_barrier_does_not_wait() {
         }
     }
     fs.unmount(NOW).unwrap();
+}
+
+/// The entries of a directory are its data.
+#[test]
+fn a_data_barrier_of_a_directory_orders_its_entries() {
+    let memory = Arc::new(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 4));
+    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let [gone, other] = ["gone", "other"]
+        .map(|name| fs.create(&root(), Ino::ROOT, name.as_bytes(), &file(0o644), NOW).unwrap().ino);
+    assert_ne!(gone, other);
+    fs.sync(NOW).unwrap();
+    fs.unlink(&root(), Ino::ROOT, b"gone", NOW).unwrap();
+    fs.barrier(Ino::ROOT, true, NOW).unwrap();
+    fs.write(&root(), other, 0, b"later", NOW).unwrap();
+    fs.fsync(other, false, NOW).unwrap();
+
+    let memory = Arc::new(Memory::new(memory.crash(&mut |_| 0), BLOCKS, 4));
+    let (fs, _) = Fs::mount(memory, options(), NOW).unwrap();
+    assert_eq!(fs.lookup(&root(), Ino::ROOT, b"other").unwrap().size, 5);
+    assert!(fs.lookup(&root(), Ino::ROOT, b"gone").is_err(), "removed before the barrier");
 }

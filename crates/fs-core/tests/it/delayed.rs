@@ -11,7 +11,7 @@ use riopipe_fs_core::storage::{
 };
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockNo};
 
-use crate::crash::Random;
+use crate::enumerate::random::Random;
 use crate::memory::{Image, Memory};
 
 /// The data of a block before a write that is in flight.

@@ -13,7 +13,7 @@ use riopipe_fs_core::storage::Storage;
 use riopipe_fs_core::{FsError, Ino};
 
 use crate::calls::{NOW, file, options, root};
-use crate::crash::Random;
+use crate::enumerate::random::Random;
 use crate::memory::{Image, Memory, check_clean, image_of};
 
 const BLOCKS: u64 = 32_768;

@@ -158,7 +158,7 @@ impl State {
         if self.cuts_left == 0 {
             return;
         }
-        let mut random = crate::crash::Random(self.cut_seed);
+        let mut random = crate::enumerate::random::Random(self.cut_seed);
         let is_taken = random.below(3) == 0;
         if is_taken {
             self.cuts_left -= 1;

@@ -16,8 +16,8 @@ use riopipe_fs_core::xattr::SetMode;
 use riopipe_fs_core::{FsError, Ino};
 
 use crate::calls::{NOW, dir, file, options, root};
-use crate::crash::Random;
 use crate::delayed::Delayed;
+use crate::enumerate::random::Random;
 use crate::fsx::number;
 use crate::memory::{Image, Memory, check_clean, image_of};
 

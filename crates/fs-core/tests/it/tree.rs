@@ -14,7 +14,7 @@ use riopipe_fs_core::xattr::SetMode;
 use riopipe_fs_core::{FsError, Ino};
 
 use crate::calls::{Mounted, NOW, options, root};
-use crate::crash::Random;
+use crate::enumerate::random::Random;
 use crate::fsx::number;
 use crate::memory::{Image, Memory, check_clean, image_of};
 
