@@ -10,6 +10,7 @@ mod file;
 mod file_commit;
 mod holes;
 mod journal_io;
+mod journal_mode;
 mod mount;
 mod namespace;
 mod recovery;
@@ -26,7 +27,9 @@ pub use self::attributes::{Attr, SetAttr, StatFs, Times};
 pub use self::directory_move::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use self::holes::{SeekTo, mode};
 use self::journal_io::Division;
-pub use self::mount::{JournalMode, MountError, MountOptions, MountReport};
+use self::journal_mode::DataStreams;
+pub use self::journal_mode::JournalMode;
+pub use self::mount::{MountError, MountOptions, MountReport};
 pub use self::namespace::NewInode;
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
@@ -297,13 +300,15 @@ impl Fs {
     }
 
     /// The stream for the data of an inode. It is always the same, so that the inode changes hands
-    /// never (T15). In mode `ext4` all is on one stream: a FLUSH of jbd2 covers the whole drive.
+    /// never (T15).
     fn stream_of(&self, ino: Ino) -> StreamNo {
-        if self.options.mode == JournalMode::Ext4 {
-            return MAIN_STREAM;
+        match self.options.mode.keep_order().data {
+            DataStreams::Main => MAIN_STREAM,
+            DataStreams::OfInode => {
+                let data_streams = u32::from(self.storage.streams() - 1);
+                StreamNo(1 + (ino.0 % data_streams) as u16)
+            }
         }
-        let data_streams = u32::from(self.storage.streams() - 1);
-        StreamNo(1 + (ino.0 % data_streams) as u16)
     }
 }
 

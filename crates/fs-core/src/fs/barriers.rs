@@ -10,8 +10,8 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use super::Fs;
 use super::file_commit::FileCommit;
-use super::{Fs, JournalMode};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
@@ -37,7 +37,7 @@ impl Fs {
     /// # Errors
     /// As [`fsync`](Self::fsync).
     pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
-        if self.options.mode != JournalMode::Rio || self.is_read_only() {
+        if !self.options.mode.keep_order().barriers || self.is_read_only() {
             return self.fsync(ino, data_only, now);
         }
         self.note_time(now);

@@ -14,7 +14,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use super::{Fs, JournalMode, MAIN_STREAM};
+use super::journal_mode::{CommitBlock, DataState};
+use super::{Fs, MAIN_STREAM};
 use crate::block::{Block, BlockKind, BlockNo};
 use crate::error::FsError;
 use crate::format::checksum;
@@ -83,14 +84,14 @@ impl Fs {
     fn commit(&self, state: &mut CommitState) -> Result<bool, FsError> {
         let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
         self.wait_barriers(None)?;
+        let order = self.options.mode.keep_order();
         for (&stream, &seq) in &cut.data {
             if is_bug_planted(Plant::CommitBeforeData) {
                 break;
             }
-            // In mode `ext4` the FLUSH before the commit block covers the data.
-            let waited = match self.options.mode {
-                JournalMode::Ext4 => self.storage.wait_complete(stream, seq),
-                JournalMode::Rio => self.storage.wait_durable(stream, seq),
+            let waited = match order.before_journal {
+                DataState::Complete => self.storage.wait_complete(stream, seq),
+                DataState::Durable => self.storage.wait_durable(stream, seq),
             };
             waited.map_err(|error| self.fail("writing file data", &error))?;
         }
@@ -128,11 +129,11 @@ impl Fs {
             // The journal's superblock must have the beginning of the log before a commit is in it.
             self.write_main([start])?;
         }
-        let last = match self.options.mode {
-            JournalMode::Rio => {
+        let last = match self.options.mode.keep_order().commit_block {
+            CommitBlock::NextGroup => {
                 self.submit_main(commit.body.into_iter().chain([commit.commit]), 1)?
             }
-            JournalMode::Ext4 => {
+            CommitBlock::AfterFlush => {
                 // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
                 let body = self.submit_main(commit.body, 0)?;
                 self.storage.wait_complete(MAIN_STREAM, body)?;

@@ -4,7 +4,7 @@ use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use super::file_commit::FileCommit;
-use super::{Fs, JournalMode, Waker};
+use super::{Fs, Waker};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
@@ -28,7 +28,7 @@ impl Fs {
         }
         // The entries of a directory are its data.
         let data_only = data_only && inode.state.read().disk.is_regular();
-        if self.options.mode == JournalMode::Rio {
+        if self.options.mode.keep_order().file_level {
             self.submit_held()?;
             // A file without new data must not become durable before a barrier either.
             self.wait_barriers(Some(self.stream_of(ino)))?;

@@ -14,6 +14,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::journal_io::{Division, find_log, read_table, replay_log, write_durably, write_table};
+use super::journal_mode::JournalMode;
 use super::{Fs, stat};
 use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
 use crate::cache::BlockCache;
@@ -36,16 +37,6 @@ use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
 use crate::sync::{Condvar, Mutex, RwLock};
 use riopipe_nvme::digest::Crc32c;
-
-/// How `fsync` keeps order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum JournalMode {
-    /// As ext4 with jbd2: a main commit for each `fsync`.
-    Ext4,
-    /// File-level transactions on ordered streams.
-    #[default]
-    Rio,
-}
 
 /// The options of a mount.
 #[derive(Clone, Debug)]
@@ -288,7 +279,7 @@ impl Fs {
         self.checkpoint_all()?;
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
         let mut features = self.superblock.get_mut().features().incompat | incompat::RECOVER;
-        if self.options.mode == JournalMode::Rio {
+        if self.options.mode.keep_order().file_level {
             let division =
                 Division::new(full, self.storage.streams() - 1, self.options.area_blocks_max)?;
             // The length of the log is the place of the table. A superblock that was marked by the

@@ -1,0 +1,78 @@
+//! How a mount keeps order: each mode is one line of a table, and the rest of the file system asks
+//! the table. A further mode (HORAE's, the barrier-enabled stack's, OPIMQ's) is a further line.
+
+/// How `fsync` keeps order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JournalMode {
+    /// As ext4 with jbd2: a main commit for each `fsync`.
+    Ext4,
+    /// File-level transactions on ordered streams.
+    #[default]
+    Rio,
+}
+
+/// The behaviour of a mode at each place where order is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeepOrder {
+    /// Where the data of files goes.
+    pub(super) data: DataStreams,
+    /// Whether an `fsync` may be a file-level transaction. It needs an area in the journal for each
+    /// data stream, and the private bit.
+    pub(super) file_level: bool,
+    /// The state of a transaction's data before its blocks go to the journal.
+    pub(super) before_journal: DataState,
+    /// How the commit block follows the other blocks of its transaction.
+    pub(super) commit_block: CommitBlock,
+    /// Whether `fbarrier` orders without waiting. Otherwise it is an `fsync`.
+    pub(super) barriers: bool,
+}
+
+/// Where the data of files goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataStreams {
+    /// The main stream: a FLUSH of jbd2 covers the whole drive.
+    Main,
+    /// A data stream for each inode, by its number.
+    OfInode,
+}
+
+/// The state of data that something later waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataState {
+    /// The drive has completed it. A FLUSH that comes later makes it durable.
+    Complete,
+    /// It is durable. The recovery of streams zeroes fresh blocks beyond a prefix, so nothing that
+    /// leads to data of *another* stream may be there before.
+    Durable,
+}
+
+/// How the commit block follows the other blocks of its transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CommitBlock {
+    /// As the next group of the stream, at once.
+    NextGroup,
+    /// After the others are complete, and a FLUSH has made them durable.
+    AfterFlush,
+}
+
+impl JournalMode {
+    /// The line of the mode in the table.
+    pub(super) const fn keep_order(self) -> KeepOrder {
+        match self {
+            Self::Ext4 => KeepOrder {
+                data: DataStreams::Main,
+                file_level: false,
+                before_journal: DataState::Complete,
+                commit_block: CommitBlock::AfterFlush,
+                barriers: false,
+            },
+            Self::Rio => KeepOrder {
+                data: DataStreams::OfInode,
+                file_level: true,
+                before_journal: DataState::Durable,
+                commit_block: CommitBlock::NextGroup,
+                barriers: true,
+            },
+        }
+    }
+}
