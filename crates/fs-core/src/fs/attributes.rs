@@ -160,7 +160,6 @@ impl Fs {
         let mut state = op.lock(inode)?;
         let mut disk = state.disk.clone();
         let _shared = self.lock_attributes(&disk);
-        let mut is_block_changed = false;
         if let Some(mode) = set.mode {
             disk.mode = disk.mode & 0xf000 | mode & 0o7777;
             // A file of a group that the caller is not in can't get the set-group-ID bit.
@@ -171,7 +170,6 @@ impl Fs {
                 acl.chmod(mode);
                 let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
                 xattr::set_acl(&mut open, &mut op, AclKind::Access, Some(&acl))?;
-                is_block_changed = disk.xattr_block != BlockNo(0);
             }
         }
         disk.uid = set.uid.unwrap_or(disk.uid);
@@ -185,8 +183,9 @@ impl Fs {
         disk.ctime = set.ctime.unwrap_or(now);
         disk.version += 1;
         let finished = op.finish(&[inode])?;
-        if is_block_changed || disk.xattr_block != state.disk.xattr_block {
-            // Records do not describe the block of attributes.
+        // What a program puts into a directory after a chmod must not be there with the permissions
+        // of before. The block of attributes changes only with the mode.
+        if (set.mode.is_some() || is_chown) && needs_main_commit(&state.disk, &disk) {
             inode.make_unfit(finished.tid);
         }
         state.disk = disk;
@@ -276,8 +275,7 @@ impl Fs {
             disk.ctime = now;
             disk.version += 1;
             let finished = op.finish(&[&inode])?;
-            if disk.xattr_block != BlockNo(0) || state.disk.xattr_block != BlockNo(0) {
-                // Records do not describe the block of attributes.
+            if needs_main_commit(&state.disk, &disk) {
                 inode.make_unfit(finished.tid);
             }
             state.disk = disk;
@@ -308,8 +306,7 @@ impl Fs {
             disk.ctime = now;
             disk.version += 1;
             let finished = op.finish(&[&inode])?;
-            if disk.xattr_block != BlockNo(0) || state.disk.xattr_block != BlockNo(0) {
-                // Records do not describe the block of attributes.
+            if needs_main_commit(&state.disk, &disk) {
                 inode.make_unfit(finished.tid);
             }
             state.disk = disk;
@@ -317,4 +314,10 @@ impl Fs {
             Ok(())
         })
     }
+}
+
+/// Whether a change of attributes makes an inode unfit for records: they do not describe the block
+/// of attributes, and have the first fields of the directories on the way.
+fn needs_main_commit(old: &DiskInode, new: &DiskInode) -> bool {
+    new.is_dir() || [old, new].iter().any(|disk| disk.xattr_block != BlockNo(0))
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Caller, Fs, MountOptions, NewInode, SetAttr};
+use riopipe_fs_core::xattr::SetMode;
 use riopipe_fs_core::{FsError, Ino};
 
 use crate::memory::{Image, Memory};
@@ -254,4 +255,37 @@ fn fdatasync_of_a_directory_makes_its_entries_durable() {
     assert!(again.fs.lookup(&root(), Ino::ROOT, b"a").is_err());
     assert!(again.fs.lookup(&root(), Ino::ROOT, b"b").is_ok());
     again.check();
+}
+
+/// A record has the first fields of the directories on the way. A file that was put into a
+/// directory after its permissions were taken must not be there with the permissions.
+#[test]
+fn a_synced_file_is_not_in_a_directory_with_older_permissions() {
+    type Close = fn(&Fs, Ino) -> Result<(), FsError>;
+    let chmod: Close = |fs, ino| {
+        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+        fs.set_attr(&root(), ino, &set, NOW).map(drop)
+    };
+    let chown: Close = |fs, ino| {
+        let set = SetAttr { uid: Some(7), ..SetAttr::default() };
+        fs.set_attr(&root(), ino, &set, NOW).map(drop)
+    };
+    let label: Close =
+        |fs, ino| fs.set_xattr(&root(), ino, b"security.a", b"secret", SetMode::Any, NOW);
+    for close in [chmod, chown, label] {
+        let m = Mounted::new(BLOCKS, &[]);
+        let fs = &m.fs;
+        let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap();
+        close(fs, d.ino).unwrap();
+        let f = fs.create(&root(), d.ino, b"file", &file(0o644), NOW).unwrap();
+        fs.fsync(f.ino, false, NOW).unwrap();
+        let expected = (fs.attr(d.ino).unwrap(), fs.list_xattr(&root(), d.ino).unwrap());
+        let again = Mounted::of(m.memory.crash(&mut |_| 0), BLOCKS);
+        let fs = &again.fs;
+        let d = fs.lookup(&root(), Ino::ROOT, b"dir").unwrap();
+        assert_eq!((d.mode, d.uid), (expected.0.mode, expected.0.uid));
+        assert_eq!(fs.list_xattr(&root(), d.ino).unwrap(), expected.1);
+        assert!(fs.lookup(&root(), d.ino, b"file").is_ok());
+        again.check();
+    }
 }
