@@ -35,6 +35,22 @@ pub struct BlockWrite {
     pub placement: Placement,
 }
 
+/// The purpose of a group's blocks. It changes nothing: measurements divide an `fsync` by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Content {
+    /// Data of a file.
+    #[default]
+    Data,
+    /// A file-level record.
+    Record,
+    /// Blocks of the main journal, apart from the commit block.
+    Journal,
+    /// The commit block of a main commit.
+    Commit,
+    /// Blocks in place that belong to no commit: checkpoints, superblocks, the table of the areas.
+    Home,
+}
+
 /// A group of writes, ordered after all earlier groups of its stream.
 #[derive(Clone, Debug, Default)]
 pub struct WriteGroup {
@@ -43,6 +59,8 @@ pub struct WriteGroup {
     /// Whether the group and all earlier ones of the stream shall be made durable now. Without it
     /// the storage makes them durable some time later.
     pub flush: bool,
+    /// The purpose of its blocks.
+    pub content: Content,
 }
 
 /// How far the groups of a stream are.

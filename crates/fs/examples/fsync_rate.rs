@@ -63,7 +63,8 @@ fn main() -> Result<()> {
                         placement: Placement::InPlace,
                     };
                     let writes = (0..blocks).map(write).collect();
-                    let seq = storage.submit(stream, WriteGroup { writes, flush: true })?;
+                    let group = WriteGroup { writes, flush: true, ..WriteGroup::default() };
+                    let seq = storage.submit(stream, group)?;
                     storage.wait_durable(stream, seq)?;
                     count += 1;
                 }

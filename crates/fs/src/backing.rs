@@ -9,13 +9,17 @@ use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountOptions, MountReport
 use riopipe_fs_core::storage::Storage;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::fsync_stages::FsyncTimes;
 use crate::image::{Image, ImageError, ImageOptions, Opened};
+use crate::measured_storage::MeasuredStorage;
 use crate::storage::{VolumeStorage, VolumeStorageError};
 
 /// An open volume, or an image in service. It must be [closed](Self::close) after the file system
 /// was unmounted: dropping it is a crash.
 pub struct Backing {
     storage: Arc<VolumeStorage>,
+    /// The same, as the file system uses it.
+    measured: Arc<MeasuredStorage>,
     /// The image, if it is one. It is closed after the storage.
     image: Option<Image>,
 }
@@ -56,8 +60,7 @@ impl Backing {
     /// [`BackingError`].
     pub fn of_image(path: &Path, options: &ImageOptions) -> Result<(Self, Recovery), BackingError> {
         let Opened { image, volume, recovery } = Image::open(path, options)?;
-        let storage = Arc::new(VolumeStorage::new(volume)?);
-        Ok((Self { storage, image: Some(image) }, recovery))
+        Ok((Self::new(VolumeStorage::new(volume)?, Some(image)), recovery))
     }
 
     /// Uses a volume that this process has opened.
@@ -65,13 +68,25 @@ impl Backing {
     /// # Errors
     /// [`BackingError::Storage`].
     pub fn of_volume(volume: Volume) -> Result<Self, BackingError> {
-        Ok(Self { storage: Arc::new(VolumeStorage::new(volume)?), image: None })
+        Ok(Self::new(VolumeStorage::new(volume)?, None))
+    }
+
+    fn new(storage: VolumeStorage, image: Option<Image>) -> Self {
+        let storage = Arc::new(storage);
+        let measured = Arc::new(MeasuredStorage::new(Arc::clone(&storage)));
+        Self { storage, measured, image }
     }
 
     /// The storage.
     #[must_use]
     pub fn storage(&self) -> &Arc<VolumeStorage> {
         &self.storage
+    }
+
+    /// The times of the calls of `fsync`, since the backing was opened.
+    #[must_use]
+    pub fn fsync_times(&self) -> &Arc<FsyncTimes> {
+        self.measured.fsync_times()
     }
 
     /// Mounts the file system, which recovers it after a crash.
@@ -92,7 +107,7 @@ impl Backing {
             crc32c: riopipe_platform::crc32c,
             ..MountOptions::new(Epoch(epoch))
         };
-        let storage = Arc::clone(&self.storage) as Arc<dyn Storage>;
+        let storage = Arc::clone(&self.measured) as Arc<dyn Storage>;
         let (fs, report) = Fs::mount(storage, options, crate::fuse::now())?;
         Ok((Arc::new(fs), report))
     }

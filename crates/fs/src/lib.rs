@@ -4,11 +4,14 @@
 //! clock and threads:
 //!
 //! - [`storage`]: an open [`Volume`](riopipe::Volume) as the core's storage;
+//! - [`measured_storage`]: the same, with the time of each stage of an `fsync`;
 //! - [`image`]: a file of this machine as a volume, served by a target in this process;
 
 pub mod backing;
+pub mod fsync_stages;
 pub mod fuse;
 pub mod image;
+pub mod measured_storage;
 pub mod mkfs;
 pub mod storage;
 

@@ -225,6 +225,11 @@ impl SharedStream {
         state.marks
     }
 
+    /// The marks, as the last call has left them.
+    pub(crate) fn seen_marks(&self) -> StreamMarks {
+        self.lock().marks
+    }
+
     pub(crate) fn wait_complete(&self, seq: GroupSeq) -> Result<(), StorageError> {
         self.wait(Wanted::Complete(seq))
     }

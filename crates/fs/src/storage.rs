@@ -115,6 +115,12 @@ impl VolumeStorage {
         volume.close().map_err(|error| VolumeStorageError::NotClosed(error.to_string()))
     }
 
+    /// The marks of a stream that any call has seen so far. Unlike [`marks`](Storage::marks) it
+    /// receives no answers.
+    pub(crate) fn seen_marks(&self, stream: StreamNo) -> StreamMarks {
+        self.stream(stream).map(SharedStream::seen_marks).unwrap_or_default()
+    }
+
     /// The stream, or the error of a number that no stream has.
     fn stream(&self, stream: StreamNo) -> Result<&SharedStream, StorageError> {
         let found = self.streams.get(usize::from(stream.0));

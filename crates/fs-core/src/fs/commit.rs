@@ -23,7 +23,7 @@ use crate::format::inode::INODE_BYTES;
 use crate::groups::{FreedBatch, InodePlace};
 use crate::probe::{Plant, is_bug_planted};
 use crate::running::Running;
-use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
+use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
 use crate::tid::Tid;
 
 /// The largest number of blocks of a group.
@@ -131,20 +131,22 @@ impl Fs {
         }
         let last = match self.options.mode.keep_order().commit_block {
             CommitBlock::NextGroup => {
-                self.submit_main(commit.body.into_iter().chain([commit.commit]), 1)?
+                let all = commit.body.into_iter().chain([commit.commit]);
+                self.submit_main(all, 1, Content::Journal, Content::Commit)?
             }
             CommitBlock::AfterFlush => {
                 // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
-                let body = self.submit_main(commit.body, 0)?;
+                let body = self.submit_main(commit.body, 0, Content::Journal, Content::Commit)?;
                 self.storage.wait_complete(MAIN_STREAM, body)?;
                 self.storage.wait_durable(MAIN_STREAM, body)?;
-                self.submit_main([commit.commit], 1)?
+                self.submit_main([commit.commit], 1, Content::Journal, Content::Commit)?
             }
         };
         if is_bug_planted(Plant::CheckpointBeforeCommit) {
             let home = cut.blocks.iter().cloned();
             let placement = Placement::InPlace;
-            self.submit_main(home.map(|(at, data)| BlockWrite { at, data, placement }), 0)?;
+            let home = home.map(|(at, data)| BlockWrite { at, data, placement });
+            self.submit_main(home, 0, Content::Home, Content::Home)?;
         }
         self.storage.wait_durable(MAIN_STREAM, last)?;
         self.journal.lock().on_commit_durable(cut.tid);
@@ -152,11 +154,13 @@ impl Fs {
     }
 
     /// Submits writes on the main stream. The last `apart` of them, if any, are a group of their
-    /// own, which asks for durability. Returns the last group.
+    /// own, which asks for durability: their content is `last_content`. Returns the last group.
     fn submit_main(
         &self,
         writes: impl IntoIterator<Item = BlockWrite>,
         apart: usize,
+        content: Content,
+        last_content: Content,
     ) -> Result<GroupSeq, FsError> {
         let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
         let last = writes.split_off(writes.len() - apart);
@@ -164,12 +168,14 @@ impl Fs {
         let mut seq = GroupSeq(0);
         while writes.peek().is_some() {
             let group = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
-            seq = self.storage.submit(MAIN_STREAM, WriteGroup { writes: group, flush: false })?;
+            let group = WriteGroup { writes: group, flush: false, content };
+            seq = self.storage.submit(MAIN_STREAM, group)?;
         }
         if last.is_empty() {
             return Ok(seq);
         }
-        Ok(self.storage.submit(MAIN_STREAM, WriteGroup { writes: last, flush: true })?)
+        let last = WriteGroup { writes: last, flush: true, content: last_content };
+        Ok(self.storage.submit(MAIN_STREAM, last)?)
     }
 
     /// Writes blocks on the main stream, and waits until they are durable. On a stream durable and
@@ -180,7 +186,7 @@ impl Fs {
     ) -> Result<(), FsError> {
         let writes: Vec<BlockWrite> = writes.into_iter().collect();
         let apart = writes.len().min(GROUP_BLOCKS_MAX);
-        let last = self.submit_main(writes, apart)?;
+        let last = self.submit_main(writes, apart, Content::Home, Content::Home)?;
         Ok(self.storage.wait_durable(MAIN_STREAM, last)?)
     }
 
@@ -191,7 +197,7 @@ impl Fs {
         if !plan.writes.is_empty() {
             self.stat.checkpoint_blocks.fetch_add(plan.writes.len() as u64, Ordering::Relaxed);
             if is_bug_planted(Plant::TailBeforeCheckpoint) {
-                self.submit_main(plan.writes.iter().cloned(), 0)?;
+                self.submit_main(plan.writes.iter().cloned(), 0, Content::Home, Content::Home)?;
             } else {
                 self.write_main(plan.writes.iter().cloned())?;
             }

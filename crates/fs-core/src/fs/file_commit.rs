@@ -18,7 +18,7 @@ use crate::file_log::Creation;
 use crate::format::inode::{INODE_BYTES, file_type};
 use crate::inode_table::{Inode, InodeState};
 use crate::probe::{Plant, is_bug_planted};
-use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
+use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
 use crate::tid::Tid;
 
 /// The extents of a record. A file with more changes falls back to a main commit.
@@ -146,7 +146,7 @@ impl Fs {
             data: Arc::new(block),
             placement: Placement::Fresh,
         });
-        let group = WriteGroup { writes: writes.collect(), flush };
+        let group = WriteGroup { writes: writes.collect(), flush, content: Content::Record };
         // The stream must get the records in the order of their places, so the area stays locked.
         let submitted = self.storage.submit(stream, group);
         let seq = submitted.map_err(|error| self.fail("writing a file-level record", &error))?;

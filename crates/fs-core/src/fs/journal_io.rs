@@ -15,7 +15,7 @@ use crate::format::layout::Layout;
 use crate::journal::format::{JournalError, JournalSuperblock};
 use crate::journal::recovery::{Recovery, recover};
 use crate::raw::Raw;
-use crate::storage::{BlockWrite, Placement, Storage, StorageError, StreamNo, WriteGroup};
+use crate::storage::{BlockWrite, Content, Placement, Storage, StorageError, StreamNo, WriteGroup};
 use crate::sync::Mutex;
 use crate::tid::Tid;
 
@@ -38,7 +38,8 @@ pub(super) fn write_durably(
     while writes.peek().is_some() {
         let group: Vec<_> = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
         let flush = writes.peek().is_none();
-        let seq = storage.submit(MAIN_STREAM, WriteGroup { writes: group, flush })?;
+        let group = WriteGroup { writes: group, flush, content: Content::Home };
+        let seq = storage.submit(MAIN_STREAM, group)?;
         if flush {
             storage.wait_durable(MAIN_STREAM, seq)?;
         }

@@ -13,7 +13,7 @@ use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
 use crate::probe::{Plant, is_bug_planted};
-use crate::storage::{BlockWrite, GroupSeq, Placement, StreamNo, WriteGroup};
+use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
 
 /// The largest number of blocks of a group of data.
 const GROUP_BLOCKS_MAX: usize = 64;
@@ -61,7 +61,7 @@ impl Fs {
             state.log.change_range(first, first + run.len() as u32, finished.tid);
         }
         state.disk = disk;
-        let group = WriteGroup { writes, flush: false };
+        let group = WriteGroup { writes, flush: false, content: Content::Data };
         // After a failure the extents point at blocks that were not written, so nothing more may be
         // committed.
         let seq = self

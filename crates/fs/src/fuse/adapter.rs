@@ -27,6 +27,7 @@ use super::convert::{
     sync_of_write,
 };
 use super::ioctl::Command;
+use crate::fsync_stages;
 
 /// How long the kernel may use entries and attributes: all changes come through it.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -404,7 +405,7 @@ impl Filesystem for Adapter {
             }
             let written = self.fs.write(&caller, inode, offset, data, now)?;
             if let Some(data_only) = sync_of_write(flags) {
-                self.fs.fsync(inode, data_only, now)?;
+                fsync_stages::measured(|| self.fs.fsync(inode, data_only, now))?;
             }
             Ok(written)
         });
@@ -424,7 +425,8 @@ impl Filesystem for Adapter {
         data_only: bool,
         reply: ReplyEmpty,
     ) {
-        reply_empty(reply, ino(inode).and_then(|inode| self.fs.fsync(inode, data_only, now())));
+        let fsync = |inode| fsync_stages::measured(|| self.fs.fsync(inode, data_only, now()));
+        reply_empty(reply, ino(inode).and_then(fsync));
     }
 
     /// The kernel may keep what it has read of a directory: it changes only through the kernel.

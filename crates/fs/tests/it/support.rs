@@ -63,7 +63,7 @@ impl Mounted {
         *byte = if is_dirty { *byte | 0x40 } else { *byte & !0x40 };
         let write =
             BlockWrite { at: BlockNo(0), data: Arc::new(block), placement: Placement::InPlace };
-        let group = WriteGroup { writes: vec![write], flush: true };
+        let group = WriteGroup { writes: vec![write], flush: true, ..WriteGroup::default() };
         let seq = self.storage.submit(StreamNo(0), group).unwrap();
         self.storage.wait_durable(StreamNo(0), seq).unwrap();
     }
@@ -85,5 +85,6 @@ pub(crate) fn group(blocks: &[(u64, u64)], flush: bool) -> WriteGroup {
         data: Arc::new(filled(*n)),
         placement: Placement::Fresh,
     };
-    WriteGroup { writes: blocks.iter().map(write).collect(), flush }
+    let writes = blocks.iter().map(write).collect();
+    WriteGroup { writes, flush, ..WriteGroup::default() }
 }
