@@ -1,7 +1,7 @@
 //! The pages of a file that are newer than the drive: dirty, or being written.
 
-use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -30,6 +30,13 @@ pub(crate) enum PageState {
 pub(crate) struct Pages {
     pages: BTreeMap<u32, Page>,
     dirty: usize,
+    /// No page before this one is dirty.
+    dirty_from: u32,
+    /// The submitted ranges in the order of their groups. Pages of a range may have changed or gone
+    /// since.
+    in_flight: VecDeque<(GroupSeq, Range<u32>)>,
+    /// The page that was kept although it is complete.
+    kept: Option<u32>,
 }
 
 impl Pages {
@@ -70,6 +77,7 @@ impl Pages {
         change(Arc::make_mut(&mut page.data));
         if let PageState::Submitted(_) = page.state {
             page.state = PageState::Dirty { is_reserved };
+            self.dirty_from = if self.dirty == 0 { index } else { self.dirty_from.min(index) };
             self.dirty += 1;
         }
         Ok(())
@@ -82,6 +90,7 @@ impl Pages {
         max: usize,
     ) -> Option<(u32, Vec<Arc<Block>>)> {
         let is_dirty = |page: &Page| matches!(page.state, PageState::Dirty { .. });
+        let range = range.start.max(self.dirty_from)..range.end.max(self.dirty_from);
         let mut dirty = self.pages.range(range).filter(|(_, page)| is_dirty(page));
         let (&first, page) = dirty.next()?;
         let mut run = alloc::vec![Arc::clone(&page.data)];
@@ -97,13 +106,18 @@ impl Pages {
     /// Whether a page from `first` on is dirty.
     pub(crate) fn is_dirty_from(&self, first: u32) -> bool {
         let is_dirty = |page: &Page| matches!(page.state, PageState::Dirty { .. });
+        let first = first.max(self.dirty_from);
         self.dirty > 0 && self.pages.range(first..).any(|(_, page)| is_dirty(page))
     }
 
-    /// Records that the dirty pages of a range were submitted. Returns how many had a reserved
-    /// block.
+    /// Records that the dirty pages of a range were submitted, with a group no earlier than those
+    /// before. Returns how many had a reserved block.
     pub(crate) fn submitted(&mut self, range: Range<u32>, seq: GroupSeq) -> u64 {
         let mut reserved = 0;
+        if range.contains(&self.dirty_from) {
+            self.dirty_from = range.end;
+        }
+        self.in_flight.push_back((seq, range.clone()));
         for page in self.pages.range_mut(range).map(|(_, page)| page) {
             if let PageState::Dirty { is_reserved } = page.state {
                 reserved += u64::from(is_reserved);
@@ -146,10 +160,31 @@ impl Pages {
     /// Drops the submitted pages that are complete, except page `keep`: a file that grows byte by
     /// byte needs its last page again.
     pub(crate) fn drop_complete(&mut self, complete: GroupSeq, keep: Option<u32>) {
-        self.pages.retain(|&index, page| match page.state {
-            PageState::Dirty { .. } => true,
-            PageState::Submitted(seq) => seq > complete || Some(index) == keep,
-        });
+        if self.kept != keep
+            && let Some(kept) = self.kept.take()
+        {
+            self.drop_if_complete(kept, complete);
+        }
+        while let Some((seq, range)) = self.in_flight.front()
+            && *seq <= complete
+        {
+            let range = range.clone();
+            self.in_flight.pop_front();
+            for index in range {
+                match Some(index) == keep {
+                    true => self.kept = keep,
+                    false => self.drop_if_complete(index, complete),
+                }
+            }
+        }
+    }
+
+    fn drop_if_complete(&mut self, index: u32, complete: GroupSeq) {
+        if let Entry::Occupied(page) = self.pages.entry(index)
+            && matches!(page.get().state, PageState::Submitted(seq) if seq <= complete)
+        {
+            page.remove();
+        }
     }
 
     /// The first page in a range that is in memory.
@@ -211,5 +246,58 @@ mod tests {
         assert_eq!(pages.get(5).unwrap()[..2], [5, 1], "dirty again");
         assert_eq!(pages.remove(0..100), 1);
         assert!(pages.is_empty() && pages.dirty() == 0);
+    }
+    #[test]
+    fn complete_pages_go_and_dirty_ones_are_found_whatever_came_before() {
+        const PAGES: u32 = 12;
+        for seed in 0..200u64 {
+            let mut random = seed;
+            let mut next = |below: u32| {
+                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767);
+                ((random >> 40) as u32) % below
+            };
+            let mut pages = Pages::default();
+            // The model: the group of a page, or `None` if it is dirty.
+            let mut model: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+            let (mut last, mut complete) = (0, 0);
+            for _ in 0..200 {
+                let at = next(PAGES);
+                let end = at + 1 + next(PAGES - at);
+                match next(6) {
+                    0..=2 => {
+                        let Ok(()) = pages.change(at, false, zeroes, |_| ());
+                        model.insert(at, None);
+                    }
+                    3 => {
+                        if let Some((first, run)) = pages.dirty_run(at..end, 3) {
+                            last += 1;
+                            let range = first..first + run.len() as u32;
+                            pages.submitted(range.clone(), GroupSeq(last));
+                            model.range_mut(range).for_each(|(_, group)| *group = Some(last));
+                        }
+                    }
+                    4 => {
+                        complete += u64::from(next((last - complete) as u32 + 1));
+                        let keep = (at < PAGES / 2).then_some(at);
+                        pages.drop_complete(GroupSeq(complete), keep);
+                        model.retain(|&index, group| {
+                            Some(index) == keep || group.is_none_or(|group| group > complete)
+                        });
+                    }
+                    _ => {
+                        pages.remove(at..end);
+                        model.retain(|index, _| !(at..end).contains(index));
+                    }
+                }
+                let kept: Vec<u32> = pages.pages.keys().copied().collect();
+                assert_eq!(kept, model.keys().copied().collect::<Vec<_>>(), "seed {seed}");
+                for first in 0..PAGES {
+                    let dirty = model.range(first..).find(|(_, group)| group.is_none());
+                    let found = pages.dirty_run(first..PAGES, 1).map(|(first, _)| first);
+                    assert_eq!(found, dirty.map(|(&index, _)| index), "seed {seed}");
+                    assert_eq!(pages.is_dirty_from(first), dirty.is_some(), "seed {seed}");
+                }
+            }
+        }
     }
 }
