@@ -59,6 +59,9 @@ struct State {
     marks: StreamMarks,
     /// The groups that threads wait for, with the kind of mark.
     waiting: Vec<Wanted>,
+    /// How many of these threads sleep. Without one, nothing need be notified: each notification is
+    /// a system call.
+    sleeping: usize,
     /// The failure of the stream, or its close. It ends all calls.
     ended: Option<StorageError>,
 }
@@ -100,6 +103,7 @@ impl SharedStream {
                 last: base,
                 marks: StreamMarks::default(),
                 waiting: Vec::new(),
+                sleeping: 0,
                 ended: None,
             }),
             turn_ended: Condvar::new(),
@@ -160,7 +164,7 @@ impl SharedStream {
             let old = std::mem::replace(&mut state.marks, marks);
             let is_newly_reached =
                 |wanted: &Wanted| wanted.is_reached(&marks) && !wanted.is_reached(&old);
-            if state.waiting.iter().any(is_newly_reached) {
+            if state.sleeping > 0 && state.waiting.iter().any(is_newly_reached) {
                 self.moved.notify_all();
             }
         }
@@ -261,14 +265,16 @@ impl SharedStream {
                 break Err(ended.clone());
             }
             if state.has_driver {
+                state.sleeping += 1;
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.sleeping -= 1;
                 continue;
             }
             state.has_driver = true;
             state = self.drive(state, wanted);
             state.has_driver = false;
             // One of the other threads that wait becomes the driver.
-            if state.waiting.len() > 1 {
+            if state.sleeping > 0 {
                 self.moved.notify_all();
             }
         };
