@@ -1,5 +1,6 @@
 //! The requests of the kernel, each as a call of the core.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
 use std::ops::ControlFlow;
@@ -23,7 +24,7 @@ use riopipe_fs_core::fs::{Attr, Fs, NewInode, SeekTo, SetAttr};
 use riopipe_fs_core::xattr::SetMode;
 
 use super::convert::{
-    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, open_flags, requested_time,
+    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, opened, requested_time,
     sync_of_write,
 };
 use super::ioctl::Command;
@@ -42,9 +43,16 @@ const COPY_BYTES: usize = 1 << 20;
 /// The longest name, bytes.
 const NAME_BYTES_MAX: u32 = 255;
 
+thread_local! {
+    /// The data of the last read of this thread: a new buffer for each would have to be zeroed.
+    static READ_BUF: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// The file system as the kernel calls it.
 pub(super) struct Adapter {
     fs: Arc<Fs>,
+    /// Whether the kernel does without a request when a file is opened.
+    can_skip_open: bool,
     /// Whether the kernel does without a request when a directory is opened.
     can_skip_opendir: bool,
 }
@@ -59,7 +67,7 @@ struct Entry {
 
 impl Adapter {
     pub(super) fn new(fs: Arc<Fs>) -> Self {
-        Self { fs, can_skip_opendir: false }
+        Self { fs, can_skip_open: false, can_skip_opendir: false }
     }
 
     /// The next entries of a directory from `cookie` on; none at its end.
@@ -175,10 +183,12 @@ impl Filesystem for Adapter {
             // Without it, each write first asks for an attribute.
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
+            | InitFlags::FUSE_NO_OPEN_SUPPORT
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         // An older kernel does without some of them.
         let missing = config.add_capabilities(wanted).err().unwrap_or(InitFlags::empty());
         let _ = config.add_capabilities(wanted & !missing);
+        self.can_skip_open = !missing.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         self.can_skip_opendir = !missing.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_readahead(REQUEST_BYTES_MAX);
@@ -342,7 +352,12 @@ impl Filesystem for Adapter {
     /// The kernel refers to the inode of each open file, so the file stays without a reference of
     /// its own.
     fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), open_flags(flags));
+        if self.can_skip_open {
+            // The kernel asks no more, and uses the page cache for all files.
+            return reply.error(Errno::ENOSYS);
+        }
+        let (handle, flags) = opened(flags);
+        reply.opened(handle, flags);
     }
 
     fn create(
@@ -360,8 +375,8 @@ impl Filesystem for Adapter {
         match self.make(request, parent, name, &new) {
             Ok(attr) => {
                 let generation = Generation(attr.generation.into());
-                let flags = open_flags(OpenFlags(flags));
-                reply.created(&TTL, &file_attr(&attr), generation, FileHandle(0), flags);
+                let (handle, flags) = opened(OpenFlags(flags));
+                reply.created(&TTL, &file_attr(&attr), generation, handle, flags);
             }
             Err(error) => reply.error(errno(&error)),
         }
@@ -378,18 +393,24 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let mut buf = vec![0; size as usize];
-        match ino(inode).and_then(|inode| self.fs.read(inode, offset, &mut buf, now())) {
-            Ok(bytes) => reply.data(&buf[..bytes.min(buf.len())]),
-            Err(error) => reply.error(errno(&error)),
-        }
+        READ_BUF.with_borrow_mut(|buf| {
+            let size = size as usize;
+            if buf.len() < size {
+                buf.resize(size, 0);
+            }
+            let buf = &mut buf[..size];
+            match ino(inode).and_then(|inode| self.fs.read(inode, offset, buf, now())) {
+                Ok(bytes) => reply.data(&buf[..bytes.min(size)]),
+                Err(error) => reply.error(errno(&error)),
+            }
+        });
     }
 
     fn write(
         &self,
         request: &Request,
         inode: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -404,7 +425,7 @@ impl Filesystem for Adapter {
                 self.fs.set_attr(&caller, inode, &set, now)?;
             }
             let written = self.fs.write(&caller, inode, offset, data, now)?;
-            if let Some(data_only) = sync_of_write(flags) {
+            if let Some(data_only) = sync_of_write(handle, flags) {
                 fsync_stages::measured(|| self.fs.fsync(inode, data_only, now))?;
             }
             Ok(written)
@@ -412,9 +433,9 @@ impl Filesystem for Adapter {
         reply_written(reply, result.map(|bytes| bytes as u64));
     }
 
-    /// The close of a file writes nothing: only `fsync` makes it durable.
+    /// The close of a file makes nothing durable: only `fsync` does. So the kernel need not ask.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
+        reply.error(Errno::ENOSYS);
     }
 
     fn fsync(

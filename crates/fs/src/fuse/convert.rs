@@ -2,7 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{Errno, FileAttr, FileType, FopenFlags, INodeNo, OpenAccMode, OpenFlags, Request};
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, FopenFlags, INodeNo, OpenAccMode, OpenFlags, Request,
+};
 use riopipe_fs_core::block::{BLOCK_BYTES, Ino};
 use riopipe_fs_core::dir::FileKind;
 use riopipe_fs_core::error::FsError;
@@ -137,24 +139,27 @@ pub(super) fn errno(error: &FsError) -> Errno {
     Errno::from_i32(error.errno())
 }
 
+/// The handle of files whose reads and writes bypass the page cache. All others have handle 0, as
+/// those that the kernel opens without a request.
+const DIRECT: FileHandle = FileHandle(1);
+
 /// Whether a write must be durable before it returns, and then whether only the fields that are
 /// needed to read the data. `flags` are those of the open file and of the write itself
 /// (`RWF_DSYNC`). If the file uses the page cache, the kernel calls `fsync` after the write.
-pub(super) fn sync_of_write(flags: OpenFlags) -> Option<bool> {
-    let is_direct = flags.acc_mode() == OpenAccMode::O_WRONLY;
+pub(super) fn sync_of_write(handle: FileHandle, flags: OpenFlags) -> Option<bool> {
     // O_SYNC contains the bit of O_DSYNC.
     let data_only = flags.0 & libc::O_SYNC != libc::O_SYNC;
-    (is_direct && flags.0 & libc::O_DSYNC != 0).then_some(data_only)
+    (handle == DIRECT && flags.0 & libc::O_DSYNC != 0).then_some(data_only)
 }
 
-/// How the kernel treats an open file. A file that is only written gains nothing from the page
-/// cache; its writers then run at the same time. Others keep their cache: all changes come through
-/// this kernel.
-pub(super) fn open_flags(flags: OpenFlags) -> FopenFlags {
+/// The handle of an open file, and how the kernel treats it. A file that is only written gains
+/// nothing from the page cache; its writers then run at the same time. Others keep their cache: all
+/// changes come through this kernel.
+pub(super) fn opened(flags: OpenFlags) -> (FileHandle, FopenFlags) {
     let common = FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
     match flags.acc_mode() {
-        OpenAccMode::O_WRONLY => common | FopenFlags::FOPEN_DIRECT_IO,
-        _ => common | FopenFlags::FOPEN_KEEP_CACHE,
+        OpenAccMode::O_WRONLY => (DIRECT, common | FopenFlags::FOPEN_DIRECT_IO),
+        _ => (FileHandle(0), common | FopenFlags::FOPEN_KEEP_CACHE),
     }
 }
 
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn only_direct_writes_are_synced_here() {
-        let sync = |flags| sync_of_write(OpenFlags(flags));
+        let sync = |flags| sync_of_write(opened(OpenFlags(flags)).0, OpenFlags(flags));
         assert_eq!(sync(libc::O_WRONLY), None);
         assert_eq!(sync(libc::O_WRONLY | libc::O_DSYNC), Some(true));
         assert_eq!(sync(libc::O_WRONLY | libc::O_SYNC), Some(false));
