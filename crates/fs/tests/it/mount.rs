@@ -167,8 +167,10 @@ pub(crate) fn spawn(image: &Path, directory: &Path) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    assert!(lines.into_iter().any(|line| line == "mounted"));
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "mounted"));
+    // The harness of the test writes more if it takes long, and ends if it can't.
+    std::thread::spawn(move || lines.for_each(drop));
     child
 }
 
