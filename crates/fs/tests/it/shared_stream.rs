@@ -40,10 +40,13 @@ fn threads_that_wait_on_one_stream_all_end() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     seqs.sort_unstable();
-    assert_eq!(seqs, (1..=THREADS * GROUPS).collect::<Vec<_>>());
+    seqs.dedup();
+    // There may be more groups: a wait for one without a flush adds a flush if none follows.
+    assert_eq!(seqs.len() as u64, THREADS * GROUPS);
+    let last = GroupSeq(*seqs.last().unwrap());
     for at in FREE..FREE + THREADS * GROUPS {
         // The last groups of some threads may not be complete.
-        mounted.storage.wait_complete(StreamNo(1), GroupSeq(THREADS * GROUPS)).unwrap();
+        mounted.storage.wait_complete(StreamNo(1), last).unwrap();
         assert_eq!(mounted.number(at), at);
     }
     mounted.close();
