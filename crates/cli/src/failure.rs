@@ -73,13 +73,21 @@ pub struct Failure {
     pub message: String,
     /// The remedy, if the message does not contain it.
     pub hint: Option<String>,
+    /// Whether another process has printed it already.
+    pub is_reported: bool,
 }
 
 impl Failure {
     /// A failure of this kind.
     #[must_use]
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), hint: None }
+        Self { code, message: message.into(), hint: None, is_reported: false }
+    }
+
+    /// A failure that another process has printed.
+    #[must_use]
+    pub fn reported(code: Code) -> Self {
+        Self { is_reported: true, ..Self::new(code, String::new()) }
     }
 
     /// Adds `error` and all of its sources to the message.

@@ -1,5 +1,5 @@
-//! Reading the metrics of a running target or volume over HTTP, once or repeatedly: `rio target
-//! stat` and `rio volume stat`.
+//! Reading the metrics of a running target, volume or file system, once or repeatedly: `rio target
+//! stat` and `rio volume stat`, over HTTP, and `rio fs stat`.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -96,10 +96,7 @@ impl SourceKind {
 }
 
 /// The metrics of a source.
-pub trait Figures: Clone + DeserializeOwned + Serialize {
-    /// The kind of the source.
-    const KIND: SourceKind;
-
+pub trait Figures: Clone + Serialize {
     /// The difference from `before`.
     #[must_use]
     fn since(&self, before: &Self) -> Self;
@@ -108,22 +105,45 @@ pub trait Figures: Clone + DeserializeOwned + Serialize {
     fn text(&self, before: Option<&Self>, terminal: &Terminal) -> String;
 }
 
+/// Metrics that are served over HTTP.
+pub trait ServedFigures: Figures + DeserializeOwned {
+    /// The kind of the source.
+    const KIND: SourceKind;
+}
+
 /// Shows the metrics at `address`: once, or repeatedly the difference since the last time.
 ///
 /// # Errors
 /// There is no source at the address, or one of another kind.
-pub fn show<F: Figures>(
+pub fn show<F: ServedFigures>(
     address: &str,
     watch: Option<Duration>,
     output: &Output,
 ) -> Result<(), Failure> {
     let address = parse(address, F::KIND)?;
-    let address = address.as_str();
+    show_each(Some(&address), watch, output, || ask::<F>(&address))
+}
+
+/// Shows the metrics that `ask` returns: once, or repeatedly the difference since the last time.
+/// `address` is that of the source, if it has one.
+///
+/// # Errors
+/// Those of `ask`.
+pub fn show_each<F: Figures>(
+    address: Option<&str>,
+    watch: Option<Duration>,
+    output: &Output,
+    mut ask: impl FnMut() -> Result<F, Unanswered>,
+) -> Result<(), Failure> {
     let interrupt = watch.map(|_| Interrupt::watch_silently()).transpose()?;
+    let named = |why: String| match address {
+        Some(address) => format!("{address}: {why}"),
+        None => why,
+    };
     let mut before: Option<F> = None;
     let mut is_missed = false;
     loop {
-        match ask::<F>(address) {
+        match ask() {
             Ok(now) => {
                 if before.is_some() && !output.is_json() {
                     output.raw(b"\n")?;
@@ -137,11 +157,11 @@ pub fn show<F: Figures>(
             // The watch continues: a measurement opens its volume again for each run.
             Err(Unanswered::Gone(why)) if watch.is_some() => {
                 if !std::mem::replace(&mut is_missed, true) {
-                    output.note(format!("{address}: {why}"));
+                    output.note(named(why));
                 }
             }
             Err(Unanswered::Gone(why)) => {
-                return Err(Failure::new(Code::Connection, format!("{address}: {why}")));
+                return Err(Failure::new(Code::Connection, named(why)));
             }
             Err(Unanswered::Failed(failure)) => return Err(failure),
         }
@@ -176,9 +196,10 @@ fn parse(text: &str, kind: SourceKind) -> Result<String, Failure> {
 
 /// The reason why there are no metrics.
 #[derive(Debug)]
-enum Unanswered {
+pub enum Unanswered {
     /// The source is gone, or not there yet: a sentence for people.
     Gone(String),
+    /// There is no source, or one of another kind.
     Failed(Failure),
 }
 
@@ -189,7 +210,7 @@ impl From<Failure> for Unanswered {
 }
 
 /// Reads the current metrics.
-fn ask<F: Figures>(address: &str) -> Result<F, Unanswered> {
+fn ask<F: ServedFigures>(address: &str) -> Result<F, Unanswered> {
     #[derive(Deserialize)]
     struct Head {
         schema: String,
@@ -271,8 +292,9 @@ fn fetch(address: &str, kind: SourceKind) -> Result<Vec<u8>, Unanswered> {
 struct Reading<'a, F> {
     #[serde(flatten)]
     stat: F,
-    /// The address of the source.
-    address: &'a str,
+    /// The address of the source, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<&'a str>,
     /// Whether counters and stages are those since the last reading, `uptime_s` ago, and not since
     /// the start.
     is_interval: bool,

@@ -11,7 +11,7 @@ use std::{
     fs::File,
     io::{self, IsTerminal, Write},
     os::fd::AsFd,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -23,7 +23,11 @@ use self::{
     lines::Lines,
     quota::{Quotas, Verdict},
 };
-use crate::args::{Cli, Command, target::Target};
+use crate::args::{
+    Cli, Command,
+    fs::{Fs, Mount},
+    target::Target,
+};
 
 /// The variable with the log filter: `RIO_LOG=riopipe_target=debug`.
 const VARIABLE: &str = "RIO_LOG";
@@ -44,7 +48,9 @@ pub(crate) fn start(cli: &Cli) {
         print_line(format!("rio: {VARIABLE} is ignored: {error}"));
         builder.parse_lossy("")
     });
+    // The log of the background is no terminal.
     let colour = io::stderr().is_terminal()
+        && !matches!(&cli.command, Command::Fs(Fs::Mount(Mount { daemon: true, .. })))
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     // This fails only if a logger was set before, and none was.
     let _ = tracing_subscriber::fmt()
@@ -105,11 +111,38 @@ fn log() -> &'static Log {
     })
 }
 
-/// Not Rust's own handle, whose lock would be held while a write waits.
+/// From now on all lines go to `file`. Nothing of this module keeps standard error open any more.
+pub(crate) fn redirect(file: File) {
+    // Lines that wait are for the reader of the others.
+    log().lines.drain(DRAIN_TIMEOUT);
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(file));
+}
+
+/// The destination of all lines. Not Rust's own handle, whose lock would be held while a write waits.
+static SINK: RwLock<Option<Arc<File>>> = RwLock::new(None);
+
+/// A copy of standard error, until it is [redirected](redirect).
 fn stderr() -> Box<dyn Write + Send> {
     match io::stderr().as_fd().try_clone_to_owned() {
-        Ok(fd) => Box::new(File::from(fd)),
+        Ok(fd) => {
+            *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(File::from(fd)));
+            Box::new(Sink)
+        }
         Err(_) => Box::new(io::stderr()),
+    }
+}
+
+/// Writes to [`SINK`].
+struct Sink;
+
+impl Write for Sink {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let file = SINK.read().unwrap_or_else(PoisonError::into_inner).clone();
+        file.map_or(Ok(text.len()), |file| (&*file).write(text))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -94,6 +94,9 @@ impl Output {
 
     /// Prints a failure on standard error.
     pub fn failure(&self, failure: &Failure) {
+        if failure.is_reported {
+            return;
+        }
         match (failure.code, self.format) {
             (Code::Unread, _) => {}
             (_, Format::Normal) => logging::print_line(format!("rio: {failure}")),

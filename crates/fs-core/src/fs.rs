@@ -134,7 +134,7 @@ pub struct Fs {
 }
 
 mod stat;
-pub use stat::{Fallback, FsStat};
+pub use stat::{Fallback, Fill, FsLoad, FsStat};
 
 /// Called when [`Fs::tick`] has work before its time.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;

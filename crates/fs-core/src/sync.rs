@@ -90,6 +90,15 @@ impl<T> RwLock<T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`read`](Self::read), without waiting; `None`: another thread writes.
+    pub fn try_read(&self) -> Option<ReadGuard<'_, T>> {
+        match self.0.try_read() {
+            Ok(guard) => Some(guard),
+            Err(sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Waits until no other thread reads or writes.
     pub fn write(&self) -> WriteGuard<'_, T> {
         maybe_pause();

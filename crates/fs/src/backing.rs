@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use riopipe::{Recovery, Volume};
+use riopipe_fs_core::block::{BLOCK_BYTES, BlockNo};
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountOptions, MountReport};
 use riopipe_fs_core::storage::Storage;
@@ -13,6 +14,7 @@ use crate::fsync_stages::FsyncTimes;
 use crate::image::{Image, ImageError, ImageOptions, Opened};
 use crate::measured_storage::MeasuredStorage;
 use crate::storage::{VolumeStorage, VolumeStorageError};
+use crate::superblock::Superblock;
 
 /// An open volume, or an image in service. It must be [closed](Self::close) after the file system
 /// was unmounted: dropping it is a crash.
@@ -81,6 +83,23 @@ impl Backing {
     #[must_use]
     pub fn storage(&self) -> &Arc<VolumeStorage> {
         &self.storage
+    }
+
+    /// The path of the image without symbolic links; `None` for a volume.
+    #[must_use]
+    pub fn image_path(&self) -> Option<&Path> {
+        self.image.as_ref().map(Image::path)
+    }
+
+    /// Whether the file system waits for a recovery, so that no other ext4 sees all of it. `None`: it
+    /// has no superblock that can be read.
+    #[must_use]
+    pub fn needs_recovery(&self) -> Option<bool> {
+        let mut first = [0; BLOCK_BYTES];
+        self.storage.read(BlockNo(0), &mut first).ok()?;
+        let superblock: &[u8; 1024] = first[1024..].first_chunk()?;
+        let superblock = Superblock::decode(superblock)?;
+        Some(superblock.is_dirty || superblock.needs_replay)
     }
 
     /// The times of the calls of `fsync`, since the backing was opened.

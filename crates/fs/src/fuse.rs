@@ -14,19 +14,21 @@ mod convert;
 mod ioctl;
 mod ticker;
 
+use std::ffi::CString;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
-use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use fuser::{Config, MountOption, Session, SessionACL};
 use riopipe_fs_core::fs::Fs;
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use self::adapter::Adapter;
 pub use self::convert::now;
 pub use self::ticker::Ticker;
+use crate::mounts::{self, MountPoint};
 
 /// The device of FUSE.
 const DEVICE: &str = "/dev/fuse";
@@ -58,12 +60,21 @@ pub enum FuseError {
     )]
     NoDevice,
     /// The directory can't be used.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", directory_hint(path, source))]
     Directory {
         /// The path of the directory.
         path: String,
         /// The reason.
         source: io::Error,
+    },
+    /// A file system of RioFS is mounted there.
+    #[error(
+        "a file system of RioFS is mounted on {path} already: `rio fs umount {path}` unmounts it, or \
+         takes off a mount whose process has ended"
+    )]
+    Mounted {
+        /// The path of the directory.
+        path: String,
     },
     /// The mount was refused.
     #[error("can't mount on {path}: {source}{}", hint(.source))]
@@ -84,10 +95,36 @@ pub enum FuseError {
     Unmount(String),
 }
 
+fn directory_hint(path: &str, error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::ENOTCONN) => format!(
+            ": the process that served a mount there has ended: `rio fs umount {path}` takes the \
+             mount off"
+        ),
+        Some(libc::ENOENT) => format!(": make the directory first (mkdir {path})"),
+        _ => String::new(),
+    }
+}
+
+/// # Errors
+/// [`FuseError::NoDevice`].
+pub(crate) fn check_device() -> Result<(), FuseError> {
+    if Path::new(DEVICE).exists() { Ok(()) } else { Err(FuseError::NoDevice) }
+}
+
+/// The message of fusermount3 ends with a newline.
+fn one_line(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(_) => error,
+        None => io::Error::new(error.kind(), error.to_string().trim().to_owned()),
+    }
+}
+
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
-            ": a user other than root needs the program fusermount3 (package fuse3)"
+            ": a user other than root needs the program fusermount3: it is in the package fuse3 \
+             (apt-get install fuse3)"
         }
         io::ErrorKind::PermissionDenied => {
             ": the directory must belong to the user, and --allow-other needs user_allow_other in \
@@ -112,8 +149,9 @@ impl Mount {
     /// [`FuseError`]. The file system is as before.
     pub fn new(fs: Arc<Fs>, directory: &Path, options: &FuseOptions) -> Result<Self, FuseError> {
         let text = || directory.display().to_string();
-        if !Path::new(DEVICE).exists() {
-            return Err(FuseError::NoDevice);
+        check_device()?;
+        if MountPoint::on(directory).is_ok_and(|found| found.is_some()) {
+            return Err(FuseError::Mounted { path: text() });
         }
         let at_directory = |source| FuseError::Directory { path: text(), source };
         let directory = directory.canonicalize().map_err(at_directory)?;
@@ -121,9 +159,9 @@ impl Mount {
             return Err(at_directory(io::ErrorKind::NotADirectory.into()));
         }
         let adapter = Adapter::new(Arc::clone(&fs));
-        let mut session = Session::new(adapter, &directory, &config(options))
-            .map_err(|source| FuseError::Mount { path: text(), source })?;
-        let unmounter = Unmounter::new(&directory, session.unmount_callable());
+        let session = session(adapter, &directory, options)
+            .map_err(|source| FuseError::Mount { path: text(), source: one_line(source) })?;
+        let unmounter = Unmounter::new(&directory);
         let ticker = Ticker::start(Arc::clone(&fs)).map_err(FuseError::Thread)?;
         Ok(Self { fs, session, unmounter, ticker })
     }
@@ -161,18 +199,19 @@ pub fn unmount_unserved(fs: &Fs) -> Result<(), FuseError> {
 
 fn config(options: &FuseOptions) -> Config {
     let is_root = rustix::process::geteuid().is_root();
+    // fusermount3 gets the options of other users as one text.
+    let source = match is_root {
+        true => options.source.clone(),
+        false => escape_source(&options.source),
+    };
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(options.source.clone()),
+        MountOption::FSName(source),
         MountOption::Subtype("riofs".to_owned()),
         MountOption::DefaultPermissions,
     ];
     if options.read_only {
         config.mount_options.push(MountOption::RO);
-    }
-    if is_root {
-        // As a mount of ext4.
-        config.mount_options.extend([MountOption::Dev, MountOption::Suid]);
     }
     let is_for_all = is_root || options.allow_other;
     config.acl = if is_for_all { SessionACL::All } else { SessionACL::Owner };
@@ -180,24 +219,70 @@ fn config(options: &FuseOptions) -> Config {
     config
 }
 
+/// The name of a source in a list of options, which commas separate.
+fn escape_source(source: &str) -> String {
+    source.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+/// Mounts the file system, and begins to serve it.
+fn session(
+    adapter: Adapter,
+    directory: &Path,
+    options: &FuseOptions,
+) -> io::Result<Session<Adapter>> {
+    let config = config(options);
+    if rustix::process::geteuid().is_root() {
+        let device = File::options().read(true).write(true).open(DEVICE)?;
+        match mount_as_root(&device, directory, options) {
+            Ok(()) => {
+                let begun = Session::from_fd(adapter, device.into(), config.acl, config);
+                return begun.inspect_err(|_| {
+                    let _ = unmount(directory, UnmountFlags::DETACH);
+                });
+            }
+            // Root of a container without the right to mount: as other users.
+            Err(rustix::io::Errno::PERM) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Session::new(adapter, directory, &config)
+}
+
+/// Mounts as a mount of ext4: with device nodes and set-user-ID programs, for all users. fuser would
+/// not give the mount its type, by which [`MountPoint`] finds it.
+fn mount_as_root(device: &File, directory: &Path, options: &FuseOptions) -> rustix::io::Result<()> {
+    let flags = match options.read_only {
+        true => MountFlags::RDONLY,
+        false => MountFlags::empty(),
+    };
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions,allow_other",
+        device.as_raw_fd()
+    );
+    let data = CString::new(data).map_err(|_| rustix::io::Errno::INVAL)?;
+    mount(options.source.as_str(), directory, mounts::TYPE, flags, data.as_c_str())
+}
+
 /// A handle by which any thread unmounts a file system. [`Mount::serve`] returns afterwards.
 #[derive(Clone, Debug)]
 pub struct Unmounter {
     directory: Arc<PathBuf>,
-    /// The number of the connection in `/sys/fs/fuse/connections`.
-    connection: Option<u32>,
-    unmounter: Arc<std::sync::Mutex<SessionUnmounter>>,
+    /// `None`: the kernel's list of mounts can't be read.
+    mount: Option<Arc<MountPoint>>,
 }
 
 impl Unmounter {
-    fn new(directory: &Path, unmounter: SessionUnmounter) -> Self {
-        // No thread answers requests yet, so the kernel may not ask for the attributes.
-        let found = statx(CWD, directory, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    fn new(directory: &Path) -> Self {
         Self {
             directory: Arc::new(directory.to_owned()),
-            connection: found.ok().map(|found| found.stx_dev_minor),
-            unmounter: Arc::new(std::sync::Mutex::new(unmounter)),
+            mount: MountPoint::on(directory).ok().flatten().map(Arc::new),
         }
+    }
+
+    /// The mount, as the kernel lists it. `None`: its list can't be read.
+    #[must_use]
+    pub fn mount_point(&self) -> Option<&MountPoint> {
+        self.mount.as_deref()
     }
 
     /// Unmounts the file system. If programs still use it, it is taken out of the directory tree at
@@ -207,10 +292,15 @@ impl Unmounter {
     /// # Errors
     /// The system refuses.
     pub fn unmount(&self) -> io::Result<bool> {
-        let mut unmounter = self.unmounter.lock().unwrap_or_else(|error| error.into_inner());
-        match unmounter.unmount() {
+        let unmounted = match &self.mount {
+            Some(mount) => mount.unmount(),
+            None => Ok(unmount(self.directory.as_path(), UnmountFlags::empty())?),
+        };
+        match unmounted {
             Ok(()) => Ok(false),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => self.detach().map(|()| true),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                self.detach().map(|()| true)
+            }
             Err(error) => Err(error),
         }
     }
@@ -219,20 +309,17 @@ impl Unmounter {
     /// it would be served until the last program has closed its files.
     fn detach(&self) -> io::Result<()> {
         let directory = self.directory.as_path();
-        // What programs have changed in mapped files is with the kernel.
-        if let Ok(directory) = std::fs::File::open(directory) {
+        // Data that programs have changed in mapped files is with the kernel.
+        if let Ok(directory) = File::open(directory) {
             let _ = rustix::fs::syncfs(directory);
         }
         if unmount(directory, UnmountFlags::DETACH | UnmountFlags::FORCE).is_ok() {
             return Ok(());
         }
-        // Users other than root may only do it by this program.
-        let mut command = Command::new("fusermount3");
-        let status = command.args(["-u", "-z", "-q", "--"]).arg(directory).status()?;
-        if !status.success() {
-            return Err(io::Error::other("fusermount3 -u -z has failed"));
-        }
-        let connection = self.connection.ok_or_else(|| io::Error::other("unknown connection"))?;
+        let mount = self.mount.as_ref().ok_or_else(|| io::Error::other("unknown connection"))?;
+        mount.take_off()?;
+        // The minor number of the device is that of the connection.
+        let connection = mount.device.rsplit(':').next().unwrap_or_default();
         let aborted = std::fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         if let Err(error) = aborted {
             tracing::warn!(
@@ -240,5 +327,15 @@ impl Unmounter {
             );
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_a_source_do_not_end_it() {
+        assert_eq!(escape_source("a,b\\c"), "a\\,b\\\\c");
     }
 }

@@ -351,6 +351,8 @@ pub struct ImageState {
     pub is_in_use: bool,
     /// Whether it is mounted, or was not unmounted.
     pub is_dirty: bool,
+    /// The errors that the file system has recorded since the last check by e2fsck.
+    pub errors: u32,
     /// Its size in bytes.
     pub bytes: u64,
     /// The UUID of the file system.
@@ -368,7 +370,13 @@ pub fn image_state(path: &Path) -> Result<ImageState, ImageError> {
     let superblock = read_superblock(path)?;
     // A shared lock, which ends with the file, disturbs no other program that reads the state.
     let is_in_use = matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
-    Ok(ImageState { is_in_use, is_dirty: superblock.is_dirty, bytes, uuid: superblock.uuid_text() })
+    Ok(ImageState {
+        is_in_use,
+        is_dirty: superblock.is_dirty,
+        errors: superblock.errors,
+        bytes,
+        uuid: superblock.uuid_text(),
+    })
 }
 
 fn read_superblock(path: &Path) -> Result<Superblock, ImageError> {

@@ -6,13 +6,19 @@
 //! - [`storage`]: an open [`Volume`](riopipe::Volume) as the core's storage;
 //! - [`measured_storage`]: the same, with the time of each stage of an `fsync`;
 //! - [`image`]: a file of this machine as a volume, served by a target in this process;
+//! - [`fuse`]: a mounted file system, and the threads that serve it;
+//! - [`control`]: questions of other processes to the one that serves a mount.
 
 pub mod backing;
+pub mod control;
+pub mod exported_file;
 pub mod fsync_stages;
 pub mod fuse;
 pub mod image;
 pub mod measured_storage;
 pub mod mkfs;
+pub mod mount_stat;
+pub mod mounts;
 pub mod storage;
 
 mod shared_stream;

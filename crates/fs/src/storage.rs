@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use riopipe::{BLOCK_BYTES, EngineKind, Reader, ReaderOptions, StreamError, StreamOptions, Volume};
+use riopipe::{
+    BLOCK_BYTES, EngineKind, Reader, ReaderOptions, StreamError, StreamOptions, TargetStat, Volume,
+};
 use riopipe_fs_core::block::BlockNo;
 use riopipe_fs_core::storage::{
     GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
@@ -119,6 +121,13 @@ impl VolumeStorage {
     /// receives no answers.
     pub(crate) fn seen_marks(&self, stream: StreamNo) -> StreamMarks {
         self.stream(stream).map(SharedStream::seen_marks).unwrap_or_default()
+    }
+
+    /// The targets of the volume, and whether they are connected; none once it is closed.
+    #[must_use]
+    pub fn targets(&self) -> Vec<TargetStat> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner);
+        volume.as_ref().map_or_else(Vec::new, |volume| volume.stat().targets)
     }
 
     /// The stream, or the error of a number that no stream has.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use riopipe_fs_core::format::features::incompat::RIOFS_DIRTY;
+use riopipe_fs_core::format::features::incompat::{RECOVER, RIOFS_DIRTY};
 
 /// The byte of the file system at which the superblock begins.
 const SUPERBLOCK_AT: u64 = 1024;
@@ -29,6 +29,10 @@ pub enum SuperblockError {
 pub(crate) struct Superblock {
     /// Whether the file system is mounted, or was not unmounted.
     pub(crate) is_dirty: bool,
+    /// Whether the main journal may have transactions that are not home.
+    pub(crate) needs_replay: bool,
+    /// The errors since the last check (`s_error_count`).
+    pub(crate) errors: u32,
     /// Its UUID.
     pub(crate) uuid: [u8; 16],
 }
@@ -49,10 +53,18 @@ impl Superblock {
     /// Decodes a superblock; `None`: there is none.
     pub(crate) fn decode(bytes: &[u8; 1024]) -> Option<Self> {
         let magic = u16::from_le_bytes([bytes[0x38], bytes[0x39]]);
-        let incompat = u32::from_le_bytes([bytes[0x60], bytes[0x61], bytes[0x62], bytes[0x63]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let incompat = u32_at(0x60);
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[0x68..0x78]);
-        (magic == MAGIC).then_some(Self { is_dirty: incompat & RIOFS_DIRTY != 0, uuid })
+        (magic == MAGIC).then_some(Self {
+            is_dirty: incompat & RIOFS_DIRTY != 0,
+            needs_replay: incompat & RECOVER != 0,
+            errors: u32_at(0x194),
+            uuid,
+        })
     }
 
     /// The UUID as text.

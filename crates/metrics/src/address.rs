@@ -6,6 +6,8 @@ use std::net::ToSocketAddrs;
 pub const TARGET_PORT: u16 = 9420;
 /// The port of an open volume's metrics, if none is given.
 pub const VOLUME_PORT: u16 = 9421;
+/// The port of the metrics of a mounted file system, if none is given.
+pub const FS_PORT: u16 = 9422;
 
 /// The reason why metrics may not be served at an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

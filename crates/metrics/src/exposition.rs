@@ -81,6 +81,15 @@ pub fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     Ok(())
 }
 
+/// Encodes a count that only rises.
+///
+/// # Errors
+/// None when writing to memory.
+pub fn counter(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    let encoder = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    ConstCounter::new(value).encode(encoder)
+}
+
 /// Encodes a count that only rises, for each of several labels.
 ///
 /// # Errors
@@ -117,8 +126,21 @@ pub fn stages(to: &mut DescriptorEncoder<'_>, stages: &[StageStat]) -> fmt::Resu
     let help = "Of a busy stream one ordered write in so many is traced";
     gauge(to, "rio_stages_sampled_one_in", help, ONE_IN as f64)?;
     let help = "Time of traced ordered writes in each stage; the stages add up to the whole";
+    times(to, "rio_stage", help, stages)
+}
+
+/// Encodes times in stages as histograms: `NAME_seconds` by `stage`.
+///
+/// # Errors
+/// None when writing to memory.
+pub fn times(
+    to: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    stages: &[StageStat],
+) -> fmt::Result {
     let unit = Some(&Unit::Seconds);
-    let mut family = to.encode_descriptor("rio_stage", help, unit, MetricType::Histogram)?;
+    let mut family = to.encode_descriptor(name, help, unit, MetricType::Histogram)?;
     for stage in stages {
         let labels: Labels = [("stage", stage.stage.clone())];
         family.encode_family(&labels)?.encode_histogram(

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use riopipe::{OpenOptions, StreamOptions, Volume};
+use riopipe_fs::mount_stat::MountStat;
 
 use crate::site::Site;
 
@@ -26,6 +27,7 @@ fn every_metric_of_the_example_alerts_exists() {
     let pages = [
         target.stat_source().open_metrics().unwrap(),
         volume.stat_source().open_metrics().unwrap(),
+        MountStat::default().open_metrics().unwrap(),
     ];
     let exist: BTreeSet<&str> = pages.iter().flat_map(|page| names(page)).collect();
     let mut used = 0;

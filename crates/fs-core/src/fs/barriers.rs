@@ -9,6 +9,7 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 
 use super::Fs;
 use super::file_commit::FileCommit;
@@ -27,6 +28,13 @@ pub(super) struct Barriers {
     held: Vec<(Arc<Inode>, bool)>,
 }
 
+impl Barriers {
+    /// The number of files that are held.
+    pub(super) fn held(&self) -> u64 {
+        self.held.len() as u64
+    }
+}
+
 impl Fs {
     /// Orders a file: its data, its fields and its names as they are now are durable before any
     /// later change of any file that is made durable by a later call, and before later writes of
@@ -37,6 +45,7 @@ impl Fs {
     /// # Errors
     /// As [`fsync`](Self::fsync).
     pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
+        self.stat.barriers.fetch_add(1, Ordering::Relaxed);
         if !self.options.mode.keep_order().barriers || self.is_read_only() {
             return self.fsync(ino, data_only, now);
         }

@@ -102,8 +102,10 @@ impl Fs {
         self.durable.store(cut.tid.0, Ordering::Release);
         self.stat.commits.fetch_add(1, Ordering::Relaxed);
         // On a stream durable and delivered is released.
-        for area in &self.areas {
-            area.lock().on_commit_released(cut.tid);
+        for (area, stream) in self.areas.iter().zip(1..) {
+            let mut area = area.lock();
+            area.on_commit_released(cut.tid);
+            self.stat.note_area(StreamNo(stream), &area);
         }
         state.freed.push((cut.freed, cut.last_writes));
         self.reuse(state, false)?;

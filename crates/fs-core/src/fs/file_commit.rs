@@ -45,6 +45,19 @@ impl Fallback {
     /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::Kind, Self::Inode, Self::Name, Self::Moved, Self::Size, Self::Area];
+
+    /// Its name in figures.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kind => "kind",
+            Self::Inode => "inode",
+            Self::Name => "name",
+            Self::Moved => "moved",
+            Self::Size => "size",
+            Self::Area => "area",
+        }
+    }
 }
 
 /// How an `fsync` goes on.
@@ -150,6 +163,7 @@ impl Fs {
         // The stream must get the records in the order of their places, so the area stays locked.
         let submitted = self.storage.submit(stream, group);
         let seq = submitted.map_err(|error| self.fail("writing a file-level record", &error))?;
+        self.stat.note_area(stream, &area);
         if area.is_half_full() {
             self.make_commit_due();
         }

@@ -56,6 +56,15 @@ pub(super) enum CommitBlock {
 }
 
 impl JournalMode {
+    /// Its name on command lines and in figures.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Rio => "rio",
+        }
+    }
+
     /// The line of the mode in the table.
     pub(super) const fn keep_order(self) -> KeepOrder {
         match self {

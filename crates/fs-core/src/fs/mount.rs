@@ -291,6 +291,7 @@ impl Fs {
             write_table(storage, layout, &division, &self.journal_blocks, &table)?;
             self.set_log_length(division.maxlen)?;
             self.areas = division.new_areas(&self.journal_blocks);
+            self.stat.set_areas(self.areas.len());
             self.division = Some(division);
             if !is_bug_planted(Plant::NoPrivateBit) {
                 features |= incompat::RIOFS_DIRTY;

@@ -1,9 +1,12 @@
-//! Counters of the file system.
+//! Counters of the file system, and how full its journals are.
 
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Fs;
 pub use super::file_commit::Fallback;
+use crate::file_journal::area::Area;
+use crate::storage::StreamNo;
 
 /// The counters.
 #[derive(Debug, Default)]
@@ -12,6 +15,10 @@ pub(super) struct Counters {
     pub(super) checkpoint_blocks: AtomicU64,
     pub(super) fsyncs: AtomicU64,
     pub(super) records: AtomicU64,
+    pub(super) barriers: AtomicU64,
+    /// The blocks of each area that have records which are not obsolete. The areas themselves are
+    /// locked while the storage has no space.
+    area_used: Vec<AtomicU64>,
     fallbacks: [AtomicU64; Fallback::ALL.len()],
 }
 
@@ -19,6 +26,18 @@ impl Counters {
     /// Counts an `fsync` that falls back to a main commit.
     pub(super) fn count_fallback(&self, why: Fallback) {
         self.fallbacks[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// There are so many areas, which are empty.
+    pub(super) fn set_areas(&mut self, count: usize) {
+        self.area_used = (0..count).map(|_| AtomicU64::new(0)).collect();
+    }
+
+    /// Records how much of the area of a data stream is in use.
+    pub(super) fn note_area(&self, stream: StreamNo, area: &Area) {
+        if let Some(used) = self.area_used.get(usize::from(stream.0) - 1) {
+            used.store(area.head().0 - area.oldest().0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -33,11 +52,61 @@ pub struct FsStat {
     pub fsyncs: u64,
     /// File-level records.
     pub records: u64,
+    /// Calls of [`barrier`](Fs::barrier).
+    pub barriers: u64,
     /// Calls of `fsync` and `fdatasync` that fell back to a main commit, by reason.
     pub fallbacks: [(Fallback, u64); Fallback::ALL.len()],
 }
 
+/// The unwritten data of a mounted file system, and how full its journals are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FsLoad {
+    /// Pages of files that were not submitted yet. Files that other calls change at the moment are
+    /// left out.
+    pub dirty_pages: u64,
+    /// Files with a barrier that were not submitted yet.
+    pub held: u64,
+    /// The log of the main journal.
+    pub journal: Fill,
+    /// The areas of file-level records, by stream; none in mode `ext4`.
+    pub areas: Vec<(StreamNo, Fill)>,
+    /// The errors that the superblock records, since the last check by e2fsck.
+    pub errors: u64,
+}
+
+/// How full a journal is, in blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fill {
+    /// The blocks that are in use.
+    pub used: u64,
+    /// All blocks.
+    pub blocks: u64,
+}
+
 impl Fs {
+    /// The unwritten data, and how full the journals are. It waits for no storage.
+    #[must_use]
+    pub fn load(&self) -> FsLoad {
+        let dirty = |inode: &crate::inode_table::Inode| {
+            inode.state.try_read().map_or(0, |state| state.pages.dirty() as u64)
+        };
+        let journal = {
+            let journal = self.journal.lock();
+            Fill { used: journal.used() as u64, blocks: journal.capacity() as u64 }
+        };
+        let blocks = self.division.as_ref().map_or(0, |division| division.area_blocks.into());
+        let areas = self.stat.area_used.iter().zip(1..).map(|(used, stream)| {
+            (StreamNo(stream), Fill { used: used.load(Ordering::Relaxed), blocks })
+        });
+        FsLoad {
+            dirty_pages: self.inodes.all().iter().map(|inode| dirty(inode)).sum(),
+            held: self.barriers.lock().held(),
+            journal,
+            areas: areas.collect(),
+            errors: self.superblock.lock().error_count().into(),
+        }
+    }
+
     /// The figures since the mount.
     #[must_use]
     pub fn stat(&self) -> FsStat {
@@ -46,6 +115,7 @@ impl Fs {
             checkpoint_blocks: self.stat.checkpoint_blocks.load(Ordering::Relaxed),
             fsyncs: self.stat.fsyncs.load(Ordering::Relaxed),
             records: self.stat.records.load(Ordering::Relaxed),
+            barriers: self.stat.barriers.load(Ordering::Relaxed),
             fallbacks: Fallback::ALL
                 .map(|why| (why, self.stat.fallbacks[why as usize].load(Ordering::Relaxed))),
         }

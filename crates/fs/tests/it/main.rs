@@ -1,7 +1,6 @@
 //! Volumes as storage, on real sockets and files.
 
 mod calls;
-mod fsync_stages;
 mod image;
 mod mount;
 mod shared_stream;

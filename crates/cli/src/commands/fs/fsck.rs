@@ -1,81 +1,195 @@
 //! `rio fs fsck`
 
-use std::process::Command;
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use riopipe_fs::{
     backing::{Backing, FsOptions},
+    core::storage::Storage,
+    exported_file::ExportedFile,
     fuse::unmount_unserved,
-    image::ImageOptions,
     mkfs::find_e2fs_program,
 };
 use riopipe_lab::terminal::Terminal;
 use serde::Serialize;
 
 use super::{
-    Recovered,
-    failures::{backing_failure, close_failure, fuse_failure, mount_failure},
+    failures::{close_failure, fuse_failure, mount_failure},
+    open_backing,
+    recovered::Recovered,
 };
 use crate::{
     args::fs::Fsck as Args,
     failure::{Code, Failure},
+    interrupt::Interrupt,
     output::{Output, Report},
 };
 
+/// Interval in which the end of e2fsck and an interrupt are checked for.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
 pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let program = find_e2fs_program("e2fsck").ok_or_else(|| {
-        Failure::new(Code::Failed, "e2fsck is missing")
-            .hint("it is in the package e2fsprogs (apt-get install e2fsprogs)")
-    })?;
-    let options = ImageOptions { accept_lost_log: args.accept_lost_log };
-    let (backing, recovery) =
-        Backing::of_image(&args.file, &options).map_err(|error| backing_failure(&error))?;
-    if !recovery.is_nothing() {
-        output.note(recovery.to_string());
-    }
-    let recovered = backing.mount(&FsOptions::default()).map_err(|error| mount_failure(&error));
-    let recovered = recovered.and_then(|(fs, report)| {
-        unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
-        Ok(Recovered::of(&report))
-    });
+    let program = (!args.hand_back).then(e2fsck).transpose()?;
+    let interrupt = Interrupt::watch(output)?;
+    let backing = open_backing(&args.open, output)?;
+    let checked = check(&backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
-    let recovered = recovered?;
+    let (recovered, verdict) = checked?;
     closed?;
-    let checked = Command::new(program).arg("-fn").arg("--").arg(&args.file).output();
-    let checked =
-        checked.map_err(|error| Failure::new(Code::Failed, "can't run e2fsck").because(&error))?;
-    let text = String::from_utf8_lossy(&checked.stdout).into_owned();
-    let is_clean = checked.status.success();
+    let place = args.open.name.clone();
+    let is_clean = verdict.as_ref().is_none_or(|verdict| verdict.is_clean);
     output.result(&Checked {
-        schema: "rio-fs-fsck/1",
-        file: args.file.display().to_string(),
-        clean: is_clean,
+        schema: "rio-fs-fsck/2",
+        place: place.clone(),
+        handed_back: recovered.is_some(),
+        clean: verdict.as_ref().map(|verdict| verdict.is_clean),
         recovered,
-        e2fsck: text,
+        e2fsck: verdict.map(|verdict| verdict.text),
     })?;
     match is_clean {
         true => Ok(()),
-        false => Err(Failure::new(Code::Differs, "e2fsck has found damage")
-            .hint(format!("`e2fsck -f {}` repairs it", args.file.display()))),
+        false => Err(Failure::new(Code::Differs, "e2fsck has found damage").hint(match program {
+            Some(_) if Path::new(&place).is_file() => format!("`e2fsck -f {place}` repairs it"),
+            _ => "copy what can be read to another file system".to_owned(),
+        })),
     }
 }
 
-/// A file system that was checked.
+fn e2fsck() -> Result<PathBuf, Failure> {
+    find_e2fs_program("e2fsck").ok_or_else(|| {
+        Failure::new(Code::Failed, "e2fsck is missing")
+            .hint("it is in the package e2fsprogs (apt-get install e2fsprogs)")
+    })
+}
+
+/// Recovers the file system, hands it back, and checks it with the program, if there is one. A file
+/// system that can't be recovered is only checked, if nothing waits for a recovery.
+fn check(
+    backing: &Backing,
+    program: Option<&Path>,
+    interrupt: &Interrupt,
+    output: &Output,
+) -> Result<(Option<Recovered>, Option<Verdict>), Failure> {
+    let recovered = match (backing.mount(&FsOptions::default()), program) {
+        (Ok((fs, report)), _) => {
+            unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
+            Some(Recovered::of(&report))
+        }
+        (Err(error), Some(_)) if backing.needs_recovery() == Some(false) => {
+            output.note(format!("note: it can't be mounted: {error}"));
+            None
+        }
+        (Err(error), _) => return Err(mount_failure(&error)),
+    };
+    interrupt.check()?;
+    let Some(program) = program else { return Ok((recovered, None)) };
+    // The image is locked, so nothing else changes it.
+    let verdict = match backing.image_path() {
+        Some(path) => judge(program, path, interrupt)?,
+        None => {
+            let folder = tempfile::tempdir().map_err(|error| {
+                Failure::new(Code::Failed, "can't make a temporary directory").because(&error)
+            })?;
+            let storage = Arc::clone(backing.storage()) as Arc<dyn Storage>;
+            let file = ExportedFile::new(storage, folder.path());
+            let file = file.map_err(|error| fuse_failure(&error))?;
+            let verdict = judge(program, file.path(), interrupt);
+            file.close().map_err(|error| fuse_failure(&error))?;
+            verdict?
+        }
+    };
+    Ok((recovered, Some(verdict)))
+}
+
+/// The judgement of e2fsck.
+struct Verdict {
+    is_clean: bool,
+    text: String,
+}
+
+/// Checks a file, and changes nothing.
+fn judge(program: &Path, file: &Path, interrupt: &Interrupt) -> Result<Verdict, Failure> {
+    let failed = |error: io::Error| Failure::new(Code::Failed, "can't run e2fsck").because(&error);
+    let mut command = Command::new(program);
+    command.arg("-fn").arg("--").arg(file).stdin(Stdio::null());
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let stdout = child.stdout.take().map(read_all);
+    let stderr = child.stderr.take().map(read_all);
+    let status = wait(&mut child, interrupt)?;
+    let text = |reader: Option<thread::JoinHandle<String>>| {
+        reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
+    };
+    let (text, errors) = (text(stdout), text(stderr));
+    match status.code() {
+        Some(0) => Ok(Verdict { is_clean: true, text }),
+        // 4: errors were left, because none may be corrected.
+        Some(4) => Ok(Verdict { is_clean: false, text }),
+        // It could not read the file system at all, or not even begin.
+        Some(8) => Ok(Verdict { is_clean: false, text: text + &errors }),
+        _ => Err(Failure::new(Code::Failed, format!("e2fsck has failed ({status}): {errors}"))),
+    }
+}
+
+fn read_all(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<ExitStatus, Failure> {
+    loop {
+        if let Err(failure) = interrupt.check() {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failure);
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => return Ok(status),
+            Ok(None) => thread::sleep(CHECK_INTERVAL),
+            Err(error) => {
+                return Err(Failure::new(Code::Failed, "can't wait for e2fsck").because(&error));
+            }
+        }
+    }
+}
+
+/// A file system that was checked, or handed back.
 #[derive(Debug, Serialize)]
 struct Checked {
     schema: &'static str,
-    file: String,
-    clean: bool,
-    recovered: Recovered,
-    e2fsck: String,
+    place: String,
+    /// Whether any ext4 can use it now, with all that the journals had.
+    handed_back: bool,
+    /// The judgement of e2fsck; absent with `--hand-back`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clean: Option<bool>,
+    /// Null: it could not be recovered.
+    recovered: Option<Recovered>,
+    /// The output of e2fsck.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    e2fsck: Option<String>,
 }
 
 impl Report for Checked {
     fn text(&self, _: &Terminal) -> String {
-        match self.clean {
-            true => format!("{}: clean; {}\n", self.file, self.recovered.text()),
-            false => {
-                format!("{}\n{}: damaged; {}\n", self.e2fsck, self.file, self.recovered.text())
-            }
+        let recovered = self.recovered.as_ref().map_or("not recovered".into(), Recovered::text);
+        match (self.clean, &self.e2fsck) {
+            (None, _) => format!("{}: handed back to any ext4; {recovered}\n", self.place),
+            (Some(true), _) => format!("{}: clean; {recovered}\n", self.place),
+            (Some(false), e2fsck) => format!(
+                "{}\n{}: damaged; {recovered}\n",
+                e2fsck.as_deref().unwrap_or_default().trim_end(),
+                self.place
+            ),
         }
     }
 }

@@ -10,7 +10,7 @@ use riopipe_target::Stat;
 use crate::{
     args::target::Stat as Args,
     failure::Failure,
-    live::{self, Figures, SourceKind},
+    live::{self, Figures, ServedFigures, SourceKind},
     output::Output,
     stage_table,
 };
@@ -19,9 +19,11 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     live::show::<Stat>(&args.addr, args.watch, output)
 }
 
-impl Figures for Stat {
+impl ServedFigures for Stat {
     const KIND: SourceKind = SourceKind::Target;
+}
 
+impl Figures for Stat {
     fn since(&self, before: &Self) -> Self {
         Self::since(self, before)
     }

@@ -10,7 +10,7 @@ use riopipe_lab::{
 use crate::{
     args::volume::Stat as Args,
     failure::Failure,
-    live::{self, Figures, SourceKind},
+    live::{self, Figures, ServedFigures, SourceKind},
     output::Output,
     stage_table,
 };
@@ -19,9 +19,11 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     live::show::<VolumeStat>(&args.addr, args.watch, output)
 }
 
-impl Figures for VolumeStat {
+impl ServedFigures for VolumeStat {
     const KIND: SourceKind = SourceKind::Volume;
+}
 
+impl Figures for VolumeStat {
     fn since(&self, before: &Self) -> Self {
         Self::since(self, before)
     }
