@@ -103,6 +103,13 @@ impl Pages {
         Some((first, run))
     }
 
+    /// The dirty pages of a range that have a block already.
+    pub(crate) fn dirty_with_block(&self, range: Range<u32>) -> impl Iterator<Item = u32> {
+        let has_block = |page: &&Page| page.state == PageState::Dirty { is_reserved: false };
+        let pages = self.pages.range(range).filter(move |(_, page)| has_block(page));
+        pages.map(|(&index, _)| index)
+    }
+
     /// Whether a page from `first` on is dirty.
     pub(crate) fn is_dirty_from(&self, first: u32) -> bool {
         let is_dirty = |page: &Page| matches!(page.state, PageState::Dirty { .. });

@@ -1,7 +1,9 @@
 //! Barriers: order without waiting, also between files of different streams.
 //!
-//! On one stream the groups themselves are ordered. Between two streams there is no order, so
-//! whatever comes after a barrier waits until the barrier is durable before it is submitted:
+//! On one stream the groups themselves are ordered: of what is fresh, a crash leaves a prefix. That
+//! is not so for a block that is overwritten: a crash may leave it without the groups before it. And
+//! between two streams there is no order. So an overwrite, and whatever is for another stream, waits
+//! until the barriers before it are durable before it is submitted:
 //!
 //! - An `fsync`, a write-back and a main commit wait themselves.
 //! - A second barrier must not wait. Its file is *held*: it is submitted later, by the background or
@@ -12,6 +14,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use super::Fs;
+use super::durability::ALL_PAGES;
 use super::file_commit::FileCommit;
 use crate::block::Ino;
 use crate::error::FsError;
@@ -54,11 +57,14 @@ impl Fs {
         // The entries of a directory are its data.
         let data_only = data_only && inode.state.read().disk.is_regular();
         let stream = self.stream_of(ino);
+        let is_overwritten =
+            self.has_barrier(stream) && self.has_overwrites(ino, &inode.state.read(), ALL_PAGES)?;
         {
             let mut barriers = self.barriers.lock();
             self.drop_durable(&mut barriers);
-            let is_free = barriers.held.is_empty()
-                && barriers.pending.iter().all(|&(other, _)| other == stream);
+            let is_ordered =
+                |&(other, _): &(StreamNo, GroupSeq)| other == stream && !is_overwritten;
+            let is_free = barriers.held.is_empty() && barriers.pending.iter().all(is_ordered);
             if !is_free {
                 barriers.held.push((Arc::clone(&inode), data_only));
                 inode.set_held(true);
@@ -85,6 +91,16 @@ impl Fs {
 
     fn drop_durable(&self, barriers: &mut Barriers) {
         barriers.pending.retain(|&(stream, seq)| self.storage.marks(stream).durable < seq);
+    }
+
+    /// Whether a stream has a barrier that may not be durable.
+    pub(super) fn has_barrier(&self, stream: StreamNo) -> bool {
+        let mut barriers = self.barriers.lock();
+        if barriers.pending.is_empty() {
+            return false;
+        }
+        self.drop_durable(&mut barriers);
+        barriers.pending.iter().any(|&(other, _)| other == stream)
     }
 
     /// Waits until the barriers of all streams but `stream` are durable.
@@ -132,7 +148,7 @@ impl Fs {
         }
     }
 
-    /// Before a change of a file's data: if the file is held, it is submitted first.
+    /// Before a change of a file's data, or its deletion: if the file is held, it is submitted first.
     pub(super) fn before_change(&self, inode: &Inode) -> Result<(), FsError> {
         if inode.is_held() { self.submit_held() } else { Ok(()) }
     }

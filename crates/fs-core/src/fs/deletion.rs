@@ -29,6 +29,8 @@ impl Fs {
     /// Deletes an inode without names, step by step. With `also_open` it is deleted although it is
     /// referenced.
     pub(super) fn delete(&self, inode: &Arc<Inode>, also_open: bool) -> Result<(), FsError> {
+        // Its barrier is before anything later, although its data goes.
+        self.before_change(inode)?;
         while !self.retry(|| self.delete_step(inode, also_open))? {}
         Ok(())
     }

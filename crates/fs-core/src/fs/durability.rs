@@ -35,9 +35,11 @@ impl Fs {
             match self.submit_file(&inode, data_only, true)? {
                 FileCommit::Submitted(stream, seq) => {
                     let waited = self.storage.wait_durable(stream, seq);
-                    return waited.map_err(|error| self.fail("writing file data", &error));
+                    waited.map_err(|error| self.fail("writing file data", &error))?;
+                    // The group may be older than a barrier of another file of its stream.
+                    return self.wait_barriers(None);
                 }
-                FileCommit::Nothing => return Ok(()),
+                FileCommit::Nothing => return self.wait_barriers(None),
                 FileCommit::Fallback(why) => self.stat.count_fallback(why),
             }
         }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use super::Fs;
-use crate::block::{BLOCK_BYTES, Block, BlockNo};
+use crate::block::{BLOCK_BYTES, Block, BlockNo, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
 use crate::groups::Claim;
@@ -40,10 +40,20 @@ impl Fs {
             Err(FsError::Stale(_)) => return Ok(false),
             state => state?,
         };
-        let state = &mut *state;
         let Some((first, run)) = state.pages.dirty_run(range, GROUP_BLOCKS_MAX) else {
             return Ok(false);
         };
+        if self.has_barrier(self.stream_of(inode.ino))
+            && self.has_overwrites(inode.ino, &state, first..first + run.len() as u32)?
+        {
+            // A crash may leave a block in place of any group that was submitted, also without the
+            // groups before it. So the order of a stream is not enough for an overwrite.
+            drop(state);
+            drop(op);
+            self.wait_barriers(None)?;
+            return Ok(true);
+        }
+        let state = &mut *state;
         let mut disk = state.disk.clone();
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
         let reserved = state.pages.reserved_in(first..first + run.len() as u32);
@@ -74,6 +84,23 @@ impl Fs {
         self.submitted(state, first..first + run.len() as u32, seq);
         drop(finished);
         Ok(true)
+    }
+
+    /// Whether dirty pages of a range replace data. Unwritten blocks read as zeroes until the record
+    /// or the commit after the write-back is there, so a write of them replaces none.
+    pub(super) fn has_overwrites(
+        &self,
+        ino: Ino,
+        state: &InodeState,
+        range: Range<u32>,
+    ) -> Result<bool, FsError> {
+        for page in state.pages.dirty_with_block(range) {
+            let run = extents::lookup(ino, &state.disk, &self.view(), page)?;
+            if matches!(run, Run::Mapped(extent) if !extent.unwritten) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Finds the blocks for consecutive pages, and allocates those that are missing. Returns the
