@@ -118,4 +118,13 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// The stream has failed.
     fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError>;
+
+    /// Waits until the groups of a stream up to `seq` are released. What is durable may not be
+    /// released yet, while a replay is in progress. A storage without replay need not implement it.
+    ///
+    /// # Errors
+    /// The stream has failed.
+    fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        self.wait_durable(stream, seq)
+    }
 }

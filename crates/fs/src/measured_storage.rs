@@ -104,6 +104,10 @@ impl Storage for MeasuredStorage {
     fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         self.wait(stream, seq, Until::Durable, || self.storage.wait_durable(stream, seq))
     }
+
+    fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        self.storage.wait_released(stream, seq)
+    }
 }
 
 /// The content of the last groups of a stream.

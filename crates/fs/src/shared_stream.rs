@@ -234,6 +234,11 @@ impl SharedStream {
         self.lock().marks
     }
 
+    /// The error of a stream that has failed.
+    pub(crate) fn check(&self) -> Result<(), StorageError> {
+        self.lock().ended.clone().map_or(Ok(()), Err)
+    }
+
     pub(crate) fn wait_complete(&self, seq: GroupSeq) -> Result<(), StorageError> {
         self.wait(Wanted::Complete(seq))
     }

@@ -14,6 +14,8 @@ use crate::shared_stream::SharedStream;
 
 /// The largest number of streams that a file system uses.
 const STREAMS_MAX: u16 = 64;
+/// The time between two polls of a stream that is being replayed.
+const RELEASE_POLL: std::time::Duration = std::time::Duration::from_millis(1);
 /// How many reads run at the same time; more wait for one of them.
 const CONCURRENT_READS: usize = 16;
 
@@ -169,5 +171,17 @@ impl Storage for VolumeStorage {
 
     fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         self.stream(stream)?.wait_durable(seq)
+    }
+
+    fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        let stream = self.stream(stream)?;
+        stream.wait_durable(seq)?;
+        // What is durable is released, unless a target is being replayed. That ends soon, or the
+        // stream fails.
+        while stream.marks().released < seq {
+            stream.check()?;
+            std::thread::sleep(RELEASE_POLL);
+        }
+        Ok(())
     }
 }

@@ -236,15 +236,12 @@ impl Fs {
         for (batch, last_writes) in core::mem::take(&mut state.freed) {
             let mut is_released = true;
             for (&stream, &seq) in &last_writes {
-                if self.storage.marks(stream).released >= seq {
-                    continue;
-                }
-                if wait {
-                    let waited = self.storage.wait_durable(stream, seq);
+                let has_released = || self.storage.marks(stream).released >= seq;
+                if !has_released() && wait {
+                    let waited = self.storage.wait_released(stream, seq);
                     waited.map_err(|error| self.fail("writing file data", &error))?;
-                } else {
-                    is_released = false;
                 }
+                is_released &= has_released();
             }
             if is_released {
                 self.groups.reuse(batch);

@@ -135,7 +135,9 @@ impl Fs {
             if !inode.state.read().pages.is_empty() {
                 let state = &mut *inode.state.write();
                 if let Some(stream) = state.stream {
-                    state.pages.drop_complete(self.storage.marks(stream).complete, None);
+                    // An inode that leaves the memory forgets its last write, which an `fsync` or the
+                    // reuse of its blocks would have to wait for.
+                    state.pages.drop_complete(self.storage.marks(stream).released, None);
                 }
             }
             let ino = inode.ino;
