@@ -19,6 +19,8 @@ type Path = String;
 struct FileModel {
     /// Its contents since the last sync of it, the synced one first. The last one is the current.
     versions: Vec<Vec<u8>>,
+    /// Whether its path has changed since that was synced. `fdatasync` does not sync it.
+    is_moved: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -67,12 +69,18 @@ impl Model {
             }
         }
         for file in self.files.values_mut() {
+            file.is_moved = false;
             file.versions.drain(..file.versions.len() - 1);
         }
     }
 
-    fn sync_file(&mut self, path: &str, id: u64) {
+    fn sync_file(&mut self, path: &str, id: u64, data_only: bool) {
         let file = self.files.get_mut(&id).unwrap();
+        if data_only && file.is_moved {
+            // Its data is durable, under a path that this model does not know.
+            return;
+        }
+        file.is_moved = false;
         file.versions.drain(..file.versions.len() - 1);
         self.synced.insert(path.to_owned(), id);
         let mut above = path;
@@ -114,7 +122,7 @@ fn step(fs: &Fs, model: &mut Model, random: &mut Random) {
             fs.create(&caller, parent_ino, name.as_bytes(), &file(0o644), NOW).unwrap();
             model.next += 1;
             let id = model.next;
-            model.files.insert(id, FileModel { versions: vec![Vec::new()] });
+            model.files.insert(id, FileModel { versions: vec![Vec::new()], is_moved: false });
             model.possible.insert(path.clone());
             model.tree.insert(path, Node::File(id));
         }
@@ -151,8 +159,9 @@ fn step(fs: &Fs, model: &mut Model, random: &mut Random) {
         }
         (9..=13, Some(Node::File(id))) => {
             let ino = resolve(fs, &path).unwrap();
-            fs.fsync(ino, random.below(2) == 0, NOW).unwrap();
-            model.sync_file(&path, id);
+            let data_only = random.below(2) == 0;
+            fs.fsync(ino, data_only, NOW).unwrap();
+            model.sync_file(&path, id, data_only);
         }
         (14, Some(Node::File(_))) => {
             fs.unlink(&caller, parent_ino, name.as_bytes(), NOW).unwrap();
@@ -195,6 +204,9 @@ fn step(fs: &Fs, model: &mut Model, random: &mut Random) {
                 .map(|(other, node)| (other.clone(), node.clone()))
                 .collect();
             for (old, node) in moved {
+                if let Node::File(id) = node {
+                    model.files.get_mut(&id).unwrap().is_moved = true;
+                }
                 model.tree.remove(&old);
                 let new = format!("{to}{}", &old[path.len()..]);
                 model.possible.insert(new.clone());
