@@ -64,6 +64,24 @@ plants! {
     OrphanForgotten,
     /// `fdatasync` forgets a size that grew without a new block.
     SizeForgotten,
+    /// The data of an inode goes to another stream with each write.
+    StreamPerWrite,
+    /// Blocks are used again before the last writes to them are released.
+    ReuseBeforeReleased,
+    /// A directory that is there gets the first fields that a record has.
+    DirectoryFieldsApplied,
+    /// Recovery does not mark the blocks of records as in use.
+    BlocksNotClaimed,
+    /// A checkpoint is submitted as fresh.
+    CheckpointFresh,
+    /// A barrier is submitted although another stream has one that is not durable.
+    BarrierNotHeld,
+    /// An `fsync` does not wait for the barriers of other streams.
+    BarrierNotAwaited,
+    /// An overwrite does not wait for the barrier before it on its stream.
+    OverwriteBeforeBarrier,
+    /// In mode `ext4` the commit block does not wait for the FLUSH of the others.
+    CommitBlockBeforeFlush,
 }
 
 #[cfg(feature = "probe")]

@@ -20,6 +20,7 @@ use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
 use crate::inode_table::Inode;
+use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{GroupSeq, StreamNo};
 
 /// The barriers that may not be durable, and the files that wait for them.
@@ -57,14 +58,16 @@ impl Fs {
         // The entries of a directory are its data.
         let data_only = data_only && inode.state.read().disk.is_regular();
         let stream = self.stream_of(ino);
-        let is_overwritten =
-            self.has_barrier(stream) && self.has_overwrites(ino, &inode.state.read(), ALL_PAGES)?;
+        let is_overwritten = !is_bug_planted(Plant::OverwriteBeforeBarrier)
+            && self.has_barrier(stream)
+            && self.has_overwrites(ino, &inode.state.read(), ALL_PAGES)?;
         {
             let mut barriers = self.barriers.lock();
             self.drop_durable(&mut barriers);
             let is_ordered =
                 |&(other, _): &(StreamNo, GroupSeq)| other == stream && !is_overwritten;
-            let is_free = barriers.held.is_empty() && barriers.pending.iter().all(is_ordered);
+            let is_free = barriers.held.is_empty() && barriers.pending.iter().all(is_ordered)
+                || is_bug_planted(Plant::BarrierNotHeld);
             if !is_free {
                 barriers.held.push((Arc::clone(&inode), data_only));
                 inode.set_held(true);
@@ -96,7 +99,7 @@ impl Fs {
     /// Whether a stream has a barrier that may not be durable.
     pub(super) fn has_barrier(&self, stream: StreamNo) -> bool {
         let mut barriers = self.barriers.lock();
-        if barriers.pending.is_empty() {
+        if barriers.pending.is_empty() || is_bug_planted(Plant::OverwriteBeforeBarrier) {
             return false;
         }
         self.drop_durable(&mut barriers);
@@ -107,7 +110,7 @@ impl Fs {
     pub(super) fn wait_barriers(&self, stream: Option<StreamNo>) -> Result<(), FsError> {
         let pending = {
             let mut barriers = self.barriers.lock();
-            if barriers.pending.is_empty() {
+            if barriers.pending.is_empty() || is_bug_planted(Plant::BarrierNotAwaited) {
                 return Ok(());
             }
             self.drop_durable(&mut barriers);

@@ -140,7 +140,9 @@ impl Fs {
                 // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
                 let body = self.submit_main(commit.body, 0, Content::Journal, Content::Commit)?;
                 self.storage.wait_complete(MAIN_STREAM, body)?;
-                self.storage.wait_durable(MAIN_STREAM, body)?;
+                if !is_bug_planted(Plant::CommitBlockBeforeFlush) {
+                    self.storage.wait_durable(MAIN_STREAM, body)?;
+                }
                 self.submit_main([commit.commit], 1, Content::Journal, Content::Commit)?
             }
         };
@@ -200,6 +202,10 @@ impl Fs {
             self.stat.checkpoint_blocks.fetch_add(plan.writes.len() as u64, Ordering::Relaxed);
             if is_bug_planted(Plant::TailBeforeCheckpoint) {
                 self.submit_main(plan.writes.iter().cloned(), 0, Content::Home, Content::Home)?;
+            } else if is_bug_planted(Plant::CheckpointFresh) {
+                let placement = Placement::Fresh;
+                let fresh = plan.writes.iter().map(|w| BlockWrite { placement, ..w.clone() });
+                self.write_main(fresh)?;
             } else {
                 self.write_main(plan.writes.iter().cloned())?;
             }
@@ -236,7 +242,11 @@ impl Fs {
         for (batch, last_writes) in core::mem::take(&mut state.freed) {
             let mut is_released = true;
             for (&stream, &seq) in &last_writes {
-                let has_released = || self.storage.marks(stream).released >= seq;
+                let has_released = || {
+                    let marks = self.storage.marks(stream);
+                    marks.released >= seq
+                        || is_bug_planted(Plant::ReuseBeforeReleased) && marks.durable >= seq
+                };
                 if !has_released() && wait {
                     let waited = self.storage.wait_released(stream, seq);
                     waited.map_err(|error| self.fail("writing file data", &error))?;

@@ -63,7 +63,7 @@ impl Fs {
                         ino,
                     });
                 }
-                if new.is_dir() {
+                if new.is_dir() && !is_bug_planted(Plant::DirectoryFieldsApplied) {
                     // A record has the first fields of a directory. It is here, so a later commit
                     // has newer ones.
                     return Ok(());
@@ -166,7 +166,9 @@ impl Fs {
             }
             Some(physical) => {
                 let extent = Extent { logical, len, physical, unwritten };
-                op.claim_extent(ino, open.disk, extent)?;
+                if !is_bug_planted(Plant::BlocksNotClaimed) {
+                    op.claim_extent(ino, open.disk, extent)?;
+                }
                 extents::replace(&mut open, &mut op, extent)?;
             }
         }

@@ -64,7 +64,10 @@ impl Fs {
         if is_changed || has_grown && !is_bug_planted(Plant::SizeForgotten) {
             op.change_data();
         }
-        let stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        let mut stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        if is_bug_planted(Plant::StreamPerWrite) && state.last_seq != GroupSeq(0) {
+            stream = StreamNo(3 - stream.0);
+        }
 
         let finished = op.finish(&[inode])?;
         if is_changed {

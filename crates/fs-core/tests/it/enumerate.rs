@@ -5,6 +5,10 @@
 
 #[path = "enumerate/check.rs"]
 mod check;
+#[path = "enumerate/judge.rs"]
+mod judge;
+#[path = "enumerate/mapped.rs"]
+pub(crate) mod mapped;
 #[path = "enumerate/oracle.rs"]
 mod oracle;
 #[path = "enumerate/program.rs"]
@@ -15,6 +19,8 @@ pub(crate) mod random;
 pub(crate) mod recorder;
 #[path = "enumerate/script.rs"]
 pub(crate) mod script;
+#[path = "enumerate/setup.rs"]
+pub(crate) mod setup;
 #[path = "enumerate/tree.rs"]
 pub(crate) mod tree;
 #[path = "enumerate/world.rs"]
@@ -27,6 +33,8 @@ use riopipe_fs_core::fs::{Fs, NewInode};
 use self::program::Change;
 
 pub(crate) const NOW: Time = Time { seconds: 1_700_000_000, nanos: 5 };
+/// A time at which a commit is due.
+pub(crate) const LATER: Time = Time { seconds: 1_700_000_060, nanos: 5 };
 
 /// The function for checksums.
 pub(crate) fn crc32c(crc: u32, data: &[u8]) -> u32 {
@@ -68,4 +76,33 @@ pub(crate) fn prepare(fs: &Fs) {
         change.run(fs, 16 + number, &mut || ()).unwrap();
         fs.sync(NOW).unwrap();
     }
+}
+
+/// The same files on an image on which few blocks and inodes are free.
+pub(crate) fn prepare_full(fs: &Fs) {
+    prepare(fs);
+    let root = program::root();
+    let new = NewInode { mode: 0o100_644, rdev: 0, target: b"" };
+    let fill = fs.create(&root, Ino::ROOT, b"fill", &new, NOW).unwrap().ino;
+    let keep = riopipe_fs_core::fs::mode::KEEP_SIZE;
+    // Unwritten blocks behind the end of a file: nothing reads them.
+    let mut at = 0;
+    let mut len = 1 << 12;
+    while len > 0 {
+        match fs.fallocate(fill, keep, at << 12, len << 12, NOW) {
+            Ok(()) => at += len,
+            Err(_) => len /= 2,
+        }
+    }
+    fs.fallocate(fill, riopipe_fs_core::fs::mode::PUNCH_HOLE | keep, 0, 6 << 12, NOW).unwrap();
+    // Two inodes are left.
+    let names: Vec<String> = (0..64).map(|number| format!("n{number}")).collect();
+    let made = names
+        .iter()
+        .take_while(|name| fs.create(&root, Ino::ROOT, name.as_bytes(), &new, NOW).is_ok());
+    let made = made.count();
+    for name in &names[made - 2..made] {
+        fs.unlink(&root, Ino::ROOT, name.as_bytes(), NOW).unwrap();
+    }
+    fs.sync(NOW).unwrap();
 }

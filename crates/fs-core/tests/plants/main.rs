@@ -10,8 +10,9 @@ mod image;
 
 use enumerate::program::Change::{self, *};
 use enumerate::program::{Sync, resolve};
-use enumerate::recorder::Progress;
+use enumerate::recorder::{Device, Release};
 use enumerate::script::Script;
+use enumerate::setup::Setup;
 use enumerate::world::{Effort, World, caught};
 use riopipe_fs_core::probe::{self, Plant};
 
@@ -92,6 +93,39 @@ fn run(plant: Plant, script: &Script) {
         Plant::SizeForgotten => {
             script.change(Write("a/x", 6000, 500)).sync("a/x", Sync::Fdatasync);
         }
+        Plant::StreamPerWrite => (0..2).for_each(|at| fsync(script, Write("a/x", at, 100))),
+        Plant::ReuseBeforeReleased => {
+            // The first file grows over the blocks of the second one, on another stream.
+            fsync(script, New("b/x"));
+            fsync(script, New("a/n"));
+            script.change(Unlink("a/n")).sync("", Sync::All);
+            fsync(script, Write("b/x", 8192, 8192));
+        }
+        Plant::DirectoryFieldsApplied => {
+            script.change(Mkdir("a/n")).change(Mkdir("a/n/s"));
+            script.in_wait(0, 1, |other| fsync(other, New("a/n/f")));
+            script.sync("a/n", Sync::Fsync);
+        }
+        Plant::BlocksNotClaimed => fsync(script, Write("a/x", 8192, 4096)),
+        Plant::CheckpointFresh => {
+            script.change(New("a/n")).sync("a/n", Sync::All).unmount();
+        }
+        // These two files are on two streams.
+        Plant::BarrierNotHeld => {
+            script.change(Write("a/x", 0, 100)).sync("a/x", Sync::Barrier);
+            script.change(Mode("b/y", 0o600)).sync("b/y", Sync::Barrier);
+        }
+        Plant::BarrierNotAwaited => {
+            script.change(Write("a/x", 0, 100)).sync("a/x", Sync::Barrier);
+            fsync(script, Write("b/y", 0, 100));
+        }
+        Plant::OverwriteBeforeBarrier => {
+            script.change(Write("a/x", 0, 100)).sync("a/x", Sync::Barrier);
+            fsync(script, Write("a/x", 4096, 100));
+        }
+        Plant::CommitBlockBeforeFlush => {
+            script.change(New("a/n")).sync("a/n", Sync::All);
+        }
     }
 }
 
@@ -102,7 +136,18 @@ fn broken(plant: Plant, is_planted: bool) -> Result<(), String> {
     let world = World::new(effort, enumerate::prepare);
     probe::plant(is_planted.then_some(plant));
     let ran = caught(|| {
-        let script = Script::new(&world, Progress::Lazy);
+        let setup = match plant {
+            Plant::CommitBlockBeforeFlush => Setup::Ext4,
+            _ => Setup::Lazy,
+        };
+        // The oracle must find a file with old data, and not the checker of T15.
+        let device = match plant {
+            Plant::StreamPerWrite | Plant::ReuseBeforeReleased => {
+                Device { release: Release::Late, checks_owners: false, ..setup.device() }
+            }
+            _ => setup.device(),
+        };
+        let script = Script::on(&world, setup, device);
         run(plant, &script);
         script.judge().map_err(|broken| broken.why)
     });

@@ -3,6 +3,7 @@
 //! It reads an image block by block, and shares only the decoders of single structures with the
 //! product. e2fsck judges a sample of the images that this checker has passed.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use riopipe_fs_core::format::checksum::verify;
@@ -14,7 +15,7 @@ use riopipe_fs_core::format::superblock::{State, Superblock};
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 
 use super::crc32c;
-use super::recorder::{Base, Overlay};
+use super::recorder::{Base, Overlay, hash_of, mix};
 
 type Found = Result<(), String>;
 
@@ -48,10 +49,14 @@ struct Check<'a> {
     above: BTreeMap<u32, u32>,
     /// The kind of each inode by the entries that lead to it.
     kinds: BTreeMap<u32, u8>,
+    /// The blocks of metadata that were read, and their hashes.
+    metadata: RefCell<BTreeMap<u64, u64>>,
 }
 
-/// Checks an image that was unmounted.
-pub(crate) fn check(base: &Base, state: &Overlay) -> Found {
+/// Checks an image that was unmounted. Returns the hash of all its metadata: images with one hash
+/// differ only in the content of files, free blocks and the empty log, and in how often they were
+/// mounted.
+pub(crate) fn check(base: &Base, state: &Overlay) -> Result<u64, String> {
     let block = state.read(base, 0);
     let superblock = Superblock::decode(block, crc32c).map_err(|error| error.to_string())?;
     let layout = superblock.layout(crc32c).map_err(|error| error.to_string())?;
@@ -66,10 +71,18 @@ pub(crate) fn check(base: &Base, state: &Overlay) -> Found {
         parents: BTreeMap::new(),
         above: BTreeMap::new(),
         kinds: BTreeMap::new(),
+        metadata: RefCell::default(),
     };
     check.superblock(&superblock)?;
     check.groups_inodes(&superblock)?;
-    check.links()
+    check.links()?;
+    let mut plain = *block;
+    // The time of mounts and the checksum, and what the checker of the journal has passed.
+    plain[1024 + 0x34..][..2].fill(0);
+    plain[1024 + 0x3fc..][..4].fill(0);
+    let metadata = check.metadata.into_inner();
+    let hashes = metadata.into_iter().map(|(at, hash)| mix(at, hash));
+    Ok(hashes.fold(mix(0, hash_of(&plain)), u64::wrapping_add))
 }
 
 /// The blocks of an image that are not in use.
@@ -84,6 +97,7 @@ pub(crate) fn free_blocks(base: &Base) -> Vec<u64> {
 
 impl Check<'_> {
     fn read(&self, at: u64) -> &Block {
+        self.metadata.borrow_mut().insert(at, self.state.hash_at(self.base, at));
         self.state.read(self.base, at)
     }
 
@@ -189,6 +203,14 @@ impl Check<'_> {
         let sectors = (taken + usize::from(disk.xattr_block.0 != 0)) as u64 * 8;
         ensure!(disk.sectors == sectors, "inode {ino}: {} sectors, not {sectors}", disk.sectors);
         let pages = disk.size.div_ceil(BLOCK_BYTES as u64);
+        if Some(ino) == self.layout.orphan_file {
+            blocks.values().for_each(|&(at, _)| {
+                self.read(at);
+            });
+        }
+        if ino == self.layout.journal_ino {
+            self.journal(self.state.read(self.base, blocks[&0].0), blocks.len())?;
+        }
         match disk.mode & file_type::MASK {
             file_type::REGULAR => {
                 let last = blocks.iter().rfind(|(_, (_, unwritten))| !unwritten);
@@ -215,6 +237,20 @@ impl Check<'_> {
             }
             _ => {}
         }
+        Ok(())
+    }
+
+    /// The superblock of the journal: the log is empty, and has its full length.
+    fn journal(&self, block: &Block, blocks: usize) -> Found {
+        let be = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|index| block[at + index]));
+        ensure!((be(0), be(4)) == (0xc03b_3998, 4), "the journal has no superblock");
+        ensure!(be(0x1c) == 0, "the log begins at {}", be(0x1c));
+        ensure!(be(0x10) as usize == blocks, "the log has {} blocks of {blocks}", be(0x10));
+        let mut plain = *block;
+        // The number of the next transaction, and the checksum.
+        plain[0x18..0x1c].fill(0);
+        plain[0xfc..0x100].fill(0);
+        self.metadata.borrow_mut().insert(u64::MAX, hash_of(&plain));
         Ok(())
     }
 
@@ -329,6 +365,7 @@ impl Check<'_> {
                 let kind = match disk.mode & file_type::MASK {
                     file_type::REGULAR => 1,
                     file_type::DIRECTORY => 2,
+                    file_type::CHARACTER => 3,
                     file_type::SYMLINK => 7,
                     _ => 0,
                 };

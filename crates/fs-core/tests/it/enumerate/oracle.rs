@@ -6,6 +6,7 @@ use std::sync::Arc;
 use riopipe_fs_core::BLOCK_BYTES;
 
 use super::recorder::ZERO;
+use super::setup::Setup;
 use super::tree::{Contents, Id, Node, Tree};
 
 /// The moment from which on each part of an inode must be as it was.
@@ -17,10 +18,14 @@ struct Since {
 }
 
 /// The trees after each call of a program, and what was synced when.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Expected {
+    setup: Setup,
     trees: Vec<Arc<Tree>>,
+    /// Everything is durable as it was at this moment.
     all: usize,
+    /// In mode `ext4`: all names and fields are.
+    committed: usize,
     since: BTreeMap<Id, Since>,
     barriers: Vec<(Id, usize)>,
     /// The directories that were synced, and when.
@@ -28,8 +33,16 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    pub(crate) fn new(first: Tree) -> Self {
-        Self { trees: vec![Arc::new(first)], ..Self::default() }
+    pub(crate) fn new(first: Tree, setup: Setup) -> Self {
+        Self {
+            setup,
+            trees: vec![Arc::new(first)],
+            all: 0,
+            committed: 0,
+            since: BTreeMap::new(),
+            barriers: Vec::new(),
+            dirs: Vec::new(),
+        }
     }
 
     /// The trees of another moment, and the syncs of this one.
@@ -81,12 +94,32 @@ impl Expected {
             since.names = since.names.max(last);
             since.fields = since.fields.max(last);
         }
-        // Barriers are ordered before it, and it is durable.
-        for &(id, moment) in &before.barriers {
-            let since = self.since.entry(id).or_default();
-            since.data = since.data.max(moment);
-            since.names = since.names.max(moment);
+        self.sync_barriers(before);
+        if !data_only {
+            self.commit(last, |tree| tree.get(&id));
         }
+    }
+
+    /// Barriers are ordered before what is durable now.
+    fn sync_barriers(&mut self, before: &Self) {
+        for &(id, moment) in &before.barriers {
+            Self::ordered(&mut self.since, id, moment);
+        }
+    }
+
+    fn ordered(since: &mut BTreeMap<Id, Since>, id: Id, moment: usize) {
+        let since = since.entry(id).or_default();
+        since.data = since.data.max(moment);
+        since.names = since.names.max(moment);
+        since.fields = since.fields.max(moment);
+    }
+
+    /// In mode `ext4`, a commit contains all that was done before. So when the last change of
+    /// something is durable, all names and fields are as they were then, or later.
+    fn commit<'t, T: PartialEq>(&'t mut self, last: usize, part: impl Fn(&'t Tree) -> T) {
+        let trees = &self.trees[..=last];
+        let changed = trees.windows(2).rposition(|pair| part(&pair[0]) != part(&pair[1]));
+        self.committed = self.committed.max(changed.map_or(0, |before| before + 1));
     }
 
     /// A directory was synced: its fields, its own names, and all names that are or were in it.
@@ -94,7 +127,18 @@ impl Expected {
         let last = before.last();
         let since = self.since.entry(id).or_default();
         (since.names, since.fields) = (since.names.max(last), since.fields.max(last));
-        self.dirs.push((format!("{path}/"), last));
+        let dir = format!("{path}/");
+        self.sync_barriers(before);
+        self.commit(last, |tree| {
+            let names = |node| names_in(Some(node), &dir).len();
+            let ids = tree.iter().filter(|(_, node)| names(node) > 0);
+            (
+                tree.get(&id),
+                ids.map(|(&id, node)| (id, names_in(Some(node), &dir).join("/")))
+                    .collect::<Vec<_>>(),
+            )
+        });
+        self.dirs.push((dir, last));
     }
 
     /// A barrier of a file.
@@ -108,6 +152,33 @@ impl Expected {
         Since { names: names.max(all), data: data.max(all), fields: fields.max(all) }
     }
 
+    /// The syncs, with the barriers before anything that a sync has begun to make durable.
+    fn with_barriers(&self, found: &Tree, contents: &Contents) -> Self {
+        let mut with = self.clone();
+        for &(id, moment) in &self.barriers {
+            if self.is_newer(found, moment, contents) {
+                Self::ordered(&mut with.since, id, moment);
+            }
+        }
+        with
+    }
+
+    /// Whether something is there that was not there at or before a moment.
+    fn is_newer(&self, found: &Tree, moment: usize, contents: &Contents) -> bool {
+        let trees = &self.trees[..=moment];
+        let is_new = |(id, node): (&Id, &Node)| {
+            let versions: Vec<&Node> = trees.iter().filter_map(|tree| tree.get(id)).collect();
+            let is_old = |other: &&Node| is_same_apart_from_data(other, node);
+            !versions.iter().any(is_old) || judge_blocks(node, versions, contents).is_err()
+        };
+        let is_gone = |id: &Id| {
+            let from = self.since(*id).names;
+            let mut kept = trees.iter().skip(from);
+            from <= moment && !found.contains_key(id) && kept.all(|tree| tree.contains_key(id))
+        };
+        found.iter().any(is_new) || self.ids().iter().any(is_gone)
+    }
+
     /// The versions of an inode from a moment on; `None` for a moment at which it has no name.
     fn versions(&self, id: Id, from: usize) -> impl Iterator<Item = Option<&Node>> + Clone {
         self.trees[from.min(self.last())..].iter().map(move |tree| tree.get(&id))
@@ -115,6 +186,36 @@ impl Expected {
 
     /// Judges what a recovery has left.
     pub(crate) fn judge(&self, found: &Tree, contents: &Contents) -> Result<(), String> {
+        match self.setup {
+            // The background writes data back that a barrier is not ordered before.
+            Setup::Background => self.judge_parts(found, contents),
+            Setup::Lazy | Setup::Eager => {
+                self.with_barriers(found, contents).judge_parts(found, contents)
+            }
+            Setup::Ext4 => {
+                self.judge_commit(found)?;
+                self.judge_parts(found, contents)
+            }
+        }
+    }
+
+    /// In mode `ext4` all names and fields are those of one moment.
+    fn judge_commit(&self, found: &Tree) -> Result<(), String> {
+        let is_same = |tree: &Arc<Tree>| {
+            let mut both = tree.iter().zip(found);
+            tree.len() == found.len()
+                && both.all(|((id, node), (other, found))| {
+                    id == other && is_same_apart_from_data(node, found)
+                })
+        };
+        if self.trees[self.committed.max(self.all)..].iter().any(is_same) {
+            return Ok(());
+        }
+        Err("all names and fields together are not those of one moment since the last commit"
+            .into())
+    }
+
+    fn judge_parts(&self, found: &Tree, contents: &Contents) -> Result<(), String> {
         for (&id, node) in found {
             self.judge_node(id, node, contents)
                 .map_err(|why| format!("inode {} ({}): {why}", id.0, node.paths.join(", ")))?;
@@ -172,6 +273,11 @@ impl Expected {
         }
         Ok(())
     }
+}
+
+fn is_same_apart_from_data(one: &Node, other: &Node) -> bool {
+    (&one.paths, &one.target, &one.xattrs, one.mode)
+        == (&other.paths, &other.target, &other.xattrs, other.mode)
 }
 
 /// The names of an inode in a directory.

@@ -1,10 +1,11 @@
 //! Small programs: calls that change names and files, and what syncs them.
 
-use riopipe_fs_core::fs::{Caller, Fs, NewInode, RENAME_EXCHANGE, SetAttr, mode};
+use riopipe_fs_core::fs::{Caller, Fs, NewInode, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, mode};
 use riopipe_fs_core::xattr::SetMode;
 use riopipe_fs_core::{FsError, Ino};
 
 use super::NOW;
+use super::mapped::Back;
 
 /// A path of directory and name: `a/x`, or `a` in the root.
 pub(crate) type Path = &'static str;
@@ -31,6 +32,10 @@ pub(crate) enum Change {
     Xattr(Path, usize),
     Mode(Path, u16),
     Fallocate(Path, i32, u64, u64),
+    /// Stores into two pages of a mapped file. [`Mapped`](super::mapped::Mapped) does it.
+    Store(Path, Back),
+    /// A rename that leaves a whiteout.
+    Whiteout(Path, Path),
 }
 
 /// A call that makes changes durable, or orders them.
@@ -61,6 +66,7 @@ pub(crate) const CHANGES: &[Change] = {
         New("b/x"),
         New("b/e/f"),
         Write("a/x", 0, 100),
+        Write("a/x", 0, 4096),
         Write("a/x", 6000, 5000),
         Write("a/x", 20_000, 10),
         Write("a/n", 4096, 4096),
@@ -92,8 +98,15 @@ pub(crate) const CHANGES: &[Change] = {
         Fallocate("a/x", mode::KEEP_SIZE, 4096, 12_288),
         Fallocate("a/x", mode::PUNCH_HOLE | mode::KEEP_SIZE, 0, 4096),
         Fallocate("a/x", mode::ZERO_RANGE, 100, 5000),
+        Fallocate("a/x", mode::ZERO_RANGE | mode::KEEP_SIZE, 4096, 8192),
         Fallocate("a/x", mode::COLLAPSE_RANGE, 0, 4096),
         Fallocate("a/x", mode::INSERT_RANGE, 4096, 4096),
+        Store("a/x", Back::InOrder),
+        Store("a/x", Back::Reversed),
+        Store("a/x", Back::Split),
+        Store("a/x", Back::Later),
+        Store("b/y", Back::Split),
+        Whiteout("a/x", "b/x"),
     ]
 };
 
@@ -164,6 +177,8 @@ impl Change {
             | Self::Xattr(path, _)
             | Self::Mode(path, _)
             | Self::Fallocate(path, ..)
+            | Self::Store(path, _)
+            | Self::Whiteout(_, path)
             | Self::Rename(_, path)
             | Self::Exchange(_, path)
             | Self::Link(_, path) => path,
@@ -204,6 +219,8 @@ impl Change {
             }
             Self::Rename(from, to) => rename(fs, from, to, 0)?,
             Self::Exchange(from, to) => rename(fs, from, to, RENAME_EXCHANGE)?,
+            Self::Whiteout(from, to) => rename(fs, from, to, RENAME_WHITEOUT)?,
+            Self::Store(..) => unreachable!("the cache of the kernel does it"),
             Self::Link(from, to) => {
                 let ino = resolve(fs, from)?;
                 let (parent, name) = place(fs, to)?;

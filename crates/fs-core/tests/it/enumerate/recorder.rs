@@ -25,6 +25,12 @@ pub(crate) fn hash_of(block: &Block) -> u64 {
     hash
 }
 
+/// The hash of a block's place and content.
+pub(crate) fn mix(at: u64, hash: u64) -> u64 {
+    let mixed = (hash ^ at.wrapping_mul(0xc4ce_b9fe_1a85_ec53)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed ^ mixed >> 32
+}
+
 /// The content of a block, and its hash.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
@@ -93,12 +99,8 @@ impl Overlay {
         &self.blocks.get(&at).unwrap_or(&base.blocks[at as usize]).data
     }
 
-    fn write(&mut self, base: &Base, at: u64, content: &Content) {
-        let mix = |hash: u64| {
-            let mixed =
-                (hash ^ at.wrapping_mul(0xc4ce_b9fe_1a85_ec53)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            mixed ^ mixed >> 32
-        };
+    pub(crate) fn write(&mut self, base: &Base, at: u64, content: &Content) {
+        let mix = |hash| mix(at, hash);
         let old = if content.hash == base.blocks[at as usize].hash {
             self.blocks.remove(&at)
         } else {
@@ -108,6 +110,16 @@ impl Overlay {
         if let Some(old) = old {
             self.hash = self.hash.wrapping_sub(mix(old.hash));
         }
+    }
+
+    /// The hash of a block's content.
+    pub(crate) fn hash_at(&self, base: &Base, at: u64) -> u64 {
+        self.blocks.get(&at).unwrap_or(&base.blocks[at as usize]).hash
+    }
+
+    /// The blocks that differ from the base.
+    pub(crate) fn places(&self) -> impl Iterator<Item = u64> {
+        self.blocks.keys().copied()
     }
 
     /// Equal states have equal hashes.
@@ -129,7 +141,7 @@ impl Overlay {
     }
 }
 
-/// A submitted group that is not durable.
+/// A submitted group that is not released.
 #[derive(Debug)]
 struct Pending {
     seq: u64,
@@ -141,7 +153,10 @@ struct Pending {
 pub(crate) struct Boundary {
     /// The step of the program.
     pub(crate) step: usize,
+    order: Order,
     durable: Arc<Overlay>,
+    /// The groups of each stream that are durable and not released.
+    unreleased: Vec<Vec<Arc<Pending>>>,
     streams: Vec<Vec<Arc<Pending>>>,
 }
 
@@ -150,6 +165,9 @@ type Choice = (usize, u64);
 
 /// The choices for each stream that are not all taken.
 const CHOICES_MAX: u64 = 256;
+
+/// The writes beyond the kept groups of which all subsets are taken.
+const WRITES_MAX: usize = 6;
 
 impl Boundary {
     /// Visits the states that the storage may be in after a crash: all if there are `limit` at
@@ -162,7 +180,7 @@ impl Boundary {
         visit: &mut dyn FnMut(Overlay),
     ) {
         let choices: Vec<Vec<Choice>> =
-            self.streams.iter().map(|groups| choices(groups, random)).collect();
+            self.streams.iter().map(|groups| self.choices(groups, random)).collect();
         let all = choices.iter().fold(1_u64, |all, stream| all.saturating_mul(stream.len() as u64));
         for number in 0..all.min(limit) {
             let mut rest = number;
@@ -180,61 +198,89 @@ impl Boundary {
                 };
                 stream[index as usize]
             });
-            visit(self.state(base, state));
+            let state: Vec<Choice> = state.collect();
+            visit(self.state(base, &state, false));
+            if self.unreleased.iter().any(|groups| !groups.is_empty()) {
+                visit(self.state(base, &state, true));
+            }
         }
     }
 
-    fn state(&self, base: &Base, choices: impl Iterator<Item = Choice>) -> Overlay {
-        let zero = Content::new(Arc::new(ZERO));
+    /// Groups that are not released may be sent again at any time before the crash. Between two streams
+    /// there is no order: with `is_reversed` the first stream's groups come last.
+    fn state(&self, base: &Base, choices: &[Choice], is_reversed: bool) -> Overlay {
         let mut state = (*self.durable).clone();
-        for (groups, (kept, mut bits)) in self.streams.iter().zip(choices) {
-            for (index, group) in groups.iter().enumerate() {
-                for (at, placement, content) in &group.writes {
-                    if index < kept {
-                        state.write(base, *at, content);
-                        continue;
-                    }
-                    match (bits & 1, placement) {
-                        (0, _) => {}
-                        // Recovery zeroes fresh blocks beyond the prefix.
-                        (_, Placement::Fresh) => state.write(base, *at, &zero),
-                        (_, Placement::InPlace) => state.write(base, *at, content),
-                    }
-                    bits = bits.rotate_right(1);
-                }
+        let mut streams: Vec<usize> = (0..choices.len()).collect();
+        if is_reversed {
+            streams.reverse();
+        }
+        for stream in streams {
+            for group in &self.unreleased[stream] {
+                group.writes.iter().for_each(|(at, _, content)| state.write(base, *at, content));
             }
+            self.keep(base, &mut state, &self.streams[stream], choices[stream]);
         }
         state
     }
-}
 
-/// The choices of a stream. The first three are: no group, no write; no group, every write; every
-/// group.
-fn choices(groups: &[Arc<Pending>], random: &mut Random) -> Vec<Choice> {
-    if groups.is_empty() {
-        return vec![(0, 0)];
-    }
-    let mut list = vec![(0, 0), (0, !0), (groups.len(), 0)];
-    let mut writes = 0;
-    for kept in (0..groups.len()).rev() {
-        writes += groups[kept].writes.len();
-        if writes <= 6 {
-            list.extend((0..1_u64 << writes).map(|bits| (kept, bits)));
-        } else {
-            list.extend([(kept, 0), (kept, !0)]);
-            list.extend((0..16).map(|_| (kept, random.below(u64::MAX))));
+    fn keep(&self, base: &Base, state: &mut Overlay, groups: &[Arc<Pending>], choice: Choice) {
+        let zero = Content::new(Arc::new(ZERO));
+        let (kept, mut bits) = choice;
+        for (index, group) in groups.iter().enumerate() {
+            for (at, placement, content) in &group.writes {
+                if index < kept {
+                    state.write(base, *at, content);
+                    continue;
+                }
+                match (bits & 1, placement) {
+                    (0, _) => {}
+                    // Recovery zeroes fresh blocks beyond the prefix.
+                    (_, Placement::Fresh) if self.order == Order::Streams => {
+                        state.write(base, *at, &zero);
+                    }
+                    _ => state.write(base, *at, content),
+                }
+                bits = bits.rotate_right(1);
+            }
         }
-        if list.len() as u64 >= CHOICES_MAX {
-            break;
-        }
     }
-    list
+
+    /// The choices of a stream. The first three are: no group, no write; no group, every write;
+    /// every group.
+    fn choices(&self, groups: &[Arc<Pending>], random: &mut Random) -> Vec<Choice> {
+        if groups.is_empty() {
+            return vec![(0, 0)];
+        }
+        let mut list = vec![(0, 0), (0, !0), (groups.len(), 0)];
+        let mut writes = 0;
+        for kept in (0..groups.len()).rev() {
+            writes += groups[kept].writes.len();
+            if writes <= WRITES_MAX {
+                list.extend((0..1_u64 << writes).map(|bits| (kept, bits)));
+            } else {
+                list.extend([(kept, 0), (kept, !0)]);
+                if self.order == Order::Drive {
+                    // One write is there, or missing: a commit block without its blocks.
+                    list.extend(
+                        (0..writes.min(64)).flat_map(|n| [(kept, 1 << n), (kept, !(1 << n))]),
+                    );
+                }
+                list.extend((0..16).map(|_| (kept, random.below(u64::MAX))));
+            }
+            if list.len() as u64 >= CHOICES_MAX {
+                break;
+            }
+        }
+        list
+    }
 }
 
 #[derive(Debug, Default)]
 struct Stream {
     last: u64,
     durable: u64,
+    released: u64,
+    unreleased: Vec<Arc<Pending>>,
     pending: Vec<Arc<Pending>>,
 }
 
@@ -259,33 +305,64 @@ pub(crate) enum Progress {
     Eager,
 }
 
+/// The states that a crash may leave of groups that are not durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The promise of engine `rio`: of each stream a prefix of groups. Beyond it, fresh blocks have
+    /// the old content or zeroes, and blocks in place the old or the new one.
+    Streams,
+    /// The promise of a drive: any subset of the blocks.
+    Drive,
+}
+
+/// When durable groups are released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Release {
+    AtOnce,
+    /// When later groups are waited for: a replay is in progress, and may send them again.
+    Late,
+}
+
+/// The storage's behaviour.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    pub(crate) streams: usize,
+    pub(crate) progress: Progress,
+    pub(crate) order: Order,
+    pub(crate) release: Release,
+    /// Whether a write of a block that another stream has not released is refused (trap T15).
+    pub(crate) checks_owners: bool,
+}
+
+impl Device {
+    pub(crate) const fn lazy(streams: usize) -> Self {
+        let (progress, order, release) = (Progress::Lazy, Order::Streams, Release::AtOnce);
+        Self { streams, progress, order, release, checks_owners: true }
+    }
+}
+
 /// A function that runs in the middle of a wait for the durability of a group.
 pub(crate) type Hook = Box<dyn FnOnce() + Send>;
 
 /// The storage. See the [module](self).
 pub(crate) struct Recorder {
     base: Arc<Base>,
-    progress: Progress,
+    device: Device,
     state: Mutex<State>,
     hook: Mutex<Option<(StreamNo, u32, Hook)>>,
 }
 
 impl Recorder {
-    pub(crate) fn new(
-        base: &Arc<Base>,
-        state: Overlay,
-        streams: usize,
-        progress: Progress,
-    ) -> Arc<Self> {
+    pub(crate) fn new(base: &Arc<Base>, state: Overlay, device: Device) -> Arc<Self> {
         let state = State {
             current: state.clone(),
             durable: Arc::new(state),
-            streams: (0..streams).map(|_| Stream::default()).collect(),
+            streams: (0..device.streams).map(|_| Stream::default()).collect(),
             boundaries: None,
             step: 0,
         };
         let base = Arc::clone(base);
-        Arc::new(Self { base, progress, state: Mutex::new(state), hook: Mutex::new(None) })
+        Arc::new(Self { base, device, state: Mutex::new(state), hook: Mutex::new(None) })
     }
 
     /// The content that reads return.
@@ -302,13 +379,13 @@ impl Recorder {
     pub(crate) fn set_step(&self, step: usize) {
         let mut state = self.state.lock().unwrap();
         state.step = step;
-        state.note(true);
+        state.note(self.device.order, true);
     }
 
     /// The recorded moments.
     pub(crate) fn boundaries(&self) -> Vec<Boundary> {
         let mut state = self.state.lock().unwrap();
-        state.note(true);
+        state.note(self.device.order, true);
         state.boundaries.take().unwrap_or_default()
     }
 
@@ -325,16 +402,18 @@ impl Recorder {
 
 impl State {
     /// Records this moment.
-    fn note(&mut self, always: bool) {
+    fn note(&mut self, order: Order, always: bool) {
         let Self { streams, durable, boundaries, step, .. } = self;
         let Some(boundaries) = boundaries else { return };
         if always || streams.iter().any(|stream| !stream.pending.is_empty()) {
+            let unreleased = streams.iter().map(|stream| stream.unreleased.clone()).collect();
             let streams = streams.iter().map(|stream| stream.pending.clone()).collect();
-            boundaries.push(Boundary { step: *step, durable: Arc::clone(durable), streams });
+            let (step, durable) = (*step, Arc::clone(durable));
+            boundaries.push(Boundary { step, order, durable, unreleased, streams });
         }
     }
 
-    fn make_durable(&mut self, base: &Base, stream: StreamNo, seq: u64) {
+    fn make_durable(&mut self, base: &Base, stream: StreamNo, seq: u64, release: Release) {
         let Self { streams, durable, .. } = self;
         let stream = &mut streams[usize::from(stream.0)];
         stream.durable = stream.durable.max(seq);
@@ -343,7 +422,18 @@ impl State {
             for (at, _, content) in &group.writes {
                 Arc::make_mut(durable).write(base, *at, content);
             }
+            stream.unreleased.push(group);
         }
+        if release == Release::AtOnce {
+            stream.release();
+        }
+    }
+}
+
+impl Stream {
+    fn release(&mut self) {
+        self.released = self.durable;
+        self.unreleased.clear();
     }
 }
 
@@ -372,9 +462,12 @@ impl Storage for Recorder {
             let at = write.at.0;
             // The checker of T11 and T15, as the library has it.
             for (number, other) in state.streams.iter().enumerate() {
-                let groups = other.pending.iter();
-                if groups.flat_map(|group| &group.writes).any(|write| write.0 == at) {
-                    super::promise(number == usize::from(stream.0), || format!("T15: block {at}"));
+                let has = |group: &Arc<Pending>| group.writes.iter().any(|write| write.0 == at);
+                if number != usize::from(stream.0) {
+                    let is_held = other.pending.iter().chain(&other.unreleased).any(has);
+                    let is_kept = !is_held || !self.device.checks_owners;
+                    super::promise(is_kept, || format!("T15: block {at}"));
+                } else if other.pending.iter().any(has) {
                     let is_in_place = write.placement == Placement::InPlace;
                     super::promise(is_in_place, || format!("T11: block {at} is not fresh"));
                 }
@@ -386,9 +479,9 @@ impl Storage for Recorder {
         let entry = &mut state.streams[usize::from(stream.0)];
         entry.last = seq;
         entry.pending.push(Arc::new(pending));
-        state.note(false);
-        if self.progress == Progress::Eager {
-            state.make_durable(&self.base, stream, seq);
+        state.note(self.device.order, false);
+        if self.device.progress == Progress::Eager {
+            state.make_durable(&self.base, stream, seq, self.device.release);
         }
         Ok(GroupSeq(seq))
     }
@@ -397,7 +490,7 @@ impl Storage for Recorder {
         let state = self.state.lock().unwrap();
         let stream = &state.streams[usize::from(stream.0)];
         let (complete, durable) = (GroupSeq(stream.last), GroupSeq(stream.durable));
-        StreamMarks { complete, durable, released: durable }
+        StreamMarks { complete, durable, released: GroupSeq(stream.released) }
     }
 
     fn wait_complete(&self, _: StreamNo, _: GroupSeq) -> Result<(), StorageError> {
@@ -420,7 +513,19 @@ impl Storage for Recorder {
             hook();
         }
         let mut state = self.state.lock().unwrap();
-        state.make_durable(&self.base, stream, seq.0);
+        if state.streams[usize::from(stream.0)].durable < seq.0 {
+            // A replay that was in progress has ended. On the main stream it ends at once: each
+            // write of it that must be released is waited for, and followed by others.
+            state.streams[usize::from(stream.0)].release();
+            let release = if stream.0 == 0 { Release::AtOnce } else { self.device.release };
+            state.make_durable(&self.base, stream, seq.0, release);
+        }
+        Ok(())
+    }
+
+    fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
+        self.wait_durable(stream, seq)?;
+        self.state.lock().unwrap().streams[usize::from(stream.0)].release();
         Ok(())
     }
 }

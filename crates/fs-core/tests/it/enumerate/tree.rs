@@ -15,7 +15,7 @@ use super::recorder::hash_of;
 pub(crate) type Id = (u32, u32);
 
 /// An inode as programs see it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Node {
     pub(crate) mode: u16,
     /// Its names, in order.
