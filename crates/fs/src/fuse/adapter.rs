@@ -16,16 +16,17 @@ use fuser::{
     ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
     WriteFlags,
 };
+use riopipe_fs_core::acl::AclKind;
 use riopipe_fs_core::block::{BLOCK_BYTES, Ino};
 use riopipe_fs_core::dir::FileKind;
 use riopipe_fs_core::error::FsError;
 use riopipe_fs_core::format::inode::Time;
-use riopipe_fs_core::fs::{Attr, Fs, NewInode, SeekTo, SetAttr};
+use riopipe_fs_core::fs::{Attr, Caller, Fs, NewInode, SeekTo, SetAttr};
 use riopipe_fs_core::xattr::SetMode;
 
 use super::convert::{
-    caller, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, opened, requested_time,
-    sync_of_write,
+    caller, caller_with_groups, entry_type, errno, file_attr, fuse_ino, ino, no_entry, now, opened,
+    requested_time, sync_of_write,
 };
 use super::ioctl::Command;
 use crate::fsync_stages;
@@ -88,15 +89,22 @@ impl Adapter {
         Ok(entries)
     }
 
-    /// Makes an inode.
+    /// Makes an inode. The umask counts only if the directory has no default access list, so the
+    /// kernel leaves it to this.
     fn make(
         &self,
         request: &Request,
         parent: INodeNo,
         name: &OsStr,
+        umask: u32,
         new: &NewInode<'_>,
     ) -> Result<Attr, FsError> {
-        self.fs.create(&caller(request), ino(parent)?, name.as_bytes(), new, now())
+        let caller = match has_set_group_id(new.mode.into()) {
+            true => caller_with_groups(request),
+            false => caller(request),
+        };
+        let caller = Caller { umask: (umask & 0o777) as u16, ..caller };
+        self.fs.create(&caller, ino(parent)?, name.as_bytes(), new, now())
     }
 
     /// Copies a range of one file to another. Returns the number of bytes.
@@ -131,6 +139,11 @@ impl Adapter {
         }
         Ok(done)
     }
+}
+
+/// Whether a mode has the set-group-ID bit, which only members of the group may set.
+fn has_set_group_id(mode: u32) -> bool {
+    mode & libc::S_ISGID != 0
 }
 
 /// Answers with an entry.
@@ -184,6 +197,9 @@ impl Filesystem for Adapter {
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2
             | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
             | InitFlags::FUSE_NO_OPEN_SUPPORT
+            // Access lists decide about access, too.
+            | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_DONT_MASK
             | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         // An older kernel does without some of them.
         let missing = config.add_capabilities(wanted).err().unwrap_or(InitFlags::empty());
@@ -251,8 +267,11 @@ impl Filesystem for Adapter {
             ctime: ctime.map(requested_time),
             remove_set_ids: size.is_some() && request.uid() != 0,
         };
-        let result =
-            ino(inode).and_then(|inode| self.fs.set_attr(&caller(request), inode, &set, now));
+        let caller = match mode.is_some_and(has_set_group_id) {
+            true => caller_with_groups(request),
+            false => caller(request),
+        };
+        let result = ino(inode).and_then(|inode| self.fs.set_attr(&caller, inode, &set, now));
         reply_attr(reply, result);
     }
 
@@ -269,12 +288,12 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
         let new = NewInode { mode: mode as u16, rdev, target: &[] };
-        reply_entry(reply, self.make(request, parent, name, &new));
+        reply_entry(reply, self.make(request, parent, name, umask, &new));
     }
 
     fn mkdir(
@@ -283,12 +302,12 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         let mode = (mode & !libc::S_IFMT | libc::S_IFDIR) as u16;
         let new = NewInode { mode, rdev: 0, target: &[] };
-        reply_entry(reply, self.make(request, parent, name, &new));
+        reply_entry(reply, self.make(request, parent, name, umask, &new));
     }
 
     fn symlink(
@@ -301,7 +320,7 @@ impl Filesystem for Adapter {
     ) {
         let mode = (libc::S_IFLNK | 0o777) as u16;
         let new = NewInode { mode, rdev: 0, target: target.as_os_str().as_bytes() };
-        reply_entry(reply, self.make(request, parent, name, &new));
+        reply_entry(reply, self.make(request, parent, name, 0, &new));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -366,13 +385,13 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
         let mode = (mode & !libc::S_IFMT | libc::S_IFREG) as u16;
         let new = NewInode { mode, rdev: 0, target: &[] };
-        match self.make(request, parent, name, &new) {
+        match self.make(request, parent, name, umask, &new) {
             Ok(attr) => {
                 let generation = Generation(attr.generation.into());
                 let (handle, flags) = opened(OpenFlags(flags));
@@ -579,8 +598,12 @@ impl Filesystem for Adapter {
             libc::XATTR_REPLACE => SetMode::Replace,
             _ => SetMode::Any,
         };
+        let caller = match name.as_bytes() == AclKind::Access.name() {
+            true => caller_with_groups(request),
+            false => caller(request),
+        };
         let result = ino(inode).and_then(|inode| {
-            self.fs.set_xattr(&caller(request), inode, name.as_bytes(), value, mode, now())
+            self.fs.set_xattr(&caller, inode, name.as_bytes(), value, mode, now())
         });
         reply_empty(reply, result);
     }

@@ -130,9 +130,22 @@ pub(super) fn no_entry() -> FileAttr {
     }
 }
 
-/// The program that makes a call. The kernel has checked its permissions and applied its umask.
+/// The program that makes a call. The kernel has checked its permissions.
 pub(super) fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid(), groups: Vec::new(), umask: 0 }
+}
+
+/// The program that makes a call, with its other groups: a file may get the set-group-ID bit if its
+/// group is one of them. No request has them, so they are read from the system.
+pub(super) fn caller_with_groups(request: &Request) -> Caller {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", request.pid()));
+    Caller { groups: groups_of(&status.unwrap_or_default()), ..caller(request) }
+}
+
+/// The groups in the text of `/proc/PID/status`.
+fn groups_of(status: &str) -> Vec<u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|group| group.parse().ok()).collect()
 }
 
 pub(super) fn errno(error: &FsError) -> Errno {
@@ -191,6 +204,13 @@ mod tests {
         assert_eq!(sync(libc::O_WRONLY | libc::O_DSYNC), Some(true));
         assert_eq!(sync(libc::O_WRONLY | libc::O_SYNC), Some(false));
         assert_eq!(sync(libc::O_RDWR | libc::O_SYNC), None);
+    }
+
+    #[test]
+    fn the_groups_of_a_program_are_in_its_status() {
+        assert_eq!(groups_of("Name:\tGroups: 9\nGroups:\t4 24 1000 \nPid:\t5\n"), [4, 24, 1000]);
+        assert!(groups_of("Name:\tx\nGroups:\t \n").is_empty());
+        assert!(groups_of("").is_empty());
     }
 
     #[test]

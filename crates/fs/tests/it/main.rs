@@ -3,6 +3,7 @@
 mod calls;
 mod image;
 mod mount;
+mod permissions;
 mod shared_stream;
 mod support;
 mod volume;
