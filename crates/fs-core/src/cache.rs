@@ -11,7 +11,8 @@ use crate::error::FsError;
 use crate::sync::Mutex;
 use crate::tid::Tid;
 
-const SHARDS: usize = 64;
+/// Under a scheduler threads meet in a shard also if they are few.
+const SHARDS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 
 /// One shard.
 #[derive(Debug)]
@@ -24,9 +25,6 @@ struct Shard {
 /// A moment in the life of the cache, at which a block was not in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Missed(u64);
-
-/// The blocks of one shard that are kept although no transaction needs them.
-const CLEAN_MAX: usize = 1024;
 
 /// A block in the cache.
 #[derive(Clone, Debug)]
@@ -41,11 +39,17 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct BlockCache {
     shards: [Mutex<Shard>; SHARDS],
+    /// The blocks of one shard that are kept although no transaction needs them.
+    clean_max: usize,
 }
 
 impl BlockCache {
-    pub(crate) fn new() -> Self {
-        Self { shards: [const { Mutex::new(Shard { slots: BTreeMap::new(), drops: 0 }) }; SHARDS] }
+    /// An empty cache, which keeps about `blocks_max` blocks that no transaction needs.
+    pub(crate) fn new(blocks_max: usize) -> Self {
+        Self {
+            shards: [const { Mutex::new(Shard { slots: BTreeMap::new(), drops: 0 }) }; SHARDS],
+            clean_max: (blocks_max / SHARDS).max(1),
+        }
     }
 
     fn shard(&self, at: BlockNo) -> &Mutex<Shard> {
@@ -86,7 +90,7 @@ impl BlockCache {
         if shard.drops != missed.0 {
             return None;
         }
-        if shard.slots.len() >= CLEAN_MAX {
+        if shard.slots.len() >= self.clean_max {
             // Every second clean block is dropped. They are read again when they are needed.
             let mut keep = false;
             shard.slots.retain(|_, slot| {

@@ -17,11 +17,11 @@ mod recovery;
 mod space;
 mod write_back;
 
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 pub use self::attributes::{Attr, SetAttr, StatFs, Times};
 pub use self::directory_move::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
@@ -47,7 +47,7 @@ use crate::op::Op;
 use crate::orphans::Orphans;
 use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
-use crate::sync::{Condvar, Mutex, RwLock};
+use crate::sync::{Mutex, RwLock};
 use crate::tid::Tid;
 
 /// The program for which a call is made.
@@ -97,8 +97,6 @@ pub struct Fs {
     committing: Mutex<commit::CommitState>,
     /// The last durable transaction.
     durable: AtomicU64,
-    /// Notified when a commit has ended.
-    committed: Condvar,
     orphans: Mutex<Orphans>,
     /// The mutex of directory moves.
     directory_moves: Mutex<()>,
@@ -128,11 +126,16 @@ pub struct Fs {
     /// Called when that happens.
     waker: Mutex<Option<Waker>>,
     is_read_only: AtomicBool,
+    /// An unmount has begun: programs change nothing any more.
+    is_closing: AtomicBool,
     /// The reason, if an error has made the file system read-only.
     failure: Mutex<Option<String>>,
+    /// How often freed space has become free to be used again.
+    reuses: AtomicU64,
     stat: stat::Counters,
 }
 
+pub(crate) use barriers::Held;
 mod stat;
 pub use stat::{Fallback, Fill, FsLoad, FsStat};
 
@@ -149,17 +152,29 @@ impl core::fmt::Debug for Fs {
 }
 
 impl Fs {
-    /// Begins an operation that changes the file system. If the running transaction is large, it is
-    /// committed first: a transaction must fit into the log.
+    /// Begins an operation of a program that changes the file system. If the running transaction is
+    /// large, it is committed first: a transaction must fit into the log.
     pub(crate) fn begin(&self) -> Result<Op<'_>, FsError> {
+        if self.is_closing.load(Ordering::Acquire) {
+            return Err(FsError::ReadOnly);
+        }
+        self.begin_own(Held::First)
+    }
+
+    /// Begins an operation that is not one of a program, or a later step of one. An unmount does
+    /// such operations, too.
+    pub(crate) fn begin_own(&self, held: Held) -> Result<Op<'_>, FsError> {
         self.check_writable()?;
         // A quarter of the log: the operations of other threads, which run already, have another
         // half of it.
         let blocks = self.running.lock().blocks_needed() + self.groups.blocks_to_render();
         if blocks > self.log_blocks.load(Ordering::Relaxed) / 4 {
-            self.commit_without_held()?;
+            self.commit_running(held)?;
         }
-        Ok(Op::begin(self))
+        let op = Op::begin(self);
+        // An unmount may have ended during the wait for the gate.
+        self.check_writable()?;
+        Ok(op)
     }
 
     /// The blocks that one operation may edit.
@@ -190,7 +205,6 @@ impl Fs {
         let text = alloc::format!("{doing}: {error}");
         self.failure.lock().get_or_insert_with(|| text.clone());
         self.is_read_only.store(true, Ordering::Release);
-        self.committed.notify_all();
         FsError::Io(text)
     }
 

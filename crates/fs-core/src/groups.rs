@@ -20,9 +20,9 @@ mod system_blocks;
 #[cfg(test)]
 mod tests;
 
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::block::{Block, BlockNo, Ino};
 use crate::error::FsError;

@@ -1,9 +1,9 @@
 //! The inodes in memory.
 
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::block::{BLOCK_BYTES, Ino};
 use crate::file_log::{Changes, Creation, FileLog, UnfitNames};
@@ -14,7 +14,8 @@ use crate::storage::{GroupSeq, StreamNo};
 use crate::sync::{Mutex, RwLock};
 use crate::tid::Tid;
 
-const SHARDS: usize = 64;
+/// Under a scheduler threads meet in a shard also if they are few.
+const SHARDS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 
 /// An inode in memory.
 #[derive(Debug)]
@@ -237,7 +238,10 @@ impl InodeTable {
         let mut shard = self.shard(ino).lock();
         let is_idle = shard.inodes.get(&ino).is_some_and(|inode| {
             // The table has one of the references.
-            Arc::strong_count(inode) == 1
+            let is_only_here = Arc::strong_count(inode) == 1;
+            // What a thread has done before it dropped its reference is visible from here on.
+            fence(Ordering::Acquire);
+            is_only_here
                 && !inode.is_referenced()
                 && inode.changed_tid() <= durable
                 && inode.state.read().pages.is_empty()

@@ -145,6 +145,10 @@ impl Fs {
         if let Some(size) = set.size {
             self.set_size(&inode, size, now)?;
         }
+        if set.mode.is_some() {
+            // It may change the block of attributes.
+            self.submit_held()?;
+        }
         self.retry(|| self.set_attr_once(caller, &inode, set, now))
     }
 
@@ -260,6 +264,7 @@ impl Fs {
         mode: SetMode,
         now: Time,
     ) -> Result<(), FsError> {
+        self.submit_held()?;
         let inode = self.inode(ino)?;
         self.retry(|| {
             let mut op = self.begin()?;
@@ -295,6 +300,7 @@ impl Fs {
         name: &[u8],
         now: Time,
     ) -> Result<(), FsError> {
+        self.submit_held()?;
         let inode = self.inode(ino)?;
         self.retry(|| {
             let mut op = self.begin()?;

@@ -7,7 +7,12 @@
 //!
 //! - An `fsync`, a write-back and a main commit wait themselves.
 //! - A second barrier must not wait. Its file is *held*: it is submitted later, by the background or
-//!   by the first call that needs it.
+//!   by the first call that needs it. Such a call is one that changes the file, one that would make
+//!   a main commit of the barrier, as a rename does, and one that makes something durable.
+//!
+//! Another thread may write back, sync or commit while a barrier is set. So each checks for barriers
+//! again when it has locked what it submits: the inode, or the gate. What is changed after the
+//! barrier by the thread that has set it needs the same lock, so it is not submitted earlier.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -37,6 +42,20 @@ impl Barriers {
     pub(super) fn held(&self) -> u64 {
         self.held.len() as u64
     }
+
+    /// Whether all files with barriers are submitted.
+    pub(super) const fn is_nothing_held(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+/// Whether a step is one of submitting held files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// It is not: files that are held are submitted before it.
+    First,
+    /// It is.
+    Submitting,
 }
 
 impl Fs {
@@ -61,27 +80,34 @@ impl Fs {
         let is_overwritten = !is_bug_planted(Plant::OverwriteBeforeBarrier)
             && self.has_barrier(stream)
             && self.has_overwrites(ino, &inode.state.read(), ALL_PAGES)?;
-        {
-            let mut barriers = self.barriers.lock();
-            self.drop_durable(&mut barriers);
-            let is_ordered =
-                |&(other, _): &(StreamNo, GroupSeq)| other == stream && !is_overwritten;
-            let is_free = barriers.held.is_empty() && barriers.pending.iter().all(is_ordered)
-                || is_bug_planted(Plant::BarrierNotHeld);
-            if !is_free {
+        if !self.is_barrier_free(stream, is_overwritten) {
+            // A commit must not come between it and a barrier that is held after it.
+            if self.needs_commit(&inode, data_only) {
+                return self.fsync(ino, data_only, now);
+            }
+            {
+                let mut barriers = self.barriers.lock();
                 barriers.held.push((Arc::clone(&inode), data_only));
                 inode.set_held(true);
-                drop(barriers);
-                self.make_commit_due();
-                return Ok(());
             }
+            self.make_commit_due();
+            return Ok(());
         }
-        match self.submit_file(&inode, data_only, false)? {
+        match self.submit_file(&inode, data_only, false, Held::First)? {
             FileCommit::Submitted(stream, seq) => self.add_barrier(stream, seq),
             FileCommit::Nothing => {}
             FileCommit::Fallback(_) => return self.fsync(ino, data_only, now),
         }
         Ok(())
+    }
+
+    /// Whether a barrier on `stream` may be submitted at once.
+    fn is_barrier_free(&self, stream: StreamNo, is_overwritten: bool) -> bool {
+        let mut barriers = self.barriers.lock();
+        self.drop_durable(&mut barriers);
+        let is_ordered = |&(other, _): &(StreamNo, GroupSeq)| other == stream && !is_overwritten;
+        barriers.held.is_empty() && barriers.pending.iter().all(is_ordered)
+            || is_bug_planted(Plant::BarrierNotHeld)
     }
 
     fn add_barrier(&self, stream: StreamNo, seq: GroupSeq) {
@@ -125,6 +151,19 @@ impl Fs {
         Ok(())
     }
 
+    /// As [`wait_barriers`](Self::wait_barriers), for a file that this thread has locked: nothing of
+    /// it that came after a barrier may be submitted before that barrier is durable. `false`: files
+    /// are held, which must be submitted first. Then the caller releases its lock and does that.
+    pub(super) fn wait_locked(&self, stream: StreamNo, held: Held) -> Result<bool, FsError> {
+        if held == Held::First && !self.barriers.lock().is_nothing_held() {
+            return Ok(false);
+        }
+        if !is_bug_planted(Plant::BarrierNotHeld) {
+            self.wait_barriers(Some(stream))?;
+        }
+        Ok(true)
+    }
+
     /// Submits the files that are held, in the order of their barriers.
     pub(super) fn submit_held(&self) -> Result<(), FsError> {
         if self.barriers.lock().held.is_empty() {
@@ -137,11 +176,11 @@ impl Fs {
                 return Ok(());
             };
             self.wait_barriers(Some(self.stream_of(inode.ino)))?;
-            match self.submit_file(&inode, data_only, false) {
+            match self.submit_file(&inode, data_only, false, Held::Submitting) {
                 Ok(FileCommit::Submitted(stream, seq)) => self.add_barrier(stream, seq),
                 // It may have been deleted meanwhile.
                 Ok(FileCommit::Nothing) | Err(FsError::Stale(_)) => {}
-                Ok(FileCommit::Fallback(_)) => self.commit_without_held()?,
+                Ok(FileCommit::Fallback(_)) => self.commit_running(Held::Submitting)?,
                 Err(error) => return Err(error),
             }
             let mut barriers = self.barriers.lock();

@@ -8,14 +8,14 @@
 //! 4. When the commit is durable, its blocks may be written home (a *checkpoint*), and what the
 //!    transaction freed may be used again as soon as the last writes to it are released.
 
+use crate::sync::atomic::Ordering;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
 use super::journal_mode::{CommitBlock, DataState};
-use super::{Fs, MAIN_STREAM};
+use super::{Fs, Held, MAIN_STREAM};
 use crate::block::{Block, BlockKind, BlockNo};
 use crate::error::FsError;
 use crate::format::checksum;
@@ -48,6 +48,15 @@ struct Cut {
     data: BTreeMap<StreamNo, GroupSeq>,
 }
 
+/// The end of a commit.
+enum Committed {
+    Durable,
+    /// There was nothing to commit.
+    Nothing,
+    /// Files with held barriers must be submitted first.
+    HeldFirst,
+}
+
 impl Fs {
     /// Commits all finished operations, and returns when they are durable.
     pub(super) fn commit_now(&self) -> Result<(), FsError> {
@@ -55,34 +64,46 @@ impl Fs {
         self.commit_up_to(tid)
     }
 
+    /// As [`commit_now`](Self::commit_now), also for a thread that submits held files.
+    pub(super) fn commit_running(&self, held: Held) -> Result<(), FsError> {
+        let tid = self.running.lock().tid;
+        match held {
+            Held::First => self.commit_up_to(tid),
+            Held::Submitting => self.commit_and_wait(tid, held).map(drop),
+        }
+    }
+
     /// Returns when transaction `tid` is durable, and commits it if it is still running.
     pub(super) fn commit_up_to(&self, tid: Tid) -> Result<(), FsError> {
-        // Their barriers come before the commit.
-        self.submit_held()?;
-        self.commit_and_wait(tid)
+        loop {
+            // Their barriers come before the commit.
+            self.submit_held()?;
+            if self.commit_and_wait(tid, Held::First)? {
+                return Ok(());
+            }
+        }
     }
 
-    /// Commits without the files that are held. Their barriers may come after it.
-    pub(super) fn commit_without_held(&self) -> Result<(), FsError> {
-        let tid = self.running.lock().tid;
-        self.commit_and_wait(tid)
-    }
-
-    fn commit_and_wait(&self, tid: Tid) -> Result<(), FsError> {
+    /// Whether the transaction is durable, or empty; else files are held, which must be submitted
+    /// first.
+    fn commit_and_wait(&self, tid: Tid, held: Held) -> Result<bool, FsError> {
         let mut committing = self.committing.lock();
         // Another thread may have committed it during the wait for the mutex.
         while self.durable() < tid {
             self.check_writable()?;
-            if !self.commit(&mut committing)? {
-                break;
+            match self.commit(&mut committing, held)? {
+                Committed::Durable => {}
+                Committed::Nothing => break,
+                Committed::HeldFirst => return Ok(false),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Commits the running transaction. Returns whether there was anything to commit.
-    fn commit(&self, state: &mut CommitState) -> Result<bool, FsError> {
-        let cut = self.cut().map_err(|error| self.fail("preparing a commit", &error))?;
+    /// Commits the running transaction.
+    fn commit(&self, state: &mut CommitState, held: Held) -> Result<Committed, FsError> {
+        let cut = self.cut(held).map_err(|error| self.fail("preparing a commit", &error))?;
+        let Some(cut) = cut else { return Ok(Committed::HeldFirst) };
         self.wait_barriers(None)?;
         let order = self.options.mode.keep_order();
         for (&stream, &seq) in &cut.data {
@@ -96,7 +117,7 @@ impl Fs {
             waited.map_err(|error| self.fail("writing file data", &error))?;
         }
         if cut.blocks.is_empty() {
-            return Ok(false);
+            return Ok(Committed::Nothing);
         }
         self.write_transaction(&cut).map_err(|error| self.fail("writing the journal", &error))?;
         self.durable.store(cut.tid.0, Ordering::Release);
@@ -109,7 +130,7 @@ impl Fs {
         }
         state.freed.push((cut.freed, cut.last_writes));
         self.reuse(state, false)?;
-        Ok(true)
+        Ok(Committed::Durable)
     }
 
     fn write_transaction(&self, cut: &Cut) -> Result<(), FsError> {
@@ -232,7 +253,8 @@ impl Fs {
             let journal = self.journal.lock();
             journal.used() > journal.capacity() / 2
         };
-        if is_due { self.checkpoint(usize::MAX) } else { Ok(()) }
+        // After an unmount the log is another one's.
+        if is_due && !self.is_read_only() { self.checkpoint(usize::MAX) } else { Ok(()) }
     }
 
     /// Lets freed blocks and inodes be used again, as far as the last writes to them are released.
@@ -255,6 +277,7 @@ impl Fs {
             }
             if is_released {
                 self.groups.reuse(batch);
+                self.reuses.fetch_add(1, Ordering::Release);
             } else {
                 kept.push((batch, last_writes));
             }
@@ -268,9 +291,14 @@ impl Fs {
         self.reuse(&mut self.committing.lock(), true)
     }
 
-    /// Ends the running transaction, and begins the next one. Operations wait meanwhile.
-    fn cut(&self) -> Result<Cut, FsError> {
+    /// Ends the running transaction, and begins the next one. Operations wait meanwhile. `None`: a
+    /// file is held, which must be submitted first. Changes after its barrier may be in the
+    /// transaction.
+    fn cut(&self, held: Held) -> Result<Option<Cut>, FsError> {
         let _gate = self.gate.write();
+        if held == Held::First && !self.barriers.lock().is_nothing_held() {
+            return Ok(None);
+        }
         let running = {
             let mut running = self.running.lock();
             // The transactions in the log follow one another without a gap.
@@ -280,7 +308,7 @@ impl Fs {
         };
         if running.is_empty() {
             let Running { tid, data, .. } = running;
-            return Ok(Cut { tid, data, ..Cut::default() });
+            return Ok(Some(Cut { tid, data, ..Cut::default() }));
         }
         let Running { tid, mut blocks, inodes, revoked, freed, last_writes, data, orphans, .. } =
             running;
@@ -306,7 +334,7 @@ impl Fs {
         });
         let blocks = sealed.collect();
         let revoked = revoked.into_iter().collect();
-        Ok(Cut { tid, blocks, revoked, freed, last_writes, data })
+        Ok(Some(Cut { tid, blocks, revoked, freed, last_writes, data }))
     }
 
     /// Renders an inode into its block of the inode table.

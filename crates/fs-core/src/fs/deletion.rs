@@ -3,7 +3,7 @@
 
 use alloc::sync::Arc;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::error::FsError;
 use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
@@ -38,7 +38,7 @@ impl Fs {
     /// Removes a step's worth of blocks, and after the last ones the inode. Returns whether it is
     /// gone, or referenced again: then the last reference deletes it.
     fn delete_step(&self, inode: &Arc<Inode>, also_open: bool) -> Result<bool, FsError> {
-        let mut op = self.begin()?;
+        let mut op = self.begin_own(Held::First)?;
         let mut state = match op.lock(inode) {
             Err(FsError::Stale(_)) => return Ok(true),
             other => other?,

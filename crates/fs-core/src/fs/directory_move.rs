@@ -1,8 +1,8 @@
 //! `rename`, with all its flags.
 
+use crate::sync::atomic::Ordering;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
 use super::Fs;
 use super::namespace::{
@@ -68,6 +68,7 @@ impl Fs {
         if [name, new_name].iter().any(|name| matches!(*name, b"." | b"..")) {
             return Err(FsError::Busy);
         }
+        self.submit_held()?;
         let parent = self.inode(parent)?;
         let new_parent = self.inode(new_parent)?;
         check_dir(&parent.state.read().disk)?;
@@ -76,8 +77,10 @@ impl Fs {
         let new = Place { parent: &new_parent, name: new_name };
         let _moves = (parent.ino != new_parent.ino).then(|| self.directory_moves.lock());
         loop {
-            let Some(source) = self.find(parent.ino, name)? else { return Err(FsError::NotFound) };
-            let target = self.find(new_parent.ino, new_name)?;
+            let found = self.find(parent.ino, name)?;
+            let source = found.entry.ok_or(FsError::NotFound)?;
+            let found_target = self.find(new_parent.ino, new_name)?;
+            let target = found_target.entry;
             match &target {
                 Some(_) if flags & RENAME_NOREPLACE != 0 => return Err(FsError::Exists),
                 None if flags & RENAME_EXCHANGE != 0 => return Err(FsError::NotFound),
@@ -86,11 +89,17 @@ impl Fs {
                 _ => {}
             }
             let source = match self.inode(source.ino) {
-                Err(FsError::Stale(_)) => continue,
+                Err(FsError::Stale(_)) => {
+                    self.check_changed(parent.ino, found)?;
+                    continue;
+                }
                 other => other?,
             };
             let target = match target.map(|entry| self.inode(entry.ino)).transpose() {
-                Err(FsError::Stale(_)) => continue,
+                Err(FsError::Stale(_)) => {
+                    self.check_changed(new_parent.ino, found_target)?;
+                    continue;
+                }
                 other => other?,
             };
             if parent.ino != new_parent.ino {

@@ -1,10 +1,10 @@
 //! `fsync` and its relatives, and the work of the background.
 
+use crate::sync::atomic::Ordering;
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use super::file_commit::FileCommit;
-use super::{Fs, Waker};
+use super::{Fs, Held, Waker};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
@@ -32,7 +32,7 @@ impl Fs {
             self.submit_held()?;
             // A file without new data must not become durable before a barrier either.
             self.wait_barriers(Some(self.stream_of(ino)))?;
-            match self.submit_file(&inode, data_only, true)? {
+            match self.submit_file(&inode, data_only, true, Held::First)? {
                 FileCommit::Submitted(stream, seq) => {
                     let waited = self.storage.wait_durable(stream, seq);
                     waited.map_err(|error| self.fail("writing file data", &error))?;

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::block::{BLOCK_BYTES, Block, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -52,8 +52,11 @@ impl Fs {
             self.read_locked(&inode, &state, offset, &mut into[..len])?;
             (len, self.is_atime_due(&state.disk, now))
         };
-        if is_atime_due && !self.is_read_only() {
-            self.change_times(&inode, |disk| disk.atime = now)?;
+        if is_atime_due {
+            match self.change_times(&inode, |disk| disk.atime = now) {
+                Ok(()) | Err(FsError::ReadOnly) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(len)
     }
@@ -178,7 +181,7 @@ impl Fs {
     ) -> Result<T, FsError> {
         loop {
             match self.retry(&mut attempt) {
-                Err(FsError::Busy) => while !self.remove_step(inode)? {},
+                Err(FsError::Busy) => self.finish_cut(inode)?,
                 result => return result,
             }
         }
@@ -306,8 +309,7 @@ impl Fs {
                 SizeStep::Done => return Ok(()),
             }
         }
-        while !self.remove_step(inode)? {}
-        Ok(())
+        self.finish_cut(inode)
     }
 
     /// Sets the size, and removes the first blocks behind the new end.
@@ -359,10 +361,16 @@ impl Fs {
         Ok(if is_done { SizeStep::Done } else { SizeStep::RemoveMore })
     }
 
+    /// Finishes a truncate that has begun.
+    pub(super) fn finish_cut(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+        while !self.remove_step(inode)? {}
+        Ok(())
+    }
+
     /// Removes more blocks behind the end of a file whose truncate has begun. Returns whether all
     /// are removed; then it is not in the list any more, unless it has no name.
-    pub(super) fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
-        let mut op = self.begin()?;
+    fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
+        let mut op = self.begin_own(Held::First)?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         if !state.is_cutting {

@@ -1,21 +1,21 @@
 //! `fsync` by a file-level transaction: a record in the area of the inode's stream, behind its
 //! data. Nothing is waited for in between.
 
+use crate::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
 
-use super::Fs;
 use super::durability::ALL_PAGES;
+use super::{Fs, Held};
 use crate::block::{BlockNo, Ino};
 use crate::dir::FileKind;
 use crate::error::FsError;
 use crate::extents;
 use crate::file_journal::record::{Change, Header, RECORD_BLOCKS_MAX, Record, RecordId};
 use crate::file_log::Creation;
-use crate::format::inode::{INODE_BYTES, file_type};
+use crate::format::inode::{DiskInode, INODE_BYTES, file_type};
 use crate::inode_table::{Inode, InodeState};
 use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
@@ -79,11 +79,18 @@ impl Fs {
         inode: &Arc<Inode>,
         data_only: bool,
         flush: bool,
+        held: Held,
     ) -> Result<FileCommit, FsError> {
         loop {
-            self.write_back(inode, ALL_PAGES)?;
-            let op = self.begin()?;
+            self.write_back_for(inode, ALL_PAGES, held)?;
+            let op = self.begin_own(held)?;
             let mut state = op.lock(inode)?;
+            // It may have changed after a barrier that came during the wait for the lock.
+            if !self.wait_locked(self.stream_of(inode.ino), held)? {
+                drop((state, op));
+                self.submit_held()?;
+                continue;
+            }
             // Another thread may have written meanwhile, or may write for ever. The pages that were
             // dirty at the beginning are submitted.
             if let Some(done) = self.submit_record(inode, &mut state, data_only, flush, op.tid())? {
@@ -119,25 +126,15 @@ impl Fs {
             return Ok(Some(FileCommit::Submitted(stream, seq.max(record))));
         }
         let fallback = |why| Ok(Some(FileCommit::Fallback(why)));
-        if !state.disk.is_regular() {
-            return fallback(Fallback::Kind);
-        }
-        if !inode.is_fit(durable) || state.disk.links != 1 {
-            return fallback(Fallback::Inode);
-        }
-        if self.directory_moved.load(Ordering::Acquire) > durable.0
-            && !is_bug_planted(Plant::MovesIgnored)
-        {
-            return fallback(Fallback::Moved);
-        }
-        let mut stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        let mut stream = self.stream_of(inode.ino);
         if is_bug_planted(Plant::RecordOnOtherStream) {
             stream = StreamNo(3 - stream.0);
         }
-        let creations = match self.creations(inode, stream, durable) {
+        let creations = match self.entries(inode, &state.disk, stream, durable) {
             Ok(creations) => creations,
             Err(why) => return fallback(why),
         };
+        state.stream.get_or_insert(self.stream_of(inode.ino));
         let Some(content) = self.record_content(inode.ino, state, &creations, durable)? else {
             return fallback(Fallback::Size);
         };
@@ -174,6 +171,38 @@ impl Fs {
         }
         self.stat.records.fetch_add(1, Ordering::Relaxed);
         Ok(Some(FileCommit::Submitted(stream, seq)))
+    }
+
+    /// The entries that a record of an inode must contain, see [`creations`](Self::creations); or
+    /// why it can't be in a record.
+    fn entries(
+        &self,
+        inode: &Inode,
+        disk: &DiskInode,
+        stream: StreamNo,
+        durable: Tid,
+    ) -> Result<Vec<(Ino, Arc<Creation>)>, Fallback> {
+        if !disk.is_regular() {
+            return Err(Fallback::Kind);
+        }
+        if !inode.is_fit(durable) || disk.links != 1 {
+            return Err(Fallback::Inode);
+        }
+        if self.directory_moved.load(Ordering::Acquire) > durable.0
+            && !is_bug_planted(Plant::MovesIgnored)
+        {
+            return Err(Fallback::Moved);
+        }
+        self.creations(inode, stream, durable)
+    }
+
+    /// Whether a file needs a main commit to become durable now.
+    pub(super) fn needs_commit(&self, inode: &Inode, data_only: bool) -> bool {
+        let durable = self.durable();
+        let last = if data_only { inode.data_tid() } else { inode.changed_tid() };
+        let state = inode.state.read();
+        let stream = self.stream_of(inode.ino);
+        last > durable && self.entries(inode, &state.disk, stream, durable).is_err()
     }
 
     /// The entries that lead to an inode and are neither durable nor in a record of the stream, the

@@ -9,9 +9,9 @@
 //! 4. The areas are emptied: their table gets a new epoch.
 //! 5. The superblock marks the file system as in use.
 
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::journal_io::{Division, find_log, read_table, replay_log, write_durably, write_table};
 use super::journal_mode::JournalMode;
@@ -27,7 +27,7 @@ use crate::format::inode::Time;
 use crate::format::superblock::{SUPERBLOCK, State, Superblock, SuperblockError, SuperblockTime};
 use crate::format::{checksum, orphan_file};
 use crate::groups::Groups;
-use crate::inode_table::InodeTable;
+use crate::inode_table::{Inode, InodeTable};
 use crate::journal::JournalError;
 use crate::journal::MainJournal;
 use crate::orphans::Orphans;
@@ -35,7 +35,7 @@ use crate::probe::{Plant, is_bug_planted};
 use crate::raw::Raw;
 use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
-use crate::sync::{Condvar, Mutex, RwLock};
+use crate::sync::{Mutex, RwLock};
 use riopipe_nvme::digest::Crc32c;
 
 /// The options of a mount.
@@ -51,6 +51,8 @@ pub struct MountOptions {
     pub commit_seconds: u32,
     /// The dirty pages of a file at which a write submits them.
     pub dirty_pages_max: usize,
+    /// The metadata blocks that are kept in memory although no transaction needs them, about.
+    pub cached_blocks_max: usize,
     /// Whether reads update the time of access (as `relatime`).
     pub atime: bool,
     /// The blocks of a file-level journal, at most.
@@ -69,6 +71,7 @@ impl MountOptions {
             epoch,
             commit_seconds: 5,
             dirty_pages_max: 4096,
+            cached_blocks_max: 65_536,
             atime: true,
             area_blocks_max: super::journal_io::AREA_BLOCKS_MAX,
             crc32c: riopipe_nvme::digest::soft,
@@ -174,11 +177,10 @@ impl Fs {
             overhead: groups.system_blocks() + blocks.len() as u64,
             superblock: Mutex::new(superblock),
             groups,
-            cache: BlockCache::new(),
+            cache: BlockCache::new(options.cached_blocks_max),
             inodes: InodeTable::new(),
             gate: RwLock::new(()),
             committing: Mutex::default(),
-            committed: Condvar::new(),
             orphans: Mutex::new(listed),
             directory_moves: Mutex::new(()),
             shared_attributes: Mutex::new(()),
@@ -197,7 +199,9 @@ impl Fs {
             is_commit_due: AtomicBool::new(false),
             waker: Mutex::new(None),
             is_read_only: AtomicBool::new(options.read_only),
+            is_closing: AtomicBool::new(false),
             failure: Mutex::new(None),
+            reuses: AtomicU64::new(0),
             stat: stat::Counters::default(),
             storage,
             layout,
@@ -323,20 +327,28 @@ impl Fs {
             }
             self.orphans.lock().add(ino, &mut self.running.lock());
             let inode = self.inode(ino)?;
-            let is_deleted = inode.state.read().disk.links == 0;
-            if is_deleted {
-                self.delete(&inode, true)?;
-            } else {
-                inode.state.write().is_cutting = true;
-                while !self.remove_step(&inode)? {}
-            }
+            self.process_orphan(&inode)?;
         }
         self.commit_now()?;
         Ok(orphans.len() as u64)
     }
 
+    /// Deletes an inode of the orphan list, or finishes its truncate.
+    fn process_orphan(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+        let has_no_name = inode.state.read().disk.links == 0;
+        if has_no_name {
+            return self.delete(inode, true);
+        }
+        inode.state.write().is_cutting = true;
+        match self.finish_cut(inode) {
+            Err(FsError::Stale(_)) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Unmounts: everything becomes durable and is written home, the journal is empty, and any ext4
-    /// may mount the file system. Nothing may be called afterwards.
+    /// may mount the file system. Calls that are in progress end before, or fail with
+    /// [`FsError::ReadOnly`], as later ones do.
     ///
     /// # Errors
     /// The storage has failed. The next mount recovers what was durable.
@@ -350,19 +362,53 @@ impl Fs {
         if is_bug_planted(Plant::PrivateBitClearedEarly) {
             self.clear_marks(now).map_err(|error| self.fail("unmounting", &error))?;
         }
-        self.sync(now)?;
-        // Deleted files that are still open go with the mount.
-        let orphans = self.orphans.lock().all().to_vec();
-        self.process_orphans(&orphans)?;
-        self.commit_now()?;
+        self.is_closing.store(true, Ordering::Release);
+        let ended = self.make_all_durable(now);
+        if ended.is_err() {
+            self.is_closing.store(false, Ordering::Release);
+        }
+        ended?;
         let ended = self.end_use(now);
-        ended.map_err(|error| self.fail("unmounting", &error))?;
-        self.is_read_only.store(true, Ordering::Release);
-        Ok(())
+        ended.map_err(|error| self.fail("unmounting", &error))
+    }
+
+    /// Makes everything durable, and then the file system read-only, while programs change nothing
+    /// more.
+    fn make_all_durable(&self, now: Time) -> Result<(), FsError> {
+        loop {
+            self.sync(now)?;
+            // Deleted files that are still open go with the mount.
+            let orphans = self.orphans.lock().all().to_vec();
+            for ino in orphans {
+                match self.inode(ino) {
+                    // The thread that had it open last deletes it.
+                    Err(FsError::Stale(_)) => {}
+                    inode => self.process_orphan(&inode?)?,
+                }
+            }
+            self.commit_now()?;
+            let _gate = self.gate.write();
+            if self.is_all_durable() {
+                // Calls that wait for the gate find it.
+                self.is_read_only.store(true, Ordering::Release);
+                return Ok(());
+            }
+            // Calls that were in progress have changed something.
+        }
+    }
+
+    /// Whether the memory has nothing that is not durable. The gate is closed.
+    fn is_all_durable(&self) -> bool {
+        self.running.lock().is_empty()
+            && self.barriers.lock().is_nothing_held()
+            && self.orphans.lock().all().is_empty()
+            && self.inodes.all().iter().all(|inode| inode.state.read().pages.dirty() == 0)
     }
 
     fn end_use(&self, now: Time) -> Result<(), MountError> {
-        self.checkpoint_all()?;
+        // No commit or checkpoint of another thread is in progress, or comes later.
+        let _committing = self.committing.lock();
+        self.checkpoint(usize::MAX)?;
         // The journal has its full length again: the mark that no record is needed.
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);
         self.set_log_length(full)?;

@@ -1,9 +1,9 @@
 //! Names: finding, making, linking, removing.
 
+use crate::sync::atomic::Ordering;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
-use core::sync::atomic::Ordering;
 
 use super::Fs;
 use crate::acl::{Acl, AclKind};
@@ -34,6 +34,14 @@ pub struct NewInode<'a> {
     pub rdev: u32,
     /// The target of a symbolic link.
     pub target: &'a [u8],
+}
+
+/// An entry of a directory at some moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) entry: Option<Entry>,
+    /// The version of the directory.
+    version: u64,
 }
 
 /// Two inodes in the order in which they are locked.
@@ -71,8 +79,9 @@ impl Fs {
     /// There is no such name, `parent` is no directory, or a block can't be read.
     pub fn lookup(&self, _caller: &Caller, parent: Ino, name: &[u8]) -> Result<Attr, FsError> {
         loop {
-            let found = self.find(parent, name)?.ok_or(FsError::NotFound)?;
-            match self.inode(found.ino) {
+            let found = self.find(parent, name)?;
+            let entry = found.entry.ok_or(FsError::NotFound)?;
+            match self.inode(entry.ino) {
                 Ok(inode) => {
                     // Under the lock the inode is not deleted.
                     let state = inode.state.read();
@@ -84,20 +93,32 @@ impl Fs {
                 Err(FsError::Stale(_)) => {}
                 Err(error) => return Err(error),
             }
-            // It was removed meanwhile, unless the entry itself points at a free inode.
-            let ino = found.ino;
-            if self.find(parent, name)?.is_some_and(|again| again.ino == ino) {
-                return Err(FsError::DamagedInode { what: "entry of a free inode", ino });
-            }
+            self.check_changed(parent, found)?;
         }
     }
 
     /// The entry of a name.
-    pub(super) fn find(&self, parent: Ino, name: &[u8]) -> Result<Option<Entry>, FsError> {
+    pub(super) fn find(&self, parent: Ino, name: &[u8]) -> Result<Found, FsError> {
         let parent = self.inode(parent)?;
         let state = parent.state.read();
         check_dir(&state.disk)?;
-        dir::lookup(parent.ino, &state.disk, &self.view(), name)
+        let entry = dir::lookup(parent.ino, &state.disk, &self.view(), name)?;
+        Ok(Found { entry, version: state.disk.version })
+    }
+
+    /// Checks that a directory has changed since it had an entry whose inode was free later. The
+    /// name may lead to an inode with the same number again.
+    ///
+    /// # Errors
+    /// It has not changed, so the entry itself is wrong.
+    pub(super) fn check_changed(&self, parent: Ino, found: Found) -> Result<(), FsError> {
+        let is_same = self.inode(parent)?.state.read().disk.version == found.version;
+        match found.entry {
+            Some(Entry { ino, .. }) if is_same => {
+                Err(FsError::DamagedInode { what: "entry of a free inode", ino })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes `count` references of the caller to an inode. A removed file whose last reference
@@ -335,19 +356,19 @@ impl Fs {
         is_dir: bool,
         now: Time,
     ) -> Result<(), FsError> {
+        self.submit_held()?;
         let parent = self.inode(parent)?;
         loop {
-            let found = self.find(parent.ino, name)?.ok_or(FsError::NotFound)?;
-            if found.ino == parent.ino {
+            let found = self.find(parent.ino, name)?;
+            let entry = found.entry.ok_or(FsError::NotFound)?;
+            if entry.ino == parent.ino {
                 return Err(if is_dir { FsError::Invalid } else { FsError::IsDirectory });
             }
-            let child = match self.inode(found.ino) {
-                Err(FsError::Stale(ino))
-                    if self.find(parent.ino, name)?.is_some_and(|e| e.ino == ino) =>
-                {
-                    return Err(FsError::DamagedInode { what: "entry of a free inode", ino });
+            let child = match self.inode(entry.ino) {
+                Err(FsError::Stale(_)) => {
+                    self.check_changed(parent.ino, found)?;
+                    continue;
                 }
-                Err(FsError::Stale(_)) => continue,
                 other => other?,
             };
             let removed =
@@ -437,6 +458,7 @@ impl Fs {
         name: &[u8],
         now: Time,
     ) -> Result<Attr, FsError> {
+        self.submit_held()?;
         let inode = self.inode(ino)?;
         let parent = self.inode(parent)?;
         self.retry(|| self.link_once(caller, &inode, &parent, name, now))

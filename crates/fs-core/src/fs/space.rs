@@ -1,9 +1,9 @@
 //! Space: allocating, and waiting for space that a commit frees.
 
+use crate::sync::atomic::Ordering;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::block::{BlockKind, BlockNo, Ino};
 use crate::error::FsError;
 use crate::file_journal::record::{Change, Record};
@@ -19,28 +19,24 @@ impl Fs {
         &self,
         attempt: impl FnMut() -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        self.retry_after(attempt, Self::commit_now)
+        self.retry_for(Held::First, attempt)
     }
 
-    /// As [`retry`](Self::retry), for a write-back, which may itself submit a held file.
-    pub(super) fn retry_write_back<T>(
+    /// As [`retry`](Self::retry), also for a thread that submits held files.
+    pub(super) fn retry_for<T>(
         &self,
-        attempt: impl FnMut() -> Result<T, FsError>,
-    ) -> Result<T, FsError> {
-        self.retry_after(attempt, Self::commit_without_held)
-    }
-
-    fn retry_after<T>(
-        &self,
+        held: Held,
         mut attempt: impl FnMut() -> Result<T, FsError>,
-        commit: impl Fn(&Self) -> Result<(), FsError>,
     ) -> Result<T, FsError> {
         for _ in 0..RETRIES {
+            let reuses = self.reuses.load(Ordering::Acquire);
             match attempt() {
                 Err(FsError::NoSpace) if self.groups.has_blocked() => {
-                    commit(self)?;
+                    self.commit_running(held)?;
                     self.reuse_when_released()?;
                 }
+                // Another thread has just made space.
+                Err(FsError::NoSpace) if self.reuses.load(Ordering::Acquire) != reuses => {}
                 result => return result,
             }
         }

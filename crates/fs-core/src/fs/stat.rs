@@ -1,12 +1,12 @@
 //! Counters of the file system, and how full its journals are.
 
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
 
 use super::Fs;
 pub use super::file_commit::Fallback;
 use crate::file_journal::area::Area;
 use crate::storage::StreamNo;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The counters.
 #[derive(Debug, Default)]

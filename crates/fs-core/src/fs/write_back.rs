@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::block::{BLOCK_BYTES, Block, BlockNo, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -18,32 +18,68 @@ use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGr
 /// The largest number of blocks of a group of data.
 const GROUP_BLOCKS_MAX: usize = 64;
 
+/// The end of a step of a write-back.
+enum Step {
+    /// A run of pages was submitted, or may be now: there may be more.
+    Again,
+    /// No page is dirty.
+    Nothing,
+    /// Files with held barriers must be submitted first.
+    HeldFirst,
+}
+
 impl Fs {
     /// Submits the dirty pages of `range`. When it returns, they are ordered, not durable: the
     /// inode's stream and the last group are in the state of the inode.
     pub(super) fn write_back(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<(), FsError> {
+        self.write_back_for(inode, range, Held::First)
+    }
+
+    /// As [`write_back`](Self::write_back), also for a thread that submits held files.
+    pub(super) fn write_back_for(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u32>,
+        held: Held,
+    ) -> Result<(), FsError> {
         if inode.state.read().pages.dirty() == 0 {
             return Ok(());
         }
-        while self.retry_write_back(|| self.write_back_run(inode, range.clone()))? {}
-        Ok(())
+        loop {
+            let step = || self.write_back_run(inode, range.clone(), held);
+            match self.retry_for(held, step)? {
+                Step::Again => {}
+                Step::Nothing => return Ok(()),
+                Step::HeldFirst => self.submit_held()?,
+            }
+        }
     }
 
-    /// Submits the first run of dirty pages. Returns whether there was one.
-    fn write_back_run(&self, inode: &Arc<Inode>, range: Range<u32>) -> Result<bool, FsError> {
-        self.wait_barriers(Some(self.stream_of(inode.ino)))?;
-        let mut op = self.begin()?;
+    /// Submits the first run of dirty pages.
+    fn write_back_run(
+        &self,
+        inode: &Arc<Inode>,
+        range: Range<u32>,
+        held: Held,
+    ) -> Result<Step, FsError> {
+        let stream = self.stream_of(inode.ino);
+        self.wait_barriers(Some(stream))?;
+        let mut op = self.begin_own(held)?;
         // The data was accepted: it may use any block.
         op.set_claim(Claim::WriteBack);
         let mut state = match op.lock(inode) {
             // It was deleted meanwhile.
-            Err(FsError::Stale(_)) => return Ok(false),
+            Err(FsError::Stale(_)) => return Ok(Step::Nothing),
             state => state?,
         };
         let Some((first, run)) = state.pages.dirty_run(range, GROUP_BLOCKS_MAX) else {
-            return Ok(false);
+            return Ok(Step::Nothing);
         };
-        if self.has_barrier(self.stream_of(inode.ino))
+        // A page may have changed after a barrier that came during the wait for the lock.
+        if !self.wait_locked(stream, held)? {
+            return Ok(Step::HeldFirst);
+        }
+        if self.has_barrier(stream)
             && self.has_overwrites(inode.ino, &state, first..first + run.len() as u32)?
         {
             // A crash may leave a block in place of any group that was submitted, also without the
@@ -51,7 +87,7 @@ impl Fs {
             drop(state);
             drop(op);
             self.wait_barriers(None)?;
-            return Ok(true);
+            return Ok(Step::Again);
         }
         let state = &mut *state;
         let mut disk = state.disk.clone();
@@ -64,7 +100,8 @@ impl Fs {
         if is_changed || has_grown && !is_bug_planted(Plant::SizeForgotten) {
             op.change_data();
         }
-        let mut stream = *state.stream.get_or_insert_with(|| self.stream_of(inode.ino));
+        state.stream = Some(stream);
+        let mut stream = stream;
         if is_bug_planted(Plant::StreamPerWrite) && state.last_seq != GroupSeq(0) {
             stream = StreamNo(3 - stream.0);
         }
@@ -86,7 +123,7 @@ impl Fs {
         }
         self.submitted(state, first..first + run.len() as u32, seq);
         drop(finished);
-        Ok(true)
+        Ok(Step::Again)
     }
 
     /// Whether dirty pages of a range replace data. Unwritten blocks read as zeroes until the record

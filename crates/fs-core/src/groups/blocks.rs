@@ -3,7 +3,7 @@
 use super::{Claim, FreedBatch, Groups, ReadBlock};
 use crate::block::BlockNo;
 use crate::error::FsError;
-use core::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 /// The number of groups that are searched for a run of the whole length.
 const GROUPS_FOR_A_RUN: usize = 8;

@@ -1,6 +1,6 @@
 //! One group in memory.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 use super::ReadBlock;
 use super::slots::Slots;

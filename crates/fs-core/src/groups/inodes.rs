@@ -1,7 +1,7 @@
 //! The allocation of inodes: directories of the root are spread, and everything else lies near its
 //! parent.
 
-use core::sync::atomic::Ordering;
+use crate::sync::atomic::Ordering;
 
 use super::{FreedBatch, Groups, ReadBlock};
 use crate::block::Ino;

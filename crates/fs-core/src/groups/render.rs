@@ -1,10 +1,10 @@
 //! The blocks that a commit writes for the groups that have changed.
 
+use crate::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 
 use super::Groups;
 use super::group::table_blocks_in_use;

@@ -1,6 +1,6 @@
 //! The free blocks of the whole file system as numbers, and their reservation.
 
-use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::error::FsError;
 

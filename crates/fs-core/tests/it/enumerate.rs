@@ -4,7 +4,7 @@
 //! Here are the parts. The programs are in `sequences` and `named`, and in the test `plants`.
 
 #[path = "enumerate/check.rs"]
-mod check;
+pub(crate) mod check;
 #[path = "enumerate/judge.rs"]
 mod judge;
 #[path = "enumerate/mapped.rs"]

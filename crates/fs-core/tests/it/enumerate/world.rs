@@ -150,7 +150,11 @@ impl World {
             fs.unmount(NOW).unwrap();
             base = Arc::new(base.with(&recorder.current()));
         }
-        let base = Arc::new(base.with_garbage(&free_blocks(&base)));
+        Self::of(Arc::new(base.with_garbage(&free_blocks(&base))), effort)
+    }
+
+    /// A world with this image, which must be one after an unmount.
+    pub(crate) fn of(base: Arc<Base>, effort: Effort) -> Arc<Self> {
         check(&base, &Overlay::default()).unwrap();
         Arc::new(Self {
             base,
