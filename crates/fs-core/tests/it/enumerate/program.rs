@@ -193,7 +193,7 @@ impl Change {
         number: usize,
         after: &mut dyn FnMut(),
     ) -> Result<(), FsError> {
-        let byte = b'A' + number as u8;
+        let byte = b'A'.wrapping_add(number as u8);
         let write = |path, at, len| {
             let ino = resolve(fs, path)?;
             // No two blocks are the same, and no half of one.
