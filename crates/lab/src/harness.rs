@@ -68,6 +68,21 @@ struct Counters {
     bytes: AtomicU64,
 }
 
+/// CPU time of threads that are not workers, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SideCpu {
+    /// The initiator's threads.
+    pub initiator_ns: u64,
+    /// The target's threads, if it is known.
+    pub target_ns: Option<u64>,
+}
+
+impl From<Option<u64>> for SideCpu {
+    fn from(target_ns: Option<u64>) -> Self {
+        Self { initiator_ns: 0, target_ns }
+    }
+}
+
 enum Event {
     Ready(CpuClock),
     Ended,
@@ -114,15 +129,16 @@ impl Drop for Worker<'_> {
 }
 
 /// Runs `threads` workers. `body` gets its number and returns the latencies that it recorded while
-/// measuring. `target_cpu_ns` reads the CPU time of the target's threads, if it is known.
+/// measuring. `side_cpu` reads the CPU time of threads that are not workers: that of the target, if
+/// it is known, or a [`SideCpu`].
 ///
 /// # Errors
 /// The first worker's error; the others are stopped. A worker that returns early without an error
 /// ends the run: the sample then covers less than the window.
-pub fn run<E: Send>(
+pub fn run<E: Send, C: Into<SideCpu>>(
     window: Window,
     threads: u32,
-    target_cpu_ns: impl Fn() -> Option<u64>,
+    side_cpu: impl Fn() -> C,
     body: impl Fn(u32, &Worker<'_>) -> Result<Latencies, E> + Sync,
 ) -> Result<Sample, E> {
     let shared = Shared::default();
@@ -144,13 +160,17 @@ pub fn run<E: Send>(
             .collect();
         drop(sender);
 
-        let read = |clocks: &[CpuClock]| Reading {
-            at: now_ns(),
-            writes: sum(&counters, |c| &c.writes),
-            groups: sum(&counters, |c| &c.groups),
-            bytes: sum(&counters, |c| &c.bytes),
-            cpu: clocks.iter().filter_map(CpuClock::used_ns).sum(),
-            target_cpu: target_cpu_ns(),
+        let read = |clocks: &[CpuClock]| {
+            let side: SideCpu = side_cpu().into();
+            let workers: u64 = clocks.iter().filter_map(CpuClock::used_ns).sum();
+            Reading {
+                at: now_ns(),
+                writes: sum(&counters, |c| &c.writes),
+                groups: sum(&counters, |c| &c.groups),
+                bytes: sum(&counters, |c| &c.bytes),
+                cpu: workers + side.initiator_ns,
+                target_cpu: side.target_ns,
+            }
         };
         let clocks = wait_ready(&events, threads);
         let go_on = clocks.is_some() && pause(&events, window.warm_up);
@@ -243,27 +263,22 @@ mod tests {
     #[test]
     fn counts_what_the_window_saw() {
         let total = AtomicU64::new(0);
-        let sample = run::<()>(
-            SHORT,
-            2,
-            || None,
-            |_, worker| {
-                let mut latencies = Latencies::new();
-                // Certainly before the window.
+        let sample = run::<(), _>(SHORT, 2, SideCpu::default, |_, worker| {
+            let mut latencies = Latencies::new();
+            // Certainly before the window.
+            worker.completed(2, 1, 8192);
+            total.fetch_add(2, Ordering::Relaxed);
+            worker.ready();
+            while worker.phase() != Phase::Stop {
+                if worker.phase() == Phase::Measure {
+                    latencies.record(1_000);
+                }
                 worker.completed(2, 1, 8192);
                 total.fetch_add(2, Ordering::Relaxed);
-                worker.ready();
-                while worker.phase() != Phase::Stop {
-                    if worker.phase() == Phase::Measure {
-                        latencies.record(1_000);
-                    }
-                    worker.completed(2, 1, 8192);
-                    total.fetch_add(2, Ordering::Relaxed);
-                    thread::sleep(Duration::from_micros(100));
-                }
-                Ok(latencies)
-            },
-        )
+                thread::sleep(Duration::from_micros(100));
+            }
+            Ok(latencies)
+        })
         .unwrap();
         assert!(sample.writes > 0);
         assert!(sample.writes < total.load(Ordering::Relaxed), "warm-up was counted");
@@ -281,7 +296,7 @@ mod tests {
     fn the_targets_cpu_time_is_that_of_the_window() {
         let clock = AtomicU64::new(1_000);
         let read = || Some(clock.fetch_add(500, Ordering::Relaxed));
-        let sample = run::<()>(SHORT, 1, read, |_, worker| {
+        let sample = run::<(), _>(SHORT, 1, read, |_, worker| {
             worker.ready();
             while worker.phase() != Phase::Stop {
                 thread::sleep(Duration::from_millis(1));
@@ -296,27 +311,22 @@ mod tests {
     #[test]
     fn a_window_stays_open_until_something_completed_in_it() {
         let window = Window { warm_up: Duration::ZERO, duration: Duration::from_millis(1) };
-        let sample = run::<()>(
-            window,
-            2,
-            || None,
-            |number, worker| {
-                let mut latencies = Latencies::new();
-                worker.ready();
-                // One is far too slow for this window, the other never completes anything.
-                while worker.phase() != Phase::Stop {
-                    let phase = worker.phase();
-                    thread::sleep(Duration::from_millis(20));
-                    if number == 0 {
-                        if phase == Phase::Measure {
-                            latencies.record(20_000_000);
-                        }
-                        worker.completed(1, 1, 4096);
+        let sample = run::<(), _>(window, 2, SideCpu::default, |number, worker| {
+            let mut latencies = Latencies::new();
+            worker.ready();
+            // One is far too slow for this window, the other never completes anything.
+            while worker.phase() != Phase::Stop {
+                let phase = worker.phase();
+                thread::sleep(Duration::from_millis(20));
+                if number == 0 {
+                    if phase == Phase::Measure {
+                        latencies.record(20_000_000);
                     }
+                    worker.completed(1, 1, 4096);
                 }
-                Ok(latencies)
-            },
-        )
+            }
+            Ok(latencies)
+        })
         .unwrap();
         assert!(sample.writes >= 2, "{sample:?}");
         assert!(sample.latencies.summary().count > 0, "{sample:?}");
@@ -328,7 +338,7 @@ mod tests {
             let result = run(
                 Window { warm_up: Duration::from_secs(60), duration: Duration::from_secs(60) },
                 3,
-                || None,
+                SideCpu::default,
                 |number, worker| {
                     if number == 1 && early {
                         return Err("no connection");
@@ -351,20 +361,15 @@ mod tests {
     #[test]
     #[should_panic(expected = "a bug")]
     fn a_panic_is_passed_on_and_hangs_nothing() {
-        let _ = run::<()>(
-            SHORT,
-            2,
-            || None,
-            |number, worker| {
-                worker.ready();
-                if number == 0 {
-                    panic!("a bug");
-                }
-                while worker.phase() != Phase::Stop {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                Ok(Latencies::new())
-            },
-        );
+        let _ = run::<(), _>(SHORT, 2, SideCpu::default, |number, worker| {
+            worker.ready();
+            if number == 0 {
+                panic!("a bug");
+            }
+            while worker.phase() != Phase::Stop {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(Latencies::new())
+        });
     }
 }

@@ -12,6 +12,8 @@ pub mod bars;
 pub mod compare;
 pub mod demo_report;
 pub mod floor;
+pub mod fs_load;
+pub mod fs_plot;
 pub mod full_log;
 pub mod generator;
 pub mod harness;

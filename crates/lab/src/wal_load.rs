@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use riopipe_wal::{AppendError, DurableError, TrimError, Wal};
 use serde::Serialize;
 
-use crate::harness::{self, Phase, Window, Worker};
+use crate::harness::{self, Phase, SideCpu, Window, Worker};
 use crate::latency::Latencies;
 
 /// The parameters of a load.
@@ -88,7 +88,7 @@ pub fn run(wal: &Wal, load: &WalLoad) -> Result<WalSample, WalLoadError> {
             }
         }
     };
-    let sample = harness::run(load.window, load.producers, || None, produce)?;
+    let sample = harness::run(load.window, load.producers, SideCpu::default, produce)?;
     if sample.writes == 0 || sample.latencies.summary().count == 0 {
         return Err(WalLoadError::Nothing(load.window.duration));
     }

@@ -81,33 +81,108 @@ fn a_log_is_kept_in_two_ways_in_turns() {
 
 #[test]
 fn a_file_system_is_measured_in_both_modes_in_turns() {
-    let words = "bench fs --profile mem --rtt 0us,50us --threads 1,2 --time 0.05 --rounds 2";
+    let words = "bench fs --workload append_fsync --profile mem --rtt 0us,50us --threads 1,2 \
+                 --time 0.05 --rounds 2";
     let words: Vec<_> = words.split_whitespace().collect();
     let json = rio(&[&words[..], &["-o", "json"]].concat()).ok();
-    let all = "append_bytes machine paper points rounds schema seconds through";
+    let all = "append_bytes machine paper points rounds schema seconds streams through";
     assert_eq!(keys(&json), all);
-    assert_eq!(json["schema"], "rio-bench-fs/1");
+    assert_eq!((&json["schema"], &json["through"]), (&"rio-bench-fs/1".into(), &"calls".into()));
     let points = json["points"].as_array().unwrap();
     for point in points {
-        assert_eq!(keys(point), "modes profile ratios rtt_us set_aside threads workload");
+        let all = "by floor modes profile ratios rtt_us set_aside threads workload";
+        assert_eq!(keys(point), all);
         assert_eq!(
             (&point["workload"], &point["profile"]),
             (&"append_fsync".into(), &"mem".into())
         );
         for mode in ["ext4", "rio"] {
             let figures = &point["modes"][mode];
-            assert_eq!(keys(figures), "cpu_us_per_op ops_per_s p50_us p99_us target_cpu_us_per_op");
-            assert!(figures["ops_per_s"].as_f64().unwrap() > 0.0, "{point}");
-            assert!(figures["p99_us"].as_f64() >= figures["p50_us"].as_f64(), "{point}");
+            is_measured(figures);
+            let fsync = &figures["fsync"];
+            let all = "breakdown calls drive_flushes drive_writes mean_us p50_us p99_us \
+                       serial_waits trace";
+            assert_eq!(keys(fsync), all);
+            // Each stage is a part of the call, and all stages are the whole.
+            let stages = fsync["breakdown"].as_array().unwrap();
+            let sum: f64 = stages.iter().map(|stage| stage["mean_us"].as_f64().unwrap()).sum();
+            let mean = fsync["mean_us"].as_f64().unwrap();
+            assert!((sum - mean).abs() <= mean / 1e6, "{sum} {mean}: {point}");
         }
-        assert!(point["ratios"]["rio_over_ext4"].as_f64().unwrap() > 0.0, "{point}");
+        for ratio in ["rio_over_ext4", "rio_over_floor", "rio_p99_over_ext4"] {
+            assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{point}");
+        }
+        let floor = &point["floor"];
+        assert_eq!(keys(floor), "drive_flushes drive_writes ops_per_s p50_us p99_us");
+        // The drive may write both blocks at once, if they lie side by side.
+        assert!((1.0..=2.5).contains(&floor["drive_writes"].as_f64().unwrap()), "{point}");
+    }
+    // A memory drive needs no FLUSH. The first commit, and those of the background, wait once more.
+    for (mode, waits) in [("rio", 1.0), ("ext4", 3.0)] {
+        let fsync = &points[0]["modes"][mode]["fsync"];
+        let mean = fsync["serial_waits"].as_f64().unwrap();
+        assert!((mean - waits).abs() < 0.5, "{mode}: {fsync}");
     }
     let of = |key: &str| points.iter().map(|p| p[key].as_f64().unwrap()).collect::<Vec<_>>();
     assert_eq!(of("threads"), [1.0, 2.0, 1.0, 2.0]);
     assert_eq!(of("rtt_us"), [0.0, 0.0, 50.0, 50.0]);
     let text = rio(&words).stdout;
-    for part in ["rio / ext4", "without FUSE", "medians of 2 rounds"] {
+    for part in ["rio / ext4", "rio / floor", "wait record", "without FUSE", "medians of 2 rounds"]
+    {
         assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
+
+/// The figures of a mode of `bench fs` make sense.
+fn is_measured(figures: &serde_json::Value) {
+    let all = "cpu_us_per_op fsync initiator_cpu_us_per_op mean_us ops_per_s p50_us p99_us \
+               target_cpu_us_per_op";
+    assert_eq!(keys(figures), all);
+    let of = |key: &str| figures[key].as_f64().unwrap();
+    assert!(of("ops_per_s") > 0.0, "{figures}");
+    assert!(of("p99_us") >= of("p50_us"), "{figures}");
+    assert!(of("cpu_us_per_op") >= of("initiator_cpu_us_per_op"), "{figures}");
+}
+
+#[test]
+fn applications_on_a_file_system_are_measured_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let plots = folder.path().join("plots");
+    let words = "bench fs --quick --profile flash --rtt 0us --threads 2 --time 0.05 --rounds 1 \
+                 -o json --plot";
+    let mut words: Vec<_> = words.split_whitespace().collect();
+    words.push(plots.to_str().unwrap());
+    let json = rio(&words).ok();
+    let points = json["points"].as_array().unwrap();
+    let loads: Vec<_> = points.iter().map(|point| point["workload"].as_str().unwrap()).collect();
+    assert_eq!(loads, ["append_fsync", "varmail", "rocksdb_fillsync"]);
+    for point in points {
+        assert_eq!(point["by"], "rio");
+        assert_eq!(point["floor"].is_object(), point["workload"] == "append_fsync");
+        is_measured(&point["modes"]["ext4"]);
+        is_measured(&point["modes"]["rio"]);
+    }
+    let drawn: Vec<_> = json["plots"].as_array().unwrap().iter().collect();
+    assert_eq!(drawn.len(), 4);
+    for name in ["append_fsync", "fsync", "varmail", "rocksdb_fillsync"] {
+        let picture = std::fs::read_to_string(plots.join(format!("{name}-flash-0us.svg"))).unwrap();
+        assert!(picture.contains("ext4") && picture.contains("rio"), "{name}");
+    }
+}
+
+#[test]
+fn a_file_system_is_measured_through_a_mount() {
+    let words = "bench fs --workload append_fsync,varmail --through mount --profile mem --rtt 0us \
+                 --threads 2 --time 0.05 --rounds 1 -o json";
+    let json = rio(&words.split_whitespace().collect::<Vec<_>>()).ok();
+    assert_eq!(json["through"], "mount");
+    let points = json["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2);
+    for point in points {
+        for mode in ["ext4", "rio"] {
+            is_measured(&point["modes"][mode]);
+            assert!(point["modes"][mode]["fsync"]["calls"].as_u64().unwrap() > 0, "{point}");
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Volumes as storage, on real sockets and files.
 
 mod calls;
+mod fsync_stages;
 mod image;
 mod mount;
 mod permissions;

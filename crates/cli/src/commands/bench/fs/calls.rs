@@ -1,0 +1,127 @@
+//! The calls of a file system in this process, without FUSE.
+
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use riopipe_fs::{
+    Fs,
+    core::{
+        FsError, Ino,
+        fs::{Caller, NewInode, SetAttr},
+    },
+    fsync_stages::{FsyncTrace, measured, traced},
+    fuse::now,
+};
+use riopipe_lab::fs_load::Files;
+
+/// One `fsync` of this number is traced.
+const TRACED_ONE_IN: u64 = 16;
+/// The traces that are kept.
+const TRACES_MAX: usize = 4096;
+
+/// The files of the root directory.
+pub(super) struct Calls {
+    fs: Arc<Fs>,
+    caller: Caller,
+    fsyncs: AtomicU64,
+    traces: Mutex<Vec<FsyncTrace>>,
+}
+
+/// An open file.
+pub(super) struct OpenFile {
+    fs: Arc<Fs>,
+    ino: Ino,
+    size: AtomicU64,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.fs.forget(self.ino, 1);
+    }
+}
+
+impl Calls {
+    pub(super) fn new(fs: Arc<Fs>) -> Self {
+        let (fsyncs, traces) = (AtomicU64::new(0), Mutex::default());
+        Self { fs, caller: Caller::default(), fsyncs, traces }
+    }
+
+    /// The traces of some calls of `fsync`.
+    pub(super) fn into_traces(self) -> Vec<FsyncTrace> {
+        self.traces.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opened(&self, ino: Ino, size: u64) -> OpenFile {
+        OpenFile { fs: Arc::clone(&self.fs), ino, size: AtomicU64::new(size) }
+    }
+
+    fn sync_inode(&self, ino: Ino, data_only: bool) -> io::Result<()> {
+        let fsync = || self.fs.fsync(ino, data_only, now());
+        let count = self.fsyncs.fetch_add(1, Ordering::Relaxed);
+        // Not the first one, which also begins the log.
+        if count % TRACED_ONE_IN != TRACED_ONE_IN - 1 {
+            return measured(fsync).map_err(failed);
+        }
+        let (result, trace) = traced(fsync);
+        let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        if traces.len() < TRACES_MAX {
+            traces.push(trace);
+        }
+        result.map_err(failed)
+    }
+}
+
+fn failed(error: FsError) -> io::Error {
+    io::Error::other(error)
+}
+
+impl Files for Calls {
+    type File = OpenFile;
+
+    fn create(&self, name: &str) -> io::Result<OpenFile> {
+        let new = NewInode { mode: 0o100_644, rdev: 0, target: b"" };
+        let made = self.fs.create(&self.caller, Ino::ROOT, name.as_bytes(), &new, now());
+        Ok(self.opened(made.map_err(failed)?.ino, 0))
+    }
+
+    fn open(&self, name: &str) -> io::Result<OpenFile> {
+        let found = self.fs.lookup(&self.caller, Ino::ROOT, name.as_bytes()).map_err(failed)?;
+        Ok(self.opened(found.ino, found.size))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.fs.unlink(&self.caller, Ino::ROOT, name.as_bytes(), now()).map_err(failed)
+    }
+
+    fn append(&self, file: &OpenFile, data: &[u8]) -> io::Result<()> {
+        let at = file.size.load(Ordering::Relaxed);
+        let written = self.fs.write(&self.caller, file.ino, at, data, now()).map_err(failed)?;
+        file.size.store(at + written as u64, Ordering::Relaxed);
+        if written < data.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
+    }
+
+    fn read_all(&self, file: &OpenFile, into: &mut Vec<u8>) -> io::Result<usize> {
+        into.resize(file.size.load(Ordering::Relaxed) as usize, 0);
+        self.fs.read(file.ino, 0, into, now()).map_err(failed)
+    }
+
+    fn cut(&self, file: &OpenFile) -> io::Result<()> {
+        let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+        self.fs.set_attr(&self.caller, file.ino, &cut, now()).map_err(failed)?;
+        file.size.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn sync(&self, file: &OpenFile, data_only: bool) -> io::Result<()> {
+        self.sync_inode(file.ino, data_only)
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        self.sync_inode(Ino::ROOT, false)
+    }
+}

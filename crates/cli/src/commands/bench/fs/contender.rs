@@ -1,0 +1,218 @@
+//! The contenders, and a run of one.
+
+use std::{io, path::PathBuf, sync::Arc};
+
+use riopipe::{ConnectOptions, OpenOptions, Volume};
+use riopipe_fs::{
+    JournalMode,
+    backing::{Backing, FsOptions},
+    fsync_stages::{FsyncTimesSnapshot, FsyncTrace},
+    fuse::{Ticker, now},
+    mkfs::{MkfsOptions, make_on_volume},
+};
+use riopipe_lab::{
+    fs_load::{Files, FsLoad, append_fsync, fillsync, varmail},
+    harness::SideCpu,
+    sample::Sample,
+};
+
+use super::{calls::Calls, cpu::side_cpu, db_bench, floor, kernel::KernelExt4, mounted::Mounted};
+use crate::{
+    args::bench::fs::{Through, Workload},
+    connect::open_failure,
+    failure::{Code, Failure},
+    own_targets::OwnTargets,
+};
+
+/// A contender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Contender {
+    /// RioFS, which waits as ext4 does.
+    Ext4,
+    /// RioFS.
+    Rio,
+    /// Two groups and one wait, without a file system.
+    Floor,
+    /// The kernel's ext4 on a loop device.
+    KernelExt4,
+}
+
+impl Contender {
+    /// Its name in the result.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Rio => "rio",
+            Self::Floor => "floor",
+            Self::KernelExt4 => "kernel_ext4",
+        }
+    }
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Run {
+    pub(super) sample: Sample,
+    /// The calls of `fsync` on RioFS, also those of the warm-up.
+    pub(super) fsyncs: FsyncTimesSnapshot,
+    /// Some of them, step by step.
+    pub(super) traces: Vec<FsyncTrace>,
+    /// The commands that the drive got meanwhile.
+    pub(super) drive: Option<DriveCounts>,
+    /// The operations of the floor meanwhile.
+    pub(super) floor_ops: u64,
+}
+
+/// The commands that the drive got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct DriveCounts {
+    pub(super) writes: u64,
+    pub(super) flushes: u64,
+}
+
+impl DriveCounts {
+    fn of(own: &OwnTargets) -> Self {
+        let mut all = Self::default();
+        for target in own.targets() {
+            let counters = target.stat().counters;
+            let count = |name| counters.get(name).copied().unwrap_or(0);
+            all.writes += count("writes");
+            all.flushes += count("flushes");
+        }
+        all
+    }
+
+    const fn since(self, before: Self) -> Self {
+        Self {
+            writes: self.writes.saturating_sub(before.writes),
+            flushes: self.flushes.saturating_sub(before.flushes),
+        }
+    }
+}
+
+/// A target with its volume, and the way to use it.
+pub(super) struct Place {
+    pub(super) own: OwnTargets,
+    pub(super) connect: ConnectOptions,
+    pub(super) through: Through,
+    /// RocksDB's own program, if it makes the load.
+    pub(super) db_bench: Option<PathBuf>,
+}
+
+fn storage(error: &dyn std::error::Error) -> Failure {
+    Failure::new(Code::Storage, error.to_string())
+}
+
+impl Place {
+    /// Runs one contender, on a new file system.
+    pub(super) fn run(
+        &self,
+        contender: Contender,
+        workload: Workload,
+        load: &FsLoad,
+    ) -> Result<Run, Failure> {
+        match contender {
+            Contender::Ext4 => self.run_fs(JournalMode::Ext4, workload, load),
+            Contender::Rio => self.run_fs(JournalMode::Rio, workload, load),
+            Contender::Floor => self.run_floor(load),
+            Contender::KernelExt4 => {
+                let kernel =
+                    KernelExt4::mount().map_err(|text| Failure::new(Code::Failed, text))?;
+                let files = kernel.files()?;
+                let sample = match self.db_bench_of(workload) {
+                    Some(program) => db_bench::run(program, files.directory(), load),
+                    // The threads of the kernel are not ours, so the workers are all that is known.
+                    None => run_load(workload, &files, load, SideCpu::default),
+                };
+                drop(files);
+                let sample = sample?;
+                kernel.unmount()?;
+                Ok(Run { sample, ..Run::default() })
+            }
+        }
+    }
+
+    fn db_bench_of(&self, workload: Workload) -> Option<&PathBuf> {
+        self.db_bench.as_ref().filter(|_| workload == Workload::RocksdbFillsync)
+    }
+
+    fn open(&self) -> Result<Volume, Failure> {
+        let options = OpenOptions { connect: self.connect.clone(), ..OpenOptions::default() };
+        let opened = Volume::open(self.own.volume(), self.own.members(), &options);
+        opened.map(|(volume, _)| volume).map_err(|error| open_failure(&error))
+    }
+
+    fn run_floor(&self, load: &FsLoad) -> Result<Run, Failure> {
+        let volume = self.open()?;
+        let before = DriveCounts::of(&self.own);
+        let result = floor::run(&volume, load);
+        let drive = Some(DriveCounts::of(&self.own).since(before));
+        let closed = volume.close().map_err(|error| storage(&error));
+        let (sample, floor_ops) = result?;
+        closed?;
+        Ok(Run { sample, drive, floor_ops, ..Run::default() })
+    }
+
+    fn run_fs(&self, mode: JournalMode, workload: Workload, load: &FsLoad) -> Result<Run, Failure> {
+        let volume = self.open()?;
+        let fresh = MkfsOptions { force: true, ..MkfsOptions::default() };
+        make_on_volume(&volume, &fresh, &mut |_, _| ()).map_err(|error| storage(&error))?;
+        let backing = Backing::of_volume(volume).map_err(|error| storage(&error))?;
+        let options = FsOptions { mode, ..FsOptions::default() };
+        let (fs, _) = backing.mount(&options).map_err(|error| storage(&error))?;
+        let drive = DriveCounts::of(&self.own);
+        let fsyncs = backing.fsync_times().snapshot();
+        let ended = || {
+            let fsyncs = backing.fsync_times().snapshot().since(&fsyncs);
+            (fsyncs, Some(DriveCounts::of(&self.own).since(drive)))
+        };
+        let run = match self.through {
+            Through::Calls => {
+                let ticker = Ticker::start(Arc::clone(&fs)).map_err(|error| storage(&error))?;
+                let files = Calls::new(Arc::clone(&fs));
+                let result = run_load(workload, &files, load, side_cpu);
+                let (fsyncs, drive) = ended();
+                ticker.stop();
+                let run = Run {
+                    sample: result?,
+                    fsyncs,
+                    traces: files.into_traces(),
+                    drive,
+                    floor_ops: 0,
+                };
+                fs.unmount(now()).map_err(|error| storage(&error))?;
+                run
+            }
+            Through::Mount => {
+                let mounted = Mounted::new(Arc::clone(&fs))?;
+                let files = mounted.files()?;
+                let result = match self.db_bench_of(workload) {
+                    Some(program) => db_bench::run(program, files.directory(), load),
+                    None => run_load(workload, &files, load, side_cpu),
+                };
+                let (fsyncs, drive) = ended();
+                drop(files);
+                let run = Run { sample: result?, fsyncs, drive, ..Run::default() };
+                mounted.unmount()?;
+                run
+            }
+        };
+        drop(fs);
+        backing.close().map_err(|error| storage(&error))?;
+        Ok(run)
+    }
+}
+
+fn run_load(
+    workload: Workload,
+    files: &impl Files,
+    load: &FsLoad,
+    cpu: impl Fn() -> SideCpu,
+) -> Result<Sample, Failure> {
+    let sample: io::Result<Sample> = match workload {
+        Workload::AppendFsync => append_fsync(files, load, cpu),
+        Workload::Varmail => varmail(files, load, cpu),
+        Workload::RocksdbFillsync => fillsync(files, load, cpu),
+    };
+    sample.map_err(|error| storage(&error))
+}

@@ -1,0 +1,52 @@
+//! Appends with `fsync`: figure 13 of the paper.
+
+use std::io;
+use std::time::Instant;
+
+use super::{Files, FsLoad};
+use crate::harness::{self, Phase, SideCpu, Worker};
+use crate::latency::Latencies;
+use crate::sample::Sample;
+
+/// The bytes of an append.
+pub const APPEND_BYTES: usize = 4096;
+/// The size at which a file is cut to nothing, so that the drive does not fill up.
+const FILE_BYTES_MAX: usize = 32 << 20;
+
+/// Each thread appends 4 KiB to a file of its own, and waits for its `fsync`. An operation is both
+/// calls.
+///
+/// # Errors
+/// The file system fails.
+pub fn append_fsync(
+    files: &impl Files,
+    load: &FsLoad,
+    cpu: impl Fn() -> SideCpu,
+) -> io::Result<Sample> {
+    let work = |thread: u32, worker: &Worker<'_>| -> io::Result<Latencies> {
+        let file = files.create(&format!("append-{thread}"))?;
+        let data = [0x5a; APPEND_BYTES];
+        let mut latencies = Latencies::new();
+        let mut size = 0;
+        worker.ready();
+        loop {
+            let phase = worker.phase();
+            if phase == Phase::Stop {
+                return Ok(latencies);
+            }
+            if size >= FILE_BYTES_MAX {
+                files.cut(&file)?;
+                size = 0;
+            }
+            let since = Instant::now();
+            files.append(&file, &data)?;
+            files.sync(&file, false)?;
+            size += APPEND_BYTES;
+            worker.completed(1, 1, APPEND_BYTES as u64);
+            if phase == Phase::Measure {
+                latencies.record(since.elapsed().as_nanos() as u64);
+            }
+        }
+    };
+    harness::run(load.window, load.threads, cpu, work)
+}
