@@ -112,6 +112,25 @@ pub(crate) fn check_device() -> Result<(), FuseError> {
     if Path::new(DEVICE).exists() { Ok(()) } else { Err(FuseError::NoDevice) }
 }
 
+/// Checks, before the file system is opened and recovered, that it can be mounted on a directory.
+/// Returns the directory's whole path.
+///
+/// # Errors
+/// FUSE is missing, the directory can't be used, or a file system of RioFS is mounted there.
+pub fn check_directory(directory: &Path) -> Result<PathBuf, FuseError> {
+    let text = || directory.display().to_string();
+    check_device()?;
+    if MountPoint::on(directory).is_ok_and(|found| found.is_some()) {
+        return Err(FuseError::Mounted { path: text() });
+    }
+    let at_directory = |source| FuseError::Directory { path: text(), source };
+    let directory = directory.canonicalize().map_err(at_directory)?;
+    if !directory.metadata().map_err(at_directory)?.is_dir() {
+        return Err(at_directory(io::ErrorKind::NotADirectory.into()));
+    }
+    Ok(directory)
+}
+
 /// The message of fusermount3 ends with a newline.
 fn one_line(error: io::Error) -> io::Error {
     match error.raw_os_error() {
@@ -149,15 +168,7 @@ impl Mount {
     /// [`FuseError`]. The file system is as before.
     pub fn new(fs: Arc<Fs>, directory: &Path, options: &FuseOptions) -> Result<Self, FuseError> {
         let text = || directory.display().to_string();
-        check_device()?;
-        if MountPoint::on(directory).is_ok_and(|found| found.is_some()) {
-            return Err(FuseError::Mounted { path: text() });
-        }
-        let at_directory = |source| FuseError::Directory { path: text(), source };
-        let directory = directory.canonicalize().map_err(at_directory)?;
-        if !directory.metadata().map_err(at_directory)?.is_dir() {
-            return Err(at_directory(io::ErrorKind::NotADirectory.into()));
-        }
+        let directory = check_directory(directory)?;
         let adapter = Adapter::new(Arc::clone(&fs));
         let session = session(adapter, &directory, options)
             .map_err(|source| FuseError::Mount { path: text(), source: one_line(source) })?;

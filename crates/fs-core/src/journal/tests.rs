@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 
 use super::format::tests_support::superblock;
-use super::format::{JournalSuperblock, MAGIC};
+use super::format::{Header, JournalSuperblock, MAGIC, block_type};
 use super::main_journal::{Checkpoint, MainJournal};
 use super::recovery::{LogEnd, Recovery, recover};
 use crate::block::{BLOCK_BYTES, Block, BlockNo};
@@ -496,12 +496,24 @@ proptest! {
         }
         model.release(usize::from(u8::MAX));
         let places = journal_blocks(RING);
+        let raw = model.drive.read(places[0]);
+        let first = JournalSuperblock::decode(&layout, &raw, RING).expect("one").sequence();
         for (at, damage) in damage {
             let mut block = *model.drive.read(places[at]);
             match damage {
                 Damage::Byte(offset, bits) => block[offset] ^= bits,
                 Damage::Zeroes => block = [0; BLOCK_BYTES],
-                Damage::Other(other) => block = *model.drive.read(places[other]),
+                Damage::Other(other) => {
+                    let other = *model.drive.read(places[other]);
+                    // Blocks of jbd2 do not have their place. A commit block of the log ends its
+                    // transaction wherever it is, also before all copies.
+                    let ends = |header: Header| {
+                        header.block_type == block_type::COMMIT && header.sequence >= first
+                    };
+                    if !Header::decode(&other).is_some_and(ends) {
+                        block = other;
+                    }
+                }
             }
             model.drive.blocks.insert(places[at], Arc::new(block));
         }

@@ -6,7 +6,7 @@ use riopipe_fs::{
     JournalMode,
     backing::{Backing, FsOptions},
     control::{Control, Outcome},
-    fuse::{FuseOptions, Mount},
+    fuse::{FuseOptions, Mount, check_directory},
     mount_stat::MountStatSource,
 };
 use riopipe_lab::terminal::{Colour, Terminal};
@@ -37,6 +37,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let signals = Stop::watch()?;
     let metrics = args.metrics.as_deref().map(|address| MetricsAddress::take(address, FS_PORT));
     let metrics = metrics.transpose().map_err(MetricsError::into_failure)?;
+    check_directory(&args.directory).map_err(|error| fuse_failure(&error))?;
     let backing = open_backing(&args.open, output)?;
     let mut control = None;
     let mounted = serve(args, &backing, signals, (metrics, log), &mut control, output);
