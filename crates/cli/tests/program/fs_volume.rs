@@ -7,6 +7,7 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use riopipe::{OpenOptions, Place, StreamOptions, Until, Volume};
@@ -24,6 +25,9 @@ struct Scene {
     target: Child,
     address: String,
 }
+
+/// The tests have volumes of one name, so one runs at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// The NQN is given, so that the target is the same one after a restart.
 const TARGET: [&str; 8] = [
@@ -100,6 +104,7 @@ impl Drop for Scene {
 
 #[test]
 fn a_target_that_is_lost_makes_the_files_read_only_with_the_reason() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut scene = Scene::new();
     scene.mount(&["--loss-timeout", "1"]);
     let folder = scene.folder.path().to_owned();
@@ -115,7 +120,7 @@ fn a_target_that_is_lost_makes_the_files_read_only_with_the_reason() {
     assert_eq!(synced("later").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
     // What is in the cache is still there.
     assert_eq!(fs::read(folder.join("mnt/before")).unwrap(), b"content");
-    let stat = scene.ask(&["stat", "v"]).ok();
+    let stat = scene.ask(&["stat", "mnt"]).ok();
     assert_eq!(stat["read_only"], true);
     let why = stat["failure"].as_str().unwrap();
     assert!(why.contains(&scene.address), "{why}");
@@ -134,6 +139,7 @@ fn a_target_that_is_lost_makes_the_files_read_only_with_the_reason() {
 /// limit.
 #[test]
 fn a_full_target_makes_the_files_read_only_and_loses_nothing_durable() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut scene = Scene::with(|folder| {
         let rio = env!("CARGO_BIN_EXE_rio");
         // In units of 512 bytes: 160 MiB.
@@ -174,6 +180,7 @@ fn a_full_target_makes_the_files_read_only_and_loses_nothing_durable() {
 
 #[test]
 fn a_volume_is_checked_after_a_crash_and_damage_is_found() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let site = Site::with(2, "mem:128M", "8M");
     site.create();
     let members = site.members();
@@ -229,6 +236,7 @@ fn take_off(folder: &Path) {
 
 #[test]
 fn wrong_names_are_refused_with_what_to_do() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
     let fs_of = |words: &[&str]| rio_in(folder.path(), &[&["fs"], words, &["-o", "json"]].concat());
     fs::create_dir(folder.path().join("mnt")).unwrap();
