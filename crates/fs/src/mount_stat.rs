@@ -9,7 +9,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use riopipe::TargetStat;
 use riopipe_fs_core::fs::{Fs, FsLoad, FsStat, JournalMode};
 use riopipe_metrics::exposition::{
-    counter, counters, gauge, gauges, info, process, text, times, uptime,
+    connected, counter, counters, gauge, gauges, info, process, text, times, uptime,
 };
 use riopipe_metrics::{StageStat, Start, StatError, StatSource, to_json, with_shares};
 use serde::{Deserialize, Serialize};
@@ -345,12 +345,8 @@ impl Collector for MetricsPage {
         ];
         info(&mut encoder, "rio_fs", "The mounted file system", &about)?;
         uptime(&mut encoder, "How long it has been mounted", stat.uptime_s)?;
-        let connected = stat.targets.iter().map(|target| {
-            let labels = [("target", target.address.as_str()), ("subnqn", target.subnqn.as_str())];
-            (labels, u64::from(target.connected))
-        });
-        let help = "Whether the target is connected, as far as the volume has detected";
-        gauges(&mut encoder, "rio_target_connected", help, connected)?;
+        let targets = stat.targets.iter();
+        connected(&mut encoder, targets.map(|t| (&*t.address, &*t.subnqn, t.connected)))?;
         for Figure { name, help, kind, label, values } in stat.figures() {
             let name = format!("rio_fs_{name}");
             if let (None, &[(_, value)]) = (label, values.as_slice()) {

@@ -1,7 +1,7 @@
 //! The execution of worker threads with a warm-up and a measured window.
 //!
 //! The workers only count. A third thread reads their counters and CPU clocks at both ends of the
-//! window. So a worker's loop needs no clock, and all threads are measured over the same period.
+//! window. So a worker's loop needs no clock, unless it measures each operation, and all threads are measured over the same period.
 //!
 //! On a busy machine nothing may complete in a short window, and no ratio exists then. So a window
 //! stays open until something has completed.
@@ -12,7 +12,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use riopipe_platform::{CpuClock, now_ns};
@@ -103,6 +103,34 @@ impl Worker<'_> {
             0 => Phase::WarmUp,
             1 => Phase::Measure,
             _ => Phase::Stop,
+        }
+    }
+
+    /// Repeats an operation until the window closes, and measures the time of each one. `prepare`
+    /// runs before each, and is not measured. The operation returns its bytes. It is called instead
+    /// of [`ready`](Self::ready), once.
+    ///
+    /// # Errors
+    /// The first error of the two.
+    pub fn repeat<E>(
+        &self,
+        mut prepare: impl FnMut() -> Result<(), E>,
+        mut operation: impl FnMut() -> Result<u64, E>,
+    ) -> Result<Latencies, E> {
+        let mut latencies = Latencies::new();
+        self.ready();
+        loop {
+            let phase = self.phase();
+            if phase == Phase::Stop {
+                return Ok(latencies);
+            }
+            prepare()?;
+            let since = Instant::now();
+            let bytes = operation()?;
+            self.completed(1, 1, bytes);
+            if phase == Phase::Measure {
+                latencies.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            }
         }
     }
 

@@ -1,12 +1,12 @@
 //! Producers that append records to a log and wait until each is durable, as the transactions of a
 //! database do.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use riopipe_wal::{AppendError, DurableError, TrimError, Wal};
 use serde::Serialize;
 
-use crate::harness::{self, Phase, SideCpu, Window, Worker};
+use crate::harness::{self, SideCpu, Window, Worker};
 use crate::latency::Latencies;
 
 /// The parameters of a load.
@@ -68,25 +68,18 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(60);
 pub fn run(wal: &Wal, load: &WalLoad) -> Result<WalSample, WalLoadError> {
     let produce = |_, worker: &Worker<'_>| -> Result<Latencies, WalLoadError> {
         let record = vec![0x5a; load.record_bytes];
-        let mut latencies = Latencies::new();
-        worker.ready();
-        loop {
-            let phase = worker.phase();
-            if phase == Phase::Stop {
-                return Ok(latencies);
-            }
-            let since = Instant::now();
-            let lsn = wal.append(&record)?;
-            wal.wait_durable(lsn, Some(RECORD_TIMEOUT))?;
-            worker.completed(1, 1, record.len() as u64);
-            if phase == Phase::Measure {
-                latencies.record(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
-            }
+        let trim = || {
             let stat = wal.stat();
             if stat.free_blocks < stat.blocks / 2 {
                 wal.trim(stat.durable)?;
             }
-        }
+            Ok(())
+        };
+        worker.repeat(trim, || {
+            let lsn = wal.append(&record)?;
+            wal.wait_durable(lsn, Some(RECORD_TIMEOUT))?;
+            Ok(record.len() as u64)
+        })
     };
     let sample = harness::run(load.window, load.producers, SideCpu::default, produce)?;
     if sample.writes == 0 || sample.latencies.summary().count == 0 {

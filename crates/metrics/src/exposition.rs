@@ -81,6 +81,21 @@ pub fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     Ok(())
 }
 
+/// Encodes for each target of an open volume, by its address and its NQN, whether it is connected.
+///
+/// # Errors
+/// None when writing to memory.
+pub fn connected<'a>(
+    to: &mut DescriptorEncoder<'_>,
+    targets: impl IntoIterator<Item = (&'a str, &'a str, bool)>,
+) -> fmt::Result {
+    let help = "Whether the target is connected, as far as the volume has detected";
+    let values = targets.into_iter().map(|(address, subnqn, is_connected)| {
+        ([("target", address), ("subnqn", subnqn)], u64::from(is_connected))
+    });
+    gauges(to, "rio_target_connected", help, values)
+}
+
 /// Encodes a count that only rises.
 ///
 /// # Errors

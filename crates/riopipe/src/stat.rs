@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
-use riopipe_metrics::exposition::{gauges, info, process, stages, text, uptime};
+use riopipe_metrics::exposition::{connected, gauges, info, process, stages, text, uptime};
 use riopipe_metrics::{StageStat, StatError, StatSource, to_json, with_shares};
 use riopipe_order::attribute::StreamId;
 use riopipe_session::stages::ONE_IN;
@@ -194,12 +194,8 @@ impl Collector for MetricsPage {
         ];
         info(&mut encoder, "rio_volume", "The open volume", &volume_labels)?;
         uptime(&mut encoder, "How long the volume has been open", stat.uptime_s)?;
-        let connected = stat.targets.iter().map(|target| {
-            let labels = [("target", target.address.as_str()), ("subnqn", target.subnqn.as_str())];
-            (labels, u64::from(target.connected))
-        });
-        let help = "Whether the target is connected, as far as the volume has detected";
-        gauges(&mut encoder, "rio_target_connected", help, connected)?;
+        let targets = stat.targets.iter();
+        connected(&mut encoder, targets.map(|t| (&*t.address, &*t.subnqn, t.connected)))?;
         // For each stream, its label and one of its figures.
         let per_stream = |figure: fn(&StreamStat) -> u64| {
             let labels = |stream: &StreamStat| [("stream", stream.id.to_string())];

@@ -1,10 +1,9 @@
 //! Appends with `fsync`: figure 13 of the paper.
 
 use std::io;
-use std::time::Instant;
 
 use super::{Files, FsLoad};
-use crate::harness::{self, Phase, SideCpu, Worker};
+use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
 use crate::sample::Sample;
 
@@ -26,27 +25,20 @@ pub fn append_fsync(
     let work = |thread: u32, worker: &Worker<'_>| -> io::Result<Latencies> {
         let file = files.create(&format!("append-{thread}"))?;
         let data = [0x5a; APPEND_BYTES];
-        let mut latencies = Latencies::new();
         let mut size = 0;
-        worker.ready();
-        loop {
-            let phase = worker.phase();
-            if phase == Phase::Stop {
-                return Ok(latencies);
-            }
+        let cut = || {
             if size >= FILE_BYTES_MAX {
                 files.cut(&file)?;
                 size = 0;
             }
-            let since = Instant::now();
+            size += APPEND_BYTES;
+            Ok(())
+        };
+        worker.repeat(cut, || {
             files.append(&file, &data)?;
             files.sync(&file, false)?;
-            size += APPEND_BYTES;
-            worker.completed(1, 1, APPEND_BYTES as u64);
-            if phase == Phase::Measure {
-                latencies.record(since.elapsed().as_nanos() as u64);
-            }
-        }
+            Ok(APPEND_BYTES as u64)
+        })
     };
     harness::run(load.window, load.threads, cpu, work)
 }

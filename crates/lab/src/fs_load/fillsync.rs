@@ -13,10 +13,9 @@
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::Instant;
 
 use super::{Files, FsLoad};
-use crate::harness::{self, Phase, SideCpu, Worker};
+use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
 use crate::sample::Sample;
 
@@ -210,20 +209,13 @@ pub fn fillsync(
             .spawn_scoped(scope, || flush_all(files, &{ receiver }))?;
         let work = |_, worker: &Worker<'_>| -> io::Result<Latencies> {
             let full = full.clone();
-            let mut latencies = Latencies::new();
-            worker.ready();
-            loop {
-                let phase = worker.phase();
-                if phase == Phase::Stop {
-                    return Ok(latencies);
-                }
-                let since = Instant::now();
-                log.put(files, &records, &full)?;
-                worker.completed(1, 1, RECORD_BYTES as u64);
-                if phase == Phase::Measure {
-                    latencies.record(since.elapsed().as_nanos() as u64);
-                }
-            }
+            worker.repeat(
+                || Ok(()),
+                || {
+                    log.put(files, &records, &full)?;
+                    Ok(RECORD_BYTES as u64)
+                },
+            )
         };
         let sample = harness::run(load.window, load.threads, cpu, work);
         drop(full);

@@ -14,10 +14,9 @@
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use super::{Files, FsLoad, Numbers};
-use crate::harness::{self, Phase, SideCpu, Worker};
+use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
 use crate::sample::Sample;
 
@@ -107,21 +106,8 @@ pub fn varmail(files: &impl Files, load: &FsLoad, cpu: impl Fn() -> SideCpu) -> 
     let work = |thread: u32, worker: &Worker<'_>| -> io::Result<Latencies> {
         let mut numbers = Numbers::new(1 + u64::from(thread));
         let mut buf = Vec::new();
-        let mut latencies = Latencies::new();
         let data = vec![0x5a; APPEND_BYTES_MAX as usize];
-        worker.ready();
-        loop {
-            let phase = worker.phase();
-            if phase == Phase::Stop {
-                return Ok(latencies);
-            }
-            let since = Instant::now();
-            let bytes = pass(files, &mailbox, &mut numbers, &data, &mut buf)?;
-            worker.completed(1, 1, bytes);
-            if phase == Phase::Measure {
-                latencies.record(since.elapsed().as_nanos() as u64);
-            }
-        }
+        worker.repeat(|| Ok(()), || pass(files, &mailbox, &mut numbers, &data, &mut buf))
     };
     harness::run(load.window, load.threads, cpu, work)
 }

@@ -1,18 +1,15 @@
 //! The floor of an `fsync`: two groups of one block each on a stream, as data and record are, and
 //! one wait until they are durable. No file system, and no stream that threads share.
 
-use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 
 use riopipe::{BLOCK_BYTES, Place, Stream, StreamOptions, Until, Volume};
 use riopipe_lab::{
     fs_load::FsLoad,
-    harness::{self, Phase, Worker},
+    harness::{self, Worker},
     latency::Latencies,
     sample::Sample,
 };
@@ -60,16 +57,8 @@ fn write(
     worker: &Worker<'_>,
     all: &AtomicU64,
 ) -> Result<Latencies, Failure> {
-    let mut latencies = Latencies::new();
     let mut next = 0;
-    worker.ready();
-    loop {
-        let phase = worker.phase();
-        if phase == Phase::Stop {
-            all.fetch_add(next, Ordering::Relaxed);
-            return Ok(latencies);
-        }
-        let since = Instant::now();
+    let write = || {
         let mut buf = || {
             let mut buf = stream.buf(BLOCK_BYTES).map_err(|error| storage(&error))?;
             buf.fill(0x5a);
@@ -84,9 +73,9 @@ fn write(
         let group = stream.group().write(at + BLOCKS / 2, record, Place::Fresh);
         let seq = group.submit_durable_or_wait(None).map_err(|error| storage(&error))?;
         stream.wait(Until::Durable(seq), None).map_err(|error| storage(&error))?;
-        worker.completed(1, 1, BLOCK_BYTES as u64);
-        if phase == Phase::Measure {
-            latencies.record(since.elapsed().as_nanos() as u64);
-        }
-    }
+        Ok(BLOCK_BYTES as u64)
+    };
+    let latencies = worker.repeat(|| Ok(()), write)?;
+    all.fetch_add(next, Ordering::Relaxed);
+    Ok(latencies)
 }
