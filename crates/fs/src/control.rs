@@ -2,7 +2,10 @@
 //!
 //! They do not go through the file system, whose threads may all wait for a target. The process
 //! listens on a socket with an abstract name, `riofs/MAJOR:MINOR` with the device of the mount: there
-//! is no file that could be left over. A client asks with one line, and gets one line of JSON:
+//! is no file that could be left over. The number of a device is used again as soon as its mount has
+//! ended, while the process may still write for a long time. So the process stops to listen then
+//! ([`Listening::stop`]), and answers only those that wait already. A client asks with one line, and
+//! gets one line of JSON:
 //!
 //! | question | answer |
 //! |---|---|
@@ -18,7 +21,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -64,6 +67,8 @@ struct State {
     is_unmount_requested: bool,
     outcome: Option<Outcome>,
     is_stopped: bool,
+    /// Clients that have asked before are still answered.
+    is_closed: bool,
     clients: usize,
 }
 
@@ -109,13 +114,22 @@ impl Shared {
 }
 
 impl Control {
-    /// Listens for questions about a mount of this process.
+    /// Listens for questions about a mount of this process. It waits for a process whose mount had
+    /// the same device, and has ended this moment.
     ///
     /// # Errors
-    /// The system refuses; also if another process has the name.
+    /// The system refuses; also if another process keeps the name.
     pub fn listen(mount: &MountPoint, source: Arc<MountStatSource>) -> io::Result<Self> {
         let address = address_of(mount)?;
-        let listener = UnixListener::bind_addr(&address)?;
+        let since = Instant::now();
+        let listener = loop {
+            match UnixListener::bind_addr(&address) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse && since.elapsed() < TIMEOUT => {
+                    thread::sleep(CHECK_INTERVAL);
+                }
+                bound => break bound?,
+            }
+        };
         let shared =
             Arc::new(Shared { source, state: Mutex::default(), changed: Condvar::default() });
         let own = Arc::clone(&shared);
@@ -123,6 +137,12 @@ impl Control {
             .name("riofs-control".to_owned())
             .spawn(move || accept(&listener, &own))?;
         Ok(Self { address, shared, thread: Some(thread) })
+    }
+
+    /// The handle that ends the listening, for the thread that serves the mount.
+    #[must_use]
+    pub fn listening(&self) -> Listening {
+        Listening { address: self.address.clone(), shared: Arc::clone(&self.shared) }
     }
 
     /// Whether a client has asked for an unmount.
@@ -142,12 +162,37 @@ impl Control {
     }
 }
 
+/// Ends the listening of a [`Control`].
+#[derive(Clone)]
+pub struct Listening {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl Listening {
+    /// The mount has ended: the name is for the next mount with its device. Clients that have asked
+    /// are still answered.
+    pub fn stop(&self) {
+        self.shared.lock().is_closed = true;
+        self.wake();
+    }
+
+    /// Wakes the thread that listens. Without a connection it would wait for the next client.
+    fn wake(&self) -> bool {
+        UnixStream::connect_addr(&self.address).is_ok()
+    }
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
-        self.shared.lock().is_stopped = true;
+        let is_closed = {
+            let mut state = self.shared.lock();
+            state.is_stopped = true;
+            state.is_closed
+        };
         self.shared.changed.notify_all();
-        // It wakes the thread. Without a connection the thread would wait for the next client.
-        if UnixStream::connect_addr(&self.address).is_ok()
+        // Another process may have the name of one that has closed.
+        if (is_closed || self.listening().wake())
             && let Some(thread) = self.thread.take()
         {
             // A panic has been reported already.
@@ -169,7 +214,12 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
         if state.is_stopped {
             return;
         }
+        // Those that have connected before are accepted, and then no one is waited for.
+        if state.is_closed && listener.set_nonblocking(true).is_err() {
+            return;
+        }
         let stream = match accepted {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
             Ok((stream, _)) if state.clients < CLIENTS_MAX => stream,
             Ok(_) => continue,
             Err(error) => {

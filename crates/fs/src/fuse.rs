@@ -183,14 +183,15 @@ impl Mount {
         self.unmounter.clone()
     }
 
-    /// Serves the file system until it is unmounted, by `umount` or by an [`Unmounter`]. Then makes
-    /// everything durable, and marks the file system as unmounted.
+    /// Serves the file system until it is unmounted, by `umount` or by an [`Unmounter`]. Then calls
+    /// `on_end`, makes everything durable, and marks the file system as unmounted.
     ///
     /// # Errors
     /// [`FuseError::Session`], [`FuseError::Unmount`].
-    pub fn serve(self) -> Result<(), FuseError> {
+    pub fn serve(self, on_end: impl FnOnce()) -> Result<(), FuseError> {
         let Self { fs, session, unmounter: _, ticker } = self;
         let served = session.run();
+        on_end();
         ticker.stop();
         // Even after a failed connection.
         unmount_unserved(&fs)?;

@@ -92,6 +92,9 @@ impl MountPoint {
     /// # Errors
     /// As [`unmount`](Self::unmount).
     pub fn take_off(&self) -> io::Result<()> {
+        if !self.is_there() {
+            return Ok(());
+        }
         match rustix::process::geteuid().is_root() {
             true => Ok(unmount(&self.directory, UnmountFlags::DETACH)?),
             false => fusermount(&["-z"], &self.directory),

@@ -67,19 +67,23 @@ fn open_backing(open: &Open, output: &Output) -> Result<Backing, Failure> {
     Backing::of_volume(volume).map_err(|error| backing_failure(&error))
 }
 
-/// Adds where the place is mounted, if it is: that may be why it can't be opened.
+/// Adds where a file, or a volume of this name, is mounted: that may be why it can't be opened.
 fn with_mounts(failure: Failure, place: &str) -> Failure {
     let mounts = MountPoint::of(place).unwrap_or_default();
-    match mounts.first() {
-        Some(mount) if matches!(failure.code, Code::Media | Code::Volume) => {
-            let directory = mount.directory.display();
-            failure.hint(format!(
-                "it is mounted on {directory}: `rio fs umount {directory}` unmounts it, and waits \
-                 until that is done"
-            ))
-        }
-        _ => failure,
+    let Some(mount) = mounts.first() else { return failure };
+    if !matches!(failure.code, Code::Media | Code::Volume) {
+        return failure;
     }
+    let directory = mount.directory.display();
+    let unmount = format!("`rio fs umount {directory}` unmounts it, and waits until that is done");
+    let hint = match &failure.hint {
+        None => format!("it is mounted on {directory}: {unmount}"),
+        // Another target may have a volume of the same name.
+        Some(hint) => format!(
+            "{hint}; or if it is the volume that is mounted on {directory} of this machine: {unmount}"
+        ),
+    };
+    failure.hint(hint)
 }
 
 /// The only mount of a place; `None`: there is none.

@@ -63,7 +63,7 @@ impl Mounted {
         let mount = Mount::new(Arc::clone(&fs), &directory, &options).unwrap();
         let unmounter = mount.unmounter();
         let server = std::thread::spawn(move || {
-            mount.serve().unwrap();
+            mount.serve(|| ()).unwrap();
             backing.close().unwrap();
         });
         Self { directory, fs, unmounter, server, report }

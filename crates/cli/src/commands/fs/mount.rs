@@ -97,9 +97,16 @@ fn serve(
             "note: `rio fs stat` and `rio fs umount` can't reach this process: {error}"
         )),
     }
+    let listening = control.as_ref().map(Control::listening);
     let server = thread::Builder::new()
         .name("riofs-serve".to_owned())
-        .spawn(move || mount.serve())
+        .spawn(move || {
+            mount.serve(|| {
+                if let Some(listening) = listening {
+                    listening.stop();
+                }
+            })
+        })
         .map_err(|error| Failure::new(Code::Failed, "can't start a thread").because(&error))?;
     let metrics = metrics.map(|address| address.serve(source)).transpose();
     let printed = match &metrics {

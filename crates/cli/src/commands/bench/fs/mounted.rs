@@ -38,7 +38,7 @@ impl Mounted {
         let unmounter = mount.unmounter();
         let server = thread::Builder::new()
             .name("riofs-serve".to_owned())
-            .spawn(move || mount.serve())
+            .spawn(move || mount.serve(|| ()))
             .map_err(|error| failed(&error))?;
         Ok(Self { directory, unmounter, server: Some(server) })
     }
