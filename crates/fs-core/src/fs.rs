@@ -17,7 +17,6 @@ mod recovery;
 mod space;
 mod write_back;
 
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
@@ -47,6 +46,7 @@ use crate::op::Op;
 use crate::orphans::Orphans;
 use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::tid::Tid;
 

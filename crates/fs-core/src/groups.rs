@@ -20,7 +20,6 @@ mod system_blocks;
 #[cfg(test)]
 mod tests;
 
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -29,6 +28,7 @@ use crate::error::FsError;
 use crate::format::group_desc::GroupDesc;
 use crate::format::layout::Layout;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use group::Group;
 use space::Space;
 use system_blocks::SystemBlocks;

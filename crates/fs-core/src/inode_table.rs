@@ -1,6 +1,5 @@
 //! The inodes in memory.
 
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -11,6 +10,7 @@ use crate::format::inode::DiskInode;
 use crate::pages::Pages;
 use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{GroupSeq, StreamNo};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::sync::{Mutex, RwLock};
 use crate::tid::Tid;
 

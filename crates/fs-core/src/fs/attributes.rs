@@ -145,8 +145,8 @@ impl Fs {
         if let Some(size) = set.size {
             self.set_size(&inode, size, now)?;
         }
-        if set.mode.is_some() {
-            // It may change the block of attributes.
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            // A held file may need a main commit afterwards.
             self.submit_held()?;
         }
         self.retry(|| self.set_attr_once(caller, &inode, set, now))

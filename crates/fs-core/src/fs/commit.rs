@@ -8,7 +8,6 @@
 //! 4. When the commit is durable, its blocks may be written home (a *checkpoint*), and what the
 //!    transaction freed may be used again as soon as the last writes to it are released.
 
-use crate::sync::atomic::Ordering;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::sync::Arc;
@@ -24,6 +23,7 @@ use crate::groups::{FreedBatch, InodePlace};
 use crate::probe::{Plant, is_bug_planted};
 use crate::running::Running;
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
+use crate::sync::atomic::Ordering;
 use crate::tid::Tid;
 
 /// The largest number of blocks of a group.

@@ -1,6 +1,5 @@
 //! `rename`, with all its flags.
 
-use crate::sync::atomic::Ordering;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -17,6 +16,7 @@ use crate::groups::Claim;
 use crate::inode_table::{Inode, InodeState};
 use crate::open_inode::OpenInode;
 use crate::sync::WriteGuard;
+use crate::sync::atomic::Ordering;
 
 /// `RENAME_NOREPLACE`: the new name must not exist.
 pub const RENAME_NOREPLACE: u32 = 1;

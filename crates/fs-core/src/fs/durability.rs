@@ -1,6 +1,5 @@
 //! `fsync` and its relatives, and the work of the background.
 
-use crate::sync::atomic::Ordering;
 use core::ops::Range;
 
 use super::file_commit::FileCommit;
@@ -8,6 +7,7 @@ use super::{Fs, Held, Waker};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
+use crate::sync::atomic::Ordering;
 
 /// All pages of a file.
 pub(super) const ALL_PAGES: Range<u32> = 0..u32::MAX;

@@ -1,7 +1,6 @@
 //! `fsync` by a file-level transaction: a record in the area of the inode's stream, behind its
 //! data. Nothing is waited for in between.
 
-use crate::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -19,6 +18,7 @@ use crate::format::inode::{DiskInode, INODE_BYTES, file_type};
 use crate::inode_table::{Inode, InodeState};
 use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
+use crate::sync::atomic::Ordering;
 use crate::tid::Tid;
 
 /// The extents of a record. A file with more changes falls back to a main commit.

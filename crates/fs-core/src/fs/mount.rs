@@ -9,7 +9,6 @@
 //! 4. The areas are emptied: their table gets a new epoch.
 //! 5. The superblock marks the file system as in use.
 
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -35,6 +34,7 @@ use crate::probe::{Plant, is_bug_planted};
 use crate::raw::Raw;
 use crate::running::Running;
 use crate::storage::{Storage, StorageError, StreamNo};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock};
 use riopipe_nvme::digest::Crc32c;
 

@@ -1,6 +1,5 @@
 //! Names: finding, making, linking, removing.
 
-use crate::sync::atomic::Ordering;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
@@ -19,6 +18,7 @@ use crate::inode_table::{Inode, InodeState};
 use crate::op::Op;
 use crate::open_inode::OpenInode;
 use crate::probe::{Plant, is_bug_planted};
+use crate::sync::atomic::Ordering;
 use crate::tid::Tid;
 use crate::xattr;
 

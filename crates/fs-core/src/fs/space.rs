@@ -1,6 +1,5 @@
 //! Space: allocating, and waiting for space that a commit frees.
 
-use crate::sync::atomic::Ordering;
 use alloc::vec::Vec;
 
 use super::{Fs, Held};
@@ -8,6 +7,7 @@ use crate::block::{BlockKind, BlockNo, Ino};
 use crate::error::FsError;
 use crate::file_journal::record::{Change, Record};
 use crate::groups::Claim;
+use crate::sync::atomic::Ordering;
 
 /// How often an operation is tried again after a commit that frees space.
 const RETRIES: usize = 3;

@@ -1,6 +1,5 @@
 //! The blocks that a commit writes for the groups that have changed.
 
-use crate::sync::atomic::Ordering;
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
@@ -10,6 +9,7 @@ use super::Groups;
 use super::group::table_blocks_in_use;
 use crate::block::{BLOCK_BYTES, Block, BlockNo};
 use crate::format::group_desc::GroupFlags;
+use crate::sync::atomic::Ordering;
 
 impl Groups {
     /// The new bitmaps and group descriptors of all groups that have changed since the last

@@ -257,22 +257,46 @@ fn fdatasync_of_a_directory_makes_its_entries_durable() {
     again.check();
 }
 
+type Close = fn(&Fs, Ino) -> Result<(), FsError>;
+
+/// Changes after which fewer programs may use a directory.
+fn closings() -> [Close; 3] {
+    fn set(fs: &Fs, ino: Ino, set: &SetAttr) -> Result<(), FsError> {
+        fs.set_attr(&root(), ino, set, NOW).map(drop)
+    }
+    [
+        |fs, ino| set(fs, ino, &SetAttr { mode: Some(0o700), ..SetAttr::default() }),
+        |fs, ino| set(fs, ino, &SetAttr { uid: Some(7), ..SetAttr::default() }),
+        |fs, ino| fs.set_xattr(&root(), ino, b"security.a", b"secret", SetMode::Any, NOW),
+    ]
+}
+
+/// Afterwards a held file below the directory needs a main commit. It would contain what came after
+/// the barriers of other held files.
+#[test]
+fn held_files_are_submitted_before_a_directory_is_closed() {
+    for close in closings() {
+        let m = Mounted::new(BLOCKS, &[]);
+        let fs = &m.fs;
+        let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap();
+        // Their numbers follow one another, so they are on different streams.
+        for name in [b"a", b"b"] {
+            let f = fs.create(&root(), d.ino, name, &file(0o644), NOW).unwrap();
+            fs.write(&root(), f.ino, 0, b"data", NOW).unwrap();
+            fs.barrier(f.ino, false, NOW).unwrap();
+        }
+        assert_eq!(fs.load().held, 1);
+        close(fs, d.ino).unwrap();
+        assert_eq!(fs.load().held, 0);
+        m.check();
+    }
+}
+
 /// A record has the first fields of the directories on the way. A file that was put into a
 /// directory after its permissions were taken must not be there with the permissions.
 #[test]
 fn a_synced_file_is_not_in_a_directory_with_older_permissions() {
-    type Close = fn(&Fs, Ino) -> Result<(), FsError>;
-    let chmod: Close = |fs, ino| {
-        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
-        fs.set_attr(&root(), ino, &set, NOW).map(drop)
-    };
-    let chown: Close = |fs, ino| {
-        let set = SetAttr { uid: Some(7), ..SetAttr::default() };
-        fs.set_attr(&root(), ino, &set, NOW).map(drop)
-    };
-    let label: Close =
-        |fs, ino| fs.set_xattr(&root(), ino, b"security.a", b"secret", SetMode::Any, NOW);
-    for close in [chmod, chown, label] {
+    for close in closings() {
         let m = Mounted::new(BLOCKS, &[]);
         let fs = &m.fs;
         let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap();
