@@ -18,7 +18,7 @@ const SHARDS: usize = if cfg!(feature = "shuttle") { 2 } else { 64 };
 #[derive(Debug)]
 struct Shard {
     slots: BTreeMap<BlockNo, Slot>,
-    /// How often slots were dropped.
+    /// How many slots were dropped that an operation had put there, or that were freed.
     drops: u64,
 }
 
@@ -92,12 +92,16 @@ impl BlockCache {
         }
         if shard.slots.len() >= self.clean_max {
             // Every second clean block is dropped. They are read again when they are needed.
+            let Shard { slots, drops } = &mut *shard;
             let mut keep = false;
-            shard.slots.retain(|_, slot| {
+            slots.retain(|_, slot| {
                 keep = !keep;
-                slot.tid > durable || keep
+                let is_kept = slot.tid > durable || keep;
+                // No reader can have missed an older version of a block that was never changed. So
+                // readers that only drop each other's blocks do not make each other read again.
+                *drops += u64::from(!is_kept && slot.tid > Tid(0));
+                is_kept
             });
-            shard.drops += 1;
         }
         let slot = shard.slots.entry(at).or_insert(Slot { kind, data, tid: Tid(0) });
         Some(Arc::clone(&slot.data))
@@ -123,10 +127,80 @@ impl BlockCache {
         Some(Arc::clone(&slot.data))
     }
 
+    /// Changes a block of transaction `tid` during a commit's cut. It was `read` before in the same
+    /// cut. If another reader has dropped it from the cache since, that version is the latest:
+    /// nothing else changes blocks during the cut.
+    pub(crate) fn change_read(
+        &self,
+        at: BlockNo,
+        kind: BlockKind,
+        read: Arc<Block>,
+        tid: Tid,
+        change: impl FnOnce(&mut Block),
+    ) {
+        let mut shard = self.shard(at).lock();
+        let slot = shard.slots.entry(at).or_insert(Slot { kind, data: read, tid });
+        change(Arc::make_mut(&mut slot.data));
+        slot.tid = tid;
+    }
+
     /// Drops a block that was freed.
     pub(crate) fn remove(&self, at: BlockNo) {
         let mut shard = self.shard(at).lock();
         shard.slots.remove(&at);
         shard.drops += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::BLOCK_BYTES;
+
+    fn block(value: u8) -> Arc<Block> {
+        Arc::new([value; BLOCK_BYTES])
+    }
+
+    /// Blocks of one shard.
+    fn at(n: u64) -> BlockNo {
+        BlockNo(n * SHARDS as u64)
+    }
+
+    /// Without this, threads that read more blocks than the cache keeps could read again and again,
+    /// each because of the other.
+    #[test]
+    fn readers_that_drop_unchanged_blocks_do_not_make_each_other_read_again() {
+        let cache = BlockCache::new(4 * SHARDS);
+        let kind = BlockKind::Plain;
+        let slow = cache.get(at(0), kind).unwrap().unwrap_err();
+        for n in 1..100 {
+            let missed = cache.get(at(n), kind).unwrap().unwrap_err();
+            assert!(cache.insert_read(at(n), kind, block(1), missed, Tid(9)).is_some());
+        }
+        assert!(cache.insert_read(at(0), kind, block(1), slow, Tid(9)).is_some());
+    }
+
+    #[test]
+    fn a_reader_that_may_have_missed_a_newer_version_reads_again() {
+        let (cache, kind) = (BlockCache::new(4 * SHARDS), BlockKind::Plain);
+        let slow = cache.get(at(1), kind).unwrap().unwrap_err();
+        cache.put(at(1), kind, block(2), Tid(5));
+        for n in (0..100).filter(|n| *n != 1) {
+            let Err(missed) = cache.get(at(n), kind).unwrap() else { continue };
+            cache.insert_read(at(n), kind, block(1), missed, Tid(9));
+        }
+        assert!(cache.get(at(1), kind).unwrap().is_err(), "it was dropped");
+        assert!(cache.insert_read(at(1), kind, block(1), slow, Tid(9)).is_none());
+    }
+
+    #[test]
+    fn a_cut_changes_a_block_that_was_dropped_after_it_was_read() {
+        let (cache, kind) = (BlockCache::new(4 * SHARDS), BlockKind::Plain);
+        let missed = cache.get(at(0), kind).unwrap().unwrap_err();
+        let read = cache.insert_read(at(0), kind, block(1), missed, Tid(9)).unwrap();
+        cache.remove(at(0));
+        cache.change_read(at(0), kind, read, Tid(7), |block| block[0] = 3);
+        let changed = cache.get(at(0), kind).unwrap().unwrap();
+        assert_eq!(changed[..2], [3, 1]);
     }
 }

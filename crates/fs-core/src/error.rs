@@ -90,6 +90,12 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// Whether a structure on the drive is damaged.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        matches!(self, Self::DamagedBlock { .. } | Self::DamagedInode { .. })
+    }
+
     /// The number that Linux uses for the error.
     #[must_use]
     pub const fn errno(&self) -> i32 {

@@ -25,7 +25,9 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use change::{insert, mark_unwritten, mark_written, remove, remove_some, replace, shift};
+pub use change::{
+    Budget, insert, mark_unwritten, mark_written, remove, remove_some, replace, shift,
+};
 
 use node::{MAX_UNWRITTEN, MAX_WRITTEN, Node, NodeMut};
 use view::View;
@@ -153,11 +155,36 @@ pub fn blocks_of_tree(
 }
 
 /// Checks all entries of a node that was read from the drive: their order, and that they lie in the
-/// file system. It is done once, when the node enters the cache.
+/// file system. It is done once, when the node enters the cache. `may_have` returns whether a file
+/// may have these blocks.
 ///
 /// # Errors
 /// [`FsError::DamagedBlock`].
-pub fn check_node(layout: &Layout, at: BlockNo, block: &Block) -> Result<(), FsError> {
-    let is_sound = Node::parse(&block[..]).is_some_and(|node| node.is_sound(layout));
+pub fn check_node(
+    layout: &Layout,
+    at: BlockNo,
+    block: &Block,
+    may_have: &dyn Fn(BlockNo, u32) -> bool,
+) -> Result<(), FsError> {
+    let node = Node::parse(&block[..]);
+    let is_sound = node.is_some_and(|node| node.is_sound(layout) && node.points_at(may_have));
     is_sound.then_some(()).ok_or(view::damaged(Ino(0), Some(at)))
+}
+
+/// As [`check_node`], for the root of an inode's tree. An inode without a tree passes.
+///
+/// # Errors
+/// [`FsError::DamagedInode`].
+pub fn check_root(
+    layout: &Layout,
+    ino: Ino,
+    disk: &DiskInode,
+    may_have: &dyn Fn(BlockNo, u32) -> bool,
+) -> Result<(), FsError> {
+    if !disk.flags.contains(InodeFlags::EXTENTS) {
+        return Ok(());
+    }
+    let node = Node::parse(&disk.i_block);
+    let is_sound = node.is_some_and(|node| node.is_sound(layout) && node.points_at(may_have));
+    is_sound.then_some(()).ok_or(view::damaged(ino, None))
 }

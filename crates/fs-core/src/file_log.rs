@@ -119,23 +119,31 @@ impl FileLog {
 
 /// The names in a directory that may not be in a record until a transaction is durable.
 #[derive(Debug, Default)]
-pub(crate) struct UnfitNames(BTreeMap<Vec<u8>, Tid>);
+pub(crate) struct UnfitNames {
+    names: BTreeMap<Vec<u8>, Tid>,
+    /// The names that stayed when those that are fit again were dropped.
+    kept: usize,
+}
 
-/// The names that a directory remembers before it drops those that are fit again.
-const UNFIT_NAMES_MAX: usize = 1024;
+/// The names that a directory remembers at least before it drops those that are fit again.
+const UNFIT_NAMES_MIN: usize = 1024;
 
 impl UnfitNames {
     /// Adds a name, until transaction `tid` is durable.
     pub(crate) fn add(&mut self, name: &[u8], tid: Tid, durable: Tid) {
-        if self.0.len() >= UNFIT_NAMES_MAX {
-            self.0.retain(|_, unfit| *unfit > durable);
+        // Only after their number has doubled: a long transaction makes many names unfit, and a
+        // search of all of them for each new one would take longer and longer.
+        if self.names.len() >= UNFIT_NAMES_MIN.max(2 * self.kept) {
+            self.names.retain(|_, unfit| *unfit > durable);
+            self.kept = self.names.len();
         }
-        self.0.insert(name.to_vec(), tid);
+        self.names.insert(name.to_vec(), tid);
     }
 
     /// Whether a name may be in a record.
     pub(crate) fn is_fit(&self, name: &[u8], durable: Tid) -> bool {
-        self.0.get(name).is_none_or(|&tid| tid <= durable) || is_bug_planted(Plant::NameAlwaysFit)
+        self.names.get(name).is_none_or(|&tid| tid <= durable)
+            || is_bug_planted(Plant::NameAlwaysFit)
     }
 }
 
@@ -206,6 +214,23 @@ mod tests {
         assert_eq!(record(7, 2, false), Some(GroupSeq(3)));
         assert_eq!((record(8, 2, false), record(8, 2, true)), (None, Some(GroupSeq(3))));
         assert_eq!(record(8, 3, true), None);
+    }
+
+    /// One search of all names for each new one made 65,000 unlinks take half a minute.
+    #[test]
+    fn many_unfit_names_are_searched_a_few_times_only() {
+        let mut names = UnfitNames::default();
+        let mut searches = BTreeSet::new();
+        for n in 0..100_000_u32 {
+            names.add(&n.to_le_bytes(), Tid(7), Tid(6));
+            searches.insert(names.kept);
+        }
+        assert!(searches.len() < 10, "{searches:?}");
+        names.add(b"x", Tid(9), Tid(8));
+        while names.names.len() > 50_000 {
+            names.add(&names.names.len().to_be_bytes(), Tid(9), Tid(8));
+        }
+        assert!(!names.is_fit(b"x", Tid(8)), "those that are fit again are dropped");
     }
 
     #[test]

@@ -33,10 +33,10 @@ pub use self::namespace::NewInode;
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
 use crate::error::FsError;
-use crate::extents;
+use crate::extents::{self, Budget};
 use crate::file_journal::area::Area;
 use crate::format::checksum;
-use crate::format::inode::{DiskInode, INODE_BYTES};
+use crate::format::inode::{DiskInode, INODE_BYTES, file_type};
 use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
 use crate::groups::{Groups, InodePlace};
@@ -86,13 +86,15 @@ pub struct Fs {
     superblock: Mutex<Superblock>,
     pub(crate) groups: Groups,
     pub(crate) cache: BlockCache,
-    inodes: InodeTable,
+    pub(crate) inodes: InodeTable,
     /// Operations have it for reading. A commit's cut takes it for writing.
     pub(crate) gate: RwLock<()>,
     pub(crate) running: Mutex<Running>,
     journal: Mutex<MainJournal>,
     /// The blocks of its log.
     log_blocks: AtomicUsize,
+    /// The blocks that operations that are not finished may change.
+    pub(crate) credits: AtomicUsize,
     /// The mutex of commits: one commit at a time.
     committing: Mutex<commit::CommitState>,
     /// The last durable transaction.
@@ -139,6 +141,9 @@ pub(crate) use barriers::Held;
 mod stat;
 pub use stat::{Fallback, Fill, FsLoad, FsStat};
 
+/// The blocks that a usual operation changes at most.
+const OPERATION_BLOCKS: usize = 48;
+
 /// Called when [`Fs::tick`] has work before its time.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
@@ -152,34 +157,87 @@ impl core::fmt::Debug for Fs {
 }
 
 impl Fs {
-    /// Begins an operation of a program that changes the file system. If the running transaction is
-    /// large, it is committed first: a transaction must fit into the log.
+    /// Begins an operation of a program that changes the file system. A transaction must fit into
+    /// the log. So the running transaction is committed first if it is large, or if it would be too
+    /// large with all that the operations of other threads may change.
     pub(crate) fn begin(&self) -> Result<Op<'_>, FsError> {
-        if self.is_closing.load(Ordering::Acquire) {
-            return Err(FsError::ReadOnly);
-        }
+        self.check_open()?;
         self.begin_own(Held::First)
+    }
+
+    /// # Errors
+    /// [`FsError::ReadOnly`]: an unmount has begun.
+    fn check_open(&self) -> Result<(), FsError> {
+        if self.is_closing.load(Ordering::Acquire) { Err(FsError::ReadOnly) } else { Ok(()) }
     }
 
     /// Begins an operation that is not one of a program, or a later step of one. An unmount does
     /// such operations, too.
     pub(crate) fn begin_own(&self, held: Held) -> Result<Op<'_>, FsError> {
+        self.begin_with(OPERATION_BLOCKS, held)
+    }
+
+    /// Begins an operation of a program that may remove as much as [`removal`](Self::removal).
+    pub(crate) fn begin_removal(&self) -> Result<Op<'_>, FsError> {
+        self.check_open()?;
+        self.begin_own_removal()
+    }
+
+    /// As [`begin_removal`](Self::begin_removal), for a later step, or one of an unmount.
+    pub(crate) fn begin_own_removal(&self) -> Result<Op<'_>, FsError> {
+        self.begin_with(self.operation_max() / 2, Held::First)
+    }
+
+    /// Begins an operation of a program that may change as much as
+    /// [`operation_max`](Self::operation_max).
+    pub(crate) fn begin_large(&self) -> Result<Op<'_>, FsError> {
+        self.check_open()?;
+        self.begin_with(self.operation_max(), Held::First)
+    }
+
+    /// Begins an operation that may change `credits` blocks.
+    fn begin_with(&self, credits: usize, held: Held) -> Result<Op<'_>, FsError> {
         self.check_writable()?;
-        // A quarter of the log: the operations of other threads, which run already, have another
-        // half of it.
-        let blocks = self.running.lock().blocks_needed() + self.groups.blocks_to_render();
-        if blocks > self.log_blocks.load(Ordering::Relaxed) / 4 {
+        while !self.take_credits(credits, self.operation_max()) {
+            // It waits for the operations that have begun.
             self.commit_running(held)?;
         }
-        let op = Op::begin(self);
+        let op = Op::begin(self, credits);
         // An unmount may have ended during the wait for the gate.
         self.check_writable()?;
         Ok(op)
     }
 
+    /// Takes the right to `blocks` more blocks of the running transaction. Whether it was taken: not
+    /// if that has more than `running_max` blocks, or if it would not fit into the log with all
+    /// rights that were taken.
+    pub(crate) fn take_credits(&self, blocks: usize, running_max: usize) -> bool {
+        // An operation that finishes adds its blocks under this lock, before its right ends. So
+        // each is counted here.
+        let running = self.running.lock();
+        let needed = running.blocks_needed() + self.groups.blocks_to_render();
+        let taken = self.credits.load(Ordering::Acquire) + blocks;
+        // The quarter that is left is for the inode tables, the descriptor blocks of the log and the
+        // like.
+        let log = self.log_blocks.load(Ordering::Relaxed);
+        let fits = needed <= running_max && needed + taken <= log / 4 * 3;
+        if fits {
+            self.credits.fetch_add(blocks, Ordering::AcqRel);
+        }
+        fits
+    }
+
     /// The blocks that one operation may edit.
     pub(crate) fn operation_max(&self) -> usize {
         self.log_blocks.load(Ordering::Relaxed) / 4
+    }
+
+    /// The limits of one step of a long removal.
+    pub(crate) fn removal(&self) -> Budget {
+        // An extent may be the last one of a node, and the only one in its group: with the node, the
+        // bitmap and the descriptor these are three blocks, and an extent may lie in two groups.
+        let extents = (self.operation_max() / 2).saturating_sub(16) / 5;
+        Budget { blocks: 8192, extents: extents.max(1) }
     }
 
     /// Whether the file system is read-only: it was mounted so, or an error has made it so
@@ -249,7 +307,7 @@ impl Fs {
         };
         checksum::verify(&self.layout, at, kind, &data)?;
         if let BlockKind::ExtentNode(_) = kind {
-            extents::check_node(&self.layout, at, &data)?;
+            extents::check_node(&self.layout, at, &data, &|at, len| self.may_have(at, len))?;
         }
         Ok(data)
     }
@@ -267,12 +325,48 @@ impl Fs {
                 Ok(inode) => return Ok(inode),
                 Err(missed) => missed,
             };
+            if self.is_special(ino) {
+                return Err(FsError::DamagedInode { what: "entry of a special inode", ino });
+            }
             let disk = self.read_inode(ino)?;
             if disk.links == 0 && !self.orphans.lock().contains(ino) {
                 return Err(FsError::Stale(ino));
             }
+            self.check_inode(ino, &disk)?;
             self.inodes.insert_read(Inode::new(ino, disk), missed);
         }
+    }
+
+    /// Whether an inode is one of the format's own, to which no name leads.
+    fn is_special(&self, ino: Ino) -> bool {
+        let is_reserved = ino < self.layout.first_ino && ino != Ino::ROOT;
+        is_reserved || ino == self.layout.journal_ino || Some(ino) == self.layout.orphan_file
+    }
+
+    /// Whether a file or a directory may have these blocks: no other structure of the format has
+    /// them. A write to them would damage the whole file system.
+    pub(crate) fn may_have(&self, first: BlockNo, blocks: u32) -> bool {
+        !self.groups.is_system_block(first, blocks)
+    }
+
+    /// Checks an inode that was read from the drive. It is done once, when it comes into memory.
+    fn check_inode(&self, ino: Ino, disk: &DiskInode) -> Result<(), FsError> {
+        let known = [
+            file_type::REGULAR,
+            file_type::DIRECTORY,
+            file_type::SYMLINK,
+            file_type::CHARACTER,
+            file_type::BLOCK,
+            file_type::FIFO,
+            file_type::SOCKET,
+        ];
+        if !known.contains(&disk.file_type()) {
+            return Err(FsError::DamagedInode { what: "type", ino });
+        }
+        if disk.xattr_block != BlockNo(0) && !self.may_have(disk.xattr_block, 1) {
+            return Err(FsError::DamagedInode { what: "block of attributes", ino });
+        }
+        extents::check_root(&self.layout, ino, disk, &|at, len| self.may_have(at, len))
     }
 
     /// Reads an inode from the inode table.

@@ -145,7 +145,7 @@ impl Groups {
                     break;
                 }
                 let desc = GroupDesc::decode(layout, raw);
-                if !GroupDesc::verify(layout, group, raw) || !is_plausible(layout, group, &desc) {
+                if !GroupDesc::verify(layout, group, raw) || !is_plausible(layout, &desc) {
                     return Err(FsError::DamagedBlock { what: "group descriptor", block: at });
                 }
                 descs.push(desc);
@@ -155,7 +155,7 @@ impl Groups {
         let system = SystemBlocks::new(layout, &descs)?;
         let sum = |part: fn(&GroupDesc) -> u32| descs.iter().map(|d| u64::from(part(d))).sum();
         let free: u64 = sum(|desc| desc.free_blocks);
-        Ok(Self {
+        let groups = Self {
             space: Space::new(free, layout.blocks, layout.reserved_blocks),
             free_inodes: AtomicU64::new(sum(|desc| desc.free_inodes)),
             blocked_inodes: AtomicU64::new(0),
@@ -167,7 +167,37 @@ impl Groups {
             groups: descs.into_iter().map(|desc| Group::new(layout, desc)).collect(),
             system,
             layout: layout.clone(),
-        })
+        };
+        groups.check_free_blocks()?;
+        Ok(groups)
+    }
+
+    /// Counts the blocks of the journal among those of the format: no other file may have one.
+    ///
+    /// # Errors
+    /// [`FsError::DamagedInode`]: one of them is another structure of the format.
+    /// [`FsError::DamagedBlock`]: a group descriptor counts them as free.
+    pub fn add_journal(&mut self, ino: Ino, blocks: &[BlockNo]) -> Result<(), FsError> {
+        if !self.system.add(blocks) {
+            let what = "block list (blocks of the format)";
+            return Err(FsError::DamagedInode { what, ino });
+        }
+        self.check_free_blocks()
+    }
+
+    /// No descriptor has more free blocks than the group has beside those of the format. Space for
+    /// data is reserved by these numbers before a bitmap is read.
+    fn check_free_blocks(&self) -> Result<(), FsError> {
+        for (number, group) in (0u32..).zip(&self.groups) {
+            let first = self.layout.first_block(number).0;
+            let end = first + u64::from(self.layout.blocks_in_group(number));
+            let own: u64 = self.system.within(first, end).map(|(from, to)| to - from).sum();
+            if u64::from(group.available_blocks.load(Ordering::Relaxed)) > end - first - own {
+                let block = self.layout.descriptor_at(number).0;
+                return Err(FsError::DamagedBlock { what: "group descriptor", block });
+            }
+        }
+        Ok(())
     }
 
     /// The numbers of free blocks and inodes.
@@ -198,8 +228,8 @@ impl Groups {
     }
 
     /// Whether one of `blocks` blocks from `first` on is in use by the format itself, as superblock,
-    /// group descriptor, bitmap or inode table, or does not exist. An extent that points to one is
-    /// damaged.
+    /// group descriptor, bitmap, inode table or [journal](Self::add_journal), or does not exist. An
+    /// extent that points to one is damaged.
     #[must_use]
     pub fn is_system_block(&self, first: BlockNo, blocks: u32) -> bool {
         first.0.checked_add(u64::from(blocks)).is_none_or(|end| end > self.layout.blocks)
@@ -278,11 +308,25 @@ impl Groups {
     }
 }
 
+/// Lets a search go on in the next group if this one is damaged, and remembers the first damage.
+fn unless_damaged<T>(
+    found: Result<Option<T>, FsError>,
+    damage: &mut Option<FsError>,
+) -> Result<Option<T>, FsError> {
+    match found {
+        Err(error @ FsError::DamagedBlock { .. }) => {
+            damage.get_or_insert(error);
+            Ok(None)
+        }
+        other => other,
+    }
+}
+
 /// Whether the numbers of a descriptor can be right.
-fn is_plausible(layout: &Layout, group: u32, desc: &GroupDesc) -> bool {
+fn is_plausible(layout: &Layout, desc: &GroupDesc) -> bool {
     let inodes = layout.inodes_per_group;
-    desc.free_blocks <= layout.blocks_in_group(group)
-        && desc.free_inodes <= inodes
+    // The free blocks are checked when the blocks of the format are known.
+    desc.free_inodes <= inodes
         && desc.used_dirs <= inodes - desc.free_inodes
         && desc.itable_unused <= inodes
 }

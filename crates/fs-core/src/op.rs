@@ -7,10 +7,11 @@
 //! 3. inodes, by ascending number;
 //! 4. groups, shards of the cache, the running transaction: one at a time, for a moment.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::Cell;
+use core::sync::atomic::Ordering;
 
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino, MetaBlocks};
 use crate::error::FsError;
@@ -28,6 +29,8 @@ use crate::tid::Tid;
 /// An operation that is not finished. If it is dropped, it leaves nothing behind.
 pub(crate) struct Op<'fs> {
     fs: &'fs Fs,
+    /// The blocks of the running transaction to which the operation has the right.
+    credits: usize,
     gate: Option<ReadGuard<'fs, ()>>,
     edits: BTreeMap<BlockNo, (BlockKind, Arc<Block>)>,
     allocated: Vec<(BlockNo, u32)>,
@@ -57,11 +60,12 @@ pub(crate) struct Finished<'fs> {
 }
 
 impl<'fs> Op<'fs> {
-    /// Begins an operation. It waits for a cut that takes place.
-    pub(crate) fn begin(fs: &'fs Fs) -> Self {
+    /// Begins an operation that has taken `credits`. It waits for a cut that takes place.
+    pub(crate) fn begin(fs: &'fs Fs, credits: usize) -> Self {
         Self {
             gate: Some(fs.gate.read()),
             fs,
+            credits,
             edits: BTreeMap::new(),
             allocated: Vec::new(),
             allocated_inodes: Vec::new(),
@@ -117,9 +121,15 @@ impl<'fs> Op<'fs> {
     }
 
     /// Allocates an inode.
+    ///
+    /// # Errors
+    /// Also if a file is in memory that has the number: then the bitmap is damaged.
     pub(crate) fn allocate_inode(&mut self, parent: Ino, is_dir: bool) -> Result<Ino, FsError> {
         let ino = self.fs.allocate_inode(parent, is_dir)?;
         self.allocated_inodes.push((ino, is_dir));
+        if self.fs.inodes.get(ino).is_ok_and(|inode| !inode.is_gone()) {
+            return Err(self.fs.groups.isolate_inodes_of(ino));
+        }
         Ok(ino)
     }
 
@@ -182,9 +192,14 @@ impl<'fs> Op<'fs> {
     /// A bitmap can't be read, or the operation does not fit into a transaction; nothing has changed.
     pub(crate) fn finish(mut self, inodes: &[&Arc<Inode>]) -> Result<Finished<'fs>, FsError> {
         let fs = self.fs;
-        if self.edits.len() > fs.operation_max() {
+        let needed = self.edits.len() + 2 * self.groups_changed();
+        let missing = needed.saturating_sub(self.credits);
+        if missing > 0 {
             // Such as an insertion into a file with more than 100,000 extents.
-            return Err(FsError::NotSupported);
+            if needed > fs.operation_max() || !fs.take_credits(missing, usize::MAX) {
+                return Err(FsError::NotSupported);
+            }
+            self.credits += missing;
         }
         let read = |at| fs.read_meta(at, BlockKind::Plain);
         for &at in &self.freed_meta {
@@ -236,6 +251,22 @@ impl<'fs> Op<'fs> {
         Ok(Finished { tid, _gate: gate })
     }
 
+    /// The groups of blocks that the operation allocates or frees: each has a bitmap and a descriptor.
+    fn groups_changed(&self) -> usize {
+        let runs = self.allocated.iter().chain(&self.freed_data).map(|&(first, _)| first);
+        let layout = &self.fs.layout;
+        let groups: BTreeSet<u32> = runs
+            .chain(self.freed_meta.iter().copied())
+            .map(|at| layout.group_of_block(at))
+            .collect();
+        groups.len()
+    }
+
+    /// How many runs of blocks it has allocated.
+    pub(crate) fn allocations(&self) -> usize {
+        self.allocated.len()
+    }
+
     /// The number of the transaction to which the operation will belong.
     pub(crate) fn tid(&self) -> Tid {
         self.fs.running.lock().tid
@@ -244,6 +275,7 @@ impl<'fs> Op<'fs> {
 
 impl Drop for Op<'_> {
     fn drop(&mut self) {
+        self.fs.credits.fetch_sub(self.credits, Ordering::AcqRel);
         for &(first, blocks) in &self.allocated {
             self.fs.groups.unallocate_blocks(first, blocks);
         }

@@ -4,6 +4,7 @@
 //! On the drive it is a list: the superblock has its first inode, and each inode has the next one
 //! in `i_dtime`.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::block::Ino;
@@ -13,19 +14,29 @@ use crate::running::Running;
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
     /// In the order in which they were added.
-    list: Vec<Ino>,
+    list: BTreeMap<u64, Ino>,
+    /// Their places in the list.
+    places: BTreeMap<Ino, u64>,
 }
 
 impl Orphans {
     /// The list as it is on the drive, the first inode first.
     pub(crate) fn from_drive(list: &[Ino]) -> Self {
-        Self { list: list.iter().rev().copied().collect() }
+        let mut orphans = Self::default();
+        list.iter().rev().for_each(|&ino| orphans.push(ino));
+        orphans
+    }
+
+    fn push(&mut self, ino: Ino) {
+        let place = self.list.last_key_value().map_or(0, |(place, _)| place + 1);
+        self.list.insert(place, ino);
+        self.places.insert(ino, place);
     }
 
     /// Adds an inode, unless it is in the list.
     pub(crate) fn add(&mut self, ino: Ino, running: &mut Running) {
         if !self.contains(ino) {
-            self.list.push(ino);
+            self.push(ino);
             running.orphans_changed = true;
             running.orphans.insert(ino);
         }
@@ -34,33 +45,33 @@ impl Orphans {
     /// Removes an inode from the list. The inode that was before it on the drive points at another
     /// one then.
     pub(crate) fn remove(&mut self, ino: Ino, running: &mut Running) {
-        if let Some(at) = self.list.iter().rposition(|&listed| listed == ino) {
-            self.list.remove(at);
+        if let Some(place) = self.places.remove(&ino) {
+            self.list.remove(&place);
             running.orphans_changed = true;
-            running.orphans.extend(self.list.get(at));
+            running.orphans.extend(self.list.range(place..).next().map(|(_, ino)| ino));
             running.orphans.insert(ino);
         }
     }
 
     /// Whether an inode is in the list.
     pub(crate) fn contains(&self, ino: Ino) -> bool {
-        self.list.contains(&ino)
+        self.places.contains_key(&ino)
     }
 
     /// The first inode of the list on the drive.
     pub(crate) fn first(&self) -> Ino {
-        self.list.last().copied().unwrap_or_default()
+        self.list.last_key_value().map(|(_, &ino)| ino).unwrap_or_default()
     }
 
     /// The inode after `ino` in the list on the drive; `None`: `ino` is not in the list.
     pub(crate) fn next(&self, ino: Ino) -> Option<Ino> {
-        let at = self.list.iter().rposition(|&listed| listed == ino)?;
-        Some(at.checked_sub(1).map(|before| self.list[before]).unwrap_or_default())
+        let place = *self.places.get(&ino)?;
+        Some(self.list.range(..place).next_back().map(|(_, &ino)| ino).unwrap_or_default())
     }
 
     /// All inodes of the list.
-    pub(crate) fn all(&self) -> &[Ino] {
-        &self.list
+    pub(crate) fn all(&self) -> Vec<Ino> {
+        self.list.values().copied().collect()
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Path {
     root_slot: usize,
     /// The node below the root, if the tree has two levels of index blocks.
     node: Option<(Node, usize)>,
+    /// The leaves that it has come by.
+    leaves: u32,
 }
 
 impl Path {
@@ -32,7 +34,7 @@ impl Path {
         } else {
             None
         };
-        let path = Self { root: root.index.clone(), root_slot, node };
+        let path = Self { root: root.index.clone(), root_slot, node, leaves: 1 };
         path.check_order()?;
         Ok(path)
     }
@@ -94,6 +96,11 @@ impl Path {
             return Ok(false);
         }
         self.check_order()?;
+        // In a damaged tree many pairs may lead to the same leaf.
+        self.leaves += 1;
+        if self.leaves > view.len {
+            return Err(self.last().0.damaged());
+        }
         Ok(true)
     }
 

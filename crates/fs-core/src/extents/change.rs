@@ -72,13 +72,31 @@ pub fn remove(
     first: u32,
     last_exclusive: u64,
 ) -> Result<(), FsError> {
-    Tree { inode, blocks }.remove(first, last_exclusive, u64::MAX, 0..0).map(drop)
+    Tree { inode, blocks }.remove(first, last_exclusive, Budget::ALL, 0..0).map(drop)
 }
 
-/// As [`remove`], but frees at most `budget_blocks` blocks of data, from the end of the range on, so
-/// that a truncation can be spread over several transactions. Returns the end of the rest of the
-/// range: it is `first` if nothing is left, and the next call's `last_exclusive` otherwise. With a
-/// budget above 0 each call comes closer to `first`.
+/// The limits of one step of a long removal. Each number is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Blocks of data.
+    pub blocks: u64,
+    /// Extents, whole ones or parts. Each may lie in another group, whose bitmap changes.
+    pub extents: usize,
+}
+
+impl Budget {
+    /// No limit.
+    pub const ALL: Self = Self { blocks: u64::MAX, extents: usize::MAX };
+
+    const fn is_used_up(self) -> bool {
+        self.blocks == 0 || self.extents == 0
+    }
+}
+
+/// As [`remove`], but frees at most `budget`, from the end of the range on, so that a truncation can
+/// be spread over several transactions. Returns the end of the rest of the range: it is `first` if
+/// nothing is left, and the next call's `last_exclusive` otherwise. Each call comes closer to
+/// `first`.
 ///
 /// # Errors
 /// As [`remove`].
@@ -87,9 +105,9 @@ pub fn remove_some(
     blocks: &mut dyn MetaBlocks,
     first: u32,
     last_exclusive: u64,
-    budget_blocks: u64,
+    budget: Budget,
 ) -> Result<u64, FsError> {
-    Tree { inode, blocks }.remove(first, last_exclusive, budget_blocks, 0..0)
+    Tree { inode, blocks }.remove(first, last_exclusive, budget, 0..0)
 }
 
 /// Makes the extents in a range written: their data has been written. Holes stay as they are.
@@ -162,7 +180,7 @@ pub fn replace(
                 let end = extent.end().min(old.end());
                 let wanted = extent.part(next, end);
                 if old.physical != wanted.physical {
-                    tree.remove(at, end, u64::MAX, new.clone())?;
+                    tree.remove(at, end, Budget::ALL, new.clone())?;
                     tree.insert(wanted)?;
                 } else if old.unwritten != wanted.unwritten {
                     tree.convert(at, wanted.len, wanted.unwritten)?;
@@ -224,31 +242,33 @@ impl Tree<'_, '_> {
         &mut self,
         first: u32,
         last_exclusive: u64,
-        mut budget: u64,
+        mut budget: Budget,
         keep: Range<u64>,
     ) -> Result<u64, FsError> {
         let first = u64::from(first);
         let mut end = last_exclusive.min(END);
         let mut removed = Vec::new();
-        while end > first && budget > 0 {
+        while end > first && !budget.is_used_up() {
             // `END` fits, so the block before `end` does.
             let leaf = self.descend((end - 1) as u32)?;
             let position = leaf.position();
             let (mut from, mut start) = (position, end);
             let mut left = None;
             // All of the range in this leaf, from its end on, goes in one step.
-            while from > 0 && budget > 0 && left.is_none() {
+            while from > 0 && !budget.is_used_up() && left.is_none() {
                 let extent = leaf.extent(from - 1)?;
                 if extent.end() <= first {
                     break;
                 }
                 let high = extent.end().min(end);
-                let low = first.max(u64::from(extent.logical)).max(high.saturating_sub(budget));
+                let low =
+                    first.max(u64::from(extent.logical)).max(high.saturating_sub(budget.blocks));
                 if low > u64::from(extent.logical) {
                     left = Some(extent.part(u64::from(extent.logical), low));
                 }
                 removed.push(extent.part(low, high));
-                budget -= high - low;
+                budget.blocks -= high - low;
+                budget.extents -= 1;
                 start = low;
                 from -= 1;
             }

@@ -188,6 +188,19 @@ impl<'a> Node<'a> {
         true
     }
 
+    /// Whether all blocks that the entries point at are such as `may_have` allows. The entries are
+    /// [sound](Self::is_sound).
+    pub(super) fn points_at(&self, may_have: &dyn Fn(BlockNo, u32) -> bool) -> bool {
+        (0..self.len()).all(|i| {
+            if self.depth() == 0 {
+                let extent = self.extent(i);
+                may_have(extent.physical, extent.len)
+            } else {
+                may_have(self.child(i), 1)
+            }
+        })
+    }
+
     /// The number of entries that begin at `logical` or before.
     pub(super) fn position(&self, logical: u32) -> usize {
         let (mut low, mut high) = (0, self.len());

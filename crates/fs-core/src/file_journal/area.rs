@@ -135,6 +135,10 @@ pub fn find_records(
     // transaction: those before it may be written over already, by a record that was lost. If it is
     // not, nothing has been written over the records that counted when the last one was written.
     let Header { tid, oldest, first, .. } = last.header;
+    if tid <= durable && !is_bug_planted(Plant::ObsoleteApplied) {
+        // All are obsolete. A record that was lost may have written over any of them.
+        return found_records;
+    }
     let mut expected = if tid <= durable.next() { first } else { oldest };
     for (record, len) in found {
         let Header { position, id, tid, .. } = record.header;
@@ -244,6 +248,22 @@ mod tests {
         let mut read = |n| drive.get(&BlockNo(n)).copied();
         let found = find_records(&layout(), StreamNo(1), 4, EPOCH, Tid(5), &mut read);
         assert_eq!((ids(&found), found.missing), (alloc::vec![3, 4], None));
+    }
+
+    /// A record that wraps, and that a crash has undone, has written over obsolete ones.
+    #[test]
+    fn obsolete_records_may_be_missing() {
+        let mut area = Area::new(StreamNo(1), (0..20).map(BlockNo).collect());
+        let mut drive: BTreeMap<BlockNo, Block> = BTreeMap::new();
+        for id in 1..=4 {
+            drive.extend(area.append(&layout(), &mut record(id, 9, 30)));
+        }
+        drive.insert(BlockNo(0), [0; BLOCK_BYTES]);
+        let mut read = |n| drive.get(&BlockNo(n)).copied();
+        let found = find_records(&layout(), StreamNo(1), 20, EPOCH, Tid(9), &mut read);
+        assert_eq!(found, FoundRecords::default());
+        let found = find_records(&layout(), StreamNo(1), 20, EPOCH, Tid(8), &mut read);
+        assert_eq!((ids(&found), found.missing), (alloc::vec![], Some(RecordId(2))));
     }
 
     #[test]

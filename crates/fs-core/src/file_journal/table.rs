@@ -11,7 +11,11 @@ const MAGIC: [u8; 8] = *b"RIOFSTAB";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AreasState {
     /// They may have records of this mount.
-    Active,
+    Active {
+        /// The last durable main transaction when the mount began. The log has 32 bits of a number
+        /// only, and this has all of them.
+        before: Tid,
+    },
     /// A recovery applies the records of this mount that are newer than a main transaction. It may
     /// have committed a part of them, so the journal does not show any more which these are.
     Recovering {
@@ -45,7 +49,7 @@ impl AreaTable {
         block[..8].copy_from_slice(&MAGIC);
         block[16..32].copy_from_slice(&self.epoch.0);
         let (state, durable) = match self.state {
-            AreasState::Active => (1_u8, Tid(0)),
+            AreasState::Active { before } => (1_u8, before),
             AreasState::Recovering { durable } => (2, durable),
             AreasState::Empty => (3, Tid(0)),
         };
@@ -78,7 +82,7 @@ impl AreaTable {
             u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
         };
         let state = match block[12] {
-            1 => AreasState::Active,
+            1 => AreasState::Active { before: Tid(u64::from_le_bytes(durable)) },
             2 => AreasState::Recovering { durable: Tid(u64::from_le_bytes(durable)) },
             3 => AreasState::Empty,
             _ => return None,
@@ -101,7 +105,7 @@ mod tests {
     #[test]
     fn the_table_is_read_as_it_was_written_and_not_when_a_bit_flips() {
         for state in [
-            AreasState::Active,
+            AreasState::Active { before: Tid(3) },
             AreasState::Recovering { durable: Tid(1 << 40) },
             AreasState::Empty,
         ] {

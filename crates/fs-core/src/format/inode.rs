@@ -23,6 +23,20 @@ pub struct Time {
     pub nanos: u32,
 }
 
+impl Time {
+    /// The first second that the format has.
+    const FIRST: i64 = i32::MIN as i64;
+    /// The last second that the format has.
+    const LAST: i64 = Self::FIRST + (1 << 34) - 1;
+
+    /// The nearest time that the format has.
+    #[must_use]
+    pub fn in_range(self) -> Self {
+        let seconds = self.seconds.clamp(Self::FIRST, Self::LAST);
+        Self { seconds, nanos: if seconds == self.seconds { self.nanos } else { 0 } }
+    }
+}
+
 /// An inode as it is on the drive, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInode {
@@ -120,6 +134,22 @@ pub mod file_type {
 }
 
 impl DiskInode {
+    /// # Errors
+    /// [`FsError::NotPermitted`]: the inode is immutable.
+    pub const fn check_mutable(&self) -> Result<(), FsError> {
+        if self.flags.contains(InodeFlags::IMMUTABLE) { Err(FsError::NotPermitted) } else { Ok(()) }
+    }
+
+    /// # Errors
+    /// [`FsError::NotPermitted`]: the inode is immutable, or may only be appended to.
+    pub const fn check_replaceable(&self) -> Result<(), FsError> {
+        if self.flags.intersects(InodeFlags::IMMUTABLE.union(InodeFlags::APPEND)) {
+            Err(FsError::NotPermitted)
+        } else {
+            Ok(())
+        }
+    }
+
     /// An inode with every field zero, as a free one is.
     #[must_use]
     pub const fn zeroed() -> Self {
@@ -366,9 +396,8 @@ fn time(seconds: u32, extra: u32) -> Time {
 
 /// The two words of a time. Without the second one, the seconds have 32 bits.
 fn time_words(time: Time, has_extra: bool) -> (u32, u32) {
-    const FIRST: i64 = i32::MIN as i64;
-    let last = if has_extra { FIRST + (1 << 34) - 1 } else { i64::from(i32::MAX) };
-    let seconds = time.seconds.clamp(FIRST, last);
+    let last = if has_extra { Time::LAST } else { i64::from(i32::MAX) };
+    let seconds = time.seconds.clamp(Time::FIRST, last);
     // The word has the low 32 bits, with sign; the extension has the multiple of 2^32 above.
     let word = (seconds & 0xffff_ffff) as u32;
     let extension = (seconds - i64::from(word.cast_signed())) >> 32;

@@ -163,6 +163,10 @@ impl Fs {
         op.set_claim(Claim::of(caller.uid == 0));
         let mut state = op.lock(inode)?;
         let mut disk = state.disk.clone();
+        disk.check_mutable()?;
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            disk.check_replaceable()?;
+        }
         let _shared = self.lock_attributes(&disk);
         if let Some(mode) = set.mode {
             disk.mode = disk.mode & 0xf000 | mode & 0o7777;
@@ -182,9 +186,9 @@ impl Fs {
         if (set.remove_set_ids || is_chown) && !disk.is_dir() {
             disk.mode &= !super::file::set_id_bits(disk.mode);
         }
-        disk.atime = set.atime.unwrap_or(disk.atime);
-        disk.mtime = set.mtime.unwrap_or(disk.mtime);
-        disk.ctime = set.ctime.unwrap_or(now);
+        disk.atime = set.atime.unwrap_or(disk.atime).in_range();
+        disk.mtime = set.mtime.unwrap_or(disk.mtime).in_range();
+        disk.ctime = set.ctime.unwrap_or(now).in_range();
         disk.version += 1;
         let finished = op.finish(&[inode])?;
         // What a program puts into a directory after a chmod must not be there with the permissions
@@ -271,6 +275,7 @@ impl Fs {
             op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
+            disk.check_replaceable()?;
             let _shared = self.lock_attributes(&disk);
             xattr::set(&mut OpenInode { ino, disk: &mut disk }, &mut op, name, value, mode)?;
             if name == AclKind::Access.name() && !caller.may_set_group_id(disk.gid) {
@@ -307,6 +312,7 @@ impl Fs {
             op.set_claim(Claim::of(caller.uid == 0));
             let mut state = op.lock(&inode)?;
             let mut disk = state.disk.clone();
+            disk.check_replaceable()?;
             let _shared = self.lock_attributes(&disk);
             xattr::remove(&mut OpenInode { ino, disk: &mut disk }, &mut op, name)?;
             disk.ctime = now;

@@ -20,6 +20,7 @@ use crate::error::FsError;
 use crate::format::checksum;
 use crate::format::inode::INODE_BYTES;
 use crate::groups::{FreedBatch, InodePlace};
+use crate::inode_table::InodeState;
 use crate::probe::{Plant, is_bug_planted};
 use crate::running::Running;
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
@@ -317,8 +318,14 @@ impl Fs {
             blocks.insert(at, BlockKind::Plain);
         }
         for &ino in orphans.iter().filter(|ino| !inodes.contains_key(ino)) {
-            let inode = self.inode(ino)?;
-            let at = self.render_inode(ino, &inode.state.read(), tid)?;
+            let at = match self.inodes.get(ino) {
+                Ok(inode) => self.render_inode(ino, &inode.state.read(), tid)?,
+                Err(_) if self.orphans.lock().contains(ino) => {
+                    self.render_inode(ino, &InodeState::new(self.read_inode(ino)?), tid)?
+                }
+                // It was in the list although it is free.
+                Err(_) => continue,
+            };
             blocks.insert(at, BlockKind::Plain);
         }
         for (at, block) in self.groups.render() {
@@ -344,7 +351,7 @@ impl Fs {
         state: &crate::inode_table::InodeState,
         tid: Tid,
     ) -> Result<BlockNo, FsError> {
-        let (InodePlace { block: at, offset, .. }, _) = self.read_table_block(ino)?;
+        let (InodePlace { block: at, offset, .. }, read) = self.read_table_block(ino)?;
         let mut disk = state.disk.clone();
         if disk.is_regular() {
             disk.size = disk.size.min(state.written_size);
@@ -352,21 +359,17 @@ impl Fs {
         if let Some(next) = self.orphans.lock().next(ino) {
             disk.dtime = next.0;
         }
-        let rendered = self.cache.change(at, tid, |_, block| {
+        self.cache.change_read(at, BlockKind::Plain, read, tid, |block| {
             let (inodes, _) = block.as_chunks_mut::<INODE_BYTES>();
             disk.encode(&mut inodes[offset / INODE_BYTES], &self.layout, ino);
         });
-        // It was just read, but another reader may have dropped it from the cache: once more.
-        if rendered.is_none() {
-            return self.render_inode(ino, state, tid);
-        }
         Ok(at)
     }
 
     /// Renders the superblock into block 0.
     fn render_superblock(&self, tid: Tid) -> Result<BlockNo, FsError> {
         let at = BlockNo(0);
-        self.read_meta(at, BlockKind::Plain)?;
+        let read = self.read_meta(at, BlockKind::Plain)?;
         let mut superblock = {
             let mut superblock = self.superblock.lock();
             let counts = self.groups.counts();
@@ -375,12 +378,9 @@ impl Fs {
             superblock.set_last_orphan(self.orphans.lock().first().0);
             superblock.clone()
         };
-        let rendered = self.cache.change(at, tid, |_, block| {
+        self.cache.change_read(at, BlockKind::Plain, read, tid, |block| {
             superblock.encode(block, self.layout.crc32c);
         });
-        if rendered.is_none() {
-            return self.render_superblock(tid);
-        }
         Ok(at)
     }
 }

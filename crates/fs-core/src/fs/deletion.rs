@@ -3,14 +3,11 @@
 
 use alloc::sync::Arc;
 
-use super::{Fs, Held};
+use super::Fs;
 use crate::error::FsError;
 use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
 use crate::{extents, xattr};
-
-/// The blocks that one step removes.
-const STEP_BLOCKS: u64 = 8192;
 
 impl Fs {
     /// Nothing refers to an inode any more: it is deleted if it has no names, and may leave the
@@ -38,7 +35,7 @@ impl Fs {
     /// Removes a step's worth of blocks, and after the last ones the inode. Returns whether it is
     /// gone, or referenced again: then the last reference deletes it.
     fn delete_step(&self, inode: &Arc<Inode>, also_open: bool) -> Result<bool, FsError> {
-        let mut op = self.begin_own(Held::First)?;
+        let mut op = self.begin_own_removal()?;
         let mut state = match op.lock(inode) {
             Err(FsError::Stale(_)) => return Ok(true),
             other => other?,
@@ -57,8 +54,15 @@ impl Fs {
         let _shared = self.lock_attributes(&disk);
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
         let has_tree = open.disk.flags.contains(crate::format::inode::InodeFlags::EXTENTS);
+        if !has_tree
+            && (is_dir || open.disk.is_regular())
+            && open.disk.i_block.iter().any(|&b| b != 0)
+        {
+            // A list of blocks as ext3 has it, or a damaged flag: its blocks would be lost.
+            return Err(FsError::DamagedInode { what: "flag for an extent tree", ino: inode.ino });
+        }
         let is_done =
-            !has_tree || extents::remove_some(&mut open, &mut op, 0, 1 << 32, STEP_BLOCKS)? == 0;
+            !has_tree || extents::remove_some(&mut open, &mut op, 0, 1 << 32, self.removal())? == 0;
         op.was_written(state);
         if is_done {
             xattr::remove_block(&mut open, &mut op)?;
@@ -67,12 +71,12 @@ impl Fs {
             // The time of the last unlink; a number below that of the inodes would be taken for
             // the next entry of the orphan list.
             disk.dtime = u32::try_from(disk.ctime.seconds).unwrap_or(u32::MAX);
-            self.orphans.lock().remove(inode.ino, &mut self.running.lock());
         }
         let finished = op.finish(&[inode])?;
         state.disk = disk;
         state.written_size = 0;
         if is_done {
+            self.orphans.lock().remove(inode.ino, &mut self.running.lock());
             inode.set_gone();
         }
         drop(finished);

@@ -1,5 +1,6 @@
 //! `rename`, with all its flags.
 
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -138,7 +139,8 @@ impl Fs {
     fn is_within(&self, dir: &Arc<Inode>, above: Ino) -> Result<bool, FsError> {
         let mut at = Arc::clone(dir);
         // A damaged tree may have a circle.
-        for _ in 0..self.layout.inodes {
+        let mut seen = BTreeSet::new();
+        while seen.insert(at.ino) {
             if at.ino == above {
                 return Ok(true);
             }
@@ -197,6 +199,13 @@ impl Fs {
             || found_target.map(|entry| entry.ino) != target.map(|target| target.ino)
         {
             return Ok(false);
+        }
+        locked.disk(from).check_replaceable()?;
+        locked.disk(source.ino).check_replaceable()?;
+        locked.disk(to).check_mutable()?;
+        if let Some(target) = target {
+            locked.disk(to).check_replaceable()?;
+            locked.disk(target.ino).check_replaceable()?;
         }
         // A rename within one directory may race with a move of its own parent only by name, so the
         // kinds are enough to check.
@@ -278,9 +287,6 @@ impl Fs {
                 } else {
                     replaced.links = replaced.links.saturating_sub(1);
                 }
-                if locked.disk(target.ino).links == 0 {
-                    self.orphans.lock().add(target.ino, &mut self.running.lock());
-                }
             }
             locked.disk(target.ino).ctime = now;
             locked.disk(target.ino).version += 1;
@@ -296,6 +302,11 @@ impl Fs {
         changed.extend(&whiteout);
         let finished = op.finish(&changed)?;
         let tid = finished.tid;
+        if let Some(target) = target
+            && locked.disk(target.ino).links == 0
+        {
+            self.orphans.lock().add(target.ino, &mut self.running.lock());
+        }
         self.make_unfit(source, old.parent, old.name, tid);
         self.make_unfit(target.unwrap_or(source), new.parent, new.name, tid);
         if is_dir || exchange {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec;
 
-use super::{Fs, Held};
+use super::Fs;
 use crate::block::{BLOCK_BYTES, Block, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -17,9 +17,6 @@ use crate::tid::Tid;
 
 /// The size of the largest file, in bytes: 2^32 - 1 blocks.
 pub(crate) const SIZE_MAX: u64 = (u32::MAX as u64) * BLOCK_BYTES as u64;
-
-/// The blocks that one step of a long truncate removes.
-const STEP_BLOCKS: u64 = 8192;
 
 pub(super) fn page_of(offset: u64) -> u32 {
     (offset / BLOCK_BYTES as u64) as u32
@@ -203,6 +200,10 @@ impl Fs {
         if !state.disk.is_regular() {
             return Err(if state.disk.is_dir() { FsError::IsDirectory } else { FsError::Invalid });
         }
+        state.disk.check_mutable()?;
+        if offset < state.disk.size {
+            state.disk.check_replaceable()?;
+        }
         if let Some(stream) = state.stream {
             let keep = state.disk.size.checked_sub(1).map(page_of);
             state.pages.drop_complete(self.storage.marks(stream).complete, keep);
@@ -314,15 +315,19 @@ impl Fs {
 
     /// Sets the size, and removes the first blocks behind the new end.
     fn set_size_step(&self, inode: &Arc<Inode>, size: u64, now: Time) -> Result<SizeStep, FsError> {
-        let mut op = self.begin()?;
+        let mut op = self.begin_removal()?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         if !state.disk.is_regular() {
             return Err(if state.disk.is_dir() { FsError::IsDirectory } else { FsError::Invalid });
         }
         check_whole(state)?;
-        op.change_data();
         let old_size = state.disk.size;
+        state.disk.check_mutable()?;
+        if size < old_size {
+            state.disk.check_replaceable()?;
+        }
+        op.change_data();
         if size > old_size {
             self.zero_end(inode.ino, state)?;
         }
@@ -342,11 +347,11 @@ impl Fs {
         // With the same size, blocks that `fallocate` has put behind the end go.
         let is_done = size > old_size || self.remove_behind_end(&mut op, inode, &mut disk)?;
         op.was_written(state);
+        let finished = op.finish(&[inode])?;
         if !is_done {
             // A crash must not forget the rest.
             self.orphans.lock().add(inode.ino, &mut self.running.lock());
         }
-        let finished = op.finish(&[inode])?;
         state.disk = disk;
         state.written_size = size;
         if size <= old_size {
@@ -369,8 +374,8 @@ impl Fs {
 
     /// Removes more blocks behind the end of a file whose truncate has begun. Returns whether all
     /// are removed; then it is not in the list any more, unless it has no name.
-    fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
-        let mut op = self.begin_own(Held::First)?;
+    pub(super) fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
+        let mut op = self.begin_own_removal()?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         if !state.is_cutting {
@@ -379,10 +384,10 @@ impl Fs {
         let mut disk = state.disk.clone();
         let is_done = self.remove_behind_end(&mut op, inode, &mut disk)?;
         op.was_written(state);
+        let finished = op.finish(&[inode])?;
         if is_done && disk.links > 0 {
             self.orphans.lock().remove(inode.ino, &mut self.running.lock());
         }
-        let finished = op.finish(&[inode])?;
         state.disk = disk;
         log_removed(inode, state, is_done, finished.tid);
         drop(finished);
@@ -399,7 +404,7 @@ impl Fs {
     ) -> Result<bool, FsError> {
         let first = first_page_behind(disk.size);
         let mut open = OpenInode { ino: inode.ino, disk };
-        let rest = extents::remove_some(&mut open, op, first, 1 << 32, STEP_BLOCKS)?;
+        let rest = extents::remove_some(&mut open, op, first, 1 << 32, self.removal())?;
         Ok(rest == u64::from(first))
     }
 }

@@ -2,6 +2,7 @@
 //! data. Nothing is waited for in between.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
@@ -214,10 +215,15 @@ impl Fs {
         durable: Tid,
     ) -> Result<Vec<(Ino, Arc<Creation>)>, Fallback> {
         let mut found = Vec::new();
+        let mut seen = BTreeSet::new();
         let mut ino = inode.ino;
         let mut creation = inode.creation.lock().clone();
         while let Some(link) = creation.filter(|link| link.tid > durable) {
             // A directory whose creation is not durable stays in memory.
+            // If a bitmap is damaged, a directory may be above itself.
+            if !seen.insert(ino) {
+                return Err(Fallback::Name);
+            }
             let parent = self.inodes.get(link.parent).map_err(|_| Fallback::Name)?;
             if !parent.is_fit(durable) || !parent.unfit_names.lock().is_fit(&link.name, durable) {
                 return Err(Fallback::Name);

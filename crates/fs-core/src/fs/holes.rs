@@ -99,6 +99,13 @@ impl Fs {
         let end = offset.checked_add(len).filter(|&end| end <= SIZE_MAX && len > 0);
         let end = end.ok_or(if len == 0 { FsError::Invalid } else { FsError::FileTooLarge })?;
         let inode = self.inode(ino)?;
+        {
+            let state = inode.state.read();
+            state.disk.check_mutable()?;
+            if how & !mode::KEEP_SIZE != 0 {
+                state.disk.check_replaceable()?;
+            }
+        }
         self.before_change(&inode)?;
         match how {
             0 | mode::KEEP_SIZE => self.allocate_range(&inode, offset..end, how, now),
@@ -242,33 +249,35 @@ impl Fs {
 
     /// Removes the blocks of whole pages.
     fn punch(&self, inode: &Arc<Inode>, pages: Range<u32>, now: Time) -> Result<(), FsError> {
-        let mut next = pages.start;
-        while next < pages.end {
-            next = self.retry(|| self.punch_step(inode, next..pages.end, now))?;
+        let mut end = pages.end;
+        while end > pages.start {
+            end = self.retry(|| self.punch_step(inode, pages.start..end, now))?;
         }
         Ok(())
     }
 
-    /// Removes blocks from the beginning of a range. Returns where it has stopped.
+    /// Removes blocks from the end of a range on. Returns the end of the rest.
     fn punch_step(&self, inode: &Arc<Inode>, pages: Range<u32>, now: Time) -> Result<u32, FsError> {
-        let mut op = self.begin()?;
+        let mut op = self.begin_removal()?;
         op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         op.change_data();
         let mut disk = state.disk.clone();
-        let end = pages.start.saturating_add(STEP_BLOCKS).min(pages.end);
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
-        extents::remove(&mut open, &mut op, pages.start, u64::from(end))?;
+        let (first, end) = (pages.start, u64::from(pages.end));
+        let rest = extents::remove_some(&mut open, &mut op, first, end, self.removal())?;
+        // It is in the range, or just behind it.
+        let done = rest as u32..pages.end;
         op.was_written(state);
         disk.mtime = now;
         disk.ctime = now;
         disk.version += 1;
         let finished = op.finish(&[inode])?;
-        self.groups.unreserve(state.pages.remove(pages.start..end));
+        self.groups.unreserve(state.pages.remove(done.clone()));
         state.settle_size();
-        Self::put(state, disk, pages.start..end, finished);
-        Ok(end)
+        Self::put(state, disk, done.clone(), finished);
+        Ok(done.start)
     }
 
     /// Cuts whole blocks out of a file, or puts a hole in.
@@ -304,7 +313,7 @@ impl Fs {
         is_insert: bool,
         now: Time,
     ) -> Result<bool, FsError> {
-        let mut op = self.begin()?;
+        let mut op = self.begin_large()?;
         op.set_claim(Claim::WriteBack);
         let mut state = op.lock(inode)?;
         let state = &mut *state;

@@ -1,6 +1,7 @@
 //! The journal's place on the drive: the log, and behind it the table and the areas of file-level
 //! records. Replaying the log.
 
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -12,12 +13,11 @@ use crate::file_journal::area::Area;
 use crate::file_journal::record::{Epoch, RECORD_BLOCKS_MAX};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::layout::Layout;
-use crate::journal::format::{JournalError, JournalSuperblock};
+use crate::journal::format::{DamagedPart, JournalError, JournalSuperblock};
 use crate::journal::recovery::{Recovery, recover};
 use crate::raw::Raw;
 use crate::storage::{BlockWrite, Content, Placement, Storage, StorageError, StreamNo, WriteGroup};
 use crate::sync::Mutex;
-use crate::tid::Tid;
 
 /// The blocks of the log that stay, at least.
 const LOG_BLOCKS_MIN: u32 = 1024;
@@ -52,8 +52,8 @@ pub(super) fn write_durably(
 pub(super) struct FoundLog {
     pub(super) superblock: JournalSuperblock,
     pub(super) recovery: Recovery,
-    /// The last durable transaction.
-    pub(super) durable: Tid,
+    /// The number of the last durable transaction.
+    pub(super) durable: u32,
 }
 
 /// Reads the log. `blocks` are the blocks of the journal.
@@ -65,7 +65,7 @@ pub(super) fn find_log(raw: &Raw<'_>, blocks: &[BlockNo]) -> Result<FoundLog, Mo
     let recovery = recover(raw.layout, &superblock, &mut read)?;
     // The superblock has the number of the first transaction that may be in the log.
     let before = superblock.sequence().wrapping_sub(1);
-    let durable = Tid(recovery.last.unwrap_or(before).into());
+    let durable = recovery.last.unwrap_or(before);
     Ok(FoundLog { superblock, recovery, durable })
 }
 
@@ -80,8 +80,13 @@ pub(super) fn replay_log(
         return Ok(());
     }
     let mut read = |index: u32| Ok(Arc::new(raw.block(blocks[index as usize])?));
+    let of_the_journal: BTreeSet<BlockNo> = blocks.iter().copied().collect();
     let mut homes = Vec::with_capacity(recovery.homes.len());
     for home in &recovery.homes {
+        if of_the_journal.contains(&home.at) {
+            let what = DamagedPart::Tag(home.at);
+            return Err(JournalError::DamagedTransaction { what, sequence: home.sequence }.into());
+        }
         homes.push((home.at, recovery.load(home, &mut read)?));
     }
     write_durably(raw.storage, homes)?;

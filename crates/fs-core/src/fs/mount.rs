@@ -19,7 +19,7 @@ use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
 use crate::cache::BlockCache;
 use crate::error::FsError;
 use crate::file_journal::area::find_records;
-use crate::file_journal::record::Epoch;
+use crate::file_journal::record::{Epoch, RecordId};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::features::{Features, incompat, ro_compat};
 use crate::format::inode::Time;
@@ -47,6 +47,9 @@ pub struct MountOptions {
     pub read_only: bool,
     /// The random number of this mount.
     pub epoch: Epoch,
+    /// Whether file-level records that are damaged, or can't be applied because something else is,
+    /// are left out. What `fsync` made durable may be lost then.
+    pub accept_lost_records: bool,
     /// The time between two commits, in seconds.
     pub commit_seconds: u32,
     /// The dirty pages of a file at which a write submits them.
@@ -68,6 +71,7 @@ impl MountOptions {
         Self {
             mode: JournalMode::default(),
             read_only: false,
+            accept_lost_records: false,
             epoch,
             commit_seconds: 5,
             dirty_pages_max: 4096,
@@ -102,6 +106,17 @@ pub enum MountError {
     /// The journal can't be used.
     #[error("the journal can't be used: {0}")]
     Journal(#[from] JournalError),
+    /// A file-level record is damaged: others after it are there.
+    #[error(
+        "the file-level record before number {id} of stream {stream} is damaged: some of what \
+         fsync made durable is lost; `--accept-lost-log` goes on without it"
+    )]
+    DamagedRecord {
+        /// The stream.
+        stream: u16,
+        /// The number of the record after it.
+        id: u64,
+    },
     /// A structure is damaged, or the storage has failed.
     #[error(transparent)]
     Fs(#[from] FsError),
@@ -122,6 +137,10 @@ pub struct MountReport {
     pub records: u64,
     /// The orphans that were deleted or truncated.
     pub orphans: u64,
+    /// An error was found in this mount or before: e2fsck shall check everything.
+    pub has_error: bool,
+    /// The orphans that are damaged, so that e2fsck must delete them.
+    pub damaged_orphans: u64,
 }
 
 impl Fs {
@@ -140,7 +159,11 @@ impl Fs {
         let blocks = raw.blocks_of(journal_ino, &raw.inode(journal_ino)?)?;
         let log = find_log(&raw, &blocks)?;
         let is_dirty = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
-        let left = if is_dirty { read_table(&raw, &log.superblock, &blocks)? } else { None };
+        let left = match is_dirty.then(|| read_table(&raw, &log.superblock, &blocks)) {
+            Some(Err(error)) if error.is_damage() && options.accept_lost_records => None,
+            Some(left) => left?,
+            None => None,
+        };
         let needs_recovery = log.superblock.start() != 0
             || left.as_ref().is_some_and(|(table, _)| table.state != AreasState::Empty);
         if options.read_only && needs_recovery {
@@ -148,8 +171,8 @@ impl Fs {
         }
         // The replay empties the log, so the table gets the number of its last transaction first.
         let left = match left {
-            Some((table, division)) if table.state == AreasState::Active => {
-                let state = AreasState::Recovering { durable: log.durable };
+            Some((table @ AreaTable { state: AreasState::Active { before }, .. }, division)) => {
+                let state = AreasState::Recovering { durable: before.not_before(log.durable) };
                 let table = AreaTable { state, ..table };
                 write_table(&*storage, &layout, &division, &blocks, &table)?;
                 Some((table, division))
@@ -161,11 +184,19 @@ impl Fs {
         }
 
         // The replay may have changed it.
-        let (superblock, layout) = read_superblock(&*storage, options.crc32c)?;
+        let (mut superblock, layout) = read_superblock(&*storage, options.crc32c)?;
+        let has_error = log.superblock.errno() != 0;
+        if has_error && !options.read_only {
+            // As ext4 does it. The next update of the journal's superblock clears the error there.
+            superblock.set_state(superblock.state() | State::ERROR);
+            write_superblock(&*storage, &mut superblock, options.crc32c)?;
+        }
         let raw = Raw { storage: &*storage, layout: &layout };
         let journal = MainJournal::new(&layout, &log.superblock, blocks.clone(), &log.recovery)?;
         let next = journal.next();
-        let groups = Groups::open(&layout, &|at| Ok(Arc::new(raw.block(at)?)))?;
+        let mut groups = Groups::open(&layout, &|at| Ok(Arc::new(raw.block(at)?)))?;
+        let overhead = groups.system_blocks() + blocks.len() as u64;
+        groups.add_journal(journal_ino, &blocks)?;
         let mut orphans = raw_orphans(&raw, &superblock)?;
         let listed = Orphans::from_drive(&orphans);
         orphans.extend(orphan_file(&raw, &superblock)?);
@@ -173,8 +204,9 @@ impl Fs {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
             log_blocks: AtomicUsize::new(journal.capacity()),
+            credits: AtomicUsize::new(0),
             journal: Mutex::new(journal),
-            overhead: groups.system_blocks() + blocks.len() as u64,
+            overhead,
             superblock: Mutex::new(superblock),
             groups,
             cache: BlockCache::new(options.cached_blocks_max),
@@ -209,13 +241,14 @@ impl Fs {
         };
         let mut report = MountReport {
             replayed: u64::from(log.recovery.transactions),
+            has_error: has_error || fs.superblock.get_mut().state().contains(State::ERROR),
             ..MountReport::default()
         };
         if !fs.options.read_only {
             if let Some((table, division)) = left {
                 report.records = fs.recover_records(&table, &division)?;
             }
-            report.orphans = fs.process_orphans(&orphans)?;
+            (report.orphans, report.damaged_orphans) = fs.process_orphans(&orphans)?;
             fs.begin_use(now)?;
         }
         Ok((fs, report))
@@ -239,6 +272,12 @@ impl Fs {
             );
             if let Some(error) = failure {
                 return Err(error.into());
+            }
+            // A stream keeps the order of its groups, so a crash leaves no gap.
+            if let Some(RecordId(id)) = found.missing
+                && !self.options.accept_lost_records
+            {
+                return Err(MountError::DamagedRecord { stream: 1 + index, id });
             }
             records.extend(found.records);
         }
@@ -290,7 +329,8 @@ impl Fs {
             // mount before must lead to a table, the old one or the new one, also after a crash
             // between the next two writes.
             self.empty_log()?;
-            let table = division.table(self.options.epoch, AreasState::Active, full);
+            let state = AreasState::Active { before: self.durable() };
+            let table = division.table(self.options.epoch, state, full);
             let (storage, layout) = (&*self.storage, &self.layout);
             write_table(storage, layout, &division, &self.journal_blocks, &table)?;
             self.set_log_length(division.maxlen)?;
@@ -317,24 +357,36 @@ impl Fs {
     }
 
     /// Deletes the inodes without names, and finishes the truncates, that a crash has interrupted.
-    fn process_orphans(&self, orphans: &[Ino]) -> Result<u64, FsError> {
+    /// Those that are damaged stay in the list. Returns the numbers of both.
+    fn process_orphans(&self, orphans: &[Ino]) -> Result<(u64, u64), FsError> {
+        let mut damaged = 0;
         for &ino in orphans {
-            // The kernel's orphan file may have one that is deleted already.
-            let read = |at| self.read_meta(at, BlockKind::Plain);
-            if !self.groups.is_inode_used(ino, &read)? {
-                self.orphans.lock().remove(ino, &mut self.running.lock());
-                continue;
+            match self.process_orphan(ino) {
+                Err(error) if error.is_damage() => damaged += 1,
+                processed => processed?,
             }
-            self.orphans.lock().add(ino, &mut self.running.lock());
-            let inode = self.inode(ino)?;
-            self.process_orphan(&inode)?;
         }
         self.commit_now()?;
-        Ok(orphans.len() as u64)
+        Ok((orphans.len() as u64 - damaged, damaged))
+    }
+
+    fn process_orphan(&self, ino: Ino) -> Result<(), FsError> {
+        // The kernel's orphan file may have one that is deleted already.
+        let read = |at| self.read_meta(at, BlockKind::Plain);
+        let is_used = self.groups.is_inode_used(ino, &read);
+        if is_used == Ok(false) {
+            self.orphans.lock().remove(ino, &mut self.running.lock());
+            return Ok(());
+        }
+        // A commit writes the inodes of the list, so one that can't be read must not be in it.
+        self.read_inode(ino)?;
+        self.orphans.lock().add(ino, &mut self.running.lock());
+        is_used?;
+        self.end_orphan(&self.inode(ino)?)
     }
 
     /// Deletes an inode of the orphan list, or finishes its truncate.
-    fn process_orphan(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
+    fn end_orphan(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
         let has_no_name = inode.state.read().disk.links == 0;
         if has_no_name {
             return self.delete(inode, true);
@@ -378,17 +430,20 @@ impl Fs {
         loop {
             self.sync(now)?;
             // Deleted files that are still open go with the mount.
-            let orphans = self.orphans.lock().all().to_vec();
+            let orphans = self.orphans.lock().all();
+            let mut damaged = 0;
             for ino in orphans {
-                match self.inode(ino) {
+                match self.inode(ino).and_then(|inode| self.end_orphan(&inode)) {
                     // The thread that had it open last deletes it.
                     Err(FsError::Stale(_)) => {}
-                    inode => self.process_orphan(&inode?)?,
+                    // It stays in the list.
+                    Err(error) if error.is_damage() => damaged += 1,
+                    ended => ended?,
                 }
             }
             self.commit_now()?;
             let _gate = self.gate.write();
-            if self.is_all_durable() {
+            if self.is_all_durable(damaged) {
                 // Calls that wait for the gate find it.
                 self.is_read_only.store(true, Ordering::Release);
                 return Ok(());
@@ -397,11 +452,12 @@ impl Fs {
         }
     }
 
-    /// Whether the memory has nothing that is not durable. The gate is closed.
-    fn is_all_durable(&self) -> bool {
+    /// Whether the memory has nothing that is not durable, and the list of orphans only those that
+    /// are damaged. The gate is closed.
+    fn is_all_durable(&self, damaged: usize) -> bool {
         self.running.lock().is_empty()
             && self.barriers.lock().is_nothing_held()
-            && self.orphans.lock().all().is_empty()
+            && self.orphans.lock().all().len() == damaged
             && self.inodes.all().iter().all(|inode| inode.state.read().pages.dirty() == 0)
     }
 

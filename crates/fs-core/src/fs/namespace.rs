@@ -219,6 +219,7 @@ impl Fs {
         if dir::lookup(parent.ino, &state.disk, &op, name)?.is_some() {
             return Err(FsError::Exists);
         }
+        state.disk.check_mutable()?;
         let is_dir = new.mode & file_type::MASK == file_type::DIRECTORY;
         let mut parent_disk = state.disk.clone();
         if is_dir {
@@ -415,6 +416,8 @@ impl Fs {
         }
         let mut parent_disk = parent_state.disk.clone();
         let mut disk = child_state.disk.clone();
+        parent_disk.check_replaceable()?;
+        disk.check_replaceable()?;
         match (is_dir, disk.is_dir()) {
             (true, false) => return Err(FsError::NotDirectory),
             (false, true) => return Err(FsError::IsDirectory),
@@ -432,10 +435,10 @@ impl Fs {
         touch(&mut parent_disk, now);
         disk.ctime = now;
         disk.version += 1;
+        let finished = op.finish(&[parent, child])?;
         if disk.links == 0 && !is_bug_planted(Plant::OrphanForgotten) {
             self.orphans.lock().add(child.ino, &mut self.running.lock());
         }
-        let finished = op.finish(&[parent, child])?;
         self.make_unfit(child, parent, name, finished.tid);
         parent_state.disk = parent_disk;
         if is_dir {
@@ -496,6 +499,8 @@ impl Fs {
         if state.disk.links == 0 {
             return Err(FsError::NotFound);
         }
+        parent_state.disk.check_mutable()?;
+        state.disk.check_replaceable()?;
         if state.disk.links >= LINKS_MAX {
             return Err(FsError::TooManyLinks);
         }

@@ -26,21 +26,33 @@ impl Fs {
         }
         // A record may need a block for the directory or the extent tree that it changes.
         self.await_blocks(&records);
+        let mut applied = 0;
         for record in &records {
-            for change in &record.changes {
-                match change {
-                    Change::Inode { ino, fields } => self.apply_inode(*ino, fields, record)?,
-                    Change::Entry { parent, child, kind, name } => {
-                        self.apply_entry(*parent, *child, FileKind(*kind), name)?;
-                    }
-                    &Change::Extent { ino, logical, len, physical, unwritten } => {
-                        self.apply_extent(ino, logical, len, physical, unwritten)?;
-                    }
+            match self.apply_record(record) {
+                // Not those of the storage.
+                Err(error)
+                    if self.options.accept_lost_records
+                        && !matches!(error, FsError::Io(_) | FsError::ReadOnly) => {}
+                result => {
+                    result?;
+                    applied += 1;
                 }
             }
         }
         self.await_blocks(&[]);
-        Ok(records.len() as u64)
+        Ok(applied)
+    }
+
+    fn apply_record(&self, record: &Record) -> Result<(), FsError> {
+        record.changes.iter().try_for_each(|change| match change {
+            Change::Inode { ino, fields } => self.apply_inode(*ino, fields, record),
+            Change::Entry { parent, child, kind, name } => {
+                self.apply_entry(*parent, *child, FileKind(*kind), name)
+            }
+            &Change::Extent { ino, logical, len, physical, unwritten } => {
+                self.apply_extent(ino, logical, len, physical, unwritten)
+            }
+        })
     }
 
     /// Gives an inode its fields, and makes it if it does not exist.
@@ -155,26 +167,31 @@ impl Fs {
         unwritten: bool,
     ) -> Result<(), FsError> {
         let inode = self.inode(ino)?;
-        let mut op = self.begin()?;
-        op.set_claim(Claim::WriteBack);
-        let mut state = op.lock(&inode)?;
-        let mut disk = state.disk.clone();
-        let mut open = OpenInode { ino, disk: &mut disk };
-        match physical {
-            None => {
-                extents::remove(&mut open, &mut op, logical, u64::from(logical) + u64::from(len))?
-            }
-            Some(physical) => {
-                let extent = Extent { logical, len, physical, unwritten };
-                if !is_bug_planted(Plant::BlocksNotClaimed) {
-                    op.claim_extent(ino, open.disk, extent)?;
+        let (first, mut end) = (u64::from(logical), u64::from(logical) + u64::from(len));
+        // In steps that fit into a transaction, whatever has the place now.
+        while end > first {
+            let mut op = self.begin_removal()?;
+            op.set_claim(Claim::WriteBack);
+            let mut state = op.lock(&inode)?;
+            let mut disk = state.disk.clone();
+            let mut open = OpenInode { ino, disk: &mut disk };
+            let budget = self.removal();
+            end = match physical {
+                None => extents::remove_some(&mut open, &mut op, logical, end, budget)?,
+                Some(physical) => {
+                    let start = first.max(end.saturating_sub(budget.extents as u64));
+                    let extent = Extent { logical, len, physical, unwritten }.part(start, end);
+                    if !is_bug_planted(Plant::BlocksNotClaimed) {
+                        op.claim_extent(ino, open.disk, extent)?;
+                    }
+                    extents::replace(&mut open, &mut op, extent)?;
+                    start
                 }
-                extents::replace(&mut open, &mut op, extent)?;
-            }
+            };
+            let finished = op.finish(&[&inode])?;
+            state.disk = disk;
+            drop(finished);
         }
-        let finished = op.finish(&[&inode])?;
-        state.disk = disk;
-        drop(finished);
         Ok(())
     }
 }

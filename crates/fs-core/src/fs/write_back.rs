@@ -15,6 +15,9 @@ use crate::open_inode::OpenInode;
 use crate::probe::{Plant, is_bug_planted};
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
 
+/// The runs of blocks that one operation allocates. Each may lie in another group.
+const ALLOCATIONS_MAX: usize = 12;
+
 /// The largest number of blocks of a group of data.
 const GROUP_BLOCKS_MAX: usize = 64;
 
@@ -94,7 +97,8 @@ impl Fs {
         let mut open = OpenInode { ino: inode.ino, disk: &mut disk };
         let reserved = state.pages.reserved_in(first..first + run.len() as u32);
         let (writes, is_changed) = self.place(&mut op, &mut open, first, &run, reserved)?;
-        let end = u64::from(first + run.len() as u32) * BLOCK_BYTES as u64;
+        let pages = first..first + writes.len() as u32;
+        let end = u64::from(pages.end) * BLOCK_BYTES as u64;
         let is_converted = is_changed && writes.iter().any(|w| w.placement == Placement::InPlace);
         let has_grown = end.min(disk.size) > state.written_size;
         if is_changed || has_grown && !is_bug_planted(Plant::SizeForgotten) {
@@ -108,7 +112,7 @@ impl Fs {
 
         let finished = op.finish(&[inode])?;
         if is_changed {
-            state.log.change_range(first, first + run.len() as u32, finished.tid);
+            state.log.change_range(pages.start, pages.end, finished.tid);
         }
         state.disk = disk;
         let group = WriteGroup { writes, flush: false, content: Content::Data };
@@ -121,7 +125,7 @@ impl Fs {
         if !(is_converted && is_bug_planted(Plant::ConvertedBeforeData)) {
             self.running.lock().needs_data(stream, seq);
         }
-        self.submitted(state, first..first + run.len() as u32, seq);
+        self.submitted(state, pages, seq);
         drop(finished);
         Ok(Step::Again)
     }
@@ -144,7 +148,7 @@ impl Fs {
     }
 
     /// Finds the blocks for consecutive pages, and allocates those that are missing. Returns the
-    /// writes, and whether the extent tree has changed.
+    /// writes of the first pages or of all, and whether the extent tree has changed.
     fn place(
         &self,
         op: &mut Op<'_>,
@@ -155,7 +159,8 @@ impl Fs {
     ) -> Result<(Vec<BlockWrite>, bool), FsError> {
         let mut is_changed = false;
         let mut writes = Vec::with_capacity(pages.len());
-        while writes.len() < pages.len() {
+        // The rest of a run that lies in many pieces is for the next operation.
+        while writes.len() < pages.len() && op.allocations() < ALLOCATIONS_MAX {
             let logical = first + writes.len() as u32;
             let missing = (pages.len() - writes.len()) as u32;
             let (at, len, placement) = match extents::lookup(open.ino, open.disk, op, logical)? {

@@ -174,23 +174,26 @@ impl Groups {
         let available =
             |group: u32| self.groups[group as usize].available_blocks.load(Ordering::Relaxed);
         let goal_in = |group| (group == home).then_some(bit);
+        let mut damage = None;
         // Near the goal, a run of the whole length, or whatever begins just there.
         let roomy = self.groups_from(home).filter(|&group| available(group) >= want);
         let near =
             core::iter::once(home).filter(|&home| available(home) > 0 && available(home) < want);
         for group in near.chain(roomy.take(GROUPS_FOR_A_RUN)) {
-            if let Some(found) = self.take_run(group, goal_in(group), want, want, read)? {
+            let found = self.take_run(group, goal_in(group), want, want, read);
+            if let Some(found) = super::unless_damaged(found, &mut damage)? {
                 return Ok(found);
             }
         }
         for _ in 0..ROUNDS {
             for group in self.groups_from(home).filter(|&group| available(group) > 0) {
-                if let Some(found) = self.take_run(group, goal_in(group), want, 1, read)? {
+                let found = self.take_run(group, goal_in(group), want, 1, read);
+                if let Some(found) = super::unless_damaged(found, &mut damage)? {
                     return Ok(found);
                 }
             }
         }
-        Err(FsError::NoSpace)
+        Err(damage.unwrap_or(FsError::NoSpace))
     }
 
     /// Takes a run of up to `want` blocks in a group: at `goal` if that is free, and otherwise one of
@@ -221,6 +224,11 @@ impl Groups {
     }
 
     pub(super) fn load_blocks(&self, group: u32, read: &ReadBlock<'_>) -> Result<(), FsError> {
-        self.groups[group as usize].load_blocks(&self.layout, group, &self.system, read)
+        let group_in_memory = &self.groups[group as usize];
+        let loaded = group_in_memory.load_blocks(&self.layout, group, &self.system, read);
+        if let Err(FsError::DamagedBlock { .. }) = loaded {
+            self.space.lost(group_in_memory.isolate_blocks());
+        }
+        loaded
     }
 }

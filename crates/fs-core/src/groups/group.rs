@@ -34,6 +34,9 @@ pub(super) struct State {
     blocks: Option<Slots>,
     /// The inodes, once their bitmap was needed.
     inodes: Option<Slots>,
+    /// The bitmap is damaged: nothing of the group can be allocated or freed.
+    is_block_bitmap_damaged: bool,
+    is_inode_bitmap_damaged: bool,
     /// The end of the last run of blocks that was allocated.
     pub(super) last_block: u32,
     pub(super) blocks_changed: bool,
@@ -72,6 +75,8 @@ impl Group {
                 desc,
                 blocks: None,
                 inodes: None,
+                is_block_bitmap_damaged: false,
+                is_inode_bitmap_damaged: false,
                 last_block: 0,
                 blocks_changed: false,
                 inodes_changed: false,
@@ -92,15 +97,18 @@ impl Group {
         system: &SystemBlocks,
         read: &ReadBlock<'_>,
     ) -> Result<(), FsError> {
-        let desc = {
+        let (desc, is_damaged) = {
             let state = self.state.lock();
             if state.blocks.is_some() {
                 return Ok(());
             }
-            state.desc
+            (state.desc, state.is_block_bitmap_damaged)
         };
         let count = layout.blocks_in_group(group);
         let damaged = FsError::DamagedBlock { what: "block bitmap", block: desc.block_bitmap };
+        if is_damaged {
+            return Err(damaged);
+        }
         let first = layout.first_block(group).0;
         let own = system.within(first, first + u64::from(count));
         // Both are below the number of blocks in a group.
@@ -137,15 +145,18 @@ impl Group {
         group: u32,
         read: &ReadBlock<'_>,
     ) -> Result<(), FsError> {
-        let desc = {
+        let (desc, is_damaged) = {
             let state = self.state.lock();
             if state.inodes.is_some() {
                 return Ok(());
             }
-            state.desc
+            (state.desc, state.is_inode_bitmap_damaged)
         };
         let count = layout.inodes_per_group;
         let damaged = FsError::DamagedBlock { what: "inode bitmap", block: desc.inode_bitmap };
+        if is_damaged {
+            return Err(damaged);
+        }
         let (slots, is_good) = if desc.flags.contains(GroupFlags::INODE_UNINIT) {
             (Slots::new(count), true)
         } else {
@@ -166,6 +177,25 @@ impl Group {
             state.inodes = Some(slots);
         }
         Ok(())
+    }
+
+    /// Leaves the group out of the search for blocks: its bitmap is damaged. Returns the free blocks
+    /// that its descriptor has; 0 if it was left out before.
+    pub(super) fn isolate_blocks(&self) -> u32 {
+        let mut state = self.state.lock();
+        if state.blocks.is_some() || core::mem::replace(&mut state.is_block_bitmap_damaged, true) {
+            return 0;
+        }
+        self.available_blocks.store(0, Ordering::Relaxed);
+        state.desc.free_blocks
+    }
+
+    /// As [`isolate_blocks`](Self::isolate_blocks), for inodes. If the bitmap was read, inodes can
+    /// still be freed.
+    pub(super) fn isolate_inodes(&self) {
+        let mut locked = self.lock();
+        locked.state.is_inode_bitmap_damaged = true;
+        locked.group.available_inodes.store(0, Ordering::Relaxed);
     }
 
     /// Lets blocks be allocated again, and returns how many were blocked.
@@ -211,7 +241,9 @@ impl Drop for Locked<'_> {
         if let Some(slots) = &state.inodes {
             let free = slots.free_count();
             state.desc.free_inodes = free;
-            self.group.available_inodes.store(free - slots.blocked_count(), Ordering::Relaxed);
+            let available =
+                if state.is_inode_bitmap_damaged { 0 } else { free - slots.blocked_count() };
+            self.group.available_inodes.store(available, Ordering::Relaxed);
         }
         self.group.used_dirs.store(state.desc.used_dirs, Ordering::Relaxed);
     }

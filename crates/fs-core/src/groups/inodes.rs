@@ -38,16 +38,19 @@ impl Groups {
     ) -> Result<Ino, FsError> {
         let home = self.layout.group_of_inode(parent).0.min(self.layout.groups - 1);
         let first = if is_dir { self.directory_group(parent, home) } else { self.file_group(home) };
+        let mut damage = None;
         for _ in 0..ROUNDS {
             for group in self.groups_from(first) {
-                if self.available_inodes(group) > 0
-                    && let Some(ino) = self.take_inode(group, is_dir, read)?
-                {
+                if self.available_inodes(group) == 0 {
+                    continue;
+                }
+                let taken = self.take_inode(group, is_dir, read);
+                if let Some(ino) = super::unless_damaged(taken, &mut damage)? {
                     return Ok(ino);
                 }
             }
         }
-        Err(FsError::NoSpace)
+        Err(damage.unwrap_or(FsError::NoSpace))
     }
 
     /// Undoes an allocation for an operation that has failed. The inode can be allocated again at
@@ -203,8 +206,23 @@ impl Groups {
             .unwrap_or(home)
     }
 
+    /// An inode was allocated that is in use: the bitmap of its group is damaged. No more inodes of
+    /// the group are allocated. Returns the error.
+    pub fn isolate_inodes_of(&self, ino: Ino) -> FsError {
+        let (group, _) = self.layout.group_of_inode(ino);
+        let group = &self.groups[group as usize];
+        group.isolate_inodes();
+        let block = group.lock().state.desc.inode_bitmap;
+        FsError::DamagedBlock { what: "inode bitmap", block }
+    }
+
     fn load_inodes(&self, group: u32, read: &ReadBlock<'_>) -> Result<(), FsError> {
-        self.groups[group as usize].load_inodes(&self.layout, group, read)
+        let group_in_memory = &self.groups[group as usize];
+        let loaded = group_in_memory.load_inodes(&self.layout, group, read);
+        if let Err(FsError::DamagedBlock { .. }) = loaded {
+            group_in_memory.isolate_inodes();
+        }
+        loaded
     }
 
     fn take_inode(

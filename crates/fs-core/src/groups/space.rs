@@ -134,6 +134,11 @@ impl Space {
         self.free.fetch_add(u64::from(blocks), Ordering::Relaxed);
     }
 
+    /// Free blocks can't be found: their bitmap is damaged.
+    pub(super) fn lost(&self, blocks: u32) {
+        self.unreserved.fetch_sub(i64::from(blocks), Ordering::Relaxed);
+    }
+
     /// Blocked blocks can be allocated again.
     pub(super) fn unblocked(&self, blocks: u32) {
         self.blocked.fetch_sub(u64::from(blocks), Ordering::Relaxed);

@@ -57,6 +57,26 @@ impl SystemBlocks {
         Ok(Self(merged))
     }
 
+    /// Adds more blocks, each once. Returns whether they are apart from those that were there.
+    pub(super) fn add(&mut self, blocks: &[BlockNo]) -> bool {
+        let mut all = core::mem::take(&mut self.0);
+        let mut next: Option<(u64, u64)> = None;
+        for at in blocks.iter().map(|at| at.0) {
+            match &mut next {
+                Some(run) if run.1 == at => run.1 += 1,
+                run => {
+                    all.extend(run.take());
+                    *run = Some((at, at + 1));
+                }
+            }
+        }
+        all.extend(next);
+        all.sort_unstable();
+        let are_apart = all.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        self.0 = all;
+        are_apart
+    }
+
     /// The runs that have blocks in `first..end`, cut to it.
     pub(super) fn within(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let from = self.0.partition_point(|run| run.1 <= first);

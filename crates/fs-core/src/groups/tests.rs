@@ -458,6 +458,17 @@ fn damage_is_found() {
     Arc::make_mut(wrong.get_mut(&BlockNo(1)).expect("there"))[128] ^= 1;
     assert_eq!(Groups::open(&layout, &reader(&wrong)).map(|_| ()), damaged(BlockNo(1)));
 
+    // A journal in blocks of which the descriptor counts some as free, or that are the format's.
+    let mut groups = Groups::open(&layout, &reader(&drive)).expect("undamaged");
+    let first = layout.first_block(2).0;
+    let journal = (first..first + 512).map(BlockNo).filter(|&at| !groups.is_system_block(at, 1));
+    let journal: Vec<BlockNo> = journal.collect();
+    assert_eq!(groups.add_journal(Ino(8), &journal), damaged(BlockNo(1)));
+    let mut groups = Groups::open(&layout, &reader(&drive)).expect("undamaged");
+    let what = "block list (blocks of the format)";
+    let shared = Err(FsError::DamagedInode { what, ino: Ino(8) });
+    assert_eq!(groups.add_journal(Ino(8), &[BlockNo(0)]), shared);
+
     // A bitmap without one of the format's own blocks: with a wrong checksum, with a wrong count, and
     // with neither.
     for (csum_seed, other) in [(layout.csum_seed, 0), (None, 0), (None, 63)] {
@@ -470,10 +481,20 @@ fn damage_is_found() {
         bitmap[other] |= 0x80;
         let read = reader(&wrong);
         let groups = Groups::open(&layout, &read).expect("descriptors are good");
-        let error = groups.allocate_blocks(BlockNo(5), 1, Claim::User, 0, &read);
+        let found = groups.allocate_blocks(BlockNo(5), 1, Claim::User, 0, &read);
+        // With checksums, the other groups need no bitmap on the drive, and serve. The free blocks of
+        // this one do not count.
+        if csum_seed.is_some() {
+            assert_ne!(layout.group_of_block(found.expect("free").0), 0);
+            let counts = groups.counts();
+            let lost = u64::from(desc.free_blocks);
+            assert_eq!(counts.free_blocks - counts.unreserved_blocks, lost);
+        } else {
+            found.expect_err("all groups are damaged");
+        }
+        let error = groups.prepare_free_blocks(BlockNo(300), 1, &read);
         let what = "block bitmap";
         assert_eq!(error, Err(FsError::DamagedBlock { what, block: desc.block_bitmap }));
-        assert_eq!(groups.counts().unreserved_blocks, groups.counts().free_blocks);
     }
 }
 

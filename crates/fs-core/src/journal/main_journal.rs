@@ -165,6 +165,8 @@ impl MainJournal {
     ) -> Result<Self, JournalError> {
         let mut superblock = recovery.emptied(superblock);
         superblock.use_features_of(layout);
+        // The mount has put the error of an aborted journal into the superblock of the file system.
+        superblock.set_errno(0);
         let ring = ring(&superblock, minimum, blocks.len(), superblock.maxlen())?;
         Ok(Self {
             shape: superblock.shape(layout),

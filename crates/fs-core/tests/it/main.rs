@@ -1,8 +1,10 @@
 //! Tests of the whole crate, on images that mke2fs makes and e2fsck checks.
 
 mod barriers;
+mod bounds;
 mod calls;
 mod crash;
+mod damage;
 mod delayed;
 mod dir;
 mod edit;
@@ -20,6 +22,7 @@ mod memory;
 mod named_crashes;
 #[path = "enumerate/sequences.rs"]
 mod sequences;
+mod states;
 mod threads;
 mod tree;
 mod xattr;

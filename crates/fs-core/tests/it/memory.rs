@@ -25,6 +25,26 @@ impl Image {
         Self(full.map(|(at, block)| (at as u64, Arc::new(*block))).collect())
     }
 
+    /// The image in a file, of which the holes are not read.
+    pub(crate) fn of_file(path: &std::path::Path) -> Self {
+        use rustix::fs::{SeekFrom, seek};
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::open(path).unwrap();
+        let (mut image, mut at) = (Self::default(), 0);
+        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+            let hole = seek(&file, SeekFrom::Hole(data)).unwrap();
+            for at in data / BLOCK_BYTES as u64..hole.div_ceil(BLOCK_BYTES as u64) {
+                let mut block = ZERO;
+                file.read_exact_at(&mut block, at * BLOCK_BYTES as u64).unwrap();
+                if block != ZERO {
+                    image.write(at, Arc::new(block));
+                }
+            }
+            at = hole;
+        }
+        image
+    }
+
     pub(crate) fn read(&self, at: u64) -> Block {
         self.0.get(&at).map_or(ZERO, |block| **block)
     }
@@ -77,6 +97,8 @@ struct State {
     budget: u64,
     /// The calls that have waited.
     waits: u64,
+    /// The calls that have read.
+    reads: u64,
     cuts: Vec<Image>,
     /// How many more cuts are recorded, and the seed of their choices.
     cuts_left: u32,
@@ -91,6 +113,7 @@ impl Memory {
             streams: vec![Stream::default(); usize::from(streams)],
             budget: u64::MAX,
             waits: 0,
+            reads: 0,
             cuts: Vec::new(),
             cuts_left: 0,
             cut_seed: 0,
@@ -106,6 +129,11 @@ impl Memory {
     /// The number of calls that have waited so far.
     pub(crate) fn waits(&self) -> u64 {
         self.state.lock().unwrap().waits
+    }
+
+    /// The number of calls that have read so far.
+    pub(crate) fn reads(&self) -> u64 {
+        self.state.lock().unwrap().reads
     }
 
     /// The content that reads return.
@@ -191,7 +219,8 @@ impl Storage for Memory {
     }
 
     fn read(&self, first: BlockNo, into: &mut [u8]) -> Result<(), StorageError> {
-        let state = self.state.lock().unwrap();
+        let mut state = self.state.lock().unwrap();
+        state.reads += 1;
         let (blocks, rest) = into.as_chunks_mut::<BLOCK_BYTES>();
         assert!(rest.is_empty() && first.0 + blocks.len() as u64 <= self.blocks);
         for (index, block) in blocks.iter_mut().enumerate() {
@@ -260,7 +289,7 @@ pub(crate) fn image_of(blocks: u64, options: &[&str]) -> Image {
     let mut all = vec!["-J", "size=32"];
     all.extend(options);
     let made = crate::image::Image::new((blocks * BLOCK_BYTES as u64) >> 20, &all);
-    Image::from_bytes(&std::fs::read(made.path()).unwrap())
+    Image::of_file(&made.path())
 }
 
 /// Panics unless e2fsck finds nothing.
