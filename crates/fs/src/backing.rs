@@ -45,13 +45,20 @@ pub struct FsOptions {
     pub mode: JournalMode,
     /// Refuse all changes.
     pub read_only: bool,
+    /// Leave out file-level records that are damaged or can't be applied.
+    pub accept_lost_records: bool,
     /// The time between two commits of the background, seconds.
     pub commit_seconds: u32,
 }
 
 impl Default for FsOptions {
     fn default() -> Self {
-        Self { mode: JournalMode::default(), read_only: false, commit_seconds: 5 }
+        Self {
+            mode: JournalMode::default(),
+            read_only: false,
+            accept_lost_records: false,
+            commit_seconds: 5,
+        }
     }
 }
 
@@ -122,6 +129,7 @@ impl Backing {
         let options = MountOptions {
             mode: options.mode,
             read_only: options.read_only,
+            accept_lost_records: options.accept_lost_records,
             commit_seconds: options.commit_seconds,
             crc32c: riopipe_platform::crc32c,
             ..MountOptions::new(Epoch(epoch))

@@ -92,6 +92,9 @@ beside it, which is removed when the file system is unmounted. After a crash the
 the file system; until then the folder must stay beside the file, and no other program takes the file
 for an ext4 file system.
 
+If a part of the file system's journal is damaged, it is not mounted. --accept-lost-log leaves out the
+records that are damaged: some of what fsync made durable is lost then.
+
 Root's mounts are for all users, as their permissions allow. Other users need the program fusermount3
 (package fuse3). Their mounts are theirs alone, and have no device nodes and no set-user-ID programs.
 
@@ -186,6 +189,8 @@ that it can't be recovered, and nothing waits for a recovery, e2fsck checks it a
 With --hand-back nothing is checked: the command ends when any ext4 can use the file system, with all
 that the journals had. It is the part of a mount and an unmount that an administrator needs before
 `mount -o loop`, e2fsck or a move to another machine.
+
+If a part of the journal is damaged, --accept-lost-log recovers the rest.
 
 It is not for a file system that is mounted.
 

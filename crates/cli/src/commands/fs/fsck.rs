@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let program = (!args.hand_back).then(e2fsck).transpose()?;
     let interrupt = Interrupt::watch(output)?;
     let backing = open_backing(&args.open, output)?;
-    let checked = check(&backing, program.as_deref(), &interrupt, output);
+    let checked = check(args, &backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
     let (recovered, verdict) = checked?;
     closed?;
@@ -71,12 +71,15 @@ fn e2fsck() -> Result<PathBuf, Failure> {
 /// Recovers the file system, hands it back, and checks it with the program, if there is one. A file
 /// system that can't be recovered is only checked, if nothing waits for a recovery.
 fn check(
+    args: &Args,
     backing: &Backing,
     program: Option<&Path>,
     interrupt: &Interrupt,
     output: &Output,
 ) -> Result<(Option<Recovered>, Option<Verdict>), Failure> {
-    let recovered = match (backing.mount(&FsOptions::default()), program) {
+    let accept_lost_records = args.open.accept_lost_log;
+    let options = FsOptions { accept_lost_records, ..FsOptions::default() };
+    let recovered = match (backing.mount(&options), program) {
         (Ok((fs, report)), _) => {
             unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
             Some(Recovered::of(&report))

@@ -64,7 +64,12 @@ fn serve(
         Mode::Rio => JournalMode::Rio,
         Mode::Ext4 => JournalMode::Ext4,
     };
-    let options = FsOptions { mode, read_only: args.read_only, commit_seconds: args.commit };
+    let options = FsOptions {
+        mode,
+        read_only: args.read_only,
+        accept_lost_records: args.open.accept_lost_log,
+        commit_seconds: args.commit,
+    };
     let (fs, report) = backing.mount(&options).map_err(|error| mount_failure(&error))?;
     let place = match backing.image_path() {
         Some(path) => path.display().to_string(),
