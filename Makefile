@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-worlds lint bench guest fs-programs mutants build setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-fs sim-worlds lint bench guest fs-programs mutants build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -63,7 +63,7 @@ mutants: setup ## Small wrong changes in the pure crates: does a test notice eac
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
 
-sim: sim-seeds sim-plants sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, small worlds
+sim: sim-seeds sim-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 
 # Apart from rio: its planted bugs must not get into the program.
 sim-build: build
@@ -72,6 +72,11 @@ sim-build: build
 sim-seeds: sim-build
 	@echo "sim: new seeds for $(SIM_MINUTES) minutes"
 	@timeout $(FOREGROUND) --kill-after=30 $$(( $(SIM_MINUTES) * 60 + $(SIM_LIMIT) )) $(RIO) sim --for $(SIM_MINUTES)m $(ARGS)
+
+sim-fs: sim-build
+	@echo "sim: RioFS in the cluster: a planted bug, and new seeds for two minutes"
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --plant FS-CommitWhenComplete --seeds 500 $(ARGS)
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --for 2m $(ARGS)
 
 sim-plants: sim-build
 	@echo "sim: planted bugs"

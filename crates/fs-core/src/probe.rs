@@ -82,6 +82,29 @@ plants! {
     OverwriteBeforeBarrier,
     /// In mode `ext4` the commit block does not wait for the FLUSH of the others.
     CommitBlockBeforeFlush,
+    /// A main commit is submitted when its data is complete, not durable.
+    CommitWhenComplete,
+    /// Changes after a barrier are submitted when the barrier is complete, not durable.
+    BarrierWhenComplete,
+    /// The tail of the log moves when the checkpoint is complete, not durable.
+    TailWhenComplete,
+    /// Freed space is used again when the last writes to it are complete, not released.
+    ReuseWhenComplete,
+}
+
+impl Plant {
+    /// Whether the removed defence only matters where a write may be complete and not durable: in
+    /// the simulated cluster, not in the enumeration's model of a storage.
+    #[must_use]
+    pub const fn needs_cluster(self) -> bool {
+        matches!(
+            self,
+            Self::CommitWhenComplete
+                | Self::BarrierWhenComplete
+                | Self::TailWhenComplete
+                | Self::ReuseWhenComplete
+        )
+    }
 }
 
 #[cfg(feature = "probe")]

@@ -63,6 +63,86 @@ pub struct WriteGroup {
     pub content: Content,
 }
 
+impl WriteGroup {
+    /// The group as writes of adjacent blocks with one placement, each of at most `blocks_max`
+    /// blocks, by ascending block.
+    #[must_use]
+    pub fn runs(&self, blocks_max: usize) -> Vec<Run<'_>> {
+        let mut writes: Vec<&BlockWrite> = self.writes.iter().collect();
+        writes.sort_unstable_by_key(|write| write.at);
+        let mut runs: Vec<Run<'_>> = Vec::new();
+        for write in writes {
+            match runs.last_mut() {
+                Some(run) if run.is_continued_by(write) && run.blocks.len() < blocks_max => {
+                    run.blocks.push(&write.data);
+                }
+                _ => {
+                    let (first, placement) = (write.at, write.placement);
+                    runs.push(Run { first, placement, blocks: alloc::vec![&*write.data] });
+                }
+            }
+        }
+        runs
+    }
+
+    /// Whether the group is submitted as a durable one. Only a durable group may have no writes.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.flush || self.writes.is_empty()
+    }
+}
+
+/// A write of adjacent blocks.
+#[derive(Clone, Debug)]
+pub struct Run<'g> {
+    /// The first block.
+    pub first: BlockNo,
+    /// The placement of all of them.
+    pub placement: Placement,
+    /// The contents of the blocks, at least one.
+    pub blocks: Vec<&'g Block>,
+}
+
+impl Run<'_> {
+    fn is_continued_by(&self, write: &BlockWrite) -> bool {
+        let next = self.first.0 + self.blocks.len() as u64;
+        write.at.0 == next && write.placement == self.placement
+    }
+}
+
+/// The numbers of a stream's groups: a volume counts on from mount to mount, and a file system
+/// counts from 1 at each mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbering {
+    /// The number that the volume gave the last group before the mount.
+    pub base: u64,
+}
+
+impl Numbering {
+    /// The file system's number of a group of the volume; 0 for one of an earlier mount.
+    #[must_use]
+    pub const fn of_file_system(self, seq: u64) -> GroupSeq {
+        GroupSeq(seq.saturating_sub(self.base))
+    }
+
+    /// The volume's number of a group of the file system.
+    #[must_use]
+    pub const fn of_volume(self, seq: GroupSeq) -> u64 {
+        self.base.saturating_add(seq.0)
+    }
+}
+
+/// The number of streams that a file system uses of a volume: not more than 64, and the main stream
+/// and one for data at least. `None` if the volume has too few.
+#[must_use]
+pub const fn streams_used(of_volume: u16) -> Option<u16> {
+    match of_volume {
+        0 | 1 => None,
+        2..=64 => Some(of_volume),
+        _ => Some(64),
+    }
+}
+
 /// How far the groups of a stream are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamMarks {
@@ -126,5 +206,52 @@ pub trait Storage: Send + Sync {
     /// The stream has failed.
     fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         self.wait_durable(stream, seq)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn adjacent_blocks_with_one_placement_become_one_write() {
+        use Placement::{Fresh, InPlace};
+        let write = |at, placement| BlockWrite {
+            at: BlockNo(at),
+            data: Arc::new([at as u8; crate::BLOCK_BYTES]),
+            placement,
+        };
+        let writes = vec![
+            write(7, Fresh),
+            write(3, InPlace),
+            write(6, Fresh),
+            write(8, InPlace),
+            write(5, Fresh),
+            write(10, InPlace),
+        ];
+        let group = WriteGroup { writes, ..WriteGroup::default() };
+        let shape = |most| -> Vec<(u64, usize, Placement)> {
+            let runs = group.runs(most);
+            let firsts = |run: &Run<'_>| {
+                run.blocks.iter().zip(0..).all(|(block, n)| block[0] == run.first.0 as u8 + n)
+            };
+            assert!(runs.iter().all(firsts), "the contents have the order of the blocks");
+            runs.iter().map(|run| (run.first.0, run.blocks.len(), run.placement)).collect()
+        };
+        let all = [(3, 1, InPlace), (5, 3, Fresh), (8, 1, InPlace), (10, 1, InPlace)];
+        assert_eq!(shape(256), all);
+        assert_eq!(shape(2)[1..3], [(5, 2, Fresh), (7, 1, Fresh)]);
+        assert!(!group.is_durable() && WriteGroup::default().is_durable());
+    }
+
+    #[test]
+    fn a_mount_counts_its_groups_from_one() {
+        let numbering = Numbering { base: 41 };
+        assert_eq!(numbering.of_file_system(42), GroupSeq(1));
+        assert_eq!(numbering.of_file_system(7), GroupSeq(0));
+        assert_eq!(numbering.of_volume(GroupSeq(1)), 42);
+        let used = [0, 1, 2, 64, 65].map(streams_used);
+        assert_eq!(used, [None, None, Some(2), Some(64), Some(64)]);
     }
 }

@@ -22,7 +22,7 @@ use riopipe::{
     Until, WaitError,
 };
 use riopipe_fs_core::storage::{
-    BlockWrite, GroupSeq, Placement, StorageError, StreamMarks, WriteGroup,
+    GroupSeq, Numbering, Placement, StorageError, StreamMarks, WriteGroup,
 };
 
 /// The largest write in blocks. Adjacent blocks become one write up to this size.
@@ -33,8 +33,7 @@ const WRITE_BLOCKS_MAX: usize = 256;
 pub(crate) struct SharedStream {
     /// Interrupts the driver.
     waker: StreamWaker,
-    /// The seq of the last group before this process opened the stream.
-    base: Seq,
+    numbering: Numbering,
     state: Mutex<State>,
     /// Notified when a turn has ended.
     turn_ended: Condvar,
@@ -93,7 +92,7 @@ impl SharedStream {
         let base = stream.last();
         Self {
             waker: stream.waker(),
-            base,
+            numbering: Numbering { base: base.0 },
             state: Mutex::new(State {
                 stream: Some(Box::new(stream)),
                 next_turn: 0,
@@ -180,11 +179,11 @@ impl SharedStream {
 
     /// The number that the file system uses for a group.
     fn group_seq(&self, seq: Seq) -> GroupSeq {
-        GroupSeq(seq.0.saturating_sub(self.base.0))
+        self.numbering.of_file_system(seq.0)
     }
 
     fn seq(&self, seq: GroupSeq) -> Seq {
-        Seq(self.base.0.saturating_add(seq.0))
+        Seq(self.numbering.of_volume(seq))
     }
 
     /// Submits a group. Waits for its turn and for space, not for the group.
@@ -411,37 +410,25 @@ enum SubmitFailure {
 /// Copies the blocks of a group into buffers of the stream, and submits them. Adjacent blocks with
 /// one placement become one write.
 fn submit_on(stream: &mut Stream, group: &WriteGroup) -> Result<Seq, SubmitFailure> {
-    let mut writes: Vec<&BlockWrite> = group.writes.iter().collect();
-    writes.sort_unstable_by_key(|write| write.at);
     let mut staged: Vec<(u64, Buf, Place)> = Vec::new();
-    let mut rest = writes.as_slice();
-    while let Some(first) = rest.first() {
-        let is_next = |(at, write): (usize, &&BlockWrite)| {
-            write.at.0 == first.at.0 + at as u64 && write.placement == first.placement
-        };
-        let run = rest.iter().enumerate().take(WRITE_BLOCKS_MAX);
-        let blocks = run.take_while(|entry| is_next(*entry)).count();
-        let (run, others) = rest.split_at(blocks);
+    for run in group.runs(WRITE_BLOCKS_MAX) {
         let mut buf = stream
-            .buf(blocks * BLOCK_BYTES)
+            .buf(run.blocks.len() * BLOCK_BYTES)
             .map_err(|error| SubmitFailure::Group(error.to_string()))?;
-        for (place, write) in buf.chunks_exact_mut(BLOCK_BYTES).zip(run) {
-            place.copy_from_slice(&write.data[..]);
+        for (place, block) in buf.chunks_exact_mut(BLOCK_BYTES).zip(&run.blocks) {
+            place.copy_from_slice(&block[..]);
         }
-        let place = match first.placement {
+        let place = match run.placement {
             Placement::Fresh => Place::Fresh,
             Placement::InPlace => Place::InPlace,
         };
-        staged.push((first.at.0, buf, place));
-        rest = others;
+        staged.push((run.first.0, buf, place));
     }
-    // Only a durable group may have no writes.
-    let flush = group.flush || staged.is_empty();
     let mut next = stream.group();
     for (lba, buf, place) in staged {
         next = next.write(lba, buf, place);
     }
-    let submitted = match flush {
+    let submitted = match group.is_durable() {
         true => next.submit_durable_or_wait(None),
         false => next.submit_or_wait(None),
     };

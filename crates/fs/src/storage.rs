@@ -7,13 +7,11 @@ use riopipe::{
 };
 use riopipe_fs_core::block::BlockNo;
 use riopipe_fs_core::storage::{
-    GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
+    GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup, streams_used,
 };
 
 use crate::shared_stream::SharedStream;
 
-/// The largest number of streams that a file system uses.
-const STREAMS_MAX: u16 = 64;
 /// The time between two polls of a stream that is being replayed.
 const RELEASE_POLL: std::time::Duration = std::time::Duration::from_millis(1);
 /// How many reads run at the same time; more wait for one of them.
@@ -78,10 +76,8 @@ impl VolumeStorage {
         if volume.engine() == EngineKind::None {
             return Err(VolumeStorageError::NoOrder);
         }
-        let count = volume.info().streams.min(STREAMS_MAX);
-        if count < 2 {
-            return Err(VolumeStorageError::TooFewStreams { streams: count });
-        }
+        let streams = volume.info().streams;
+        let count = streams_used(streams).ok_or(VolumeStorageError::TooFewStreams { streams })?;
         let mut streams = Vec::with_capacity(usize::from(count));
         for stream in 0..count {
             if !volume.in_place(stream).is_empty() {

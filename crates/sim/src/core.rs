@@ -144,6 +144,10 @@ pub struct Core {
     pub steps: Vec<(Vec<usize>, usize)>,
     /// The generation on the volume's labels.
     pub label_generation: u32,
+    /// A program outside of the events uses the volume.
+    pub program_runs: bool,
+    /// The number of calls of that program, and the number of events at the last one.
+    pub calls: (u32, u64),
     /// Faults have stopped: everything must end now.
     pub faults_stopped: bool,
     /// The number of recoveries that have begun, and the number of events when the last one began.
@@ -185,6 +189,8 @@ impl Core {
             map,
             steps,
             label_generation: FIRST_GENERATION,
+            program_runs: false,
+            calls: (0, 0),
             faults_stopped: false,
             recoveries: (0, 0),
             replays: (0, 0),
@@ -250,6 +256,11 @@ impl Core {
         self.now = time;
         self.events += 1;
         Some(ev)
+    }
+
+    /// Notes that the program on the volume makes a call.
+    pub fn note_call(&mut self) {
+        self.calls = (self.calls.0 + 1, self.events);
     }
 
     /// Sends bytes over a connection.

@@ -16,8 +16,11 @@ use crate::scenario::{
 mod coincidence;
 mod engines;
 mod extensions;
+mod file_system;
 mod foreign;
 mod records;
+
+pub use file_system::draw_file_system;
 
 /// The theme of a run about logs that are older than they should be.
 const OLD_LOGS: u64 = 7;
@@ -95,6 +98,7 @@ pub fn draw(seed: u64) -> Scenario {
         faults,
         logs,
         second_volume,
+        fs: None,
     };
     // The engine has random numbers of its own, so the other drawings of a seed do not depend on
     // it.

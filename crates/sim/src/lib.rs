@@ -17,6 +17,7 @@ pub mod drive;
 pub mod drive_queue;
 pub mod env;
 pub mod foreign;
+pub mod fs;
 pub mod log_store;
 pub mod machine;
 pub mod network;

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use riopipe_fs_core::probe as fs_probe;
 use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::attempt::{Bounded, Fault};
 use crate::core::Trace;
-use crate::draw::draw;
+use crate::fs::FsCounts;
 use crate::oracle::Violation;
 use crate::scenario::Scenario;
 use crate::shrink::shrink;
@@ -44,6 +45,10 @@ pub struct Plan {
     pub run_limit: Duration,
     /// Once it is set, no further seed is begun.
     pub stop: Arc<AtomicBool>,
+    /// Draws the scenario of a seed.
+    pub draw: fn(u64) -> Scenario,
+    /// The option of `rio sim` that draws these scenarios, with a space behind it.
+    pub options: &'static str,
 }
 
 /// A seed that failed.
@@ -70,6 +75,8 @@ pub struct Summary {
     pub crashes: u64,
     /// The number of recoveries that were begun.
     pub recoveries: u64,
+    /// The work of file systems.
+    pub fs: FsCounts,
     /// The duration.
     pub elapsed: Duration,
     /// For each rare path, the number of times that it was taken.
@@ -97,12 +104,13 @@ pub fn run_seeds(plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> Summary {
     let before = probe::counts();
     let summary = Mutex::new(Summary::default());
     each_seed(plan, start, |seed, bounded| {
-        let (outcome, fault) = bounded.run(&draw(seed), None);
+        let (outcome, fault) = bounded.run(&(plan.draw)(seed), None);
         let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
         summary.seeds += 1;
         summary.events += outcome.events;
         summary.crashes += outcome.crashes;
         summary.recoveries += outcome.recoveries;
+        summary.fs += outcome.fs;
         if let Some(fault) = fault {
             summary.endless += u64::from(matches!(fault, Fault::Endless(_)));
             summary.failures.push(Failure { seed, fault });
@@ -146,11 +154,49 @@ fn each_seed(plan: &Plan, start: Instant, run: impl Fn(u64, &mut Bounded) -> boo
     });
 }
 
+/// A planted bug: the removed defence of the cluster, or of a file system on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// One of the cluster.
+    Cluster(Plant),
+    /// One of RioFS.
+    FileSystem(fs_probe::Plant),
+}
+
+impl PlantedBug {
+    /// All planted bugs of the cluster, or those of RioFS that need the cluster.
+    #[must_use]
+    pub fn all(of_file_system: bool) -> Vec<Self> {
+        if of_file_system {
+            let plants = fs_probe::Plant::ALL.iter().filter(|plant| plant.needs_cluster());
+            return plants.copied().map(Self::FileSystem).collect();
+        }
+        Plant::ALL.iter().copied().map(Self::Cluster).collect()
+    }
+
+    /// The name: that of the trap first, or `FS`.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self {
+            Self::Cluster(plant) => plant.name().into(),
+            Self::FileSystem(plant) => format!("FS-{plant:?}"),
+        }
+    }
+
+    /// Plants it in this process, or takes it out again.
+    fn set(self, is_planted: bool) {
+        match self {
+            Self::Cluster(plant) => probe::plant(is_planted.then_some(plant)),
+            Self::FileSystem(plant) => fs_probe::plant(is_planted.then_some(plant)),
+        }
+    }
+}
+
 /// The result for a planted bug.
 #[derive(Clone, Debug)]
 pub struct PlantResult {
     /// The planted bug.
-    pub plant: Plant,
+    pub plant: PlantedBug,
     /// The number of seeds run.
     pub seeds: u64,
     /// The number of seeds after which the oracle reported a broken promise; `None` if it never
@@ -166,13 +212,13 @@ pub struct PlantResult {
 
 /// Plants a bug and runs seeds until the oracle reports it. No other run may take place in this
 /// process meanwhile.
-pub fn try_plant(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> PlantResult {
+pub fn try_plant(plant: PlantedBug, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> PlantResult {
     let start = Instant::now();
     let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let found: Mutex<Option<(u64, Violation)>> = Mutex::new(None);
-    probe::plant(Some(plant));
+    plant.set(true);
     each_seed(plan, start, |seed, bounded| {
-        let (_, fault) = bounded.run(&draw(seed), None);
+        let (_, fault) = bounded.run(&(plan.draw)(seed), None);
         progress(run.fetch_add(1, Ordering::Relaxed) + 1);
         match fault {
             None => true,
@@ -193,7 +239,7 @@ pub fn try_plant(plant: Plant, plan: &Plan, progress: &(dyn Fn(u64) + Sync)) -> 
             }
         }
     });
-    probe::plant(None);
+    plant.set(false);
     let failure = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     PlantResult {
         plant,

@@ -226,6 +226,8 @@ pub enum When {
     Replay(u32, u32),
     /// A number of events after the `n`th request to a target to zero blocks, counted from 0.
     Undo(u32, u32),
+    /// A number of events after the `n`th call of the program on a file system, counted from 0.
+    Call(u32, u32),
 }
 
 /// The kind of a fault.
@@ -535,6 +537,31 @@ pub struct Scenario {
     /// A second volume in the same logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub second_volume: Option<SecondVolumeSpec>,
+    /// A file system on the volume. The streams have no other use, and no steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fs: Option<FsSpec>,
+}
+
+/// RioFS on the volume, and a random program that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsSpec {
+    /// The seed of the program.
+    pub seed: u64,
+    /// The number of calls of the program.
+    pub calls: u32,
+    /// Whether each `fsync` is a main commit, as on ext4.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub like_ext4: bool,
+    /// Of 100 calls, the number after which the program pauses.
+    pub pauses: u8,
+    /// Of 100 calls, the number after which the file system is unmounted, and mounted again.
+    pub remounts: u8,
+    /// Of 100 requests of the file system, the number before which other events happen.
+    pub delays: u8,
+    /// The blocks of a file-level journal, at most.
+    pub area_blocks: u32,
+    /// The dirty pages of a file at which a write submits them.
+    pub dirty_pages: u32,
 }
 
 /// A log of records. Its blocks are its own.

@@ -1,6 +1,6 @@
 //! Makes a failing scenario smaller while it still fails in the same way.
 
-use crate::scenario::{Op, Scenario, What};
+use crate::scenario::{FsSpec, Op, Scenario, What};
 
 /// The maximum number of runs for one shrinking.
 const RUNS_MAX: u32 = 800;
@@ -127,6 +127,7 @@ impl Shrinker<'_> {
             }
             self.take(simpler);
         }
+        self.file_system();
         let mut alone = self.best.clone();
         alone.second_volume = None;
         self.take(alone);
@@ -138,6 +139,26 @@ impl Shrinker<'_> {
         let mut unmerged = self.best.clone();
         unmerged.client.merge = false;
         self.take(unmerged);
+    }
+
+    /// Shortens the program on a file system, and leaves out what happens beside its calls.
+    fn file_system(&mut self) {
+        let mut less = self.best.fs.map_or(0, |fs| fs.calls) / 2;
+        while less > 0 {
+            let is_taken = self.take_file_system(|fs| fs.calls = fs.calls.saturating_sub(less));
+            less = if is_taken { less } else { less / 2 };
+        }
+        self.take_file_system(|fs| fs.pauses = 0);
+        self.take_file_system(|fs| fs.remounts = 0);
+        self.take_file_system(|fs| fs.delays = 0);
+    }
+
+    fn take_file_system(&mut self, change: impl FnOnce(&mut FsSpec)) -> bool {
+        let mut simpler = self.best.clone();
+        if let Some(fs) = &mut simpler.fs {
+            change(fs);
+        }
+        self.take(simpler)
     }
 
     fn take_step(&mut self, at: usize, op: Op) {

@@ -16,6 +16,7 @@ use crate::client::plain_host::{self, HostAnswer, PlainHost};
 use crate::client::{Client, SECOND_VOLUME};
 use crate::core::{Core, Ev, MS, Trace, US};
 use crate::drive::LABEL_BLOCKS;
+use crate::fs::{self, FsCounts};
 use crate::log_store::{KeptLog, LogStoreKind};
 use crate::machine::{self, Machine, Out, new_volume};
 use crate::network::{Chunk, Direction};
@@ -26,6 +27,7 @@ use crate::scenario::{Fault, Scenario};
 mod engines;
 mod faults;
 mod operator;
+mod process;
 pub(crate) mod second_volume;
 
 use second_volume::{SecondVolume, Side};
@@ -63,6 +65,8 @@ pub struct Outcome {
     pub crashes: u64,
     /// The number of recoveries that were begun.
     pub recoveries: u64,
+    /// The work of a file system on the volume.
+    pub fs: FsCounts,
 }
 
 /// The cluster.
@@ -99,12 +103,26 @@ pub struct World {
 #[must_use]
 pub fn run(scenario: &Scenario, trace: Option<Trace>) -> Outcome {
     match World::new(scenario, trace) {
+        Ok(world) if scenario.fs.is_some() => fs::run(world, scenario).0,
         Ok(world) => world.run(),
-        Err(what) => {
-            let violation = Some(Violation { promise: Promise::P8, what });
-            Outcome { violation, ..Outcome::default() }
-        }
+        Err(what) => impossible(what),
     }
+}
+
+/// Runs a scenario with a file system to its end. Returns the content of the volume, too, in which
+/// the file system was unmounted if no promise was broken.
+#[must_use]
+pub fn run_file_system(scenario: &Scenario, trace: Option<Trace>) -> (Outcome, Vec<u8>) {
+    match World::new(scenario, trace) {
+        Ok(world) => fs::run(world, scenario),
+        Err(what) => (impossible(what), Vec::new()),
+    }
+}
+
+/// The result of a scenario that is none.
+fn impossible(what: String) -> Outcome {
+    let violation = Some(Violation { promise: Promise::P8, what });
+    Outcome { violation, ..Outcome::default() }
 }
 
 /// The place of each block of the volume.
@@ -187,6 +205,13 @@ impl World {
     }
 
     fn run(mut self) -> Outcome {
+        self.begin();
+        while self.step() {}
+        self.outcome()
+    }
+
+    /// Plans the first events.
+    pub(crate) fn begin(&mut self) {
         for machine in 0..self.machines.len() {
             self.core.after(0, Ev::StartMachine(machine));
         }
@@ -194,21 +219,32 @@ impl World {
         if self.second_volume.is_some() {
             self.core.after(US, Ev::StartClient(SECOND_VOLUME));
         }
-        while !self.over && self.core.oracle.violation().is_none() {
-            self.strike_due();
-            let Some(ev) = self.core.next_event() else { break };
-            self.note_holders();
-            self.handle(ev);
-            if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
-                self.supervise();
-            }
-            self.check_second_volume();
+    }
+
+    /// Handles the next event. Returns false if the run is over.
+    pub(crate) fn step(&mut self) -> bool {
+        if self.over || self.core.oracle.violation().is_some() {
+            return false;
         }
+        self.strike_due();
+        let Some(ev) = self.core.next_event() else { return false };
+        self.note_holders();
+        self.handle(ev);
+        if matches!(ev, Ev::TickClient { .. }) || self.core.events.is_multiple_of(1024) {
+            self.supervise();
+        }
+        self.check_second_volume();
+        true
+    }
+
+    /// The result so far.
+    pub(crate) fn outcome(&self) -> Outcome {
         Outcome {
             violation: self.core.oracle.violation().cloned(),
             events: self.core.events,
             crashes: self.crashes,
             recoveries: u64::from(self.core.recoveries.0),
+            ..Outcome::default()
         }
     }
 

@@ -144,7 +144,11 @@ impl Fs {
         };
         for (other, seq) in pending {
             if Some(other) != stream {
-                let waited = self.storage.wait_durable(other, seq);
+                let waited = if is_bug_planted(Plant::BarrierWhenComplete) {
+                    self.storage.wait_complete(other, seq)
+                } else {
+                    self.storage.wait_durable(other, seq)
+                };
                 waited.map_err(|error| self.fail("waiting for a barrier", &error))?;
             }
         }

@@ -113,6 +113,9 @@ impl Fs {
             }
             let waited = match order.before_journal {
                 DataState::Complete => self.storage.wait_complete(stream, seq),
+                DataState::Durable if is_bug_planted(Plant::CommitWhenComplete) => {
+                    self.storage.wait_complete(stream, seq)
+                }
                 DataState::Durable => self.storage.wait_durable(stream, seq),
             };
             waited.map_err(|error| self.fail("writing file data", &error))?;
@@ -228,6 +231,10 @@ impl Fs {
                 let placement = Placement::Fresh;
                 let fresh = plan.writes.iter().map(|w| BlockWrite { placement, ..w.clone() });
                 self.write_main(fresh)?;
+            } else if is_bug_planted(Plant::TailWhenComplete) {
+                let writes = plan.writes.iter().cloned();
+                let last = self.submit_main(writes, 0, Content::Home, Content::Home)?;
+                self.storage.wait_complete(MAIN_STREAM, last)?;
             } else {
                 self.write_main(plan.writes.iter().cloned())?;
             }
@@ -269,6 +276,7 @@ impl Fs {
                     let marks = self.storage.marks(stream);
                     marks.released >= seq
                         || is_bug_planted(Plant::ReuseBeforeReleased) && marks.durable >= seq
+                        || is_bug_planted(Plant::ReuseWhenComplete) && marks.complete >= seq
                 };
                 if !has_released() && wait {
                     let waited = self.storage.wait_released(stream, seq);

@@ -3,8 +3,6 @@
 //!
 //! Here are the parts. The programs are in `sequences` and `named`, and in the test `plants`.
 
-#[path = "enumerate/check.rs"]
-pub(crate) mod check;
 #[path = "enumerate/judge.rs"]
 mod judge;
 #[path = "enumerate/mapped.rs"]
@@ -13,8 +11,6 @@ pub(crate) mod mapped;
 mod oracle;
 #[path = "enumerate/program.rs"]
 pub(crate) mod program;
-#[path = "enumerate/random.rs"]
-pub(crate) mod random;
 #[path = "enumerate/recorder.rs"]
 pub(crate) mod recorder;
 #[path = "enumerate/script.rs"]
@@ -29,6 +25,8 @@ pub(crate) mod world;
 use riopipe_fs_core::Ino;
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Fs, NewInode};
+
+pub(crate) use riopipe_fs_testkit::random;
 
 use self::program::Change;
 

@@ -51,6 +51,8 @@ pub(super) struct Reading {
     /// The number of blocks of the extent that is read first. These are the last blocks.
     pub(super) first: usize,
     pub(super) bytes: Vec<u8>,
+    /// Whether the read has ended, and has succeeded.
+    pub(super) ended: Option<bool>,
 }
 
 impl Reading {
@@ -245,6 +247,7 @@ impl Stream {
             Call::Read => match driver.read_step(core.now) {
                 None => false,
                 Some(result) => {
+                    self.reading.ended = Some(result.is_ok());
                     if result.is_ok() {
                         core.oracle.read_ends(&self.reading.due, &self.reading.found());
                     }
@@ -405,7 +408,7 @@ impl Stream {
             ReadExtent { lba: u64::from(block), blocks: blocks - first },
         ];
         let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { due, first: first as usize, bytes };
+        self.reading = Reading { due, first: first as usize, bytes, ended: None };
         let now = core.now;
         // Some calls have a deadline that may pass before a target answers.
         let deadline = matches!(now / US % 8, 0 | 5).then(|| now + now / US % 512 * US);

@@ -10,6 +10,7 @@ mod committer;
 mod duties;
 mod opening;
 pub mod plain_host;
+pub(crate) mod process;
 mod recovery;
 mod reports;
 mod running;
@@ -360,6 +361,7 @@ impl Client {
     #[must_use]
     pub fn has_work(&self, core: &Core) -> bool {
         !matches!(self.state, State::Running)
+            || core.program_runs
             || self.recovery.is_some()
             || self.streams.iter().flatten().any(|s| s.has_failed() || s.has_work(core))
     }

@@ -41,7 +41,7 @@ impl Client {
             if self.recovery.is_none() {
                 self.start_streams(core);
             }
-            if let Some(stream) = self.failed_stream().filter(|_| self.recovery.is_none()) {
+            if let Some(stream) = self.failed_stream(core).filter(|_| self.recovery.is_none()) {
                 self.reopen(stream, core);
             }
         }
@@ -91,8 +91,10 @@ impl Client {
         }
     }
 
-    pub(super) fn failed_stream(&self) -> Option<u16> {
-        if self.fenced {
+    /// A stream to be reopened.
+    pub(super) fn failed_stream(&self, core: &Core) -> Option<u16> {
+        // A file system does not reopen a stream: its process ends.
+        if self.fenced || core.program_runs {
             return None;
         }
         let failed = |stream: &Option<Stream>| {

@@ -114,6 +114,7 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
         faults: Vec::new(),
         logs: Vec::new(),
         second_volume: None,
+        fs: None,
     }
 }
 

@@ -310,6 +310,11 @@ impl Oracle {
         self.outside.push((at, content));
     }
 
+    /// Sets the content of a block of the volume before the first event.
+    pub fn preset(&mut self, block: usize, content: Content) {
+        self.blocks[block].base = vec![content];
+    }
+
     /// The era of the owner with the highest generation.
     #[must_use]
     pub const fn current(&self) -> Era {

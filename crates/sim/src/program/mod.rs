@@ -18,12 +18,13 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum};
-use riopipe_order::probe::Plant;
 use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
-    draw::draw,
-    runner::{PLANT_SEEDS, Plan, PlantResult, RARE_SEEDS, explain, run_seeds, try_plant},
+    draw::{draw, draw_file_system},
+    runner::{
+        PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, explain, run_seeds, try_plant,
+    },
     scenario::Scenario,
 };
 use signal_hook::{
@@ -63,6 +64,9 @@ P9, docs/ordering-contract.md). First everything may fail. Then faults stop, and
 
 A run is bounded in events and in time. A run that does not end is a failure, too.
 
+With --fs a file system (RioFS) and a random program use the volume. The program's model judges what each mount
+finds after a crash. --plant removes defences of the file system then.
+
 The first seed is drawn unless --first names it: new seeds find failures that known seeds do not. With --plant
 the defence of a trap is removed first, and the oracle must report a broken promise. These runs begin with
 seed 1, so that the result is the same everywhere.
@@ -77,9 +81,13 @@ Examples:
   rio sim --first 1 --seeds 5000
   rio sim --seed 4711 --trace
   rio sim --plant all
-  rio sim --plant T7 -o json | jq .plants"
+  rio sim --plant T7 -o json | jq .plants
+  rio sim --fs --for 10m"
 )]
 struct Args {
+    /// Run RioFS on the simulated volume. A seed draws another cluster, faults and a program
+    #[arg(long)]
+    fs: bool,
     /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
     /// each]
     #[arg(long, value_name = "COUNT")]
@@ -133,10 +141,10 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
         (None, Some(seed), _) if args.draw => {
-            output::line(format_args!("{}", draw(seed).to_text()));
+            output::line(format_args!("{}", args.draw(seed).to_text()));
             CLEAN
         }
-        (None, Some(seed), _) => one(&args, &draw(seed), &format!("seed {seed}")),
+        (None, Some(seed), _) => one(&args, &args.draw(seed), &args.name_of(seed)),
         (None, None, Some(path)) => {
             match std::fs::read_to_string(path).map_err(|e| e.to_string()) {
                 Err(error) => fail(&format!("{}: {error}", path.display())),
@@ -156,6 +164,20 @@ fn fail(what: &str) -> u8 {
 }
 
 impl Args {
+    fn draw(&self, seed: u64) -> Scenario {
+        self.kind()(seed)
+    }
+
+    /// The seed, as in the options that run it.
+    fn name_of(&self, seed: u64) -> String {
+        format!("seed {seed}{}", if self.fs { " --fs" } else { "" })
+    }
+
+    /// How the scenario of a seed is drawn.
+    fn kind(&self) -> fn(u64) -> Scenario {
+        if self.fs { draw_file_system } else { draw }
+    }
+
     /// The seeds to run. Without options: this number of seeds, from this one on.
     fn plan(&self, seeds: u64, first: u64) -> Plan {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -166,6 +188,8 @@ impl Args {
             time: self.time,
             run_limit: self.run_limit(),
             stop: interrupt(),
+            draw: self.kind(),
+            options: if self.fs { "--fs " } else { "" },
         }
     }
 
@@ -242,7 +266,8 @@ fn many(args: &Args) -> u8 {
     let ticker = Ticker::new(args, "", plan.seeds);
     let summary = run_seeds(&plan, &|done| ticker.show(done));
     drop(ticker);
-    let enough = summary.seeds >= RARE_SEEDS;
+    // The rare paths are those of the cluster's own scenarios.
+    let enough = summary.seeds >= RARE_SEEDS && !args.fs;
     match args.output {
         Format::Json => report::json(&summary, &plan),
         Format::Normal => report::text(&summary, &plan, enough),
@@ -251,8 +276,8 @@ fn many(args: &Args) -> u8 {
     let worst = summary.failures.iter().find(|failure| !panicked(&failure.fault));
     if let Some(failure) = worst.or(summary.failures.first()) {
         if args.output == Format::Normal {
-            let name = format!("seed {}", failure.seed);
-            report_failure(args, &draw(failure.seed), &failure.fault, &name);
+            let name = args.name_of(failure.seed);
+            report_failure(args, &args.draw(failure.seed), &failure.fault, &name);
         }
         return if panicked(&failure.fault) { PANICKED } else { BROKEN };
     }
@@ -293,16 +318,14 @@ fn one(args: &Args, scenario: &Scenario, name: &str) -> u8 {
 }
 
 fn plants(args: &Args, name: &str) -> u8 {
-    let chosen: Vec<Plant> = Plant::ALL
-        .iter()
-        .copied()
-        .filter(|plant| {
-            let trap = plant.name().split('-').next().unwrap_or_default();
-            name == "all" || name == plant.name() || name == trap
-        })
-        .collect();
+    let known = PlantedBug::all(args.fs);
+    let is_chosen = |plant: &PlantedBug| {
+        let own = plant.name();
+        name == "all" || name == own || Some(name) == own.split('-').next()
+    };
+    let chosen: Vec<PlantedBug> = known.iter().copied().filter(is_chosen).collect();
     if chosen.is_empty() {
-        let known: Vec<&str> = Plant::ALL.iter().map(|plant| plant.name()).collect();
+        let known: Vec<String> = known.into_iter().map(PlantedBug::name).collect();
         output::note(format_args!(
             "rio sim: no planted bug {name:?}; there are all, and {}\n",
             known.join(", ")
@@ -312,7 +335,7 @@ fn plants(args: &Args, name: &str) -> u8 {
     let plan = args.plan(PLANT_SEEDS, 1);
     let mut results: Vec<PlantResult> = Vec::new();
     for plant in chosen {
-        let what = format!("{plant}: ");
+        let what = format!("{}: ", plant.name());
         let ticker = Ticker::new(args, &what, plan.seeds);
         let result = try_plant(plant, &plan, &|done| ticker.show(done));
         drop(ticker);

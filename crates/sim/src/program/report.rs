@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use riopipe_sim::{
     attempt::Fault,
-    draw::draw,
     runner::{Explained, Plan, PlantResult, Summary},
 };
 use serde_json::{Value, json};
@@ -14,7 +13,8 @@ use super::output;
 pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
     for failure in &summary.failures {
         output::line(format_args!("seed {}: {}", failure.seed, failure.fault));
-        output::line(format_args!("  to see all of it: rio sim --seed {} --trace", failure.seed));
+        let (options, seed) = (plan.options, failure.seed);
+        output::line(format_args!("  to see all of it: rio sim {options}--seed {seed} --trace"));
     }
     output::line(format_args!(
         "{} seeds from {} on, {} failed; {} events, {} crashes, {} recoveries; {:.0} seeds/s, {:.1} s",
@@ -27,6 +27,13 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
         summary.seeds_per_s(),
         summary.elapsed.as_secs_f64(),
     ));
+    let fs = &summary.fs;
+    if fs.mounts > 0 {
+        output::line(format_args!(
+            "RioFS: {} calls, {} mounts, {} after a failure, {} found {} transactions and {} records",
+            fs.calls, fs.mounts, fs.failures, fs.recoveries, fs.transactions, fs.records,
+        ));
+    }
     let untaken = summary.never_taken();
     if enough && !untaken.is_empty() {
         output::line(format_args!("never taken: {}", untaken.join(", ")));
@@ -45,9 +52,9 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
             };
             json!({
                 "seed": failure.seed, "promise": promise, "what": what,
-                "command": format!("rio sim --seed {} --trace", failure.seed),
+                "command": format!("rio sim {}--seed {} --trace", plan.options, failure.seed),
                 // The scenario of a seed changes from version to version; this text does not.
-                "scenario": draw(failure.seed).to_text(),
+                "scenario": (plan.draw)(failure.seed).to_text(),
             })
         })
         .collect();
@@ -62,6 +69,14 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
         "events": summary.events,
         "seeds_per_s": summary.seeds_per_s(),
         "seconds": summary.elapsed.as_secs_f64(),
+        "fs": {
+            "calls": summary.fs.calls,
+            "mounts": summary.fs.mounts,
+            "failures": summary.fs.failures,
+            "recoveries": summary.fs.recoveries,
+            "transactions": summary.fs.transactions,
+            "records": summary.fs.records,
+        },
         "rare": summary.rare,
         "never_taken": summary.never_taken(),
     }));
@@ -95,7 +110,7 @@ pub(super) fn plant_result(result: &PlantResult) {
 }
 
 pub(super) fn plants(results: &[PlantResult], plan: &Plan) {
-    let mut traps: BTreeMap<&str, Value> = BTreeMap::new();
+    let mut traps: BTreeMap<String, Value> = BTreeMap::new();
     for result in results {
         let name = result.plant.name();
         let entry = json!({
@@ -107,7 +122,7 @@ pub(super) fn plants(results: &[PlantResult], plan: &Plan) {
             "seed": result.failure.as_ref().map(|(seed, _)| seed),
             "seconds": result.elapsed.as_secs_f64(),
         });
-        let trap = name.split('-').next().unwrap_or(name);
+        let trap = name.split('-').next().unwrap_or_default().to_owned();
         let group = traps.entry(trap).or_insert_with(|| json!({ "plants": {} }));
         group["plants"][name] = entry;
     }

@@ -20,6 +20,7 @@ impl World {
             When::Recovery(nth, after) => reached(core.recoveries, nth, after, core.events),
             When::Replay(nth, after) => reached(core.replays, nth, after, core.events),
             When::Undo(nth, after) => reached(core.undos, nth, after, core.events),
+            When::Call(nth, after) => reached(core.calls, nth, after, core.events),
         };
         if let Some(at) = self.faults.iter().position(due) {
             let fault = self.faults.remove(at);

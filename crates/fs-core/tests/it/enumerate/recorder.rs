@@ -10,26 +10,12 @@ use riopipe_fs_core::storage::{
     GroupSeq, Placement, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
 };
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockNo};
+use riopipe_fs_testkit::check::Image;
+use riopipe_fs_testkit::hash::{hash_of, mix};
 
 use super::random::Random;
 
 pub(crate) const ZERO: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
-
-/// The hash of a block's content.
-pub(crate) fn hash_of(block: &Block) -> u64 {
-    let mut hash = 0x9e37_79b9_7f4a_7c15_u64;
-    for word in block.as_chunks::<8>().0 {
-        hash = (hash ^ u64::from_le_bytes(*word)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        hash ^= hash >> 29;
-    }
-    hash
-}
-
-/// The hash of a block's place and content.
-pub(crate) fn mix(at: u64, hash: u64) -> u64 {
-    let mixed = (hash ^ at.wrapping_mul(0xc4ce_b9fe_1a85_ec53)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 32
-}
 
 /// The content of a block, and its hash.
 #[derive(Clone, Debug)]
@@ -112,11 +98,6 @@ impl Overlay {
         }
     }
 
-    /// The hash of a block's content.
-    pub(crate) fn hash_at(&self, base: &Base, at: u64) -> u64 {
-        self.blocks.get(&at).unwrap_or(&base.blocks[at as usize]).hash
-    }
-
     /// The blocks that differ from the base.
     pub(crate) fn places(&self) -> impl Iterator<Item = u64> {
         self.blocks.keys().copied()
@@ -138,6 +119,22 @@ impl Overlay {
                 file.write_all_at(block, at * BLOCK_BYTES as u64).unwrap();
             }
         }
+    }
+}
+
+/// A state as an image.
+pub(crate) struct Whole<'a> {
+    pub(crate) base: &'a Base,
+    pub(crate) state: &'a Overlay,
+}
+
+impl Image for Whole<'_> {
+    fn read(&self, at: u64) -> &Block {
+        self.state.read(self.base, at)
+    }
+
+    fn hash(&self, at: u64) -> u64 {
+        self.state.blocks.get(&at).unwrap_or(&self.base.blocks[at as usize]).hash
     }
 }
 

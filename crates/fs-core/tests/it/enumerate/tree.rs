@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use riopipe_fs_core::format::inode::file_type;
 use riopipe_fs_core::fs::{Caller, Fs};
 use riopipe_fs_core::{BLOCK_BYTES, Block, FsError, Ino};
+use riopipe_fs_testkit::hash::hash_of;
 
 use super::NOW;
-use super::recorder::hash_of;
 
 /// An inode: its number, and the generation, which differs between the uses of a number.
 pub(crate) type Id = (u32, u32);

@@ -9,13 +9,13 @@ use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::format::features::incompat;
 use riopipe_fs_core::format::superblock::Superblock;
 use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions};
+use riopipe_fs_testkit::check::{check, free_blocks};
 
-use super::check::{check, free_blocks};
 use super::judge::Judge;
 use super::oracle::Expected;
 use super::program::Step;
 use super::random::Random;
-use super::recorder::{Base, Boundary, Device, Overlay, Recorder};
+use super::recorder::{Base, Boundary, Device, Overlay, Recorder, Whole};
 use super::script::Script;
 use super::setup::{STREAMS, Setup};
 use super::tree::{Contents, Tree, read_tree};
@@ -150,12 +150,14 @@ impl World {
             fs.unmount(NOW).unwrap();
             base = Arc::new(base.with(&recorder.current()));
         }
-        Self::of(Arc::new(base.with_garbage(&free_blocks(&base))), effort)
+        let state = Overlay::default();
+        let free = free_blocks(&Whole { base: &base, state: &state }, crc32c);
+        Self::of(Arc::new(base.with_garbage(&free)), effort)
     }
 
     /// A world with this image, which must be one after an unmount.
     pub(crate) fn of(base: Arc<Base>, effort: Effort) -> Arc<Self> {
-        check(&base, &Overlay::default()).unwrap();
+        check(&Whole { base: &base, state: &Overlay::default() }, crc32c).unwrap();
         Arc::new(Self {
             base,
             contents: Contents::default(),
@@ -245,8 +247,8 @@ impl World {
     /// repair. It sees the same in all images with the same metadata, so it judges one of them, and
     /// some of the others.
     fn hand_back(&self, left: &Overlay, hash: u64, counts: &Counts) -> Result<(), String> {
-        let metadata =
-            check(&self.base, left).map_err(|why| format!("the image after an unmount: {why}"))?;
+        let checked = check(&Whole { base: &self.base, state: left }, crc32c);
+        let metadata = checked.map_err(|why| format!("the image after an unmount: {why}"))?;
         let is_again = hash.is_multiple_of(AGAIN * self.effort.e2fsck);
         let is_chosen = metadata.is_multiple_of(self.effort.e2fsck);
         let is_new = is_chosen && self.clean.lock().unwrap().insert(metadata);

@@ -1,5 +1,6 @@
 //! The calls of a log's thread to its stream.
 
+use riopipe_fs_core::probe as fs_probe;
 use riopipe_order::attribute::{Seq, StreamId};
 use riopipe_order::engine::{Op as EngineOp, Place as EnginePlace, Refusal, Write};
 use riopipe_session::initiator::stream::ReadExtent;
@@ -105,7 +106,7 @@ impl Stream {
     ) {
         let due = core.oracle.read_begins(self.era, self.id, block, blocks);
         let bytes = vec![0; blocks as usize * BLOCK];
-        self.reading = Reading { due, first: 0, bytes };
+        self.reading = Reading { due, first: 0, bytes, ended: None };
         if let Some(driver) = self.driver() {
             driver.begin_read(&[ReadExtent { lba: block.into(), blocks }], None, core.now);
         }
@@ -134,14 +135,34 @@ impl Stream {
         process: &mut Process<'_, '_>,
         core: &mut Core,
     ) -> Option<Seq> {
+        let parts: Vec<_> =
+            parts.iter().map(|(first, names)| (*first, place, names.clone())).collect();
+        let admitted = self.submit_named(&parts, tag, durable, process, core);
+        if let Err(Refusal::Poisoned(failure)) = admitted {
+            self.has_failed_with(failure, core);
+            return None;
+        }
+        admitted.ok()
+    }
+
+    /// Submits a group of blocks that have bytes of their own, given the first block, the place and
+    /// the names of each write. The caller has duties (T11, T15), and they are checked.
+    pub(in crate::client) fn submit_named(
+        &mut self,
+        parts: &[(u64, Place, Vec<u64>)],
+        tag: u64,
+        durable: bool,
+        process: &mut Process<'_, '_>,
+        core: &mut Core,
+    ) -> Result<Seq, Refusal> {
         let mut submitted = Vec::new();
         let mut writes = Vec::new();
-        for (first, names) in parts {
+        for (first, place, names) in parts {
             let list = (*first as u32..).zip(names);
             submitted.extend(list.map(|(block, number)| Submitted {
                 block,
                 number: *number,
-                place,
+                place: *place,
             }));
             let payload = Payload::new(names, &self.held);
             let op = match place {
@@ -153,32 +174,22 @@ impl Stream {
         let (id, era) = (StreamId(self.id), self.era);
         let checked: Vec<_> =
             writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
-        match self.driver()?.admit(&mut writes, tag, durable) {
-            Ok(seq) => {
-                if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
-                {
-                    let what =
-                        format!("a log breaks its duties as a caller of the volume: {violation}");
-                    core.oracle.broken(Promise::P1, what);
-                }
-                let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
-                process.ownership_checker.note(id, written, seq);
-                core.trace(|| {
-                    let parts: Vec<String> =
-                        parts.iter().map(|it| format!("{}:{:?}", it.0, it.1)).collect();
-                    format!(
-                        "stream {}: group {seq} of its log, tag {tag}, {parts:?}, {durable}",
-                        id.0
-                    )
-                });
-                core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
-                Some(seq)
-            }
-            Err(Refusal::Poisoned(failure)) => {
-                self.has_failed_with(failure, core);
-                None
-            }
-            Err(_) => None,
+        let Some(driver) = self.driver() else { return Err(Refusal::Empty) };
+        let seq = driver.admit(&mut writes, tag, durable)?;
+        if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
+            && !fs_probe::is_bug_planted(fs_probe::Plant::ReuseWhenComplete)
+        {
+            let what = format!("a caller of the volume breaks its duties: {violation}");
+            core.oracle.broken(Promise::P1, what);
         }
+        let written = checked.into_iter().map(|(lba, blocks, _)| (lba, blocks));
+        process.ownership_checker.note(id, written, seq);
+        core.trace(|| {
+            let parts: Vec<String> =
+                parts.iter().map(|it| format!("{}:{:?} {:?}", it.0, it.2, it.1)).collect();
+            format!("stream {}: group {seq}, tag {tag}, {parts:?}, {durable}", id.0)
+        });
+        core.oracle.submitted((era, id.0, core.now), seq, tag, &submitted);
+        Ok(seq)
     }
 }

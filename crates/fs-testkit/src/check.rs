@@ -13,11 +13,28 @@ use riopipe_fs_core::format::inode::{DiskInode, InodeFlags, file_type};
 use riopipe_fs_core::format::layout::Layout;
 use riopipe_fs_core::format::superblock::{State, Superblock};
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
+use riopipe_nvme::digest::Crc32c;
 
-use super::crc32c;
-use super::recorder::{Base, Overlay, hash_of, mix};
+use crate::hash::{hash_of, mix};
 
 type Found = Result<(), String>;
+
+/// The blocks of an image.
+pub trait Image {
+    /// A block by its number.
+    fn read(&self, at: u64) -> &Block;
+
+    /// The [hash](hash_of) of a block.
+    fn hash(&self, at: u64) -> u64 {
+        hash_of(self.read(at))
+    }
+}
+
+impl Image for [Block] {
+    fn read(&self, at: u64) -> &Block {
+        &self[at as usize]
+    }
+}
 
 macro_rules! ensure {
     ($condition:expr, $($text:tt)*) => {
@@ -35,9 +52,8 @@ fn u32_at(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-struct Check<'a> {
-    base: &'a Base,
-    state: &'a Overlay,
+struct Check<'a, I: ?Sized> {
+    image: &'a I,
     layout: Layout,
     used: BTreeSet<u64>,
     inodes: BTreeMap<u32, DiskInode>,
@@ -58,13 +74,18 @@ struct Check<'a> {
 /// Checks an image that was unmounted. Returns the hash of all its metadata: images with one hash
 /// differ only in the content of files, free blocks and the empty log, and in how often they were
 /// mounted.
-pub(crate) fn check(base: &Base, state: &Overlay) -> Result<u64, String> {
-    let block = state.read(base, 0);
+///
+/// The image has one group, no resize inode and no large directories: it was made with
+/// `mke2fs -t ext4 -b 4096 -I 256 -O ^resize_inode` from 32,768 blocks at most.
+///
+/// # Errors
+/// The first structure that is wrong.
+pub fn check<I: Image + ?Sized>(image: &I, crc32c: Crc32c) -> Result<u64, String> {
+    let block = image.read(0);
     let superblock = Superblock::decode(block, crc32c).map_err(|error| error.to_string())?;
     let layout = superblock.layout(crc32c).map_err(|error| error.to_string())?;
     let mut check = Check {
-        base,
-        state,
+        image,
         layout,
         used: BTreeSet::new(),
         inodes: BTreeMap::new(),
@@ -89,20 +110,24 @@ pub(crate) fn check(base: &Base, state: &Overlay) -> Result<u64, String> {
     Ok(hashes.fold(mix(0, hash_of(&plain)), u64::wrapping_add))
 }
 
-/// The blocks of an image that are not in use.
-pub(crate) fn free_blocks(base: &Base) -> Vec<u64> {
-    let state = Overlay::default();
-    let layout = Superblock::decode(state.read(base, 0), crc32c).unwrap().layout(crc32c).unwrap();
+/// The blocks of an image that are not in use. The image has one group, and is sound.
+///
+/// # Panics
+/// It has no superblock.
+#[must_use]
+pub fn free_blocks<I: Image + ?Sized>(image: &I, crc32c: Crc32c) -> Vec<u64> {
+    let superblock = Superblock::decode(image.read(0), crc32c).expect("a superblock");
+    let layout = superblock.layout(crc32c).expect("a layout");
     let (at, offset) = layout.descriptor_at(0);
-    let desc = GroupDesc::decode(&layout, &state.read(base, at.0)[offset..][..64]);
-    let bitmap = state.read(base, desc.block_bitmap.0);
+    let desc = GroupDesc::decode(&layout, &image.read(at.0)[offset..][..64]);
+    let bitmap = image.read(desc.block_bitmap.0);
     (0..layout.blocks).filter(|&at| bitmap[at as usize / 8] >> (at % 8) & 1 == 0).collect()
 }
 
-impl Check<'_> {
-    fn read(&self, at: u64) -> &Block {
-        self.metadata.borrow_mut().insert(at, self.state.hash_at(self.base, at));
-        self.state.read(self.base, at)
+impl<'a, I: Image + ?Sized> Check<'a, I> {
+    fn read(&self, at: u64) -> &'a Block {
+        self.metadata.borrow_mut().insert(at, self.image.hash(at));
+        self.image.read(at)
     }
 
     fn superblock(&self, superblock: &Superblock) -> Found {
@@ -215,7 +240,7 @@ impl Check<'_> {
             });
         }
         if ino == self.layout.journal_ino {
-            self.journal(self.state.read(self.base, blocks[&0].0), blocks.len())?;
+            self.journal(self.image.read(blocks[&0].0), blocks.len())?;
         }
         match disk.mode & file_type::MASK {
             file_type::REGULAR => {
