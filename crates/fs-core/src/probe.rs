@@ -86,10 +86,6 @@ plants! {
     CommitWhenComplete,
     /// Changes after a barrier are submitted when the barrier is complete, not durable.
     BarrierWhenComplete,
-    /// The tail of the log moves when the checkpoint is complete, not durable.
-    TailWhenComplete,
-    /// Freed space is used again when the last writes to it are complete, not released.
-    ReuseWhenComplete,
 }
 
 impl Plant {
@@ -97,13 +93,7 @@ impl Plant {
     /// the simulated cluster, not in the enumeration's model of a storage.
     #[must_use]
     pub const fn needs_cluster(self) -> bool {
-        matches!(
-            self,
-            Self::CommitWhenComplete
-                | Self::BarrierWhenComplete
-                | Self::TailWhenComplete
-                | Self::ReuseWhenComplete
-        )
+        matches!(self, Self::CommitWhenComplete | Self::BarrierWhenComplete)
     }
 }
 

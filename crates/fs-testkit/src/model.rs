@@ -153,6 +153,24 @@ impl Model {
         std::iter::once(String::new()).chain(dirs.map(|(path, _)| path.clone())).collect()
     }
 
+    /// The paths of all files.
+    #[must_use]
+    pub fn files(&self) -> Vec<Path> {
+        let files = self.tree.iter().filter(|(_, node)| matches!(node, Node::File(_)));
+        files.map(|(path, _)| path.clone()).collect()
+    }
+
+    /// The blocks that files and directories use at most.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        let blocks = |node: &Node| match node {
+            Node::Dir => 1,
+            // Its contents of before are freed by a commit.
+            Node::File(file) => self.content(*file).len().div_ceil(BLOCK_BYTES) as u64,
+        };
+        self.tree.values().map(blocks).sum()
+    }
+
     /// The node at a path.
     #[must_use]
     pub fn node(&self, path: &str) -> Option<Node> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Caller, Fs, NewInode, SetAttr};
-use riopipe_fs_core::{FsError, Ino};
+use riopipe_fs_core::{BLOCK_BYTES, FsError, Ino};
 
 use crate::model::{Model, Node, Path, resolve};
 use crate::random::Random;
@@ -124,6 +124,62 @@ impl Call {
             (21, Some(Node::File(_))) => Self::Read(path),
             _ => return None,
         })
+    }
+
+    /// The calls of a database, if there are two files besides `other`: it writes a log, orders it,
+    /// writes a table, and waits once.
+    pub fn draw_ordered(model: &Model, other: &str, random: &mut Random) -> Vec<Self> {
+        let mut files = model.files();
+        files.retain(|path| path != other);
+        if files.len() < 2 {
+            return Vec::new();
+        }
+        let log = random.below(files.len() as u64) as usize;
+        let table = (log + 1 + random.below(files.len() as u64 - 1) as usize) % files.len();
+        let write = |path: &Path, random: &mut Random| Self::Write {
+            path: path.clone(),
+            at: random.below(12_000) as usize,
+            len: random.pick(&[100, 4096, 9000]),
+            byte: 1 + random.below(255) as u8,
+        };
+        let (log, table) = (&files[log], &files[table]);
+        vec![
+            write(log, random),
+            Self::Barrier(log.clone(), random.below(2) == 0),
+            write(table, random),
+            Self::Fsync(table.clone(), random.below(2) == 0),
+        ]
+    }
+
+    /// Calls by which blocks of one file pass to another one, if there are two files besides
+    /// `other` and few blocks are free.
+    pub fn draw_reuse(model: &Model, other: &str, random: &mut Random) -> Vec<Self> {
+        let mut files = model.files();
+        files.retain(|path| path != other);
+        if files.len() < 2 {
+            return Vec::new();
+        }
+        let old = random.below(files.len() as u64) as usize;
+        let new = (old + 1 + random.below(files.len() as u64 - 1) as usize) % files.len();
+        let write = |path: &Path, random: &mut Random| Self::Write {
+            path: path.clone(),
+            at: random.below(3) as usize * BLOCK_BYTES,
+            len: 4 * BLOCK_BYTES,
+            byte: 1 + random.below(255) as u8,
+        };
+        let (old, new) = (&files[old], &files[new]);
+        vec![
+            write(old, random),
+            Self::Fsync(old.clone(), random.below(2) == 0),
+            Self::Truncate(old.clone(), 0),
+            match random.below(3) {
+                0 => Self::Tick,
+                1 => Self::Fsync(old.clone(), false),
+                _ => Self::Sync,
+            },
+            write(new, random),
+            Self::Fsync(new.clone(), random.below(2) == 0),
+        ]
     }
 
     /// Does to the model what the call does when it has succeeded.

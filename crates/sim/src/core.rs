@@ -12,7 +12,7 @@ use crate::machine::{FIRST_GENERATION, VOLUME, VOLUME_NAME};
 use crate::network::{Chunk, ClientEnd, Direction, Network};
 use crate::oracle::{LogHistory, Oracle, Where};
 use crate::rng::Rng;
-use crate::scenario::{LogSpec, Scenario};
+use crate::scenario::{GroupKind, LogSpec, Scenario};
 use crate::world::second_volume::Side;
 
 /// Nanoseconds of a microsecond.
@@ -148,6 +148,8 @@ pub struct Core {
     pub program_runs: bool,
     /// The number of calls of that program, and the number of events at the last one.
     pub calls: (u32, u64),
+    /// The same for the groups of a file system, by [`GroupKind`].
+    pub groups: [(u32, u64); 5],
     /// Faults have stopped: everything must end now.
     pub faults_stopped: bool,
     /// The number of recoveries that have begun, and the number of events when the last one began.
@@ -191,6 +193,7 @@ impl Core {
             label_generation: FIRST_GENERATION,
             program_runs: false,
             calls: (0, 0),
+            groups: [(0, 0); 5],
             faults_stopped: false,
             recoveries: (0, 0),
             replays: (0, 0),
@@ -261,6 +264,12 @@ impl Core {
     /// Notes that the program on the volume makes a call.
     pub fn note_call(&mut self) {
         self.calls = (self.calls.0 + 1, self.events);
+    }
+
+    /// Notes that a file system submits a group.
+    pub fn note_group(&mut self, kind: GroupKind) {
+        let groups = &mut self.groups[kind as usize];
+        *groups = (groups.0 + 1, self.events);
     }
 
     /// Sends bytes over a connection.

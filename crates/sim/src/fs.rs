@@ -10,22 +10,26 @@
 //! The oracle of the cluster judges each block meanwhile. The duties that the file system has as a
 //! caller of the volume (traps T11 and T15) are checked at each submission.
 
+mod counts;
 mod image;
 mod storage;
+mod watch;
 
 use std::sync::Arc;
 
 use riopipe_fs_core::BLOCK_BYTES;
 use riopipe_fs_core::Block;
+use riopipe_fs_core::FsError;
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::format::inode::Time;
-use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions};
+use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions, mode};
 use riopipe_fs_testkit::check::check;
-use riopipe_fs_testkit::model::{Model, read_all};
+use riopipe_fs_testkit::model::{Model, read_all, resolve};
 use riopipe_fs_testkit::program::Call;
 use riopipe_fs_testkit::random::Random;
 use riopipe_platform::crc32c;
 
+pub use self::counts::FsCounts;
 pub use self::image::{BLOCKS, image};
 use self::storage::{ClusterStorage, cluster, enter, leave};
 use crate::core::{MS, US};
@@ -38,36 +42,15 @@ use crate::world::{Outcome, World};
 const LAST_CALLS: u32 = 12;
 /// The longest pause of the program, ns.
 const PAUSE_NS: u64 = 20 * MS;
+/// The file that has most of the space. No call has its name.
+const FILL: &str = "/fill";
+/// The blocks that this file gets at once.
+const FILL_BLOCKS: u64 = 512;
+/// The blocks that the model does not count: those of large directories and extent trees, and those
+/// of a call's own transaction.
+const SPARE_BLOCKS: u64 = 12;
 /// The number of drawings for one call. Some drawings give no call.
 const DRAWS_MAX: u32 = 50;
-
-/// The work of a file system in a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FsCounts {
-    /// The calls of the program that have succeeded.
-    pub calls: u64,
-    /// The mounts.
-    pub mounts: u64,
-    /// The mounts that found a file system that had not been unmounted.
-    pub recoveries: u64,
-    /// The transactions of the main journal that mounts have replayed.
-    pub transactions: u64,
-    /// The file-level records that mounts have applied.
-    pub records: u64,
-    /// The instances that ended because their storage had failed.
-    pub failures: u64,
-}
-
-impl core::ops::AddAssign for FsCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.mounts += other.mounts;
-        self.recoveries += other.recoveries;
-        self.transactions += other.transactions;
-        self.records += other.records;
-        self.failures += other.failures;
-    }
-}
 
 /// Runs a scenario with a file system. Returns the content of the volume at the end, too.
 pub(crate) fn run(mut world: World, scenario: &Scenario) -> (Outcome, Vec<u8>) {
@@ -86,8 +69,10 @@ pub(crate) fn run(mut world: World, scenario: &Scenario) -> (Outcome, Vec<u8>) {
         random: Random(spec.seed),
         rng: Rng::new(spec.seed ^ 0x66_735f_7069_7065),
         model: Model::default(),
+        next: Vec::new(),
         left: spec.calls,
         is_last_phase: false,
+        is_clean: true,
         counts: FsCounts::default(),
         spec,
     };
@@ -114,10 +99,14 @@ struct User {
     /// All other choices.
     rng: Rng,
     model: Model,
+    /// The next calls, the last one first. The others are drawn.
+    next: Vec<Call>,
     /// The number of calls that are left.
     left: u32,
     /// The faults have stopped, and the program does its last calls.
     is_last_phase: bool,
+    /// The file system was unmounted, or never mounted.
+    is_clean: bool,
     counts: FsCounts,
 }
 
@@ -208,6 +197,12 @@ impl User {
             Ok(storage) => Arc::new(storage),
             Err(error) => return End::Storage(error.0),
         };
+        let end = self.use_storage(client, &storage);
+        self.counts += storage.ended();
+        end
+    }
+
+    fn use_storage(&mut self, client: usize, storage: &Arc<ClusterStorage>) -> End {
         let mut epoch = [0; 16];
         epoch
             .chunks_exact_mut(8)
@@ -222,9 +217,14 @@ impl User {
         };
         let (fs, report) = match Fs::mount(storage.clone(), options, now()) {
             Ok(mounted) => mounted,
-            Err(error) if storage.has_failed() => return End::Storage(error.to_string()),
+            Err(error) if storage.has_failed() => {
+                self.counts.cut_recoveries += u64::from(!self.is_clean);
+                self.is_clean = false;
+                return End::Storage(error.to_string());
+            }
             Err(error) => return broken(Promise::P1, format!("RioFS can't mount: {error}")),
         };
+        self.is_clean = false;
         self.counts.mounts += 1;
         self.counts.recoveries += u64::from(report.replayed > 0 || report.records > 0);
         self.counts.transactions += report.replayed;
@@ -237,13 +237,21 @@ impl User {
                 }
                 // All of it is durable.
                 self.model = Model::of(&found);
+                self.next.clear();
             }
             Err(error) if storage.has_failed() => return End::Storage(error.to_string()),
             Err(error) => {
                 return broken(Promise::P5, format!("a tree can't be read: {error}"));
             }
         }
-        let end = self.use_file_system(&fs, &storage);
+        let end = match self.fill(&fs, storage) {
+            Ok(()) => self.use_file_system(&fs, storage),
+            Err(end) => end,
+        };
+        let stat = fs.stat();
+        self.counts.commits += stat.commits;
+        self.counts.barriers += stat.barriers;
+        self.counts.fallbacks += stat.fallbacks.iter().map(|(_, count)| count).sum::<u64>();
         if let End::Storage(why) = &end {
             self.check_failure(&fs, why);
         }
@@ -275,11 +283,66 @@ impl User {
         }
     }
 
+    /// Gives most of the space to a file, so that the program uses the same blocks again and again.
+    fn fill(&mut self, fs: &Fs, storage: &ClusterStorage) -> Result<(), End> {
+        let space = u64::from(self.spec.space);
+        if space == 0 || fs.statfs().blocks_available <= space {
+            return Ok(());
+        }
+        let path = FILL.to_owned();
+        if self.model.node(&path).is_none() {
+            self.do_call(&Call::Create(path.clone()), fs, storage)?;
+        }
+        let fill = || {
+            let ino = resolve(fs, &path)?;
+            let mut at = 0;
+            // Unwritten blocks behind the end of the file: nothing reads them.
+            while let more @ 1.. = fs.statfs().blocks_available.saturating_sub(space) {
+                let len = more.min(FILL_BLOCKS) * BLOCK_BYTES as u64;
+                fs.fallocate(ino, mode::KEEP_SIZE, at, len, now())?;
+                at += len;
+            }
+            Ok(())
+        };
+        fill().map_err(|error: FsError| match storage.has_failed() {
+            true => End::Storage(error.to_string()),
+            false => broken(Promise::P9, format!("filling the file system: {error}")),
+        })?;
+        self.do_call(&Call::Sync, fs, storage)
+    }
+
+    /// Whether there is space for all that the program has after a call.
+    fn has_space(&self, call: &Call) -> bool {
+        let space = u64::from(self.spec.space);
+        if space == 0 {
+            return true;
+        }
+        let mut after = self.model.clone();
+        call.apply(&mut after);
+        after.blocks() <= self.model.blocks() || after.blocks() + SPARE_BLOCKS <= space
+    }
+
     /// Does the next call.
     fn call(&mut self, fs: &Fs, storage: &ClusterStorage) -> Result<(), End> {
-        let mut draws = 0..DRAWS_MAX;
-        let drawn = draws.find_map(|_| Call::draw(&self.model, &mut self.random));
-        let Some(call) = drawn else { return Ok(()) };
+        if self.next.is_empty() && self.rng.percent(self.spec.ordered.into()) {
+            self.next = Call::draw_ordered(&self.model, FILL, &mut self.random);
+            self.next.reverse();
+        }
+        if self.next.is_empty() && self.rng.percent(self.spec.reuse.into()) {
+            self.next = Call::draw_reuse(&self.model, FILL, &mut self.random);
+            self.next.reverse();
+        }
+        let drawn = self.next.pop().or_else(|| {
+            let mut draws = 0..DRAWS_MAX;
+            draws.find_map(|_| Call::draw(&self.model, &mut self.random))
+        });
+        match drawn.filter(|call| self.has_space(call)) {
+            Some(call) => self.do_call(&call, fs, storage),
+            None => Ok(()),
+        }
+    }
+
+    fn do_call(&mut self, call: &Call, fs: &Fs, storage: &ClusterStorage) -> Result<(), End> {
         trace(|| format!("the program calls {call:?}"));
         cluster(|world| world.core_mut().note_call());
         let mut after = self.model.clone();
@@ -325,6 +388,7 @@ impl User {
         match fs.unmount(now()) {
             Ok(()) => {
                 self.model = after;
+                self.is_clean = true;
                 let image = cluster(|world| world.image());
                 match check_image(&image) {
                     Ok(()) => End::Unmounted,
@@ -332,6 +396,7 @@ impl User {
                 }
             }
             Err(error) if storage.has_failed() => {
+                self.counts.cut_unmounts += 1;
                 self.model = self.model.during(&after);
                 End::Storage(error.to_string())
             }

@@ -168,8 +168,7 @@ impl PlantedBug {
     #[must_use]
     pub fn all(of_file_system: bool) -> Vec<Self> {
         if of_file_system {
-            let plants = fs_probe::Plant::ALL.iter().filter(|plant| plant.needs_cluster());
-            return plants.copied().map(Self::FileSystem).collect();
+            return fs_probe::Plant::ALL.iter().copied().map(Self::FileSystem).collect();
         }
         Plant::ALL.iter().copied().map(Self::Cluster).collect()
     }

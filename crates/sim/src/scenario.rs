@@ -130,6 +130,11 @@ pub struct ClientSpec {
     pub flush_us: u32,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde takes")]
+const fn is_none(number: &u8) -> bool {
+    *number == 0
+}
+
 const fn not_calling_us() -> u32 {
     50_000
 }
@@ -228,6 +233,25 @@ pub enum When {
     Undo(u32, u32),
     /// A number of events after the `n`th call of the program on a file system, counted from 0.
     Call(u32, u32),
+    /// A number of events after the `n`th group of a kind that a file system submits, counted from
+    /// 0.
+    Group(GroupKind, u32, u32),
+}
+
+/// The purpose of a group of a file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GroupKind {
+    /// Data of files.
+    Data,
+    /// A file-level record.
+    Record,
+    /// Blocks of the main journal.
+    Journal,
+    /// The commit block of a main commit.
+    Commit,
+    /// Blocks that are written home, and superblocks.
+    Home,
 }
 
 /// The kind of a fault.
@@ -556,6 +580,15 @@ pub struct FsSpec {
     pub pauses: u8,
     /// Of 100 calls, the number after which the file system is unmounted, and mounted again.
     pub remounts: u8,
+    /// Of 100 calls, the number that begin a sequence of a database: write, barrier, write, sync.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub ordered: u8,
+    /// Of 100 calls, the number that begin a sequence by which blocks pass to another file.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub reuse: u8,
+    /// The blocks that the program can use; a file has the others. 0: all.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub space: u8,
     /// Of 100 requests of the file system, the number before which other events happen.
     pub delays: u8,
     /// The blocks of a file-level journal, at most.

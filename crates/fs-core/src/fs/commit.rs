@@ -231,10 +231,6 @@ impl Fs {
                 let placement = Placement::Fresh;
                 let fresh = plan.writes.iter().map(|w| BlockWrite { placement, ..w.clone() });
                 self.write_main(fresh)?;
-            } else if is_bug_planted(Plant::TailWhenComplete) {
-                let writes = plan.writes.iter().cloned();
-                let last = self.submit_main(writes, 0, Content::Home, Content::Home)?;
-                self.storage.wait_complete(MAIN_STREAM, last)?;
             } else {
                 self.write_main(plan.writes.iter().cloned())?;
             }
@@ -276,7 +272,6 @@ impl Fs {
                     let marks = self.storage.marks(stream);
                     marks.released >= seq
                         || is_bug_planted(Plant::ReuseBeforeReleased) && marks.durable >= seq
-                        || is_bug_planted(Plant::ReuseWhenComplete) && marks.complete >= seq
                 };
                 if !has_released() && wait {
                     let waited = self.storage.wait_released(stream, seq);

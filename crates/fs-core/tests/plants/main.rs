@@ -126,10 +126,9 @@ fn run(plant: Plant, script: &Script) {
         Plant::CommitBlockBeforeFlush => {
             script.change(New("a/n")).sync("a/n", Sync::All);
         }
-        Plant::CommitWhenComplete
-        | Plant::BarrierWhenComplete
-        | Plant::TailWhenComplete
-        | Plant::ReuseWhenComplete => unreachable!("`rio sim --fs` catches it"),
+        Plant::CommitWhenComplete | Plant::BarrierWhenComplete => {
+            unreachable!("`rio sim --fs` catches it")
+        }
     }
 }
 

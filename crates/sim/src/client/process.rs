@@ -91,6 +91,11 @@ impl Client {
             }
             self.advance_streams(drives, core);
         }
+        self.known_marks(id)
+    }
+
+    /// The marks of a stream as they are known.
+    pub(crate) fn known_marks(&mut self, id: u16) -> Option<StreamMarks> {
         let driver = self.stream(id).ok()?;
         let marks = driver.delivered();
         let released = driver.released();

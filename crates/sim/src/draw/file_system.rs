@@ -7,7 +7,7 @@ use crate::log_store::LogStoreKind;
 use crate::oracle::NO_LOSS_MS;
 use crate::rng::Rng;
 use crate::scenario::{
-    ClientSpec, Engine, Fault, FsSpec, MachineSpec, Scenario, VolumeSpec, What, When,
+    ClientSpec, Engine, Fault, FsSpec, GroupKind, MachineSpec, Scenario, VolumeSpec, What, When,
 };
 
 /// Separates the random numbers of file systems from those of other seeds.
@@ -34,6 +34,9 @@ pub fn draw_file_system(seed: u64) -> Scenario {
         like_ext4: rng.one_in(6),
         pauses: *rng.pick(&[0, 5, 30]),
         remounts: *rng.pick(&[0, 0, 3]),
+        ordered: *rng.pick(&[0, 5, 25, 60]),
+        reuse: *rng.pick(&[0, 10, 40]),
+        space: *rng.pick(&[0, 30, 60, 100]),
         delays: *rng.pick(&[0, 10, 50]),
         area_blocks: *rng.pick(&[128, 192]),
         dirty_pages: *rng.pick(&[1, 8, 4096]),
@@ -114,6 +117,19 @@ const EVENTS_OF_A_CALL: u64 = 40;
 /// An opening of the volume and a mount take about this number of events.
 const EVENTS_OF_A_MOUNT: u64 = 1_000;
 
+/// A moment soon after the file system has submitted a group.
+fn group(calls: u32, rng: &mut Rng) -> When {
+    let kind = *rng.pick(&[
+        GroupKind::Data,
+        GroupKind::Record,
+        GroupKind::Journal,
+        GroupKind::Commit,
+        GroupKind::Home,
+    ]);
+    let nth = rng.below(u64::from(calls / 4) + 4) as u32;
+    When::Group(kind, nth, rng.below(EVENTS_OF_A_CALL) as u32)
+}
+
 fn faults(machines: &[MachineSpec], calls: u32, rng: &mut Rng) -> Vec<Fault> {
     let mut faults = Vec::new();
     for _ in 0..*rng.pick(&[0, 1, 2, 3, 5, 8]) {
@@ -121,6 +137,7 @@ fn faults(machines: &[MachineSpec], calls: u32, rng: &mut Rng) -> Vec<Fault> {
         let when = match rng.below(10) {
             0 => When::Event(rng.below(EVENTS_OF_A_MOUNT) as u32),
             1 | 2 => When::Recovery(rng.below(4) as u32, rng.below(EVENTS_OF_A_MOUNT) as u32),
+            3..=5 => group(calls, rng),
             _ => When::Call(call, rng.below(EVENTS_OF_A_CALL) as u32),
         };
         let what = match rng.below(10) {

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use riopipe_fs_core::block::BlockNo;
 use riopipe_fs_core::storage::{
@@ -16,9 +16,11 @@ use riopipe_fs_core::storage::{
 use riopipe_order::attribute::Seq;
 use riopipe_session::initiator::stream_driver::Until;
 
+use super::FsCounts;
+use super::watch::{Watch, kind_of};
 use crate::block::BLOCK;
 use crate::client::Client;
-use crate::client::process::{NamedWrite, NotSubmitted};
+use crate::client::process::{self, NamedWrite, NotSubmitted};
 use crate::core::{Core, MS};
 use crate::oracle::{Drives, Promise};
 use crate::rng::Rng;
@@ -76,6 +78,7 @@ pub(super) struct ClusterStorage {
     numberings: Vec<Numbering>,
     delays: u8,
     rng: Mutex<Rng>,
+    watch: Mutex<Watch>,
     has_failed: AtomicBool,
 }
 
@@ -138,9 +141,8 @@ impl Process {
         })
     }
 
-    /// Waits until groups of a stream are released.
+    /// Waits until groups of a stream, which are durable, are released.
     fn wait_released(self, world: &mut World, id: u16, seq: Seq) -> Result<(), StorageError> {
-        self.wait(world, id, Until::Durable(seq))?;
         let what = || format!("the release of group {} of stream {id}", seq.0);
         self.wait_for(world, what, |client, drives, core| match client.marks(id, drives, core) {
             None => Some(Err(format!("stream {id} has failed"))),
@@ -233,8 +235,42 @@ impl ClusterStorage {
             numberings,
             delays,
             rng: Mutex::new(rng),
+            watch: Mutex::new(Watch::new(cluster(|world| world.core().replays.0))),
             has_failed: AtomicBool::new(false),
         })
+    }
+
+    fn marks_by(
+        &self,
+        stream: StreamNo,
+        read: impl FnOnce(&mut Client, &Drives<'_>, &mut Core) -> Option<process::StreamMarks>,
+    ) -> StreamMarks {
+        let Ok(numbering) = self.numbering(stream) else { return StreamMarks::default() };
+        let process = self.process;
+        let marks = cluster(|world| {
+            process.check(world).ok()?;
+            world.with_client(process.client, read)
+        });
+        marks.map_or_else(StreamMarks::default, |marks| StreamMarks {
+            complete: numbering.of_file_system(marks.complete.0),
+            durable: numbering.of_file_system(marks.durable.0),
+            released: numbering.of_file_system(marks.released.0),
+        })
+    }
+
+    /// The marks without a receive.
+    fn known_marks(&self, stream: StreamNo) -> StreamMarks {
+        self.marks_by(stream, |client, _, _| client.known_marks(stream.0))
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The instance has ended: what it has counted.
+    pub(super) fn ended(&self) -> FsCounts {
+        let replays = cluster(|world| world.core().replays.0);
+        self.watch().ended(self.has_failed(), replays)
     }
 
     fn numbering(&self, stream: StreamNo) -> Result<Numbering, StorageError> {
@@ -295,24 +331,19 @@ impl Storage for ClusterStorage {
 
     fn submit(&self, stream: StreamNo, group: WriteGroup) -> Result<GroupSeq, StorageError> {
         let numbering = self.numbering(stream)?;
-        let seq = self.request(|process, world| process.submit(world, stream.0, &group))?;
-        Ok(numbering.of_file_system(seq.0))
+        let (seq, replays) = self.request(|process, world| {
+            let seq = process.submit(world, stream.0, &group)?;
+            let core = world.core_mut();
+            core.note_group(kind_of(group.content));
+            Ok((seq, core.replays.0))
+        })?;
+        let seq = numbering.of_file_system(seq.0);
+        self.watch().submitted(stream, &group, seq, replays);
+        Ok(seq)
     }
 
     fn marks(&self, stream: StreamNo) -> StreamMarks {
-        let Ok(numbering) = self.numbering(stream) else { return StreamMarks::default() };
-        let process = self.process;
-        let marks = cluster(|world| {
-            process.check(world).ok()?;
-            world.with_client(process.client, |client, drives, core| {
-                client.marks(stream.0, drives, core)
-            })
-        });
-        marks.map_or_else(StreamMarks::default, |marks| StreamMarks {
-            complete: numbering.of_file_system(marks.complete.0),
-            durable: numbering.of_file_system(marks.durable.0),
-            released: numbering.of_file_system(marks.released.0),
-        })
+        self.marks_by(stream, |client, drives, core| client.marks(stream.0, drives, core))
     }
 
     fn wait_complete(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
@@ -321,12 +352,19 @@ impl Storage for ClusterStorage {
     }
 
     fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
-        let seq = Seq(self.numbering(stream)?.of_volume(seq));
-        self.request(|process, world| process.wait(world, stream.0, Until::Durable(seq)))
+        let of_volume = Seq(self.numbering(stream)?.of_volume(seq));
+        let marks = self.known_marks(stream);
+        self.request(|process, world| process.wait(world, stream.0, Until::Durable(of_volume)))?;
+        self.watch().durable(stream, seq, marks.complete >= seq && marks.durable < seq);
+        Ok(())
     }
 
     fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
-        let seq = Seq(self.numbering(stream)?.of_volume(seq));
-        self.request(|process, world| process.wait_released(world, stream.0, seq))
+        self.wait_durable(stream, seq)?;
+        let of_volume = Seq(self.numbering(stream)?.of_volume(seq));
+        let was_durable = self.known_marks(stream).released < seq;
+        self.request(|process, world| process.wait_released(world, stream.0, of_volume))?;
+        self.watch().released(was_durable);
+        Ok(())
     }
 }

@@ -29,10 +29,10 @@ pub(super) fn text(summary: &Summary, plan: &Plan, enough: bool) {
     ));
     let fs = &summary.fs;
     if fs.mounts > 0 {
-        output::line(format_args!(
-            "RioFS: {} calls, {} mounts, {} after a failure, {} found {} transactions and {} records",
-            fs.calls, fs.mounts, fs.failures, fs.recoveries, fs.transactions, fs.records,
-        ));
+        let counts: Vec<String> = (fs.named().iter())
+            .map(|(name, count)| format!("{count} {}", name.replace('_', " ")))
+            .collect();
+        output::line(format_args!("RioFS: {}", counts.join(", ")));
     }
     let untaken = summary.never_taken();
     if enough && !untaken.is_empty() {
@@ -69,14 +69,7 @@ pub(super) fn json(summary: &Summary, plan: &Plan) {
         "events": summary.events,
         "seeds_per_s": summary.seeds_per_s(),
         "seconds": summary.elapsed.as_secs_f64(),
-        "fs": {
-            "calls": summary.fs.calls,
-            "mounts": summary.fs.mounts,
-            "failures": summary.fs.failures,
-            "recoveries": summary.fs.recoveries,
-            "transactions": summary.fs.transactions,
-            "records": summary.fs.records,
-        },
+        "fs": summary.fs.named().into_iter().collect::<BTreeMap<_, _>>(),
         "rare": summary.rare,
         "never_taken": summary.never_taken(),
     }));

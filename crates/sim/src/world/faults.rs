@@ -21,6 +21,9 @@ impl World {
             When::Replay(nth, after) => reached(core.replays, nth, after, core.events),
             When::Undo(nth, after) => reached(core.undos, nth, after, core.events),
             When::Call(nth, after) => reached(core.calls, nth, after, core.events),
+            When::Group(kind, nth, after) => {
+                reached(core.groups[kind as usize], nth, after, core.events)
+            }
         };
         if let Some(at) = self.faults.iter().position(due) {
             let fault = self.faults.remove(at);
