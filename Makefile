@@ -74,8 +74,8 @@ sim-seeds: sim-build
 	@timeout $(FOREGROUND) --kill-after=30 $$(( $(SIM_MINUTES) * 60 + $(SIM_LIMIT) )) $(RIO) sim --for $(SIM_MINUTES)m $(ARGS)
 
 sim-fs: sim-build
-	@echo "sim: RioFS in the cluster: a planted bug, and new seeds for two minutes"
-	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --plant FS-CommitWhenComplete --seeds 500 $(ARGS)
+	@echo "sim: RioFS in the cluster: planted bugs, and new seeds for two minutes"
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --plant all $(ARGS)
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --for 2m $(ARGS)
 
 sim-plants: sim-build

@@ -89,6 +89,9 @@ fn some_seeds_run_clean() {
     assert!(all.calls > 60 * 10, "a program has real work in it: {all:?}");
     assert!(crashes > 60, "there are crashes: {crashes}");
     assert!(all.transactions > 10 && all.records > 10, "journals are replayed: {all:?}");
+    let cuts = [all.cut_records, all.cut_commits, all.cut_checkpoints, all.cut_recoveries];
+    assert!(cuts.iter().all(|cut| *cut > 0), "failures come at all times: {all:?}");
+    assert!(all.replays > 5 && all.handed_blocks > 0, "blocks change streams: {all:?}");
 }
 
 #[test]

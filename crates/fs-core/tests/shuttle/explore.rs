@@ -7,14 +7,15 @@ use std::time::Instant;
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Caller, Fs, MountOptions, NewInode};
 use riopipe_fs_core::{FsError, Ino};
+use riopipe_fs_testkit::check::check;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
-use crate::enumerate::NOW;
-use crate::enumerate::recorder::Overlay;
+use crate::enumerate::recorder::{Overlay, Whole};
 use crate::enumerate::tree::{Node, Tree};
 use crate::enumerate::world::{Counts, Effort, World, options};
+use crate::enumerate::{NOW, crc32c};
 use crate::sticky::Sticky;
 use crate::storage::Scheduled;
 
@@ -178,7 +179,7 @@ impl Run {
     /// Judges the image after an unmount.
     pub(crate) fn check(&self) {
         let left = self.storage.current();
-        let checked = crate::enumerate::check::check(&self.world.base, &left);
+        let checked = check(&Whole { base: &self.world.base, state: &left }, crc32c);
         // e2fsck is another program, and slow.
         let judged = checked.and_then(|_| match self.number % 500 {
             7 => self.world.with_judge(|judge| judge.is_clean(&self.world.base, &left)),

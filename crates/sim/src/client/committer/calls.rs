@@ -176,6 +176,7 @@ impl Stream {
             writes.iter().map(|write| (write.lba, write.blocks, write.op.is_fresh())).collect();
         let Some(driver) = self.driver() else { return Err(Refusal::Empty) };
         let seq = driver.admit(&mut writes, tag, durable)?;
+        // With a planted bug of RioFS its consequences must be seen.
         if let Err(violation) = process.ownership_checker.check(id, checked.iter().copied())
             && !Plant::ALL.iter().any(|plant| is_bug_planted(*plant))
         {
