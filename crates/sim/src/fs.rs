@@ -1,7 +1,7 @@
 //! RioFS on the simulated volume, under all faults of the cluster.
 //!
 //! The file system is the real one, and the program on it is a random one
-//! ([`riopipe_fs_testkit`]). When the file system waits for its [storage], events are handled until
+//! ([`riopipe_fs_testkit`]). When the file system waits for its storage, events are handled until
 //! the wait ends, so faults strike in the middle of its calls. When its process dies, or a stream
 //! fails, the instance is dead: the volume is opened again, by this initiator or by another one, and
 //! recovered; the file system is mounted, and recovers; and the model judges what is there. Then the
