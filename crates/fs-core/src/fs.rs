@@ -236,8 +236,10 @@ impl Fs {
     pub(crate) fn removal(&self) -> Budget {
         // An extent may be the last one of a node, and the only one in its group: with the node, the
         // bitmap and the descriptor these are three blocks, and an extent may lie in two groups.
-        let extents = (self.operation_max() / 2).saturating_sub(16) / 5;
-        Budget { blocks: 8192, extents: extents.max(1) }
+        let extents = (self.operation_max() / 2).saturating_sub(24) / 5;
+        // Small groups: an extent may lie in more of them. With these blocks, there are four more.
+        let blocks = u64::from(self.layout.blocks_per_group) * 4;
+        Budget { blocks: blocks.min(8192), extents: extents.max(1) }
     }
 
     /// Whether the file system is read-only: it was mounted so, or an error has made it so

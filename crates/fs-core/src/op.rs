@@ -253,12 +253,14 @@ impl<'fs> Op<'fs> {
 
     /// The groups of blocks that the operation allocates or frees: each has a bitmap and a descriptor.
     fn groups_changed(&self) -> usize {
-        let runs = self.allocated.iter().chain(&self.freed_data).map(|&(first, _)| first);
         let layout = &self.fs.layout;
-        let groups: BTreeSet<u32> = runs
-            .chain(self.freed_meta.iter().copied())
-            .map(|at| layout.group_of_block(at))
-            .collect();
+        let freed_meta = self.freed_meta.iter().map(|&at| (at, 1));
+        let runs = self.allocated.iter().chain(&self.freed_data).copied().chain(freed_meta);
+        let mut groups = BTreeSet::new();
+        for (first, blocks) in runs {
+            let last = BlockNo(first.0 + u64::from(blocks.saturating_sub(1)));
+            groups.extend(layout.group_of_block(first)..=layout.group_of_block(last));
+        }
         groups.len()
     }
 

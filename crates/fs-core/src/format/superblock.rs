@@ -171,14 +171,14 @@ impl Superblock {
             return Err(SuperblockError::NotExt4);
         }
         let features = sb.features();
-        if features.has_ro_compat(ro_compat::METADATA_CSUM) {
-            // The only type of checksums is CRC32C.
-            if sb.raw[0x175] != 1 {
-                return Err(SuperblockError::Damaged("type of checksums"));
-            }
-            if u32_at(&sb.raw[..], CHECKSUM) != sb.checksum(crc32c) {
-                return Err(SuperblockError::Checksum);
-            }
+        let has_checksums = features.has_ro_compat(ro_compat::METADATA_CSUM);
+        // The only type of checksums is CRC32C. Without checksums, mke2fs and tune2fs write 0. Else
+        // one wrong bit in the features would be no damage, and all checksums would not count.
+        if sb.raw[0x175] != u8::from(has_checksums) {
+            return Err(SuperblockError::Damaged("type of checksums"));
+        }
+        if has_checksums && u32_at(&sb.raw[..], CHECKSUM) != sb.checksum(crc32c) {
+            return Err(SuperblockError::Checksum);
         }
         features.check()?;
         let log_block = sb.u32(0x18);
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn a_wrong_superblock_is_refused_with_a_reason() {
         type Edit = fn(&mut Block);
-        let cases: [(Edit, &str); 10] = [
+        let cases: [(Edit, &str); 11] = [
             (|b| b[1024 + 0x38] = 0, "no ext4 file system: make one with"),
             (|b| b[1024 + 0x18] = 0, "blocks of 1024 bytes: RioFS needs 4096"),
             (|b| b[1024 + 0x18] = 200, "size of blocks can't be right"),
@@ -517,6 +517,7 @@ mod tests {
             (|b| set_u32(b, 1024 + 0x20, 0), "size of clusters can't"),
             (|b| set_u32(b, 1024 + 4, 0), "number of blocks can't"),
             (|b| set_u32(b, 1024, 7), "number of inodes can't"),
+            (|b| b[1024 + 0x65] &= !4, "type of checksums can't"),
             (|b| set_u16(b, 1024 + 0xfe, 128), "descriptor size can't"),
             (|b| set_u32(b, 1024 + 0xe0, 2), "inode of the journal can't"),
         ];

@@ -111,6 +111,17 @@ fn a_damaged_superblock_is_refused_or_harmless() {
     each_byte(clean(), |structure| structure == Structure::Superblock, step(13));
 }
 
+/// One bit of the superblock must not take all checksums out of use.
+#[test]
+fn a_superblock_that_loses_the_flag_for_checksums_is_refused() {
+    let mutation = Mutation { place: 0, offset: 0x65, change: Change::Flip(4), sealed: false };
+    assert_eq!(clean().places[0].structure, Structure::Superblock);
+    for sealed in [false, true] {
+        let outcome = run(clean(), &[Mutation { sealed, ..mutation }]);
+        assert!(outcome.refused.is_some(), "{outcome:?}");
+    }
+}
+
 #[test]
 fn a_damaged_descriptor_or_bitmap_is_isolated() {
     let is_meant = |structure| {
