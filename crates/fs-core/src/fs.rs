@@ -32,6 +32,7 @@ pub use self::mount::{MountError, MountOptions, MountReport};
 pub use self::namespace::NewInode;
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
+use crate::credits::Credits;
 use crate::error::FsError;
 use crate::extents::{self, Budget};
 use crate::file_journal::area::Area;
@@ -94,7 +95,7 @@ pub struct Fs {
     /// The blocks of its log.
     log_blocks: AtomicUsize,
     /// The blocks that operations that are not finished may change.
-    pub(crate) credits: AtomicUsize,
+    pub(crate) credits: Credits,
     /// The mutex of commits: one commit at a time.
     committing: Mutex<commit::CommitState>,
     /// The last durable transaction.
@@ -216,15 +217,8 @@ impl Fs {
         // each is counted here.
         let running = self.running.lock();
         let needed = running.blocks_needed() + self.groups.blocks_to_render();
-        let taken = self.credits.load(Ordering::Acquire) + blocks;
-        // The quarter that is left is for the inode tables, the descriptor blocks of the log and the
-        // like.
-        let log = self.log_blocks.load(Ordering::Relaxed);
-        let fits = needed <= running_max && needed + taken <= log / 4 * 3;
-        if fits {
-            self.credits.fetch_add(blocks, Ordering::AcqRel);
-        }
-        fits
+        needed <= running_max
+            && self.credits.take(blocks, needed, self.log_blocks.load(Ordering::Relaxed))
     }
 
     /// The blocks that one operation may edit.

@@ -20,6 +20,7 @@ extern crate std;
 pub mod acl;
 pub mod block;
 mod cache;
+mod credits;
 pub mod dir;
 pub mod error;
 pub mod extents;

@@ -11,7 +11,6 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::Cell;
-use core::sync::atomic::Ordering;
 
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino, MetaBlocks};
 use crate::error::FsError;
@@ -277,7 +276,7 @@ impl<'fs> Op<'fs> {
 
 impl Drop for Op<'_> {
     fn drop(&mut self) {
-        self.fs.credits.fetch_sub(self.credits, Ordering::AcqRel);
+        self.fs.credits.end(self.credits);
         for &(first, blocks) in &self.allocated {
             self.fs.groups.unallocate_blocks(first, blocks);
         }

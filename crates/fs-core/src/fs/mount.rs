@@ -17,6 +17,7 @@ use super::journal_mode::JournalMode;
 use super::{Fs, stat};
 use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
 use crate::cache::BlockCache;
+use crate::credits::Credits;
 use crate::error::FsError;
 use crate::file_journal::area::find_records;
 use crate::file_journal::record::{Epoch, RecordId};
@@ -204,7 +205,7 @@ impl Fs {
             running: Mutex::new(Running::new(next)),
             durable: AtomicU64::new(next.0 - 1),
             log_blocks: AtomicUsize::new(journal.capacity()),
-            credits: AtomicUsize::new(0),
+            credits: Credits::default(),
             journal: Mutex::new(journal),
             overhead,
             superblock: Mutex::new(superblock),
