@@ -328,6 +328,7 @@ impl Service {
             log: Some(format!("{}{log_size}", spec_of(&files.log))),
             accept_lost_log: options.accept_lost_log,
             hosts: Some(vec![host_nqn.clone()]),
+            hosts_are_secret: true,
             reactors: Some((cores() / 2).clamp(1, REACTORS_MAX)),
             ..Config::default()
         };

@@ -32,6 +32,7 @@ pub(crate) fn access_notes(
             ),
         )),
         None => {}
+        Some(_) if config.hosts_are_secret => {}
         Some(_) => notes.push(("hosts", NAMES_ONLY.to_owned())),
     }
     notes
@@ -58,5 +59,12 @@ mod tests {
         ] {
             assert_eq!(of(address, hosts), places, "{address}");
         }
+    }
+
+    #[test]
+    fn secret_names_are_not_remarked_on() {
+        let hosts = Some(vec!["nqn.x".to_owned()]);
+        let config = Config { hosts, hosts_are_secret: true, ..Config::default() };
+        assert!(access_notes(&config, &["127.0.0.1:1".parse().unwrap()]).is_empty());
     }
 }

@@ -45,6 +45,10 @@ pub struct Config {
     pub lock_wait_ms: u64,
     /// Host NQNs that may connect; all hosts may if absent.
     pub hosts: Option<Vec<String>>,
+    /// The names in `hosts` are random and only this process knows them: a host that gives one is
+    /// this process. Not part of a configuration file, where anyone may read the names.
+    #[serde(skip)]
+    pub hosts_are_secret: bool,
     /// Number of reactors, one thread each; one per core if absent.
     pub reactors: Option<usize>,
     /// Cores to pin the reactors to, in order; none are pinned if empty.
@@ -123,6 +127,7 @@ impl Default for Config {
             accept_lost_log: false,
             lock_wait_ms: DEFAULT_LOCK_WAIT_MS,
             hosts: None,
+            hosts_are_secret: false,
             reactors: None,
             cores: Vec::new(),
             spin_us: None,
