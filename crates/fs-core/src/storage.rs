@@ -207,6 +207,16 @@ pub trait Storage: Send + Sync {
     fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         self.wait_durable(stream, seq)
     }
+
+    /// The file system was recovered, and can be changed now: all that its recovery has written is
+    /// durable. What the storage knows of a crash before, it may forget. It is called once for a
+    /// mount, and not for a read-only one.
+    ///
+    /// # Errors
+    /// The storage has failed.
+    fn recovered(&self) -> Result<(), StorageError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

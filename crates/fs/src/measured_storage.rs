@@ -108,6 +108,10 @@ impl Storage for MeasuredStorage {
     fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         self.storage.wait_released(stream, seq)
     }
+
+    fn recovered(&self) -> Result<(), StorageError> {
+        self.storage.recovered()
+    }
 }
 
 /// The content of the last groups of a stream.

@@ -1,6 +1,6 @@
 //! A volume as the storage of a file system: its streams, shared by all threads, and a reader.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use riopipe::{
     BLOCK_BYTES, EngineKind, Reader, ReaderOptions, StreamError, StreamOptions, TargetStat, Volume,
@@ -19,9 +19,16 @@ const CONCURRENT_READS: usize = 16;
 
 /// An open volume, whose block n is block n of the file system. It must be
 /// [closed](Self::close): dropping it is a crash, after which the volume is recovered.
+///
+/// After a crash a stream may have a *list* of in-place updates that may be there or not. The
+/// journals of the file system contain them, and its recovery writes them again. The list is
+/// acknowledged once that is durable ([`recovered`](Storage::recovered)). Until then it shows which
+/// blocks may be damaged, if the recovery fails. A stream with a list can't be opened (trap T9), so
+/// a stream on which the recovery itself writes is acknowledged before its first group.
 #[derive(Debug)]
 pub struct VolumeStorage {
-    streams: Vec<SharedStream>,
+    /// Those with a list are not open at first.
+    streams: Vec<OnceLock<SharedStream>>,
     reader: Reader,
     blocks: u64,
     /// `None` once it is closed. The streams are closed before it.
@@ -66,9 +73,7 @@ pub enum VolumeStorageError {
 }
 
 impl VolumeStorage {
-    /// Opens the streams of a volume that this process has opened. In-place updates that may be
-    /// there or not after a crash are acknowledged: the journals of the file system contain them,
-    /// and its recovery writes them again.
+    /// Opens the streams of a volume that this process has opened, apart from those with a list.
     ///
     /// # Errors
     /// [`VolumeStorageError`].
@@ -78,20 +83,37 @@ impl VolumeStorage {
         }
         let streams = volume.info().streams;
         let count = streams_used(streams).ok_or(VolumeStorageError::TooFewStreams { streams })?;
-        let mut streams = Vec::with_capacity(usize::from(count));
-        for stream in 0..count {
-            if !volume.in_place(stream).is_empty() {
-                volume
-                    .acknowledge(stream)
-                    .map_err(|source| VolumeStorageError::Acknowledge { stream, source })?;
-            }
-            let opened = volume.stream(stream, &StreamOptions::default());
-            let opened = opened.map_err(|source| VolumeStorageError::Stream { stream, source })?;
-            streams.push(SharedStream::new(opened));
-        }
         let options = ReaderOptions { concurrent: CONCURRENT_READS, ..ReaderOptions::default() };
-        let (reader, blocks) = (volume.reader(&options), volume.blocks());
-        Ok(Self { streams, reader, blocks, volume: Mutex::new(Some(volume)) })
+        let storage = Self {
+            streams: (0..count).map(|_| OnceLock::new()).collect(),
+            reader: volume.reader(&options),
+            blocks: volume.blocks(),
+            volume: Mutex::new(None),
+        };
+        for stream in 0..count {
+            if volume.in_place(stream).is_empty() {
+                storage.open(&volume, stream)?;
+            }
+        }
+        *storage.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume);
+        Ok(storage)
+    }
+
+    /// Opens a stream. The caller has the lock of the volume, or is the only one.
+    fn open(&self, volume: &Volume, stream: u16) -> Result<(), VolumeStorageError> {
+        let Some(place) = self.streams.get(usize::from(stream)) else { return Ok(()) };
+        if place.get().is_some() {
+            return Ok(());
+        }
+        if !volume.in_place(stream).is_empty() {
+            let acknowledged = volume.acknowledge(stream);
+            acknowledged.map_err(|source| VolumeStorageError::Acknowledge { stream, source })?;
+        }
+        let opened = volume.stream(stream, &StreamOptions::default());
+        let opened = opened.map_err(|source| VolumeStorageError::Stream { stream, source })?;
+        // Only one thread has the volume.
+        let _ = place.set(SharedStream::new(opened));
+        Ok(())
     }
 
     /// Makes all groups durable, and closes the streams and the volume. Later calls fail. The
@@ -103,7 +125,7 @@ impl VolumeStorage {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(volume) = volume else { return Ok(()) };
         let mut failed = None;
-        for stream in &self.streams {
+        for stream in self.streams.iter().filter_map(OnceLock::get) {
             // A stream that has failed does not keep the others from being closed.
             if let Err(error) = stream.close() {
                 failed.get_or_insert(error);
@@ -118,7 +140,7 @@ impl VolumeStorage {
     /// The marks of a stream that any call has seen so far. Unlike [`marks`](Storage::marks) it
     /// receives no answers.
     pub(crate) fn seen_marks(&self, stream: StreamNo) -> StreamMarks {
-        self.stream(stream).map(SharedStream::seen_marks).unwrap_or_default()
+        self.opened(stream).map(SharedStream::seen_marks).unwrap_or_default()
     }
 
     /// The targets of the volume, and whether they are connected; none once it is closed.
@@ -128,10 +150,29 @@ impl VolumeStorage {
         volume.as_ref().map_or_else(Vec::new, |volume| volume.stat().targets)
     }
 
-    /// The stream, or the error of a number that no stream has.
+    /// The stream, if it is open.
+    fn opened(&self, stream: StreamNo) -> Option<&SharedStream> {
+        self.streams.get(usize::from(stream.0))?.get()
+    }
+
+    /// The stream, which is opened if it is not open, or the error of a number that no stream has.
     fn stream(&self, stream: StreamNo) -> Result<&SharedStream, StorageError> {
-        let found = self.streams.get(usize::from(stream.0));
-        found.ok_or_else(|| StorageError(format!("there is no stream {}", stream.0)))
+        if let Some(opened) = self.opened(stream) {
+            return Ok(opened);
+        }
+        self.with_volume(|volume| self.open(volume, stream.0))?;
+        let opened = self.opened(stream);
+        opened.ok_or_else(|| StorageError(format!("there is no stream {}", stream.0)))
+    }
+
+    /// Does something with the volume, which is not closed yet.
+    fn with_volume(
+        &self,
+        action: impl FnOnce(&Volume) -> Result<(), VolumeStorageError>,
+    ) -> Result<(), StorageError> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner);
+        let volume = volume.as_ref().ok_or_else(|| StorageError("the volume is closed".into()))?;
+        action(volume).map_err(|error| StorageError(error.to_string()))
     }
 }
 
@@ -158,7 +199,7 @@ impl Storage for VolumeStorage {
     }
 
     fn marks(&self, stream: StreamNo) -> StreamMarks {
-        self.stream(stream).map(SharedStream::marks).unwrap_or_default()
+        self.opened(stream).map(SharedStream::marks).unwrap_or_default()
     }
 
     fn wait_complete(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
@@ -179,5 +220,8 @@ impl Storage for VolumeStorage {
             std::thread::sleep(RELEASE_POLL);
         }
         Ok(())
+    }
+    fn recovered(&self) -> Result<(), StorageError> {
+        self.with_volume(|volume| (0..self.streams()).try_for_each(|n| self.open(volume, n)))
     }
 }

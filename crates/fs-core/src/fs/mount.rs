@@ -251,6 +251,7 @@ impl Fs {
             }
             (report.orphans, report.damaged_orphans) = fs.process_orphans(&orphans)?;
             fs.begin_use(now)?;
+            fs.storage.recovered()?;
         }
         Ok((fs, report))
     }

@@ -20,6 +20,7 @@ mod limits;
 mod memory;
 #[path = "enumerate/named.rs"]
 mod named_crashes;
+mod recovered;
 #[path = "enumerate/sequences.rs"]
 mod sequences;
 mod states;
