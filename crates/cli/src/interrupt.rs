@@ -136,7 +136,7 @@ impl Stop {
     }
 
     /// Waits for a signal, and returns its name; `None` once `alive` returns false.
-    pub fn wait_while(mut self, alive: impl Fn() -> bool) -> Option<&'static str> {
+    pub fn wait_while(&mut self, alive: impl Fn() -> bool) -> Option<&'static str> {
         loop {
             if let Some(signal) = self.0.pending().next() {
                 return Some(name(signal));
@@ -146,6 +146,21 @@ impl Stop {
             }
             thread::sleep(CHECK_INTERVAL);
         }
+    }
+
+    /// For a server that stops without a signal: prints `note` when a signal comes meanwhile.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn note_next(mut self, output: &Output, note: &'static str) -> Result<(), Failure> {
+        let output = *output;
+        let notes = move || {
+            if let Some(signal) = self.0.forever().next() {
+                output.note(format!("rio: {}: {note}", name(signal)));
+            }
+        };
+        let thread = thread::Builder::new().name("rio-signals".into()).spawn(notes);
+        thread.map(drop).map_err(|error| refused(&error))
     }
 }
 

@@ -84,6 +84,10 @@ by `umount DIR` (`fusermount3 -u DIR` for users other than root), by SIGTERM or 
 is made durable. `rio fs umount` returns after that; the others don't wait, so wait for the end of this
 process before the file or the volume is used elsewhere.
 
+After SIGTERM or Ctrl-C programs that still use files get errors, and the process ends when all is
+durable: a target that is unreachable has until --loss-timeout. A second signal ends the process at
+once, as a crash: what was not durable is lost, and the next mount recovers the rest.
+
 With --daemon it goes to the background. The exit code is then 0 once the file system is mounted, and
 that of the failure if it is not.
 
@@ -102,7 +106,8 @@ Programs that call fsync, fdatasync or O_SYNC have the guarantees that they expe
 `rio fs stat DIR` shows where the time of an fsync goes.
 
 Exit codes: 0 it was mounted and unmounted, 4 the file system or the volume is refused, 6 it was not
-unmounted in order (the next mount recovers it), 7 the file is in use.
+unmounted in order (the next mount recovers it), 7 the file is in use, 130 a second signal has ended
+the process.
 
 Examples:
   rio fs mount disk.img /mnt

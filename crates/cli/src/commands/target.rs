@@ -34,7 +34,7 @@ fn serve(args: &Serve, output: &Output) -> Result<(), Failure> {
     // A connection is a descriptor, and the usual soft limit is for fewer than are allowed.
     raise_descriptors_max();
     let config = config(args)?;
-    let signals = interrupt::Stop::watch()?;
+    let mut signals = interrupt::Stop::watch()?;
     // Before the drives: a taken address is reported before the target starts.
     let take = |address| MetricsAddress::take(address, TARGET_PORT);
     let metrics = config.metrics.as_deref().map(take).transpose();

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     serve::{serve, served, signal},
+    signals::{read_until, signal_until_it_ends},
     site::{Done, Site, finish, rio_in, start_in},
 };
 
@@ -339,4 +340,35 @@ fn a_process_that_still_closes_does_not_answer_for_the_next_mount() {
 
     signal(&scene.target, "-CONT");
     assert_eq!(scene.fs(&["fsck", "v", "--wait", "60"]).ok()["clean"], true);
+}
+
+#[test]
+fn a_second_signal_ends_a_mount_that_waits_for_a_target_and_the_next_one_recovers() {
+    const HOURS: [&str; 4] = ["--loss-timeout", "36000", "--io-timeout", "36000"];
+    // SIGTERM begins the unmount, or comes while one is in progress.
+    for is_unmounted_before in [false, true] {
+        let scene = Scene::new();
+        let mnt = scene.folder.path().join("mnt");
+        let (mut mount, _) = served(scene.start(&[&["mount", "v", "mnt"], &HOURS[..]].concat()));
+        let mut synced = File::create(mnt.join("synced")).unwrap();
+        synced.write_all(b"content").unwrap();
+        synced.sync_all().unwrap();
+        drop(synced);
+        fs::write(mnt.join("lost"), "not durable").unwrap();
+        signal(&scene.target, "-STOP");
+        if is_unmounted_before {
+            assert!(Command::new("umount").arg(&mnt).status().unwrap().success());
+        }
+        signal(&mount, "-TERM");
+        read_until(&mut mount, "SIGTERM: unmounting");
+        assert!(mount.try_wait().unwrap().is_none(), "it waits for the target");
+        assert_eq!(signal_until_it_ends(mount, "-TERM"), Some(130));
+        assert_eq!(fs::read_dir(&mnt).unwrap().count(), 0, "it is unmounted");
+
+        signal(&scene.target, "-CONT");
+        assert_eq!(scene.fs(&["fsck", "v", "--take-over"]).ok()["clean"], true);
+        scene.mount(&[]);
+        assert_eq!(fs::read(mnt.join("synced")).unwrap(), b"content");
+        scene.ask(&["umount", "mnt"]).ok();
+    }
 }

@@ -144,7 +144,7 @@ fn each_signal_ends_a_target_in_order() {
 }
 
 /// Reads lines from standard error until one contains these words; returns them.
-fn read_until(child: &mut Child, words: &str) -> String {
+pub(crate) fn read_until(child: &mut Child, words: &str) -> String {
     let mut text = String::new();
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         text += &(line.unwrap() + "\n");
@@ -157,7 +157,7 @@ fn read_until(child: &mut Child, words: &str) -> String {
 
 /// Sends a signal until the process has ended, and returns its exit code. The limits of the process
 /// itself are far longer.
-fn signal_until_it_ends(mut child: Child, name: &str) -> Option<i32> {
+pub(crate) fn signal_until_it_ends(mut child: Child, name: &str) -> Option<i32> {
     let begun = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {

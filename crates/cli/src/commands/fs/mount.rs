@@ -1,6 +1,12 @@
 //! `rio fs mount`
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
 use riopipe_fs::{
     JournalMode,
@@ -27,6 +33,10 @@ use crate::{
     metrics_server::{MetricsAddress, MetricsError},
     output::{Output, Report},
 };
+
+/// The note on the first signal.
+const UNMOUNTING: &str = "unmounting, until all is durable; a second signal ends the program at \
+    once, and the next mount recovers what was durable";
 
 pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.daemon && !daemon::is_child() {
@@ -55,7 +65,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn serve(
     args: &Args,
     backing: &Backing,
-    signals: Stop,
+    mut signals: Stop,
     (metrics, log): (Option<MetricsAddress>, Option<daemon::Log>),
     control: &mut Option<Control>,
     output: &Output,
@@ -103,10 +113,13 @@ fn serve(
         )),
     }
     let listening = control.as_ref().map(Control::listening);
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let on_end = Arc::clone(&has_ended);
     let server = thread::Builder::new()
         .name("riofs-serve".to_owned())
         .spawn(move || {
             mount.serve(|| {
+                on_end.store(true, Ordering::Release);
                 if let Some(listening) = listening {
                     listening.stop();
                 }
@@ -133,16 +146,21 @@ fn serve(
         Some(log) if failed.is_none() && printed.is_ok() => log.detach(),
         _ => Ok(()),
     };
+    let is_unmounted = || has_ended.load(Ordering::Acquire);
     let is_asked = || control.as_ref().is_some_and(Control::is_unmount_requested);
     // The reader of standard output may have gone; programs still use the files.
     if failed.is_none()
         && detached.is_ok()
         && !matches!(&printed, Err(failure) if failure.code != Code::Unread)
-        && let Some(signal) = signals.wait_while(|| !server.is_finished() && !is_asked())
     {
-        output.note(format!("rio: {signal}: unmounting; a second signal ends the program at once"));
+        match signals.wait_while(|| !is_unmounted() && !is_asked()) {
+            Some(signal) => output.note(format!("rio: {signal}: {UNMOUNTING}")),
+            None => signals.note_next(output, UNMOUNTING)?,
+        }
     }
-    match unmounter.unmount() {
+    // Later the directory, and even the number of the mount, may be those of another one.
+    let unmounted = if is_unmounted() { Ok(false) } else { unmounter.unmount() };
+    match unmounted {
         Ok(true) => output.note("note: programs still used files there; their next calls fail"),
         Ok(false) => {}
         Err(error) if !server.is_finished() => output.note(format!(
