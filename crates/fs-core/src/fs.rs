@@ -13,6 +13,7 @@ mod journal_io;
 mod journal_mode;
 mod mount;
 mod namespace;
+mod page_limit;
 mod recovery;
 mod space;
 mod write_back;
@@ -96,6 +97,8 @@ pub struct Fs {
     log_blocks: AtomicUsize,
     /// The blocks that operations that are not finished may change.
     pub(crate) credits: Credits,
+    /// The mutex of dropping pages, because there are too many.
+    limiting: Mutex<()>,
     /// The mutex of commits: one commit at a time.
     committing: Mutex<commit::CommitState>,
     /// The last durable transaction.
@@ -133,6 +136,8 @@ pub struct Fs {
     is_closing: AtomicBool,
     /// The reason, if an error has made the file system read-only.
     failure: Mutex<Option<String>>,
+    /// Whether the drive has that, too, or could not get it.
+    is_failure_recorded: AtomicBool,
     /// How often freed space has become free to be used again.
     reuses: AtomicU64,
     stat: stat::Counters,
@@ -329,7 +334,7 @@ impl Fs {
                 return Err(FsError::Stale(ino));
             }
             self.check_inode(ino, &disk)?;
-            self.inodes.insert_read(Inode::new(ino, disk), missed);
+            self.inodes.insert_read(self.inodes.make(ino, disk), missed);
         }
     }
 

@@ -1,10 +1,11 @@
 //! The inodes in memory.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::block::{BLOCK_BYTES, Ino};
+use crate::data_pages::DataPages;
 use crate::file_log::{Changes, Creation, FileLog, UnfitNames};
 use crate::format::inode::DiskInode;
 use crate::pages::Pages;
@@ -88,7 +89,7 @@ impl InodeState {
 }
 
 impl Inode {
-    pub(crate) fn new(ino: Ino, disk: DiskInode) -> Self {
+    fn new(ino: Ino, disk: DiskInode, pages: Pages) -> Self {
         Self {
             ino,
             refs: AtomicU64::new(0),
@@ -101,7 +102,7 @@ impl Inode {
             is_held: AtomicBool::new(false),
             unfit_names: Mutex::default(),
             creation: Mutex::new(None),
-            state: RwLock::new(InodeState::new(disk)),
+            state: RwLock::new(InodeState { pages, ..InodeState::new(disk) }),
         }
     }
 
@@ -187,14 +188,24 @@ impl Inode {
 #[derive(Debug)]
 pub(crate) struct InodeTable {
     shards: [Mutex<Shard>; SHARDS],
+    data_pages: Arc<DataPages>,
 }
 
 /// One shard.
 #[derive(Debug)]
 struct Shard {
     inodes: BTreeMap<Ino, Arc<Inode>>,
+    /// The inodes that may leave the memory some time: the kernel did not refer to them when they
+    /// came or were here last. All others are referenced.
+    unreferenced: BTreeSet<Ino>,
     /// How many inodes were removed.
     removals: u64,
+}
+
+impl Shard {
+    const fn new() -> Self {
+        Self { inodes: BTreeMap::new(), unreferenced: BTreeSet::new(), removals: 0 }
+    }
 }
 
 /// A moment in the life of the table, at which an inode was not in it.
@@ -203,9 +214,17 @@ pub(crate) struct Missed(u64);
 
 impl InodeTable {
     pub(crate) fn new() -> Self {
-        Self {
-            shards: [const { Mutex::new(Shard { inodes: BTreeMap::new(), removals: 0 }) }; SHARDS],
-        }
+        Self { shards: [const { Mutex::new(Shard::new()) }; SHARDS], data_pages: Arc::default() }
+    }
+
+    /// An inode with these fields, which is not in the table yet.
+    pub(crate) fn make(&self, ino: Ino, disk: DiskInode) -> Inode {
+        Inode::new(ino, disk, Pages::of(ino, &self.data_pages))
+    }
+
+    /// The pages of all files.
+    pub(crate) fn data_pages(&self) -> &DataPages {
+        &self.data_pages
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -223,40 +242,58 @@ impl InodeTable {
     pub(crate) fn insert_read(&self, inode: Inode, missed: Missed) {
         let mut shard = self.shard(inode.ino).lock();
         if shard.removals == missed.0 {
+            shard.unreferenced.insert(inode.ino);
             shard.inodes.entry(inode.ino).or_insert_with(|| Arc::new(inode));
         }
     }
 
     /// Adds a new inode. One that had the number before is gone.
     pub(crate) fn insert_new(&self, inode: Arc<Inode>) {
-        self.shard(inode.ino).lock().inodes.insert(inode.ino, inode);
+        let mut shard = self.shard(inode.ino).lock();
+        shard.unreferenced.insert(inode.ino);
+        shard.inodes.insert(inode.ino, inode);
     }
 
     /// Removes an inode that only the table refers to, if it has nothing that is not on the drive:
-    /// `durable` is the last durable transaction.
-    pub(crate) fn remove_idle(&self, ino: Ino, durable: Tid) {
+    /// `durable` is the last durable transaction, and `is_released` is whether the last write of its
+    /// data is released. An inode that leaves the memory forgets that write, which an `fsync` or the
+    /// reuse of its blocks would have to wait for.
+    pub(crate) fn remove_idle(
+        &self,
+        ino: Ino,
+        durable: Tid,
+        is_released: impl Fn(StreamNo, GroupSeq) -> bool,
+    ) {
         let mut shard = self.shard(ino).lock();
-        let is_idle = shard.inodes.get(&ino).is_some_and(|inode| {
-            // The table has one of the references.
-            let is_only_here = Arc::strong_count(inode) == 1;
-            // What a thread has done before it dropped its reference is visible from here on.
-            fence(Ordering::Acquire);
-            is_only_here
-                && !inode.is_referenced()
-                && inode.changed_tid() <= durable
-                && inode.state.read().pages.is_empty()
-        });
+        let Some(inode) = shard.inodes.get(&ino) else { return };
+        // The table has one of the references.
+        let is_only_here = Arc::strong_count(inode) == 1;
+        // What a thread has done before it dropped its reference is visible from here on.
+        fence(Ordering::Acquire);
+        let is_idle = is_only_here && !inode.is_referenced() && inode.changed_tid() <= durable && {
+            let state = inode.state.read();
+            state.pages.is_empty()
+                && state.stream.is_none_or(|stream| is_released(stream, state.last_seq))
+        };
         if is_idle {
             shard.inodes.remove(&ino);
+            shard.unreferenced.remove(&ino);
             shard.removals += 1;
+        } else {
+            // It is tried again later.
+            shard.unreferenced.insert(ino);
         }
     }
 
-    /// All inodes in memory.
-    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.lock().inodes.values().cloned().collect::<Vec<_>>())
-            .collect()
+    /// The inodes that may be idle. Those to which the kernel refers come again when it does not any
+    /// more, by [`remove_idle`](Self::remove_idle).
+    pub(crate) fn maybe_idle(&self) -> Vec<Ino> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let Shard { inodes, unreferenced, .. } = &mut *shard.lock();
+            unreferenced.retain(|ino| inodes.get(ino).is_some_and(|inode| !inode.is_referenced()));
+            found.extend(&*unreferenced);
+        }
+        found
     }
 }

@@ -21,6 +21,7 @@ pub mod acl;
 pub mod block;
 mod cache;
 mod credits;
+mod data_pages;
 pub mod dir;
 pub mod error;
 pub mod extents;

@@ -2,10 +2,11 @@
 //!
 //! Locks are taken in this order, and in debug builds the order of the inodes is checked:
 //!
-//! 1. the mutex of directory moves, then the mutex of commits;
+//! 1. the mutex of directory moves, or that of dropping pages, then the mutex of commits;
 //! 2. the gate, for reading (a commit's cut takes it for writing);
 //! 3. inodes, by ascending number;
-//! 4. groups, shards of the cache, the running transaction: one at a time, for a moment.
+//! 4. groups, shards of the cache, the running transaction, the files with pages: one at a time, for
+//!    a moment.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;

@@ -6,7 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::block::{BLOCK_BYTES, Block};
+use crate::block::{BLOCK_BYTES, Block, Ino};
+use crate::data_pages::DataPages;
 use crate::storage::GroupSeq;
 
 /// A page of a file.
@@ -37,9 +38,39 @@ pub(crate) struct Pages {
     in_flight: VecDeque<(GroupSeq, Range<u32>)>,
     /// The page that was kept although it is complete.
     kept: Option<u32>,
+    /// The file, and the pages of all files, which count these, too.
+    of: Option<(Ino, Arc<DataPages>)>,
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let before = self.counts();
+        self.pages.clear();
+        self.dirty = 0;
+        self.changed_from(before);
+    }
 }
 
 impl Pages {
+    /// No pages, of a file whose pages `all` counts.
+    pub(crate) fn of(ino: Ino, all: &Arc<DataPages>) -> Self {
+        let mut pages = Self::default();
+        pages.of = Some((ino, Arc::clone(all)));
+        pages
+    }
+
+    /// The number of pages, and of dirty ones.
+    fn counts(&self) -> (usize, usize) {
+        (self.pages.len(), self.dirty)
+    }
+
+    /// The pages were changed since they had these numbers.
+    fn changed_from(&self, before: (usize, usize)) {
+        if let Some((ino, all)) = &self.of {
+            all.on_change(*ino, before, self.counts());
+        }
+    }
+
     /// The number of dirty pages.
     pub(crate) const fn dirty(&self) -> usize {
         self.dirty
@@ -68,6 +99,7 @@ impl Pages {
         old: impl FnOnce() -> Result<Arc<Block>, E>,
         change: impl FnOnce(&mut Block),
     ) -> Result<(), E> {
+        let before = self.counts();
         let page = match self.pages.entry(index) {
             Entry::Occupied(page) => page.into_mut(),
             Entry::Vacant(vacant) => {
@@ -80,6 +112,7 @@ impl Pages {
             self.dirty_from = if self.dirty == 0 { index } else { self.dirty_from.min(index) };
             self.dirty += 1;
         }
+        self.changed_from(before);
         Ok(())
     }
 
@@ -120,6 +153,7 @@ impl Pages {
     /// Records that the dirty pages of a range were submitted, with a group no earlier than those
     /// before. Returns how many had a reserved block.
     pub(crate) fn submitted(&mut self, range: Range<u32>, seq: GroupSeq) -> u64 {
+        let before = self.counts();
         let mut reserved = 0;
         if range.contains(&self.dirty_from) {
             self.dirty_from = range.end;
@@ -132,11 +166,13 @@ impl Pages {
                 page.state = PageState::Submitted(seq);
             }
         }
+        self.changed_from(before);
         reserved
     }
 
     /// Drops the pages of a range, dirty ones too. Returns how many had a reserved block.
     pub(crate) fn remove(&mut self, range: Range<u32>) -> u64 {
+        let before = self.counts();
         let indices: Vec<u32> = self.pages.range(range).map(|(&index, _)| index).collect();
         let mut reserved = 0;
         for index in indices {
@@ -147,6 +183,7 @@ impl Pages {
                 self.dirty -= 1;
             }
         }
+        self.changed_from(before);
         reserved
     }
 
@@ -167,6 +204,7 @@ impl Pages {
     /// Drops the submitted pages that are complete, except page `keep`: a file that grows byte by
     /// byte needs its last page again.
     pub(crate) fn drop_complete(&mut self, complete: GroupSeq, keep: Option<u32>) {
+        let before = self.counts();
         if self.kept != keep
             && let Some(kept) = self.kept.take()
         {
@@ -184,6 +222,7 @@ impl Pages {
                 }
             }
         }
+        self.changed_from(before);
     }
 
     fn drop_if_complete(&mut self, index: u32, complete: GroupSeq) {

@@ -38,6 +38,11 @@ pub enum BackingError {
     Storage(#[from] VolumeStorageError),
 }
 
+/// The usual limit of the data of files in memory, MiB.
+pub const DIRTY_LIMIT_MIB: u32 = 128;
+/// The blocks of a MiB.
+const BLOCKS_PER_MIB: usize = (1 << 20) / BLOCK_BYTES;
+
 /// The options of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FsOptions {
@@ -49,6 +54,8 @@ pub struct FsOptions {
     pub accept_lost_records: bool,
     /// The time between two commits of the background, seconds.
     pub commit_seconds: u32,
+    /// The data of files in memory at which a write waits until some of it is written, MiB.
+    pub dirty_limit_mib: u32,
 }
 
 impl Default for FsOptions {
@@ -58,6 +65,7 @@ impl Default for FsOptions {
             read_only: false,
             accept_lost_records: false,
             commit_seconds: 5,
+            dirty_limit_mib: DIRTY_LIMIT_MIB,
         }
     }
 }
@@ -131,6 +139,7 @@ impl Backing {
             read_only: options.read_only,
             accept_lost_records: options.accept_lost_records,
             commit_seconds: options.commit_seconds,
+            pages_max: options.dirty_limit_mib as usize * BLOCKS_PER_MIB,
             crc32c: riopipe_platform::crc32c,
             ..MountOptions::new(Epoch(epoch))
         };

@@ -267,7 +267,7 @@ impl MountStatSource {
     pub fn stat(&self) -> MountStat {
         let FsStat { commits, checkpoint_blocks, fsyncs, records, barriers, fallbacks, .. } =
             self.fs.stat();
-        let FsLoad { dirty_pages, held, journal, areas, errors } = self.fs.load();
+        let FsLoad { dirty_pages, pages: _, held, journal, areas, errors } = self.fs.load();
         let fallbacks = fallbacks.map(|(why, count)| {
             let reason = why.name().to_owned();
             FallbackStat { reason, count }

@@ -136,6 +136,11 @@ pub struct Mount {
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=300))]
     pub commit: u32,
+    /// MiB of file data in memory that is not written yet. At this limit a write waits until half of it
+    /// is written
+    #[arg(long, value_name = "MIB", default_value_t = riopipe_fs::backing::DIRTY_LIMIT_MIB)]
+    #[arg(value_parser = clap::value_parser!(u32).range(16..=65_536))]
+    pub dirty_limit: u32,
     /// Threads that serve requests. As many calls of fsync wait at the same time
     #[arg(long, value_name = "N", default_value_t = riopipe_fs::fuse::DEFAULT_THREADS)]
     pub threads: usize,

@@ -20,7 +20,7 @@ impl Fs {
             let _ = self.delete(&inode, false);
         }
         drop(inode);
-        self.inodes.remove_idle(ino, self.durable());
+        self.remove_idle(ino);
     }
 
     /// Deletes an inode without names, step by step. With `also_open` it is deleted although it is

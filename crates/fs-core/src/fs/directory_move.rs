@@ -243,7 +243,7 @@ impl Fs {
                 let fields = NewInode { mode, rdev: 0, target: b"" };
                 let ino = op.allocate_inode(from, false)?;
                 let disk = self.new_inode(caller, locked.disk(from), &fields, now);
-                whiteout = Some(Arc::new(Inode::new(ino, disk)));
+                whiteout = Some(Arc::new(self.inodes.make(ino, disk)));
                 Some(ino)
             } else {
                 None

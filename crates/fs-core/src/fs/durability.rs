@@ -73,7 +73,8 @@ impl Fs {
     /// Submits the dirty pages of all files.
     pub(super) fn write_back_all(&self) -> Result<(), FsError> {
         let mut result = Ok(());
-        for inode in self.inodes.all() {
+        for ino in self.inodes.data_pages().files() {
+            let Ok(inode) = self.inodes.get(ino) else { continue };
             // One file that has no space must not keep the others from becoming durable.
             result = result.and(self.write_back(&inode, ALL_PAGES));
             // A stream whose groups were not flushed is made durable by the commit.
@@ -90,6 +91,7 @@ impl Fs {
     pub fn tick(&self, now: Time) -> Result<Time, FsError> {
         self.note_time(now);
         if self.is_read_only() {
+            self.record_failure(now);
             return Ok(self.next_tick(now));
         }
         let is_due = self.is_commit_due.swap(false, Ordering::AcqRel);
@@ -130,20 +132,22 @@ impl Fs {
 
     /// Inodes that the kernel does not refer to, and that are durable, leave the memory.
     fn drop_idle_inodes(&self) {
-        let durable = self.durable();
-        for inode in self.inodes.all() {
-            if !inode.state.read().pages.is_empty() {
-                let state = &mut *inode.state.write();
-                if let Some(stream) = state.stream {
-                    // An inode that leaves the memory forgets its last write, which an `fsync` or the
-                    // reuse of its blocks would have to wait for.
-                    state.pages.drop_complete(self.storage.marks(stream).released, None);
-                }
+        for ino in self.inodes.data_pages().files() {
+            let Ok(inode) = self.inodes.get(ino) else { continue };
+            let state = &mut *inode.state.write();
+            if let Some(stream) = state.stream {
+                state.pages.drop_complete(self.storage.marks(stream).released, None);
             }
-            let ino = inode.ino;
-            drop(inode);
-            self.inodes.remove_idle(ino, durable);
         }
+        for ino in self.inodes.maybe_idle() {
+            self.remove_idle(ino);
+        }
+    }
+
+    /// Removes an inode from the memory if nothing refers to it.
+    pub(super) fn remove_idle(&self, ino: Ino) {
+        let is_released = |stream, seq| self.storage.marks(stream).released >= seq;
+        self.inodes.remove_idle(ino, self.durable(), is_released);
     }
 
     /// Remembers the time, for the commits.

@@ -166,6 +166,7 @@ impl Fs {
         if inode.state.read().pages.dirty() > self.options.dirty_pages_max {
             self.write_back(&inode, 0..u32::MAX)?;
         }
+        self.limit_pages()?;
         Ok(done)
     }
 

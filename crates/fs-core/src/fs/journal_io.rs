@@ -7,14 +7,14 @@ use alloc::vec::Vec;
 
 use super::MAIN_STREAM;
 use super::mount::MountError;
-use crate::block::{Block, BlockNo};
+use crate::block::{BLOCK_BYTES, Block, BlockNo};
 use crate::error::FsError;
 use crate::file_journal::area::Area;
 use crate::file_journal::record::{Epoch, RECORD_BLOCKS_MAX};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::layout::Layout;
 use crate::journal::format::{DamagedPart, JournalError, JournalSuperblock};
-use crate::journal::recovery::{Recovery, recover};
+use crate::journal::recovery::{HomeBlock, Recovery, recover};
 use crate::raw::Raw;
 use crate::storage::{BlockWrite, Content, Placement, Storage, StorageError, StreamNo, WriteGroup};
 use crate::sync::Mutex;
@@ -25,6 +25,9 @@ const LOG_BLOCKS_MIN: u32 = 1024;
 /// The usual most blocks of an area: 16 MiB.
 pub(super) const AREA_BLOCKS_MAX: u32 = 4096;
 
+/// The blocks of the log that one read gets.
+const READ_BLOCKS: usize = 64;
+
 /// The blocks of a group, at most.
 const GROUP_BLOCKS_MAX: usize = 64;
 
@@ -33,18 +36,64 @@ pub(super) fn write_durably(
     storage: &dyn Storage,
     writes: impl IntoIterator<Item = (BlockNo, Arc<Block>)>,
 ) -> Result<(), StorageError> {
-    let in_place = |(at, data)| BlockWrite { at, data, placement: Placement::InPlace };
-    let mut writes = writes.into_iter().map(in_place).peekable();
+    let mut writes = writes.into_iter().peekable();
     while writes.peek().is_some() {
         let group: Vec<_> = writes.by_ref().take(GROUP_BLOCKS_MAX).collect();
-        let flush = writes.peek().is_none();
-        let group = WriteGroup { writes: group, flush, content: Content::Home };
-        let seq = storage.submit(MAIN_STREAM, group)?;
-        if flush {
-            storage.wait_durable(MAIN_STREAM, seq)?;
-        }
+        write_group(storage, group, writes.peek().is_none())?;
     }
     Ok(())
+}
+
+/// Writes a group of blocks in place on the main stream. After the last one it waits until all are
+/// durable.
+fn write_group(
+    storage: &dyn Storage,
+    writes: Vec<(BlockNo, Arc<Block>)>,
+    is_last: bool,
+) -> Result<(), StorageError> {
+    let in_place = |(at, data)| BlockWrite { at, data, placement: Placement::InPlace };
+    let writes = writes.into_iter().map(in_place).collect();
+    let group = WriteGroup { writes, flush: is_last, content: Content::Home };
+    let seq = storage.submit(MAIN_STREAM, group)?;
+    if is_last { storage.wait_durable(MAIN_STREAM, seq) } else { Ok(()) }
+}
+
+/// Reads blocks of the journal, many at once: the log and the areas are read from their beginning to
+/// their end, and their blocks lie together.
+pub(super) struct LogReader<'a> {
+    raw: &'a Raw<'a>,
+    /// The blocks of the journal.
+    blocks: &'a [BlockNo],
+    /// The first block that was read ahead, counted in the journal, and the content from there on.
+    first: u32,
+    ahead: Vec<Block>,
+}
+
+impl<'a> LogReader<'a> {
+    pub(super) fn new(raw: &'a Raw<'a>, blocks: &'a [BlockNo]) -> Self {
+        Self { raw, blocks, first: 0, ahead: Vec::new() }
+    }
+
+    /// Reads block `index` of the journal.
+    pub(super) fn read(&mut self, index: u32) -> Result<Arc<Block>, FsError> {
+        let known = index.checked_sub(self.first).and_then(|n| self.ahead.get(n as usize));
+        if let Some(block) = known {
+            return Ok(Arc::new(*block));
+        }
+        let rest = &self.blocks[index as usize..];
+        let at = rest[0];
+        let follows = |(block, n): &(&BlockNo, u64)| block.0 == *n;
+        let together = rest.iter().zip(at.0..).take(READ_BLOCKS).take_while(follows).count();
+        let is_inside = self.raw.layout.contains(BlockNo(at.0 + together as u64 - 1));
+        self.ahead.resize(together, [0; BLOCK_BYTES]);
+        self.first = index;
+        // One block that can't be read must not keep the others from being read.
+        if !is_inside || self.raw.storage.read(at, self.ahead.as_flattened_mut()).is_err() {
+            self.ahead.clear();
+            return Ok(Arc::new(self.raw.block(at)?));
+        }
+        Ok(Arc::new(self.ahead[0]))
+    }
 }
 
 /// The log of a file system that may not have been unmounted.
@@ -61,8 +110,8 @@ pub(super) fn find_log(raw: &Raw<'_>, blocks: &[BlockNo]) -> Result<FoundLog, Mo
     let first = *blocks.first().ok_or(JournalError::NoSuperblock)?;
     let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
     let superblock = JournalSuperblock::decode(raw.layout, &raw.block(first)?, len)?;
-    let mut read = |index: u32| Ok(Arc::new(raw.block(blocks[index as usize])?));
-    let recovery = recover(raw.layout, &superblock, &mut read)?;
+    let mut reader = LogReader::new(raw, blocks);
+    let recovery = recover(raw.layout, &superblock, &mut |index| reader.read(index))?;
     // The superblock has the number of the first transaction that may be in the log.
     let before = superblock.sequence().wrapping_sub(1);
     let durable = recovery.last.unwrap_or(before);
@@ -79,17 +128,23 @@ pub(super) fn replay_log(
     if superblock.start() == 0 {
         return Ok(());
     }
-    let mut read = |index: u32| Ok(Arc::new(raw.block(blocks[index as usize])?));
     let of_the_journal: BTreeSet<BlockNo> = blocks.iter().copied().collect();
-    let mut homes = Vec::with_capacity(recovery.homes.len());
-    for home in &recovery.homes {
-        if of_the_journal.contains(&home.at) {
-            let what = DamagedPart::Tag(home.at);
-            return Err(JournalError::DamagedTransaction { what, sequence: home.sequence }.into());
-        }
-        homes.push((home.at, recovery.load(home, &mut read)?));
+    let mut homes: Vec<_> = recovery.homes.iter().collect();
+    if let Some(home) = homes.iter().find(|home| of_the_journal.contains(&home.at)) {
+        let what = DamagedPart::Tag(home.at);
+        return Err(JournalError::DamagedTransaction { what, sequence: home.sequence }.into());
     }
-    write_durably(raw.storage, homes)?;
+    // In the order of the log, and not all in memory at a time.
+    homes.sort_by_key(|home| home.copy);
+    let mut reader = LogReader::new(raw, blocks);
+    let mut groups = homes.chunks(GROUP_BLOCKS_MAX).peekable();
+    while let Some(group) = groups.next() {
+        let mut load = |home: &&HomeBlock| {
+            Ok((home.at, recovery.load(home, &mut |index| reader.read(index))?))
+        };
+        let writes: Result<_, JournalError> = group.iter().map(&mut load).collect();
+        write_group(raw.storage, writes?, groups.peek().is_none())?;
+    }
     let emptied = Arc::new(recovery.emptied(superblock).encode(raw.layout));
     write_durably(raw.storage, [(blocks[0], emptied)])?;
     Ok(())

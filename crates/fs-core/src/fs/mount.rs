@@ -12,7 +12,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::journal_io::{Division, find_log, read_table, replay_log, write_durably, write_table};
+use super::journal_io::{
+    Division, LogReader, find_log, read_table, replay_log, write_durably, write_table,
+};
 use super::journal_mode::JournalMode;
 use super::{Fs, stat};
 use crate::block::{BLOCK_BYTES, BlockKind, Ino, MetaBlocks};
@@ -55,6 +57,8 @@ pub struct MountOptions {
     pub commit_seconds: u32,
     /// The dirty pages of a file at which a write submits them.
     pub dirty_pages_max: usize,
+    /// The pages of all files in memory at which a write submits and drops some, and waits for that.
+    pub pages_max: usize,
     /// The metadata blocks that are kept in memory although no transaction needs them, about.
     pub cached_blocks_max: usize,
     /// Whether reads update the time of access (as `relatime`).
@@ -76,6 +80,7 @@ impl MountOptions {
             epoch,
             commit_seconds: 5,
             dirty_pages_max: 4096,
+            pages_max: 32_768,
             cached_blocks_max: 65_536,
             atime: true,
             area_blocks_max: super::journal_io::AREA_BLOCKS_MAX,
@@ -116,6 +121,19 @@ pub enum MountError {
         /// The stream.
         stream: u16,
         /// The number of the record after it.
+        id: u64,
+    },
+    /// A file-level record needs another one. This version writes no such record, and can't check
+    /// whether that one is there.
+    #[error(
+        "the file-level record number {id} of stream {stream} needs one of another stream, which \
+         this version of rio can't check: mount it with the version that has written it; \
+         `--accept-lost-log` goes on without the record, and some of what fsync made durable is lost"
+    )]
+    DependentRecord {
+        /// The stream.
+        stream: u16,
+        /// The number of the record.
         id: u64,
     },
     /// A structure is damaged, or the storage has failed.
@@ -190,6 +208,10 @@ impl Fs {
         if has_error && !options.read_only {
             // As ext4 does it. The next update of the journal's superblock clears the error there.
             superblock.set_state(superblock.state() | State::ERROR);
+            if superblock.error_count() == 0 {
+                // The replay has put an older superblock over the one that had it.
+                superblock.record_error(b"journal aborted", 0, 0, now.seconds.max(0) as u64);
+            }
             write_superblock(&*storage, &mut superblock, options.crc32c)?;
         }
         let raw = Raw { storage: &*storage, layout: &layout };
@@ -213,6 +235,7 @@ impl Fs {
             cache: BlockCache::new(options.cached_blocks_max),
             inodes: InodeTable::new(),
             gate: RwLock::new(()),
+            limiting: Mutex::new(()),
             committing: Mutex::default(),
             orphans: Mutex::new(listed),
             directory_moves: Mutex::new(()),
@@ -234,6 +257,7 @@ impl Fs {
             is_read_only: AtomicBool::new(options.read_only),
             is_closing: AtomicBool::new(false),
             failure: Mutex::new(None),
+            is_failure_recorded: AtomicBool::new(false),
             reuses: AtomicU64::new(0),
             stat: stat::Counters::default(),
             storage,
@@ -263,14 +287,20 @@ impl Fs {
         let mut records = Vec::new();
         for index in 0..division.areas {
             let area = division.area(&self.journal_blocks, index);
-            let mut failure = None;
+            let (mut failure, mut reader) = (None, LogReader::new(&raw, area));
             let found = find_records(
                 &self.layout,
                 StreamNo(1 + index),
                 area.len() as u64,
                 table.epoch,
                 durable,
-                &mut |n| raw.block(area[n as usize]).map_err(|error| failure = Some(error)).ok(),
+                &mut |n| match reader.read(n as u32) {
+                    Ok(block) => Some(*block),
+                    Err(error) => {
+                        failure = Some(error);
+                        None
+                    }
+                },
             );
             if let Some(error) = failure {
                 return Err(error.into());
@@ -281,7 +311,16 @@ impl Fs {
             {
                 return Err(MountError::DamagedRecord { stream: 1 + index, id });
             }
-            records.extend(found.records);
+            for record in found.records {
+                match record.dependencies.is_empty() {
+                    true => records.push(record),
+                    false if self.options.accept_lost_records => {}
+                    false => {
+                        let RecordId(id) = record.header.id;
+                        return Err(MountError::DependentRecord { stream: 1 + index, id });
+                    }
+                }
+            }
         }
         let count = self.apply_records(records)?;
         let table = AreaTable { state: AreasState::Empty, ..*table };
@@ -408,6 +447,7 @@ impl Fs {
     /// The storage has failed. The next mount recovers what was durable.
     pub fn unmount(&self, now: Time) -> Result<(), FsError> {
         if self.is_read_only() {
+            self.record_failure(now);
             return match self.failure() {
                 Some(_) => Err(FsError::ReadOnly),
                 None => Ok(()),
@@ -424,6 +464,31 @@ impl Fs {
         ended?;
         let ended = self.end_use(now);
         ended.map_err(|error| self.fail("unmounting", &error))
+    }
+
+    /// Records the error that has made the file system read-only on the drive, once, if that is still
+    /// possible: in the superblock, and in that of the journal. The replay of the journal may put an
+    /// older superblock over the one with the error, so the next mount takes it from the journal.
+    pub(super) fn record_failure(&self, now: Time) {
+        let Some(failure) = self.failure() else { return };
+        if self.is_failure_recorded.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // No commit and no checkpoint is in progress, or comes later.
+        let _committing = self.committing.lock();
+        let aborted = self.journal.lock().abort();
+        let doing = failure.split(':').next().unwrap_or_default().as_bytes();
+        let now = now.seconds.max(0) as u64;
+        self.superblock.lock().record_error(doing, 0, 0, now);
+        let record = || -> Result<(), MountError> {
+            self.write_main([aborted])?;
+            // Not the one in memory: it may have changes that no commit contains.
+            let (mut superblock, _) = read_superblock(&*self.storage, self.options.crc32c)?;
+            superblock.record_error(doing, 0, 0, now);
+            Ok(write_superblock(&*self.storage, &mut superblock, self.options.crc32c)?)
+        };
+        // The storage may have failed for good. Then the reason is in the log of the mount only.
+        let _ = record();
     }
 
     /// Makes everything durable, and then the file system read-only, while programs change nothing
@@ -460,7 +525,7 @@ impl Fs {
         self.running.lock().is_empty()
             && self.barriers.lock().is_nothing_held()
             && self.orphans.lock().all().len() == damaged
-            && self.inodes.all().iter().all(|inode| inode.state.read().pages.dirty() == 0)
+            && self.inodes.data_pages().dirty() == 0
     }
 
     fn end_use(&self, now: Time) -> Result<(), MountError> {

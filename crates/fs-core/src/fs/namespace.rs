@@ -236,7 +236,7 @@ impl Fs {
         dir::insert(&mut open, &mut op, name, ino, FileKind::of_mode(new.mode))?;
         touch(&mut parent_disk, now);
 
-        let inode = Arc::new(Inode::new(ino, disk));
+        let inode = Arc::new(self.inodes.make(ino, disk));
         inode.reference();
         let fields = self.encode_fields(ino, &inode.state.read());
         let finished = op.finish(&[parent, &inode])?;

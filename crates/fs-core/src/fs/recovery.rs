@@ -13,7 +13,6 @@ use crate::extents::{self, Extent};
 use crate::file_journal::record::{Change, Record};
 use crate::format::inode::{DiskInode, INODE_BYTES, InodeFlags};
 use crate::groups::Claim;
-use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
 use crate::probe::{Plant, is_bug_planted};
 
@@ -111,7 +110,7 @@ impl Fs {
                     disk.flags.remove(InodeFlags::INDEX);
                     dir::create_empty(&mut OpenInode { ino, disk: &mut disk }, &mut op, parent)?;
                 }
-                let inode = Arc::new(Inode::new(ino, disk));
+                let inode = Arc::new(self.inodes.make(ino, disk));
                 let finished = op.finish(&[&inode])?;
                 self.inodes.insert_new(inode);
                 drop(finished);

@@ -61,9 +61,10 @@ pub struct FsStat {
 /// The unwritten data of a mounted file system, and how full its journals are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FsLoad {
-    /// Pages of files that were not submitted yet. Files that other calls change at the moment are
-    /// left out.
+    /// Pages of files that were not submitted yet.
     pub dirty_pages: u64,
+    /// All pages of files in memory: those, and submitted ones that are still kept.
+    pub pages: u64,
     /// Files with a barrier that were not submitted yet.
     pub held: u64,
     /// The log of the main journal.
@@ -87,9 +88,6 @@ impl Fs {
     /// The unwritten data, and how full the journals are. It waits for no storage.
     #[must_use]
     pub fn load(&self) -> FsLoad {
-        let dirty = |inode: &crate::inode_table::Inode| {
-            inode.state.try_read().map_or(0, |state| state.pages.dirty() as u64)
-        };
         let journal = {
             let journal = self.journal.lock();
             Fill { used: journal.used() as u64, blocks: journal.capacity() as u64 }
@@ -99,7 +97,8 @@ impl Fs {
             (StreamNo(stream), Fill { used: used.load(Ordering::Relaxed), blocks })
         });
         FsLoad {
-            dirty_pages: self.inodes.all().iter().map(|inode| dirty(inode)).sum(),
+            dirty_pages: self.inodes.data_pages().dirty() as u64,
+            pages: self.inodes.data_pages().count() as u64,
             held: self.barriers.lock().held(),
             journal,
             areas: areas.collect(),

@@ -67,6 +67,9 @@ pub struct Commit {
     pub commit: BlockWrite,
 }
 
+/// The error of an aborted journal, as a kernel writes it: minus EIO.
+const ABORTED: u32 = (-5_i32).cast_unsigned();
+
 /// Blocks that are written home.
 #[derive(Clone, Debug, Default)]
 pub struct Checkpoint {
@@ -183,6 +186,13 @@ impl MainJournal {
             not_home: BTreeMap::new(),
             writing_home: BTreeSet::new(),
         })
+    }
+
+    /// Nothing more is committed, because of an error: the superblock with that, which must be
+    /// written.
+    pub fn abort(&mut self) -> BlockWrite {
+        self.superblock.set_errno(ABORTED);
+        self.superblock_write()
     }
 
     /// The number of the next transaction.
@@ -437,6 +447,11 @@ impl MainJournal {
     fn write_tail(&mut self, start: u32, tid: Tid) -> BlockWrite {
         self.superblock.set_start(start);
         self.superblock.set_sequence(tid.on_drive());
+        self.superblock_write()
+    }
+
+    /// The superblock, as it is now.
+    fn superblock_write(&self) -> BlockWrite {
         let data = Arc::new(self.superblock.encode(&self.layout));
         BlockWrite { at: self.blocks[0], data, placement: Placement::InPlace }
     }

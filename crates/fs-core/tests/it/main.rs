@@ -10,16 +10,20 @@ mod dir;
 mod edit;
 mod enumerate;
 mod extents;
+mod failure;
 mod format;
 mod fsx;
 mod groups;
 mod image;
 mod journal;
 mod kernel;
+mod large;
 mod limits;
+mod many;
 mod memory;
 #[path = "enumerate/named.rs"]
 mod named_crashes;
+mod pages;
 mod recovered;
 #[path = "enumerate/sequences.rs"]
 mod sequences;

@@ -5,12 +5,15 @@
 //! not, and fresh blocks have their old content or read as zeroes.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use riopipe_fs_core::storage::{
     GroupSeq, Placement, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
 };
 use riopipe_fs_core::{BLOCK_BYTES, Block, BlockNo};
+use rustix::fs::{SeekFrom, seek};
 
 const ZERO: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
@@ -28,7 +31,6 @@ impl Image {
     /// The image in a file, of which the holes are not read.
     pub(crate) fn of_file(path: &std::path::Path) -> Self {
         use rustix::fs::{SeekFrom, seek};
-        use std::os::unix::fs::FileExt;
         let file = std::fs::File::open(path).unwrap();
         let (mut image, mut at) = (Self::default(), 0);
         while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
@@ -45,6 +47,22 @@ impl Image {
         image
     }
 
+    /// The blocks of a sparse file that are not zero.
+    pub(crate) fn from_file(file: &File) -> Self {
+        let (mut image, mut end) = (Self::default(), 0);
+        while let Ok(first) = seek(file, SeekFrom::Data(end)) {
+            end = seek(file, SeekFrom::Hole(first)).unwrap();
+            for at in first / BLOCK_BYTES as u64..end.div_ceil(BLOCK_BYTES as u64) {
+                let mut block = ZERO;
+                file.read_exact_at(&mut block, at * BLOCK_BYTES as u64).unwrap();
+                if block != ZERO {
+                    image.write(at, Arc::new(block));
+                }
+            }
+        }
+        image
+    }
+
     pub(crate) fn read(&self, at: u64) -> Block {
         self.0.get(&at).map_or(ZERO, |block| **block)
     }
@@ -53,10 +71,14 @@ impl Image {
         self.0.insert(at, block);
     }
 
+    /// The blocks that were written, with their numbers.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &Block)> {
+        self.0.iter().map(|(at, block)| (*at, &**block))
+    }
+
     /// Writes the image into a file.
     pub(crate) fn save(&self, path: &std::path::Path, blocks: u64) {
-        use std::os::unix::fs::FileExt;
-        let file = std::fs::File::create(path).unwrap();
+        let file = File::create(path).unwrap();
         file.set_len(blocks * BLOCK_BYTES as u64).unwrap();
         for (at, block) in &self.0 {
             file.write_all_at(&**block, at * BLOCK_BYTES as u64).unwrap();

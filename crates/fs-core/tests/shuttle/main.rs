@@ -17,6 +17,7 @@ mod explore;
 mod failure;
 mod files;
 mod names;
+mod pages;
 mod shared_block;
 mod space;
 mod sticky;

@@ -79,6 +79,7 @@ fn serve(
         read_only: args.read_only,
         accept_lost_records: args.open.accept_lost_log,
         commit_seconds: args.commit,
+        dirty_limit_mib: args.dirty_limit,
     };
     let (fs, report) = backing.mount(&options).map_err(|error| mount_failure(&error))?;
     let place = match backing.image_path() {
