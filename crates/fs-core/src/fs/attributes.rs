@@ -152,6 +152,19 @@ impl Fs {
         self.retry(|| self.set_attr_once(caller, &inode, set, now))
     }
 
+    /// Removes the set-user-ID and set-group-ID bits, as ext4 does when another user than root changes
+    /// the data: the kernel leaves that to the file system with writes, and with `fallocate`.
+    ///
+    /// # Errors
+    /// As [`set_attr`](Self::set_attr).
+    pub fn remove_set_ids(&self, caller: &Caller, ino: Ino, now: Time) -> Result<(), FsError> {
+        if caller.uid == 0 || self.attr(ino)?.mode & 0o6000 == 0 {
+            return Ok(());
+        }
+        let set = SetAttr { remove_set_ids: true, ..SetAttr::default() };
+        self.set_attr(caller, ino, &set, now).map(drop)
+    }
+
     fn set_attr_once(
         &self,
         caller: &Caller,

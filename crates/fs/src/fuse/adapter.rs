@@ -632,7 +632,7 @@ impl Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _: &Request,
+        request: &Request,
         inode: INodeNo,
         _: FileHandle,
         offset: u64,
@@ -640,8 +640,11 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let result =
-            ino(inode).and_then(|inode| self.fs.fallocate(inode, mode, offset, len, now()));
+        let result = ino(inode).and_then(|inode| {
+            // The kernel marks writes with that, and no `fallocate`.
+            self.fs.remove_set_ids(&caller(request), inode, now())?;
+            self.fs.fallocate(inode, mode, offset, len, now())
+        });
         reply_empty(reply, result);
     }
 

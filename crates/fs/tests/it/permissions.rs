@@ -110,3 +110,31 @@ fn a_member_of_the_group_may_set_the_bit_for_it() {
     assert!(!mounted.unmount());
     check(&image);
 }
+
+/// The kernel leaves that to the file system, and marks no `fallocate` with it.
+#[test]
+fn changes_by_another_user_remove_the_set_id_bits() {
+    let Some((_dir, image, mounted)) = mount_for_all() else { return };
+    let file = mounted.directory.join("file");
+    let left = |user: u32, program: &[&str]| {
+        fs::write(&file, vec![1; 8192]).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o6777)).unwrap();
+        assert!(runs_as(user, user, program, &file), "{program:?}");
+        fs::metadata(&file).unwrap().mode() & 0o7777
+    };
+    for program in [
+        &["truncate", "-s", "100"][..],
+        &["truncate", "-s", "20000"],
+        &["fallocate", "-l", "20000"],
+        &["fallocate", "--keep-size", "-l", "20000"],
+        &["fallocate", "--punch-hole", "-l", "4096"],
+        &["fallocate", "--zero-range", "-l", "4096"],
+        &["sh", "-c", "echo >>$0"],
+        &["sh", "-c", ": >$0"],
+    ] {
+        assert_eq!(left(1, program), 0o777, "{program:?}");
+        assert_eq!(left(0, program), 0o6777, "root's {program:?}");
+    }
+    assert!(!mounted.unmount());
+    check(&image);
+}
