@@ -222,9 +222,17 @@ impl Call {
             }
             Self::Write { path, at, len, byte } => {
                 let data = vec![*byte; *len];
-                let written = fs.write(&caller, resolve(fs, path)?, *at as u64, &data, now)?;
-                if written != *len {
-                    return Err(Failed::Wrong(format!("{written} bytes of {len} were written")));
+                let ino = resolve(fs, path)?;
+                let mut written = 0;
+                // A write may be short where space was freed a moment ago. A program goes on then.
+                while written < *len {
+                    match fs.write(&caller, ino, (*at + written) as u64, &data[written..], now)? {
+                        0 => {
+                            let what = format!("{written} bytes of {len} were written");
+                            return Err(Failed::Wrong(what));
+                        }
+                        more => written += more,
+                    }
                 }
             }
             Self::Truncate(path, size) => {
