@@ -16,9 +16,6 @@ TEST_LIMIT ?= 1800
 # by SIM_LIMIT, in seconds for each part.
 SIM_MINUTES ?= 10
 SIM_LIMIT ?= 1500
-# The seeds of RioFS in the cluster. New ones (--for 2m) find writes that are refused for lack of
-# space on a nearly full file system: see "the state of the work" in docs/riofs.md.
-SIM_FS_SEEDS ?= --first 1 --seeds 200
 
 CARGO ?= cargo
 OUT := $(or $(CARGO_TARGET_DIR),target)
@@ -77,9 +74,9 @@ sim-seeds: sim-build
 	@timeout $(FOREGROUND) --kill-after=30 $$(( $(SIM_MINUTES) * 60 + $(SIM_LIMIT) )) $(RIO) sim --for $(SIM_MINUTES)m $(ARGS)
 
 sim-fs: sim-build
-	@echo "sim: RioFS in the cluster: planted bugs, and seeds that were clean"
+	@echo "sim: RioFS in the cluster: planted bugs, and new seeds for two minutes"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --plant all $(ARGS)
-	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs $(SIM_FS_SEEDS) $(ARGS)
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --fs --for 2m $(ARGS)
 
 sim-plants: sim-build
 	@echo "sim: planted bugs"

@@ -6,5 +6,6 @@
 pub mod check;
 pub mod hash;
 pub mod model;
+pub mod path;
 pub mod program;
 pub mod random;

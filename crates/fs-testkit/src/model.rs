@@ -397,18 +397,6 @@ impl Model {
     }
 }
 
-/// Finds the inode at a path.
-///
-/// # Errors
-/// As [`Fs::lookup`].
-pub fn resolve(fs: &Fs, path: &str) -> Result<Ino, FsError> {
-    let mut ino = Ino::ROOT;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        ino = fs.lookup(&Default::default(), ino, name.as_bytes())?.ino;
-    }
-    Ok(ino)
-}
-
 /// Reads everything but `lost+found`.
 ///
 /// # Errors

@@ -4,9 +4,10 @@ use std::fmt;
 
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Caller, Fs, NewInode, SetAttr};
-use riopipe_fs_core::{BLOCK_BYTES, FsError, Ino};
+use riopipe_fs_core::{BLOCK_BYTES, FsError};
 
-use crate::model::{Model, Node, Path, resolve};
+use crate::model::{Model, Node, Path};
+use crate::path::{place, resolve};
 use crate::random::Random;
 
 /// A call of a program.
@@ -69,15 +70,6 @@ impl From<FsError> for Failed {
     fn from(error: FsError) -> Self {
         Self::Error(error)
     }
-}
-
-fn split(path: &str) -> (&str, &str) {
-    path.rsplit_once('/').unwrap_or(("", path))
-}
-
-fn place<'p>(fs: &Fs, path: &'p str) -> Result<(Ino, &'p [u8]), FsError> {
-    let (parent, name) = split(path);
-    Ok((resolve(fs, parent)?, name.as_bytes()))
 }
 
 impl Call {
@@ -222,17 +214,9 @@ impl Call {
             }
             Self::Write { path, at, len, byte } => {
                 let data = vec![*byte; *len];
-                let ino = resolve(fs, path)?;
-                let mut written = 0;
-                // A write may be short where space was freed a moment ago. A program goes on then.
-                while written < *len {
-                    match fs.write(&caller, ino, (*at + written) as u64, &data[written..], now)? {
-                        0 => {
-                            let what = format!("{written} bytes of {len} were written");
-                            return Err(Failed::Wrong(what));
-                        }
-                        more => written += more,
-                    }
+                let written = fs.write(&caller, resolve(fs, path)?, *at as u64, &data, now)?;
+                if written != *len {
+                    return Err(Failed::Wrong(format!("{written} bytes of {len} were written")));
                 }
             }
             Self::Truncate(path, size) => {

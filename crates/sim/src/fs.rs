@@ -24,7 +24,8 @@ use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::format::inode::Time;
 use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions, mode};
 use riopipe_fs_testkit::check::check;
-use riopipe_fs_testkit::model::{Model, read_all, resolve};
+use riopipe_fs_testkit::model::{Model, read_all};
+use riopipe_fs_testkit::path::resolve;
 use riopipe_fs_testkit::program::Call;
 use riopipe_fs_testkit::random::Random;
 use riopipe_platform::crc32c;
@@ -358,7 +359,12 @@ impl User {
                 self.model = self.model.during(&after);
                 Err(End::Storage(failed.to_string()))
             }
-            Err(failed) => Err(broken(Promise::P9, format!("{call:?}: {failed}"))),
+            Err(failed) => {
+                let (space, load) = (fs.statfs(), fs.load());
+                let used = self.model.blocks();
+                let what = format!("{call:?}: {failed}; {space:?}; {load:?}; the model has {used}");
+                Err(broken(Promise::P9, what))
+            }
         }
     }
 

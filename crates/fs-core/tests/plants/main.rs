@@ -9,12 +9,13 @@ mod enumerate;
 mod image;
 
 use enumerate::program::Change::{self, *};
-use enumerate::program::{Sync, resolve};
+use enumerate::program::Sync;
 use enumerate::recorder::{Device, Release};
 use enumerate::script::Script;
 use enumerate::setup::Setup;
 use enumerate::world::{Effort, World, caught};
 use riopipe_fs_core::probe::{self, Plant};
+use riopipe_fs_testkit::path::resolve;
 
 fn fsync(script: &Script, change: Change) {
     script.change(change).sync(change.path(), Sync::Fsync);

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use riopipe_fs_core::fs::Fs;
 use riopipe_fs_core::{BLOCK_BYTES, Block, Ino};
+use riopipe_fs_testkit::path::resolve;
 
 use super::NOW;
-use super::program::{Change, resolve, root};
+use super::program::{Change, root};
 
 /// When the pages of a store are written back, at the latest. A sync of the file writes them first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

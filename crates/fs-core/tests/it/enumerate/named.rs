@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use riopipe_fs_core::fs::{Fs, JournalMode};
+use riopipe_fs_testkit::path::resolve;
 
 use crate::enumerate::mapped::Back;
 use crate::enumerate::program::Change::{self, *};
-use crate::enumerate::program::{Sync, resolve};
+use crate::enumerate::program::Sync;
 use crate::enumerate::recorder::{Device, Release};
 use crate::enumerate::script::Script;
 use crate::enumerate::setup::Setup;

@@ -3,6 +3,7 @@
 use riopipe_fs_core::fs::{Caller, Fs, NewInode, RENAME_EXCHANGE, RENAME_WHITEOUT, SetAttr, mode};
 use riopipe_fs_core::xattr::SetMode;
 use riopipe_fs_core::{FsError, Ino};
+use riopipe_fs_testkit::path::{place, resolve};
 
 use super::NOW;
 use super::mapped::Back;
@@ -132,26 +133,6 @@ pub(crate) const COLLIDING: &[Change] = {
 
 pub(crate) fn root() -> Caller {
     Caller::default()
-}
-
-pub(crate) fn resolve(fs: &Fs, path: &str) -> Result<Ino, FsError> {
-    let mut ino = Ino::ROOT;
-    for name in path.split('/').filter(|name| !name.is_empty()) {
-        ino = fs.lookup(&root(), ino, name.as_bytes())?.ino;
-        // The kernel forgets it, so that an unlinked file goes.
-        fs.forget(ino, 1);
-    }
-    Ok(ino)
-}
-
-/// The directory of a path, and the name in it.
-pub(crate) fn split(path: &str) -> (&str, &str) {
-    path.rsplit_once('/').unwrap_or(("", path))
-}
-
-fn place<'p>(fs: &Fs, path: &'p str) -> Result<(Ino, &'p [u8]), FsError> {
-    let (parent, name) = split(path);
-    Ok((resolve(fs, parent)?, name.as_bytes()))
 }
 
 fn make(fs: &Fs, path: &str, mode: u16, target: &[u8]) -> Result<Ino, FsError> {

@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use riopipe_fs_core::fs::{Fs, JournalMode};
 use riopipe_fs_core::storage::StreamNo;
+use riopipe_fs_testkit::path::{resolve, split};
 
 use super::mapped::Mapped;
 use super::oracle::Expected;
-use super::program::{Change, Sync, resolve, split};
+use super::program::{Change, Sync};
 use super::recorder::{Device, Overlay, Recorder};
 use super::setup::Setup;
 use super::tree::{Id, Tree, read_tree};
