@@ -221,6 +221,7 @@ impl Storage for VolumeStorage {
         }
         Ok(())
     }
+
     fn recovered(&self) -> Result<(), StorageError> {
         self.with_volume(|volume| (0..self.streams()).try_for_each(|n| self.open(volume, n)))
     }

@@ -94,7 +94,7 @@ fn an_error_is_recorded_in_both_superblocks_and_the_next_mount_has_it() {
         assert_eq!(fs.load().errors, 1);
         // Once.
         fs.unmount(NOW).unwrap_err();
-        let image = storage.memory.crash(&mut |_| 0);
+        let image = storage.memory.durable_image();
         let found = superblock(&image);
         assert!(found.state().contains(State::ERROR));
         assert_eq!((found.error_count(), fs.load().errors), (1, 1));

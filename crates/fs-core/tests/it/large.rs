@@ -66,14 +66,14 @@ fn a_file_system_of_20_tib_works_beyond_32_bits_and_after_a_crash() {
     assert!(places.iter().any(|at| *at < 1 << 28), "one is at the beginning: {places:?}");
 
     // By records only, and then by the log only.
-    let again = Mounted::of(m.memory.crash(&mut |_| 0), BLOCKS);
+    let again = Mounted::of(m.memory.durable_image(), BLOCKS);
     check_files(&again.fs);
     let fs = &again.fs;
     let huge = fs.create(&root(), Ino::ROOT, b"huge", &file(0o644), NOW).unwrap();
     fs.fallocate(huge.ino, mode::KEEP_SIZE, 0, TIB / 64, NOW).unwrap();
     fs.write(&root(), huge.ino, 15 * TIB, b"far", NOW).unwrap();
     fs.sync(NOW).unwrap();
-    let again = Mounted::of(again.memory.crash(&mut |_| 0), BLOCKS);
+    let again = Mounted::of(again.memory.durable_image(), BLOCKS);
     check_files(&again.fs);
     let huge = again.fs.lookup(&root(), Ino::ROOT, b"huge").unwrap();
     assert_eq!(huge.size, 15 * TIB + 3);

@@ -179,6 +179,11 @@ impl Memory {
     pub(crate) fn crash(&self, choose: &mut dyn FnMut(u64) -> u64) -> Image {
         self.state.lock().unwrap().crash(choose)
     }
+
+    /// The state after a crash that leaves what is durable, and nothing else.
+    pub(crate) fn durable_image(&self) -> Image {
+        self.state.lock().unwrap().released.clone()
+    }
 }
 
 impl State {

@@ -76,7 +76,7 @@ fn a_file_whose_pages_were_dropped_is_still_made_durable_by_fsync() {
     let f = fs.create(&root(), Ino::ROOT, b"f", &file(0o600), NOW).unwrap();
     fs.write(&root(), f.ino, 0, &[1; 4096], NOW).unwrap();
     fs.sync(NOW).unwrap();
-    // An overwrite is part of no transaction.
+    // An overwrite, in no transaction that is durable.
     fs.write(&root(), f.ino, 0, &[2; 4096], NOW).unwrap();
     fs.forget(f.ino, 1);
     for n in 0..LIMIT / STEP + 1 {
@@ -90,7 +90,7 @@ fn a_file_whose_pages_were_dropped_is_still_made_durable_by_fsync() {
     fs.forget(f.ino, 1);
     let f = fs.lookup(&root(), Ino::ROOT, b"f").unwrap();
     fs.fsync(f.ino, true, NOW).unwrap();
-    let again = Mounted::of(memory.crash(&mut |_| 0), BLOCKS);
+    let again = Mounted::of(memory.durable_image(), BLOCKS);
     let f = again.fs.lookup(&root(), Ino::ROOT, b"f").unwrap();
     assert!(again.read_all(f.ino) == [2; 4096]);
     again.check();

@@ -65,7 +65,7 @@ impl Storage for Watched {
     }
 
     fn recovered(&self) -> Result<(), StorageError> {
-        self.moments.lock().unwrap().push(self.memory.crash(&mut |_| 0));
+        self.moments.lock().unwrap().push(self.memory.durable_image());
         Ok(())
     }
 }
@@ -84,7 +84,7 @@ fn the_storage_may_forget_a_crash_once_the_recovery_is_durable() {
         fs.write(&root(), f.ino, 0, b"data", NOW).unwrap();
         fs.fsync(f.ino, false, NOW).unwrap();
     }
-    let storage = Watched::new(m.memory.crash(&mut |_| 0));
+    let storage = Watched::new(m.memory.durable_image());
     let (_, report) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     let all = MountReport { records: 2, orphans: 1, ..report };
     assert!(report.replayed > 0 && report == all, "{report:?}");
@@ -111,7 +111,7 @@ fn a_record_that_needs_another_one_is_refused() {
     let m = Mounted::of(image_of(BLOCKS, &[]), BLOCKS);
     let f = m.fs.create(&root(), Ino::ROOT, b"f", &file(0o600), NOW).unwrap();
     m.fs.fsync(f.ino, false, NOW).unwrap();
-    let mut image = m.memory.crash(&mut |_| 0);
+    let mut image = m.memory.durable_image();
     let layout = Superblock::decode(&image.read(0), soft).unwrap().layout(soft).unwrap();
     let decode = |block| Record::decode(&layout, block, &mut |_| None);
     let found = image.blocks().find_map(|(at, block)| Some((at, decode(block)?.0)));
@@ -146,7 +146,7 @@ fn the_log_is_read_many_blocks_at_a_time() {
     m.fs.sync(NOW).unwrap();
     let used = m.fs.load().journal.used;
     assert!(used > 300, "{used} blocks");
-    let image = m.memory.crash(&mut |_| 0);
+    let image = m.memory.durable_image();
     let storage = Watched::new(image.clone());
     let (fs, report) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     assert!(report.replayed > 0);
