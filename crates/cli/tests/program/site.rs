@@ -221,12 +221,35 @@ pub(crate) fn finish(mut child: Child) -> Done {
     let begun = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begun.elapsed() > LIMIT {
+            let threads = threads_of(child.id());
             child.kill().unwrap();
-            panic!("hangs: {:?}", Done::of(child.wait_with_output().unwrap()));
+            panic!("hangs: {:?}{threads}", Done::of(child.wait_with_output().unwrap()));
         }
         thread::sleep(Duration::from_millis(5));
     }
     Done::of(child.wait_with_output().unwrap())
+}
+
+/// The state of each thread of a process, a line each: it shows where a hang is.
+fn threads_of(pid: u32) -> String {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let describe = |task: std::fs::DirEntry| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let stat = read("stat");
+        // Behind the name in brackets: the state, and as the 12th and 13th, the used CPU time.
+        let stat: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        let of = |place: usize| stat.get(place).copied().unwrap_or("?");
+        let (comm, wchan, call) = (read("comm"), read("wchan"), read("syscall"));
+        format!(
+            "\n  {}: {} {wchan}, {} + {} ticks, call {}",
+            comm.trim_end(),
+            of(0),
+            of(11),
+            of(12),
+            call.trim_end()
+        )
+    };
+    tasks.map(describe).collect()
 }
 
 pub(crate) fn keys(value: &Value) -> String {
