@@ -90,7 +90,7 @@ pub(crate) fn finish() {
 fn quietest(command: &Command) -> LevelFilter {
     match command {
         Command::Target(Target::Serve(_)) => LevelFilter::INFO,
-        Command::Demo(_) | Command::Bench(_) => LevelFilter::ERROR,
+        Command::Demo(_) | Command::Bench(_) | Command::Lab(_) => LevelFilter::ERROR,
         _ => LevelFilter::WARN,
     }
 }

@@ -11,6 +11,7 @@
 pub mod bars;
 pub mod compare;
 pub mod demo_report;
+pub mod figures;
 pub mod floor;
 pub mod fs_load;
 pub mod fs_plot;
@@ -28,6 +29,7 @@ pub mod rounds;
 pub mod sample;
 pub mod stats;
 pub mod steal;
+mod steps;
 pub mod sweep;
 pub mod table;
 pub mod terminal;

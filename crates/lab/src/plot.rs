@@ -20,6 +20,7 @@ use plotters::{
 
 use crate::{
     report::{EngineFigures, Point},
+    steps::Steps,
     sweep::{Axis, Sweep},
 };
 
@@ -236,30 +237,6 @@ impl Panel {
         Ok(())
     }
 }
-
-/// The horizontal scale: this number of steps of equal width, each with a label.
-struct Steps(usize);
-
-impl Ranged for Steps {
-    type FormatOption = NoDefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, (left, right): (i32, i32)) -> i32 {
-        let range = self.range();
-        let share = (value - range.start) / (range.end - range.start);
-        left + (share * f64::from(right - left)).round() as i32
-    }
-
-    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
-        (0..self.0).map(|step| step as f64).collect()
-    }
-
-    fn range(&self) -> Range<f64> {
-        -0.3..self.0 as f64 - 0.7
-    }
-}
-
-impl ValueFormatter<f64> for Steps {}
 
 /// A logarithmic scale, labelled at 1, 2 and 5 of each decade.
 struct Decades {

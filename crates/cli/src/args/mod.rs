@@ -4,6 +4,7 @@ pub mod bench;
 pub mod connect;
 pub mod demo;
 pub mod fs;
+pub mod lab;
 pub mod log;
 pub mod target;
 pub mod values;
@@ -94,6 +95,9 @@ pub enum Command {
     /// Measure how fast ordered writes are
     #[command(subcommand, arg_required_else_help = true)]
     Bench(bench::Bench),
+    /// Measure the papers' figures again, and make a report of them
+    #[command(subcommand, arg_required_else_help = true)]
+    Lab(lab::Lab),
     /// Run a whole cluster from a seed, crash it, and check every promise
     #[command(disable_help_flag = true)]
     Sim {

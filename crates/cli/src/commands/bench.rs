@@ -45,6 +45,8 @@ const FLOOR: &str = "floor";
 /// The floor's drive: it needs memory, with any drive of the engines.
 const FLOOR_DRIVE: &str = "mem:1G";
 
+pub(super) use floor::{drive as open_drive, twice};
+
 pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
     match command {
         Bench::Compare(args) => output.result(&compare::measure(&args, output)?),
@@ -179,7 +181,7 @@ fn connect(args: &Connect, wait: SpinPolicy) -> ConnectOptions {
 }
 
 /// The options, with this way to wait.
-fn waiting(options: ConnectOptions, wait: SpinPolicy) -> ConnectOptions {
+pub(super) fn waiting(options: ConnectOptions, wait: SpinPolicy) -> ConnectOptions {
     ConnectOptions { spin: Duration::from_nanos(wait.spin_ns), ..options }
 }
 

@@ -5,6 +5,7 @@ mod completions;
 mod demo;
 mod discover;
 mod fs;
+mod lab;
 mod log;
 pub(crate) mod sim;
 mod target;
@@ -24,6 +25,7 @@ pub fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Fs(fs) => fs::run(fs, output),
         Command::Log(log) => log::run(log, output),
         Command::Bench(bench) => bench::run(bench, output),
+        Command::Lab(lab) => lab::run(lab, output),
         Command::Sim { args } => sim::run(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Completions { shell } => completions::run(shell, output),

@@ -354,3 +354,59 @@ fn bench_reports_errors() {
     bench("--drive disk:7").failed(2, &["unknown kind"]);
     bench("--log-size 8K").failed(7, &["small"]);
 }
+
+#[test]
+fn the_figures_of_the_papers_are_listed() {
+    let json = rio(&["lab", "list", "-o", "json"]).ok();
+    let figures = json["figures"].as_array().unwrap();
+    assert!(figures.len() >= 12, "{json}");
+    for figure in figures {
+        assert_eq!(keys(figure), "id question source title");
+    }
+    let text = rio(&["lab", "list"]).stdout;
+    assert!(text.contains("rio-10b") && text.contains("EuroSys '23"), "{text}");
+    let unknown = rio(&["lab", "run", "rio-99"]);
+    assert_eq!(unknown.code, 2, "{unknown:?}");
+    assert!(unknown.stderr.contains("rio-2a"), "{}", unknown.stderr);
+}
+
+/// A figure is measured, drawn and put into the report. The next call takes it from the folder, and a
+/// run that was interrupted goes on with the points that it has.
+#[test]
+fn a_figure_is_measured_once_and_an_interrupted_run_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let words = ["lab", "run", "rio-3b", "--quick", "--out", out, "-o", "json"];
+    let json = rio(&words).ok();
+    let figure = &json["figures"][0];
+    assert_eq!(figure["id"], "rio-3b");
+    let points = figure["points"].as_array().unwrap();
+    assert_eq!(points.len(), 3);
+    for name in ["orderless", "orderless w/o merge"] {
+        assert!(points[0]["engines"][name]["writes_per_s"].as_f64().unwrap() > 0.0, "{figure}");
+    }
+    for claim in figure["claims"].as_array().unwrap() {
+        assert!(claim["here"].as_f64().unwrap() > 0.0, "{claim}");
+    }
+    let read = |name: &str| std::fs::read(folder.path().join(name)).unwrap();
+    let page = String::from_utf8(read("index.html")).unwrap();
+    assert!(page.contains("id=\"rio-3b\"") && page.contains("<svg"), "{page}");
+    assert!(read("rio-3b.svg").starts_with(b"<svg"));
+    assert_eq!(&read("rio-3b.png")[1..4], b"PNG");
+
+    let again = rio(&words);
+    assert!(again.stderr.contains("measured already"), "{}", again.stderr);
+    assert_eq!(again.ok()["figures"][0]["points"], figure["points"]);
+
+    // As an interruption after two points leaves it.
+    let part = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"), "quick": true, "trip_ns": 12_345.0, "points": points[..2],
+    });
+    std::fs::remove_file(folder.path().join("rio-3b.json")).unwrap();
+    std::fs::write(folder.path().join("rio-3b.part.json"), part.to_string()).unwrap();
+    let json = rio(&words).ok();
+    let figure = &json["figures"][0];
+    assert_eq!(figure["points"].as_array().unwrap()[..2], points[..2]);
+    assert_eq!(figure["points"].as_array().unwrap().len(), 3);
+    assert!(!folder.path().join("rio-3b.part.json").exists());
+}

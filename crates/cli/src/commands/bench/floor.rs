@@ -73,7 +73,7 @@ pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure>
 }
 
 /// The drive to which the payload is copied.
-pub(super) fn drive(spec: &str) -> Result<Arc<dyn Drive>, Failure> {
+pub(in crate::commands) fn drive(spec: &str) -> Result<Arc<dyn Drive>, Failure> {
     open_drive(spec).map_err(|error| {
         let code = match error {
             OpenError::Spec { .. } => Code::Usage,
@@ -91,7 +91,7 @@ pub(super) fn once(options: &FloorOptions, drive: &Arc<dyn Drive>) -> Result<Sam
 
 /// A run with the requested way to wait, and one of half its length with sleeping, for CPU time.
 /// `run` gets the way to wait and the divisor of the time.
-pub(super) fn twice(
+pub(in crate::commands) fn twice(
     wait: SpinPolicy,
     mut run: impl FnMut(SpinPolicy, u32) -> Result<Sample, Failure>,
 ) -> Result<Sample, Failure> {

@@ -1,0 +1,260 @@
+//! A panel as SVG, for a light and a dark page.
+//!
+//! All steps of the horizontal axis have the same width, since values double. A thin bar at a point is
+//! its interval. A dashed line is what the model expects. In the shaded part there are more threads than cores.
+
+use std::io;
+
+use plotters::{
+    coord::Shift,
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
+
+use super::figure::{Curve, Figure, Panel};
+use crate::steps::Steps;
+
+/// Size of a panel, pixels.
+pub const SIZE: (u32, u32) = (430, 320);
+/// Height of the title and the names of a whole figure, pixels.
+const HEAD_HEIGHT: u32 = 60;
+const FONT: &str = "sans-serif";
+
+/// The page on which a panel lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Theme {
+    /// Dark on white: also for paper.
+    Light,
+    /// Bright on dark.
+    Dark,
+}
+
+impl Theme {
+    fn ink(self) -> RGBColor {
+        match self {
+            Self::Light => RGBColor(34, 38, 44),
+            Self::Dark => RGBColor(216, 220, 226),
+        }
+    }
+
+    fn paper(self) -> RGBColor {
+        match self {
+            Self::Light => WHITE,
+            Self::Dark => RGBColor(24, 27, 32),
+        }
+    }
+
+    /// The colour of a contender.
+    #[must_use]
+    pub fn colour(self, name: &str) -> RGBColor {
+        let [light, dark] = match name {
+            "Linux" => [(192, 57, 43), (240, 120, 105)],
+            "HORAE" => [(202, 125, 20), (245, 180, 80)],
+            "Rio" => [(20, 130, 70), (90, 205, 135)],
+            "Rio w/o merge" => [(110, 170, 60), (165, 220, 120)],
+            "orderless" => [(35, 95, 190), (115, 170, 250)],
+            "orderless w/o merge" => [(110, 120, 200), (165, 175, 245)],
+            "barrier" => [(140, 60, 160), (205, 140, 225)],
+            _ => [(0, 130, 140), (80, 200, 210)],
+        };
+        let (r, g, b) = if self == Self::Light { light } else { dark };
+        RGBColor(r, g, b)
+    }
+}
+
+/// A picture could not be drawn, by a bug.
+#[derive(Debug, thiserror::Error)]
+#[error("can't draw {what:?}: {why}")]
+pub struct DrawError {
+    what: String,
+    why: String,
+}
+
+type Drawn<T> = Result<T, DrawingAreaErrorKind<io::Error>>;
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Draws one panel; returns SVG.
+///
+/// # Errors
+/// [`DrawError`].
+pub fn panel(panel: &Panel, theme: Theme) -> Result<String, DrawError> {
+    let mut svg = String::new();
+    let drawn = on_page(&mut svg, SIZE, theme, |page| draw(page, panel, theme));
+    drawn.map_err(|error| DrawError { what: panel.title.clone(), why: error.to_string() })?;
+    Ok(svg)
+}
+
+/// Draws all panels of a figure with its title and the names of the contenders, for a page that has
+/// no other text; returns SVG.
+///
+/// # Errors
+/// [`DrawError`].
+pub fn whole(figure: &Figure, theme: Theme) -> Result<String, DrawError> {
+    let mut svg = String::new();
+    let panels = figure.panels.len().max(1);
+    let size = (SIZE.0 * panels as u32, SIZE.1 + HEAD_HEIGHT);
+    let drawn = on_page(&mut svg, size, theme, |page| {
+        let (head, rest) = page.split_vertically(HEAD_HEIGHT);
+        draw_head(&head, figure, theme)?;
+        let areas = rest.split_evenly((1, panels));
+        areas.iter().zip(&figure.panels).try_for_each(|(area, panel)| draw(area, panel, theme))
+    });
+    drawn.map_err(|error| DrawError { what: figure.id.clone(), why: error.to_string() })?;
+    Ok(svg)
+}
+
+fn on_page(
+    svg: &mut String,
+    size: (u32, u32),
+    theme: Theme,
+    draw: impl FnOnce(&Area<'_>) -> Drawn<()>,
+) -> Drawn<()> {
+    let page = SVGBackend::with_string(svg, size).into_drawing_area();
+    page.fill(&theme.paper())?;
+    draw(&page)?;
+    page.present()
+}
+
+fn draw_head(area: &Area<'_>, figure: &Figure, theme: Theme) -> Drawn<()> {
+    let ink = theme.ink();
+    let style = |size: u32| {
+        TextStyle::from((FONT, size).into_font())
+            .color(&ink)
+            .pos(Pos::new(HPos::Left, VPos::Center))
+    };
+    let title = format!("{} ({})", figure.title, figure.source);
+    area.draw(&Text::new(title, (14, 18), style(17)))?;
+    let mut x = 14;
+    for curve in figure.panels.first().map(|panel| panel.curves.as_slice()).unwrap_or_default() {
+        let colour = theme.colour(&curve.name);
+        area.draw(&PathElement::new([(x, 44), (x + 22, 44)], colour.stroke_width(3)))?;
+        area.draw(&Text::new(curve.name.clone(), (x + 28, 44), style(13)))?;
+        x += 56 + 8 * curve.name.len() as i32;
+    }
+    Ok(())
+}
+
+fn draw(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
+    let ink = theme.ink();
+    let text = |size: u32| TextStyle::from((FONT, size).into_font()).color(&ink);
+    let steps = panel.ticks.len().max(1);
+    let high = highest(panel) * 1.1;
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, text(15))
+        .margin(8)
+        .x_label_area_size(38)
+        .y_label_area_size(50)
+        .build_cartesian_2d(Steps(steps), 0.0..high)?;
+    if panel.within_cores < panel.ticks.len() {
+        let from = panel.within_cores as f64 - 0.5;
+        let corners = [(from.max(-0.3), 0.0), (steps as f64 - 0.7, high)];
+        chart.draw_series([Rectangle::new(corners, ink.mix(0.07).filled())])?;
+        let faint = ink.mix(0.7);
+        let style = TextStyle::from((FONT, 11).into_font())
+            .color(&faint)
+            .pos(Pos::new(HPos::Right, VPos::Top));
+        let place = (steps as f64 - 0.75, high * 0.99);
+        chart.draw_series([Text::new("more threads than cores", place, style)])?;
+    }
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(ink.mix(0.15))
+        .axis_style(ink.mix(0.6))
+        .x_desc(&panel.axis)
+        .x_label_formatter(&|x| panel.ticks.get(x.round() as usize).cloned().unwrap_or_default())
+        .y_labels(6)
+        .y_label_formatter(&|value| label(*value))
+        .label_style(text(12))
+        .draw()?;
+    for curve in &panel.curves {
+        let colour = theme.colour(&curve.name);
+        let expected: Vec<(f64, f64)> =
+            curve.expected.iter().enumerate().map(|(x, y)| (x as f64, *y)).collect();
+        let dashes = DashedLineSeries::new(expected, 4, 4, colour.mix(0.7).stroke_width(1));
+        chart.draw_series(dashes)?;
+        let points: Vec<(f64, f64)> = points(curve).map(|(x, value)| (x, value.median)).collect();
+        chart.draw_series([PathElement::new(points.clone(), colour.stroke_width(2))])?;
+        chart.draw_series(points.iter().map(|at| Circle::new(*at, 3, colour.filled())))?;
+        let bars = points_with_interval(curve);
+        chart.draw_series(bars.map(|(x, [from, to])| {
+            PathElement::new([(x, from), (x, to)], colour.mix(0.6).stroke_width(1))
+        }))?;
+    }
+    Ok(())
+}
+
+fn points(curve: &Curve) -> impl Iterator<Item = (f64, super::figure::Value)> {
+    let values = curve.values.iter().enumerate();
+    values.filter_map(|(x, value)| Some((x as f64, (*value)?)))
+}
+
+fn points_with_interval(curve: &Curve) -> impl Iterator<Item = (f64, [f64; 2])> {
+    points(curve).filter_map(|(x, value)| Some((x, value.interval?)))
+}
+
+/// The highest value of a panel; 1 without values.
+fn highest(panel: &Panel) -> f64 {
+    let of = |curve: &Curve| {
+        let measured = points(curve).map(|(_, value)| value.median);
+        let high = measured.chain(points_with_interval(curve).map(|(_, [_, to])| to));
+        high.chain(curve.expected.iter().copied()).fold(0.0, f64::max)
+    };
+    match panel.curves.iter().map(of).fold(0.0, f64::max) {
+        high if high > 0.0 => high,
+        _ => 1.0,
+    }
+}
+
+/// A number of the vertical axis, without superfluous digits.
+fn label(value: f64) -> String {
+    match value {
+        _ if value.abs() >= 10.0 => format!("{value:.0}"),
+        _ => {
+            let text = format!("{value:.2}");
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::figure::Value;
+
+    fn example(values: Vec<Option<Value>>) -> Panel {
+        Panel {
+            title: "thousand writes & more".to_owned(),
+            axis: "threads".to_owned(),
+            ticks: vec!["1".to_owned(), "12".to_owned()],
+            within_cores: 1,
+            curves: vec![Curve { name: "Rio".to_owned(), values, expected: vec![2.0, 3.0] }],
+        }
+    }
+
+    #[test]
+    fn a_panel_has_its_text_and_both_themes_differ() {
+        let value = Value { median: 2.0, interval: Some([1.0, 3.0]) };
+        let panel = example(vec![Some(value), None]);
+        let light = super::panel(&panel, Theme::Light).unwrap();
+        for part in ["<svg", "thousand writes &amp; more", "threads", "12", "more threads than"] {
+            assert!(light.contains(part), "no {part:?} in {light}");
+        }
+        assert_ne!(light, super::panel(&panel, Theme::Dark).unwrap());
+    }
+
+    #[test]
+    fn nothing_measured_is_an_empty_panel() {
+        let mut panel = example(vec![None, None]);
+        panel.curves[0].expected.clear();
+        assert!(super::panel(&panel, Theme::Dark).unwrap().contains("<svg"));
+        panel.ticks.clear();
+        assert!(super::panel(&panel, Theme::Light).unwrap().contains("<svg"));
+    }
+
+    #[test]
+    fn labels_are_short() {
+        assert_eq!([0.0, 0.5, 2.0, 12.5, 150.0].map(label), ["0", "0.5", "2", "12", "150"]);
+    }
+}

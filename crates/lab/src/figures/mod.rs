@@ -1,0 +1,18 @@
+//! The figures of the papers, measured on this machine and drawn again.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | [`catalogue`] | the figures: what each one asks, and what is run for it |
+//! | [`block`] | a figure of ordered writes from its measured points, with the model of what to expect |
+//! | [`figure`] | a finished figure: panels, claims and the verdict |
+//! | [`draw`] | a panel as SVG, for a light and a dark page |
+//! | [`article`] | figures as one page of HTML |
+//!
+//! A figure keeps the axes of its paper. Absolute numbers cannot agree: the hardware, the network and
+//! the place of the code differ. A conclusion of the paper is a ratio, so ratios are compared.
+
+pub mod article;
+pub mod block;
+pub mod catalogue;
+pub mod draw;
+pub mod figure;
