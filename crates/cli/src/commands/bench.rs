@@ -2,9 +2,9 @@
 
 mod compare;
 mod floor;
-mod fs;
+pub(super) mod fs;
 mod metrics;
-mod recovery;
+pub(super) mod recovery;
 mod stages;
 mod wal;
 

@@ -1,6 +1,7 @@
 //! `rio lab …`: the papers' figures, measured on this machine and drawn again.
 
 mod measure;
+mod others;
 mod picture;
 mod store;
 
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 use riopipe_lab::{
     figures::{
         article, block,
-        catalogue::{self, CATALOGUE, Entry},
+        catalogue::{self, Block, CATALOGUE, Entry, Experiment},
         draw::{self, Theme},
         figure::Figure,
     },
@@ -66,7 +67,7 @@ fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
     Ok(Measured { figures: done, report })
 }
 
-/// One figure: from the folder if it is complete there, else measured from the first missing point on.
+/// One figure: from the folder if it is complete there, else measured and stored.
 fn figure(
     entry: &'static Entry,
     args: &Args,
@@ -80,8 +81,31 @@ fn figure(
         output.note(format!("{}: measured already; --again measures it again", entry.id));
         return Ok(figure);
     }
+    let figure = match &entry.experiment {
+        Experiment::Block(block) => ordered_writes(entry, block, args, store, interrupt, output)?,
+        Experiment::FileSystem(load) => others::file_system(entry, load, args, interrupt, output)?,
+        Experiment::Recovery => others::recovery(entry, args, interrupt, output)?,
+    };
+    store.write_complete(&figure)?;
+    let svg = draw::whole(&figure, Theme::Light)
+        .map_err(|error| Failure::new(Code::Failed, "no picture").because(&error))?;
+    store.write(&format!("{}.svg", entry.id), svg.as_bytes())?;
+    let png = picture::png(&svg)?;
+    store.write(&format!("{}.png", entry.id), &png)?;
+    Ok(figure)
+}
+
+/// A figure of ordered writes, from the first missing point on.
+fn ordered_writes(
+    entry: &Entry,
+    experiment: &Block,
+    args: &Args,
+    store: &Store,
+    interrupt: &Interrupt,
+    output: &Output,
+) -> Result<Figure, Failure> {
     // Described before the runs: afterwards the load includes our own.
-    let mut bench = Bench::new(entry, args.quick, Machine::this(), interrupt)?;
+    let mut bench = Bench::new(experiment, args.quick, Machine::this(), interrupt)?;
     if !args.again {
         bench.go_on_from(store.partial(entry.id));
     }
@@ -91,15 +115,7 @@ fn figure(
         let measured = bench.measure_next(&mut || progress.step())?;
         store.write_partial(entry.id, measured)?;
     }
-    drop(progress);
-    let figure = block::figure(entry, &bench.into_measured());
-    store.write_complete(&figure)?;
-    let svg = draw::whole(&figure, Theme::Light)
-        .map_err(|error| Failure::new(Code::Failed, "no picture").because(&error))?;
-    store.write(&format!("{}.svg", entry.id), svg.as_bytes())?;
-    let png = picture::png(&svg)?;
-    store.write(&format!("{}.png", entry.id), &png)?;
-    Ok(figure)
+    Ok(block::figure(entry, experiment, &bench.into_measured()))
 }
 
 /// The list of figures.

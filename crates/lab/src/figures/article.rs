@@ -126,7 +126,7 @@ fn section(figure: &Figure) -> Result<Markup, DrawError> {
 
 /// The colours of the contenders, in both themes.
 fn legend(figure: &Figure) -> Markup {
-    let curves = figure.panels.first().map(|panel| panel.curves.as_slice()).unwrap_or_default();
+    let curves = figure.lines();
     let swatch = |theme: Theme, name: &str| {
         let colour = theme.colour(name);
         format!("background:#{:02x}{:02x}{:02x}", colour.0, colour.1, colour.2)
@@ -179,7 +179,7 @@ fn class_of(claim: &Claim) -> &'static str {
 mod tests {
     use super::*;
     use crate::{
-        figures::figure::{Curve, Panel, SCHEMA, Value, Verdict},
+        figures::figure::{Curve, Form, Panel, SCHEMA, Value, Verdict},
         machine::Machine,
     };
 
@@ -203,6 +203,7 @@ mod tests {
             setup: "One target".to_owned(),
             differs: vec!["a smaller machine".to_owned()],
             panels: vec![Panel {
+                form: Form::Lines,
                 title: "writes".to_owned(),
                 axis: "threads".to_owned(),
                 ticks: vec!["1".to_owned()],

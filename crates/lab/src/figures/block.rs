@@ -4,7 +4,7 @@ use riopipe_model::ssd::Profile;
 
 use super::{
     catalogue::{self, Block, Contender, Drive, Entry, Measure, ORDERLESS},
-    figure::{Claim, Curve, Figure, Panel, SCHEMA, Value, Verdict},
+    figure::{Claim, Curve, Figure, Form, Panel, Value, Verdict},
 };
 use crate::{
     machine::Machine,
@@ -31,11 +31,11 @@ pub struct Measured {
 
 /// The finished figure.
 #[must_use]
-pub fn figure(entry: &Entry, measured: &Measured) -> Figure {
-    let block = &entry.experiment;
+pub fn figure(entry: &Entry, block: &Block, measured: &Measured) -> Figure {
     let model = Model { block, trip_ns: measured.trip_ns };
     let values = block.axis.values(measured.quick);
     let panel = |measure: &Measure| Panel {
+        form: Form::Lines,
         title: measure.title().to_owned(),
         axis: block.axis.title().to_owned(),
         ticks: values.iter().map(ToString::to_string).collect(),
@@ -45,11 +45,6 @@ pub fn figure(entry: &Entry, measured: &Measured) -> Figure {
     let claims: Vec<Claim> =
         block.claims.iter().map(|spec| claim(spec, measured, &model)).collect();
     Figure {
-        schema: SCHEMA.to_owned(),
-        id: entry.id.to_owned(),
-        title: entry.title.to_owned(),
-        source: entry.source.to_owned(),
-        question: entry.question.to_owned(),
         quick: measured.quick,
         machine: measured.machine.clone(),
         setup: setup(block),
@@ -59,6 +54,7 @@ pub fn figure(entry: &Entry, measured: &Measured) -> Figure {
         claims,
         model: model.text(),
         points: measured.points.clone(),
+        ..Figure::of(entry)
     }
 }
 
@@ -298,7 +294,7 @@ fn differs(block: &Block, machine: &Machine) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figures::figure::Holds;
+    use crate::figures::{catalogue::Experiment, figure::Holds};
 
     fn figures(writes_per_s: f64, cpu: f64) -> EngineFigures {
         EngineFigures {
@@ -314,7 +310,8 @@ mod tests {
     /// Points of `id` with these contenders.
     fn measured(id: &str, engines: &[(&str, f64, f64)]) -> (Figure, Measured) {
         let entry = catalogue::named(id).unwrap();
-        let axis = entry.experiment.axis;
+        let Experiment::Block(block) = &entry.experiment else { panic!("{id}") };
+        let axis = block.axis;
         let point = |value: &u32| {
             let workload = axis.workload(*value);
             let mut point = Point::new(&workload, 2, &crate::report::tests::rounds(), &[]);
@@ -330,7 +327,7 @@ mod tests {
             machine: Machine { cores: 2, ..Machine::default() },
             quick: true,
         };
-        (figure(entry, &measured), measured)
+        (figure(entry, block, &measured), measured)
     }
 
     #[test]

@@ -25,7 +25,40 @@ pub struct Entry {
     pub question: &'static str,
     /// The runs.
     #[serde(skip)]
-    pub experiment: Block,
+    pub experiment: Experiment,
+}
+
+/// The runs of a figure.
+#[derive(Clone, Copy, Debug)]
+pub enum Experiment {
+    /// Ordered writes on a volume.
+    Block(Block),
+    /// A load on the file system.
+    FileSystem(FileSystem),
+    /// The recovery of full logs.
+    Recovery,
+}
+
+/// A load on the file system, in the modes of RioFS, against threads.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystem {
+    /// The name of the load, as of `rio bench fs --workload`.
+    pub load: &'static str,
+    /// The content of the picture.
+    pub shows: FileSystemView,
+    /// The paper's throughput of RioFS over that of ext4.
+    pub paper: f64,
+    /// The paper's conclusion, as a part of a sentence.
+    pub conclusion: &'static str,
+}
+
+/// The content of the picture of a load on the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystemView {
+    /// Throughput and latency against threads.
+    Threads,
+    /// The time of an `fsync` of one thread, step by step.
+    Steps,
 }
 
 /// Ordered writes on a volume: one parameter varies, and the engines take turns at each value.
@@ -295,47 +328,47 @@ pub const CATALOGUE: &[Entry] = &[
         title: "The cost of order on flash",
         source: rio!("figure 2(a)"),
         question: "What does order cost with Linux and HORAE, if the drive has a volatile cache?",
-        experiment: motivation(
+        experiment: Experiment::Block(motivation(
             ONE_FLASH,
             &[
                 claim(ORDERLESS, "Linux", Measure::Writes, None, 20.0),
                 claim(ORDERLESS, "HORAE", Measure::Writes, None, 1.5),
             ],
-        ),
+        )),
     },
     Entry {
         id: "rio-2b",
         title: "The cost of order on Optane",
         source: rio!("figure 2(b)"),
         question: "What does order cost with Linux and HORAE, if a write needs no FLUSH?",
-        experiment: motivation(
+        experiment: Experiment::Block(motivation(
             ONE_OPTANE,
             &[
                 claim(ORDERLESS, "Linux", Measure::Writes, None, 1.5),
                 claim(ORDERLESS, "HORAE", Measure::Writes, None, 1.2),
             ],
-        ),
+        )),
     },
     Entry {
         id: "rio-3a",
         title: "Merging without order, flash",
         source: rio!("figure 3(a)"),
         question: "How much CPU time does merging save?",
-        experiment: merging(ONE_FLASH),
+        experiment: Experiment::Block(merging(ONE_FLASH)),
     },
     Entry {
         id: "rio-3b",
         title: "Merging without order, Optane",
         source: rio!("figure 3(b)"),
         question: "How much CPU time does merging save?",
-        experiment: merging(ONE_OPTANE),
+        experiment: Experiment::Block(merging(ONE_OPTANE)),
     },
     Entry {
         id: "rio-10a",
         title: "Ordered random writes against threads, flash",
         source: rio!("figure 10(a)"),
         question: "How fast are ordered writes of 4 KiB, and at which cost?",
-        experiment: threads(
+        experiment: Experiment::Block(threads(
             ONE_FLASH,
             &[
                 claim("Rio", "Linux", Measure::Writes, Some(100.0), 20.0),
@@ -348,14 +381,14 @@ pub const CATALOGUE: &[Entry] = &[
             ],
             "without FLUSH and waits, Rio is as fast as orderless writes, and two orders of \
              magnitude faster than Linux",
-        ),
+        )),
     },
     Entry {
         id: "rio-10b",
         title: "Ordered random writes against threads, Optane",
         source: rio!("figure 10(b)"),
         question: "How fast are ordered writes if a write needs no FLUSH?",
-        experiment: threads(
+        experiment: Experiment::Block(threads(
             ONE_OPTANE,
             &[
                 claim("Rio", "Linux", Measure::Writes, Some(9.4), 2.0),
@@ -368,14 +401,14 @@ pub const CATALOGUE: &[Entry] = &[
                 claim("Rio", "HORAE", Measure::TargetEfficiency, Some(2.0), 1.2),
             ],
             "the waits alone make Linux and HORAE several times slower than Rio",
-        ),
+        )),
     },
     Entry {
         id: "rio-10c",
         title: "Ordered random writes against threads, two drives",
         source: rio!("figure 10(c)"),
         question: "Do ordered writes use several drives of one target at once?",
-        experiment: threads(
+        experiment: Experiment::Block(threads(
             &[&[Drive::Flash, Drive::Optane]],
             &[
                 claim("Rio", "Linux", Measure::Writes, None, 20.0),
@@ -383,14 +416,14 @@ pub const CATALOGUE: &[Entry] = &[
                 claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
             ],
             "Rio uses the drives at once, Linux and HORAE one after the other",
-        ),
+        )),
     },
     Entry {
         id: "rio-10d",
         title: "Ordered random writes against threads, two targets",
         source: rio!("figure 10(d)"),
         question: "Do ordered writes use several targets at once?",
-        experiment: threads(
+        experiment: Experiment::Block(threads(
             &[&[Drive::Flash, Drive::Optane], &[Drive::Flash, Drive::Optane]],
             &[
                 claim("Rio", "Linux", Measure::Writes, None, 20.0),
@@ -398,35 +431,90 @@ pub const CATALOGUE: &[Entry] = &[
                 claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
             ],
             "Rio uses the targets at once, Linux and HORAE one after the other",
-        ),
+        )),
     },
     Entry {
         id: "rio-11a",
         title: "Sequential ordered writes against their size",
         source: rio!("figure 11, sequential"),
         question: "Does Rio keep its lead with larger writes?",
-        experiment: sizes(Pattern::Sequential),
+        experiment: Experiment::Block(sizes(Pattern::Sequential)),
     },
     Entry {
         id: "rio-11b",
         title: "Random ordered writes against their size",
         source: rio!("figure 11, random"),
         question: "Does Rio keep its lead with larger writes?",
-        experiment: sizes(Pattern::Random),
+        experiment: Experiment::Block(sizes(Pattern::Random)),
     },
     Entry {
         id: "rio-12a",
         title: "Merging of ordered writes, one thread",
         source: rio!("figure 12(a)"),
         question: "What does merging of ordered writes gain if CPU time is short?",
-        experiment: batches(1),
+        experiment: Experiment::Block(batches(1)),
     },
     Entry {
         id: "rio-12b",
         title: "Merging of ordered writes, several threads",
         source: rio!("figure 12(b)"),
         question: "What does merging of ordered writes gain if the drive is the limit?",
-        experiment: batches(2),
+        experiment: Experiment::Block(batches(2)),
+    },
+    Entry {
+        id: "rio-13",
+        title: "Appends with fsync, against threads",
+        source: rio!("figure 13"),
+        question: "How fast is an fsync, and how long does it take?",
+        experiment: Experiment::FileSystem(FileSystem {
+            load: "append_fsync",
+            shows: FileSystemView::Threads,
+            paper: 3.0,
+            conclusion: "an fsync with one wait is several times faster than one with three",
+        }),
+    },
+    Entry {
+        id: "rio-14",
+        title: "The time of an fsync, step by step",
+        source: rio!("figure 14"),
+        question: "Where does the time of an fsync go?",
+        experiment: Experiment::FileSystem(FileSystem {
+            load: "append_fsync",
+            shows: FileSystemView::Steps,
+            paper: 3.0,
+            conclusion: "the waits between data, journal and commit are what RioFS saves",
+        }),
+    },
+    Entry {
+        id: "rio-15a",
+        title: "A mail server on the file system",
+        source: rio!("figure 15(a)"),
+        question: "What does a faster fsync gain for varmail?",
+        experiment: Experiment::FileSystem(FileSystem {
+            load: "varmail",
+            shows: FileSystemView::Threads,
+            paper: 2.3,
+            conclusion: "a mail server is about twice as fast",
+        }),
+    },
+    Entry {
+        id: "rio-15b",
+        title: "RocksDB's fillsync on the file system",
+        source: rio!("figure 15(b)"),
+        question: "What does a faster fsync gain for RocksDB?",
+        experiment: Experiment::FileSystem(FileSystem {
+            load: "rocksdb_fillsync",
+            shows: FileSystemView::Threads,
+            paper: 1.9,
+            conclusion: "durable puts are about twice as fast",
+        }),
+    },
+    Entry {
+        id: "rio-recovery",
+        title: "The time to recover full logs",
+        source: rio!("§6.5"),
+        question: "How long does a recovery take in the worst case?",
+        experiment: Experiment::Recovery,
     },
 ];
 
@@ -453,33 +541,41 @@ mod tests {
 
     use super::*;
 
+    fn blocks() -> impl Iterator<Item = (&'static str, &'static Block)> {
+        CATALOGUE.iter().filter_map(|entry| match &entry.experiment {
+            Experiment::Block(block) => Some((entry.id, block)),
+            _ => None,
+        })
+    }
+
     #[test]
     fn names_are_unique_and_workloads_valid() {
         let names: BTreeSet<_> = CATALOGUE.iter().map(|entry| entry.id).collect();
         assert_eq!(names.len(), CATALOGUE.len());
         for entry in CATALOGUE {
             assert_eq!(named(entry.id).map(|found| found.title), Some(entry.title));
+        }
+        assert!(named("rio-1").is_none());
+        for (_, block) in blocks() {
             for quick in [true, false] {
-                for value in entry.experiment.axis.values(quick) {
-                    entry.experiment.axis.workload(*value).check().unwrap();
+                for value in block.axis.values(quick) {
+                    block.axis.workload(*value).check().unwrap();
                 }
             }
         }
-        assert!(named("rio-1").is_none());
     }
 
     #[test]
     fn claims_are_about_the_contenders_of_their_figure() {
-        for entry in CATALOGUE {
-            let block = &entry.experiment;
+        for (id, block) in blocks() {
             for claim in block.claims {
                 for name in [claim.over, claim.under] {
                     let is_there = block.contenders.iter().any(|one| one.name == name);
-                    assert!(is_there, "{}: no {name}", entry.id);
+                    assert!(is_there, "{id}: no {name}");
                 }
             }
             // Efficiency is over the orderless writes.
-            assert!(block.contenders.iter().any(|one| one.name == ORDERLESS), "{}", entry.id);
+            assert!(block.contenders.iter().any(|one| one.name == ORDERLESS), "{id}");
         }
     }
 }

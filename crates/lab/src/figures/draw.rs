@@ -11,11 +11,16 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use super::figure::{Curve, Figure, Panel};
+use super::figure::{Curve, Figure, Form, Panel};
 use crate::steps::Steps;
 
-/// Size of a panel, pixels.
-pub const SIZE: (u32, u32) = (430, 320);
+/// Size of a panel of lines, pixels. Bars need less height.
+const SIZE: (u32, u32) = (430, 320);
+/// Height of a bar with its distance to the next one, and of a line of names, pixels.
+const BAR_HEIGHT: i32 = 34;
+const NAME_HEIGHT: i32 = 18;
+/// Names of parts on one line.
+const NAME_COLUMNS: usize = 2;
 /// Height of the title and the names of a whole figure, pixels.
 const HEAD_HEIGHT: u32 = 60;
 const FONT: &str = "sans-serif";
@@ -44,13 +49,32 @@ impl Theme {
         }
     }
 
+    /// The colour of the part of a bar.
+    fn part(self, number: usize) -> RGBColor {
+        const PARTS: [(u8, u8, u8); 10] = [
+            (35, 95, 190),
+            (240, 150, 40),
+            (20, 130, 70),
+            (200, 60, 50),
+            (140, 60, 160),
+            (0, 150, 160),
+            (170, 130, 60),
+            (220, 110, 160),
+            (110, 120, 130),
+            (150, 170, 60),
+        ];
+        let (r, g, b) = PARTS[number % PARTS.len()];
+        RGBColor(r, g, b)
+    }
+
     /// The colour of a contender.
     #[must_use]
     pub fn colour(self, name: &str) -> RGBColor {
         let [light, dark] = match name {
             "Linux" => [(192, 57, 43), (240, 120, 105)],
             "HORAE" => [(202, 125, 20), (245, 180, 80)],
-            "Rio" => [(20, 130, 70), (90, 205, 135)],
+            "ext4" => [(192, 57, 43), (240, 120, 105)],
+            "Rio" | "RioFS" => [(20, 130, 70), (90, 205, 135)],
             "Rio w/o merge" => [(110, 170, 60), (165, 220, 120)],
             "orderless" => [(35, 95, 190), (115, 170, 250)],
             "orderless w/o merge" => [(110, 120, 200), (165, 175, 245)],
@@ -79,7 +103,8 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// [`DrawError`].
 pub fn panel(panel: &Panel, theme: Theme) -> Result<String, DrawError> {
     let mut svg = String::new();
-    let drawn = on_page(&mut svg, SIZE, theme, |page| draw(page, panel, theme));
+    let drawn =
+        on_page(&mut svg, (SIZE.0, height_of(panel)), theme, |page| draw(page, panel, theme));
     drawn.map_err(|error| DrawError { what: panel.title.clone(), why: error.to_string() })?;
     Ok(svg)
 }
@@ -92,7 +117,8 @@ pub fn panel(panel: &Panel, theme: Theme) -> Result<String, DrawError> {
 pub fn whole(figure: &Figure, theme: Theme) -> Result<String, DrawError> {
     let mut svg = String::new();
     let panels = figure.panels.len().max(1);
-    let size = (SIZE.0 * panels as u32, SIZE.1 + HEAD_HEIGHT);
+    let height = figure.panels.iter().map(height_of).max().unwrap_or(SIZE.1);
+    let size = (SIZE.0 * panels as u32, height + HEAD_HEIGHT);
     let drawn = on_page(&mut svg, size, theme, |page| {
         let (head, rest) = page.split_vertically(HEAD_HEIGHT);
         draw_head(&head, figure, theme)?;
@@ -101,6 +127,14 @@ pub fn whole(figure: &Figure, theme: Theme) -> Result<String, DrawError> {
     });
     drawn.map_err(|error| DrawError { what: figure.id.clone(), why: error.to_string() })?;
     Ok(svg)
+}
+
+fn height_of(panel: &Panel) -> u32 {
+    let (bars, names) = (panel.ticks.len(), panel.curves.len().div_ceil(NAME_COLUMNS));
+    match panel.form {
+        Form::Lines => SIZE.1,
+        Form::Stacked => 60 + BAR_HEIGHT as u32 * bars as u32 + NAME_HEIGHT as u32 * names as u32,
+    }
 }
 
 fn on_page(
@@ -125,7 +159,7 @@ fn draw_head(area: &Area<'_>, figure: &Figure, theme: Theme) -> Drawn<()> {
     let title = format!("{} ({})", figure.title, figure.source);
     area.draw(&Text::new(title, (14, 18), style(17)))?;
     let mut x = 14;
-    for curve in figure.panels.first().map(|panel| panel.curves.as_slice()).unwrap_or_default() {
+    for curve in figure.lines() {
         let colour = theme.colour(&curve.name);
         area.draw(&PathElement::new([(x, 44), (x + 22, 44)], colour.stroke_width(3)))?;
         area.draw(&Text::new(curve.name.clone(), (x + 28, 44), style(13)))?;
@@ -135,6 +169,53 @@ fn draw_head(area: &Area<'_>, figure: &Figure, theme: Theme) -> Drawn<()> {
 }
 
 fn draw(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
+    match panel.form {
+        Form::Lines => draw_lines(area, panel, theme),
+        Form::Stacked => draw_stacked(area, panel, theme),
+    }
+}
+
+/// A bar for each tick. The names of its parts are below, in their order.
+fn draw_stacked(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
+    let (ink, (width, _)) = (theme.ink(), area.dim_in_pixel());
+    let style = |size: u32, at: HPos| {
+        TextStyle::from((FONT, size).into_font()).color(&ink).pos(Pos::new(at, VPos::Center))
+    };
+    let middle = (width / 2) as i32;
+    area.draw(&Text::new(panel.title.clone(), (middle, 18), style(15, HPos::Center)))?;
+    let value = |curve: &Curve, tick: usize| {
+        curve.values.get(tick).copied().flatten().map_or(0.0, |value| value.median)
+    };
+    let sum = |tick| panel.curves.iter().map(|curve| value(curve, tick)).sum::<f64>();
+    let longest = (0..panel.ticks.len()).map(sum).fold(f64::MIN_POSITIVE, f64::max);
+    let names = panel.ticks.iter().map(|tick| tick.chars().count()).max().unwrap_or(0) as i32;
+    let (left, right) = (16 + 7 * names, width as i32 - 60);
+    let x_of = |value: f64| left + (value / longest * f64::from(right - left)).round() as i32;
+    for (tick, name) in panel.ticks.iter().enumerate() {
+        let top = 40 + BAR_HEIGHT * tick as i32;
+        area.draw(&Text::new(name.clone(), (left - 8, top + 12), style(12, HPos::Right)))?;
+        let mut from = 0.0;
+        for (part, curve) in panel.curves.iter().enumerate() {
+            let to = from + value(curve, tick);
+            let corners = [(x_of(from), top), (x_of(to), top + 24)];
+            area.draw(&Rectangle::new(corners, theme.part(part).filled()))?;
+            from = to;
+        }
+        let text = label(sum(tick));
+        area.draw(&Text::new(text, (x_of(from) + 6, top + 12), style(12, HPos::Left)))?;
+    }
+    let below = 52 + BAR_HEIGHT * panel.ticks.len() as i32;
+    for (part, curve) in panel.curves.iter().enumerate() {
+        let x = 16 + (part % NAME_COLUMNS) as i32 * (width as i32 / NAME_COLUMNS as i32);
+        let y = below + NAME_HEIGHT * (part / NAME_COLUMNS) as i32;
+        let corners = [(x, y - 5), (x + 12, y + 5)];
+        area.draw(&Rectangle::new(corners, theme.part(part).filled()))?;
+        area.draw(&Text::new(curve.name.clone(), (x + 18, y), style(12, HPos::Left)))?;
+    }
+    Ok(())
+}
+
+fn draw_lines(area: &Area<'_>, panel: &Panel, theme: Theme) -> Drawn<()> {
     let ink = theme.ink();
     let text = |size: u32| TextStyle::from((FONT, size).into_font()).color(&ink);
     let steps = panel.ticks.len().max(1);
@@ -225,6 +306,7 @@ mod tests {
 
     fn example(values: Vec<Option<Value>>) -> Panel {
         Panel {
+            form: Form::Lines,
             title: "thousand writes & more".to_owned(),
             axis: "threads".to_owned(),
             ticks: vec!["1".to_owned(), "12".to_owned()],
@@ -251,6 +333,27 @@ mod tests {
         assert!(super::panel(&panel, Theme::Dark).unwrap().contains("<svg"));
         panel.ticks.clear();
         assert!(super::panel(&panel, Theme::Light).unwrap().contains("<svg"));
+    }
+
+    #[test]
+    fn bars_have_their_names_and_sums() {
+        let part = |name: &str, values: [f64; 2]| Curve {
+            name: name.to_owned(),
+            values: values.map(|median| Some(Value { median, interval: None })).to_vec(),
+            expected: Vec::new(),
+        };
+        let panel = Panel {
+            form: Form::Stacked,
+            title: "time, µs".to_owned(),
+            ticks: vec!["ext4".to_owned(), "RioFS".to_owned()],
+            curves: vec![part("dispatch", [10.0, 12.0]), part("wait", [110.0, 30.0])],
+            ..Panel::default()
+        };
+        let svg = super::panel(&panel, Theme::Light).unwrap();
+        for text in ["time, µs", "ext4", "RioFS", "dispatch", "wait", "120", "42"] {
+            assert!(svg.contains(&format!("{text}\n")), "no {text:?} in {svg}");
+        }
+        assert_eq!(svg.matches("<rect").count(), 1 + 4 + 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::catalogue::Entry;
 use crate::{machine::Machine, report::Point};
 
 /// Version of the JSON format.
@@ -36,13 +37,57 @@ pub struct Figure {
     pub model: String,
     /// Whether the paper's conclusion holds here.
     pub verdict: Verdict,
-    /// The measured points.
+    /// The measured points, of ordered writes on a volume.
     pub points: Vec<Point>,
 }
 
+impl Figure {
+    /// The figure of `entry` without any content.
+    #[must_use]
+    pub fn of(entry: &Entry) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            id: entry.id.to_owned(),
+            title: entry.title.to_owned(),
+            source: entry.source.to_owned(),
+            question: entry.question.to_owned(),
+            quick: false,
+            machine: Machine::default(),
+            setup: String::new(),
+            differs: Vec::new(),
+            panels: Vec::new(),
+            claims: Vec::new(),
+            model: String::new(),
+            verdict: Verdict::of("", &[]),
+            points: Vec::new(),
+        }
+    }
+
+    /// The lines that the legend names; empty for bars, which have their names beside them.
+    #[must_use]
+    pub fn lines(&self) -> &[Curve] {
+        let lines = self.panels.first().filter(|panel| panel.form == Form::Lines);
+        lines.map(|panel| panel.curves.as_slice()).unwrap_or_default()
+    }
+}
+
+/// The form of a panel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// A line for each curve, over the ticks.
+    #[default]
+    Lines,
+    /// A horizontal bar for each tick, divided into the curves.
+    Stacked,
+}
+
 /// One picture.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Panel {
+    /// Its form.
+    #[serde(default)]
+    pub form: Form,
     /// The title of the vertical axis.
     pub title: String,
     /// The title of the horizontal axis.

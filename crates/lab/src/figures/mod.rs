@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`catalogue`] | the figures: what each one asks, and what is run for it |
 //! | [`block`] | a figure of ordered writes from its measured points, with the model of what to expect |
+//! | [`file_system`] | a figure of the file system, or of the recovery, from its measured points |
 //! | [`figure`] | a finished figure: panels, claims and the verdict |
 //! | [`draw`] | a panel as SVG, for a light and a dark page |
 //! | [`article`] | figures as one page of HTML |
@@ -16,3 +17,4 @@ pub mod block;
 pub mod catalogue;
 pub mod draw;
 pub mod figure;
+pub mod file_system;

@@ -118,8 +118,16 @@ impl Plans {
 }
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
+    measure_until(args, output, &Interrupt::watch(output)?)
+}
+
+/// As [`measure`], for a command that watches for interrupts itself.
+pub(in crate::commands) fn measure_until(
+    args: &Args,
+    output: &Output,
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
     let machine = Machine::this();
-    let interrupt = Interrupt::watch(output)?;
     let plans = Plans::new(args);
     let kernel_left_out = match args.kernel {
         false => None,

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use riopipe::{ConnectOptions, OpenOptions, Recovery, StreamOptions, Volume};
 use riopipe_lab::{
+    figures::file_system::RecoveryTimes,
     full_log::{self, Place},
     machine::Machine,
     stats::Estimate,
@@ -29,8 +30,16 @@ const BLOCKS: u64 = 128 << 10;
 const PAPER: Paper = Paper { reconstruct_ms: 55.0, undo_ms: 125.0 };
 
 pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
+    measure_until(args, output, &Interrupt::watch(output)?)
+}
+
+/// As [`measure`], for a command that watches for interrupts itself.
+pub(in crate::commands) fn measure_until(
+    args: &Args,
+    output: &Output,
+    interrupt: &Interrupt,
+) -> Result<Measured, Failure> {
     let machine = Machine::this();
-    let interrupt = Interrupt::watch(output)?;
     let mut own = OwnTargets::start(&Plan {
         volume: "recovery",
         targets: args.targets,
@@ -111,7 +120,7 @@ struct Paper {
 
 /// The result of the measurement.
 #[derive(Debug, Serialize)]
-pub(super) struct Measured {
+pub(in crate::commands) struct Measured {
     schema: &'static str,
     machine: Machine,
     streams: u32,
@@ -137,6 +146,16 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// The times, and the number of entries that were undone.
+    pub(in crate::commands) fn times(&self) -> (RecoveryTimes, u64) {
+        let times = RecoveryTimes {
+            reconstruct_ms: self.reconstruct_ms,
+            undo_ms: self.undo_ms,
+            other_ms: self.settle_ms + self.other_ms,
+        };
+        (times, self.entries)
+    }
+
     fn new(machine: Machine, args: &Args, rounds: &[Round]) -> Self {
         let median = |of: &dyn Fn(&Round) -> Duration| {
             let samples: Vec<f64> = rounds.iter().map(|r| of(r).as_secs_f64() * 1e3).collect();

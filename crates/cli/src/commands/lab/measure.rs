@@ -6,7 +6,7 @@ use riopipe::{ConnectOptions, EngineKind, StreamOptions};
 use riopipe_lab::{
     figures::{
         block::{Measured, mean_write_ns},
-        catalogue::{Contender, Drive as Kind, Entry},
+        catalogue::{Block, Contender, Drive as Kind},
     },
     machine::Machine,
     report::Point,
@@ -36,7 +36,7 @@ const UNIT_BYTES: u32 = 4096;
 
 /// The measurement of one figure.
 pub(super) struct Bench<'a> {
-    entry: &'static Entry,
+    experiment: &'a Block,
     quick: bool,
     machine: Machine,
     interrupt: &'a Interrupt,
@@ -48,22 +48,17 @@ pub(super) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     pub(super) fn new(
-        entry: &'static Entry,
+        experiment: &'a Block,
         quick: bool,
         machine: Machine,
         interrupt: &'a Interrupt,
     ) -> Result<Self, Failure> {
-        let kinds = entry.experiment.targets.iter().flat_map(|drives| drives.iter());
-        let contenders: Vec<Contender> = entry
-            .experiment
-            .contenders
-            .iter()
-            .filter(|one| one.kind().is_some())
-            .copied()
-            .collect();
-        let runs = entry.experiment.axis.values(quick).len() * contenders.len() * rounds(quick);
+        let kinds = experiment.targets.iter().flat_map(|drives| drives.iter());
+        let contenders: Vec<Contender> =
+            experiment.contenders.iter().filter(|one| one.kind().is_some()).copied().collect();
+        let runs = experiment.axis.values(quick).len() * contenders.len() * rounds(quick);
         Ok(Self {
-            entry,
+            experiment,
             quick,
             machine,
             interrupt,
@@ -91,7 +86,7 @@ impl<'a> Bench<'a> {
     }
 
     fn values(&self) -> &'static [u32] {
-        self.entry.experiment.axis.values(self.quick)
+        self.experiment.axis.values(self.quick)
     }
 
     /// Number of runs that are left.
@@ -107,7 +102,7 @@ impl<'a> Bench<'a> {
             return Some("the time of a trip".to_owned());
         }
         let value = self.values().get(self.measured.points.len())?;
-        Some(format!("{} {value}", self.entry.experiment.axis.title()))
+        Some(format!("{} {value}", self.experiment.axis.title()))
     }
 
     /// Measures the point that comes next; returns all so far. `step` is called after each run.
@@ -115,7 +110,7 @@ impl<'a> Bench<'a> {
         if self.measured.trip_ns.is_none() {
             self.measured.trip_ns = Some(self.trip_ns(step)?);
         } else if let Some(value) = self.values().get(self.measured.points.len()) {
-            let workload = self.entry.experiment.axis.workload(*value);
+            let workload = self.experiment.axis.workload(*value);
             let contenders = self.contenders.clone();
             let names: Vec<&str> = contenders.iter().map(|one| one.name).collect();
             let samples = self.rounds(&names, step, |bench, index, spin, time| {
@@ -146,7 +141,7 @@ impl<'a> Bench<'a> {
         })?;
         let point = Point::new(&workload, self.machine.cores, &samples, &[]);
         let median = point.engines.get(none.name).map_or(0, |figures| figures.latency.p50_ns);
-        Ok((median as f64 - mean_write_ns(&self.entry.experiment)).max(0.0))
+        Ok((median as f64 - mean_write_ns(self.experiment)).max(0.0))
     }
 
     fn rounds(
@@ -179,7 +174,7 @@ impl<'a> Bench<'a> {
         // Contenders without an engine have been left out.
         let engine = contender.kind().unwrap_or(EngineKind::None);
         let connect = waiting(ConnectOptions::default(), spin);
-        let targets = self.entry.experiment.targets;
+        let targets = self.experiment.targets;
         let own = OwnTargets::start(&Plan {
             volume: "lab",
             targets: targets.len() as u32,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use riopipe_fs::fsync_stages::{FsyncTimesSnapshot, FsyncTrace};
 use riopipe_lab::{
+    figures::file_system::Mark,
     fs_load::APPEND_BYTES,
     latency::{Latencies, LatencySummary},
     machine::Machine,
@@ -26,7 +27,7 @@ const MODES: [&str; 2] = ["ext4", "rio"];
 
 /// The result of the measurement.
 #[derive(Debug, Serialize)]
-pub(in super::super) struct Measured {
+pub(in crate::commands) struct Measured {
     schema: &'static str,
     machine: Machine,
     /// The path of the calls: `calls` of the file system in this process, or a `mount`.
@@ -184,6 +185,30 @@ fn latencies(runs: &[Run]) -> LatencySummary {
     let mut all = Latencies::new();
     runs.iter().for_each(|run| all.add(&run.sample.latencies));
     all.summary()
+}
+
+impl Measured {
+    /// The figures of each mode at each point, for a figure of the paper.
+    pub(in crate::commands) fn marks(&self) -> Vec<Mark> {
+        let of = |threads: u32, mode: &str, figures: &Figures| Mark {
+            mode: mode.to_owned(),
+            threads,
+            ops_per_s: figures.ops_per_s,
+            mean_us: figures.mean_us,
+            p99_us: figures.p99_us,
+            serial_waits: figures.fsync.as_ref().map_or(0.0, |fsync| fsync.serial_waits),
+            steps: figures.fsync.iter().flat_map(Fsync::steps).collect(),
+        };
+        let points = self.points.iter();
+        let modes = points.flat_map(|point| point.modes.iter().map(move |mode| (point, mode)));
+        modes.map(|(point, (mode, figures))| of(point.threads, mode, figures)).collect()
+    }
+}
+
+impl Fsync {
+    fn steps(&self) -> Vec<(String, f64)> {
+        self.breakdown.iter().map(|one| (one.stage.to_owned(), one.mean_us)).collect()
+    }
 }
 
 impl Figures {

@@ -1,0 +1,103 @@
+//! The figures that `rio bench fs` and `rio bench recovery` measure.
+
+use clap::Parser;
+use riopipe_lab::{
+    figures::{
+        catalogue::{Entry, FileSystem},
+        figure::Figure,
+        file_system::{self, Conditions},
+    },
+    machine::Machine,
+};
+
+use crate::{
+    args::{
+        bench::{Recovery, fs::Fs},
+        lab::Run as Args,
+    },
+    commands::bench::{fs, recovery as bench_recovery},
+    failure::Failure,
+    interrupt::Interrupt,
+    output::Output,
+};
+
+/// The options of `rio bench fs`, as its command line has them.
+#[derive(Parser)]
+struct FsWords {
+    #[command(flatten)]
+    fs: Fs,
+}
+
+/// The options of `rio bench recovery`.
+#[derive(Parser)]
+struct RecoveryWords {
+    #[command(flatten)]
+    recovery: Recovery,
+}
+
+/// A load on the file system, on the paper's kind of drive (§6.3).
+pub(super) fn file_system(
+    entry: &Entry,
+    load: &FileSystem,
+    args: &Args,
+    interrupt: &Interrupt,
+    output: &Output,
+) -> Result<Figure, Failure> {
+    let words = ["rio", "--workload", load.load, "--profile", "optane", "--rtt", "0us"];
+    let scale: &[&str] = if args.quick { &["--quick"] } else { &["--rounds", "6"] };
+    // These words are fixed, and a test parses them.
+    let words = FsWords::parse_from(words.iter().chain(scale));
+    let conditions = Conditions {
+        machine: Machine::this(),
+        quick: args.quick,
+        setup: "One target on loopback with a modelled Optane drive; RioFS in the process of the load, in \
+                both modes in turns, each time on a new file system"
+            .to_owned(),
+    };
+    let measured = fs::measure_until(&words.fs, output, interrupt)?;
+    Ok(file_system::figure(entry, load, &measured.marks(), &conditions))
+}
+
+/// The recovery of full logs, with the paper's number of threads and targets (§6.5).
+pub(super) fn recovery(
+    entry: &Entry,
+    args: &Args,
+    interrupt: &Interrupt,
+    output: &Output,
+) -> Result<Figure, Failure> {
+    let rounds = if args.quick { "3" } else { "30" };
+    let words = RecoveryWords::parse_from(["rio", "--rounds", rounds]);
+    let options = &words.recovery;
+    let conditions = Conditions {
+        machine: Machine::this(),
+        quick: args.quick,
+        setup: format!(
+            "{} targets on loopback with {} modelled Optane drives each, {} streams, logs of 2 MiB that are full; \
+             medians of {rounds} recoveries",
+            options.targets, options.drives, options.streams
+        ),
+    };
+    let measured = bench_recovery::measure_until(options, output, interrupt)?;
+    let (times, entries) = measured.times();
+    Ok(file_system::recovery(entry, times, entries, &conditions))
+}
+
+#[cfg(test)]
+mod tests {
+    use riopipe_lab::figures::catalogue::{CATALOGUE, Experiment};
+
+    use super::*;
+
+    #[test]
+    fn the_words_are_those_of_the_benchmarks() {
+        for entry in CATALOGUE {
+            if let Experiment::FileSystem(load) = &entry.experiment {
+                let words = ["rio", "--workload", load.load, "--quick"];
+                assert!(FsWords::try_parse_from(words).is_ok(), "{}", entry.id);
+            }
+        }
+        let full = ["rio", "--workload", "varmail", "--profile", "optane", "--rtt", "0us"];
+        assert!(FsWords::try_parse_from(full.iter().chain(&["--rounds", "6"])).is_ok());
+        assert!(RecoveryWords::try_parse_from(["rio", "--rounds", "30"]).is_ok());
+    }
+}

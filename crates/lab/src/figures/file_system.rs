@@ -1,0 +1,357 @@
+//! A figure of the file system, or of the recovery, from its measured points.
+
+use super::{
+    catalogue::{Entry, FileSystem, FileSystemView},
+    figure::{Claim, Curve, Figure, Form, Holds, Panel, Value, Verdict},
+};
+use crate::machine::Machine;
+
+/// The modes of RioFS: the name in `rio bench fs`, and that in a figure.
+const MODES: [(&str, &str); 2] = [("ext4", "ext4"), ("rio", "RioFS")];
+/// The paper's numbers for the compared file system that is not measured yet.
+const NO_HORAEFS: &str = "not measured: HoraeFS (this program has no such mode)";
+
+/// One mode at one number of threads.
+#[derive(Clone, Debug, Default)]
+pub struct Mark {
+    /// The mode, as `rio bench fs` names it.
+    pub mode: String,
+    /// Number of threads.
+    pub threads: u32,
+    /// Operations per second.
+    pub ops_per_s: f64,
+    /// Mean latency, µs.
+    pub mean_us: f64,
+    /// 99th percentile of the latency, µs.
+    pub p99_us: f64,
+    /// How often an `fsync` waits, one wait after the other.
+    pub serial_waits: f64,
+    /// The steps of an `fsync` and the time of each, µs.
+    pub steps: Vec<(String, f64)>,
+}
+
+/// The conditions of a measurement.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    /// The machine, described before the runs.
+    pub machine: Machine,
+    /// Whether only some values were measured, with short runs.
+    pub quick: bool,
+    /// Drive and network.
+    pub setup: String,
+}
+
+/// The finished figure.
+#[must_use]
+pub fn figure(entry: &Entry, load: &FileSystem, marks: &[Mark], at: &Conditions) -> Figure {
+    let threads = threads_of(marks);
+    let panels = match load.shows {
+        FileSystemView::Threads => vec![
+            lines("thousand operations per second", marks, &threads, at, |m| m.ops_per_s / 1e3),
+            lines("mean latency, µs", marks, &threads, at, |mark| mark.mean_us),
+            lines("99th percentile of latency, µs", marks, &threads, at, |mark| mark.p99_us),
+        ],
+        FileSystemView::Steps => vec![steps(marks, threads.first().copied().unwrap_or(1))],
+    };
+    let claims = claims(load, marks, &threads);
+    Figure {
+        quick: at.quick,
+        machine: at.machine.clone(),
+        setup: at.setup.clone(),
+        differs: vec![
+            "the file system runs in user space, and the load calls it in the same process; the paper has both \
+             in the kernel and in programs"
+                .to_owned(),
+            "ext4 is a mode of the same code that waits as ext4 with jbd2 does".to_owned(),
+            format!("{} cores for both sides; the paper has 36 for each server", at.machine.cores),
+            "TCP on loopback; the paper has RDMA over 200 Gbit/s".to_owned(),
+            "a modelled drive in memory; the paper has an Intel 905P".to_owned(),
+            NO_HORAEFS.to_owned(),
+        ],
+        panels,
+        verdict: Verdict::of(load.conclusion, &claims),
+        claims,
+        model: model(marks),
+        ..Figure::of(entry)
+    }
+}
+
+/// The numbers of threads, in ascending order.
+fn threads_of(marks: &[Mark]) -> Vec<u32> {
+    let mut threads: Vec<u32> = marks.iter().map(|mark| mark.threads).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    threads
+}
+
+fn find<'a>(marks: &'a [Mark], mode: &str, threads: u32) -> Option<&'a Mark> {
+    marks.iter().find(|mark| mark.mode == mode && mark.threads == threads)
+}
+
+fn lines(
+    title: &str,
+    marks: &[Mark],
+    threads: &[u32],
+    at: &Conditions,
+    of: impl Fn(&Mark) -> f64,
+) -> Panel {
+    let values = |mode: &str| {
+        let value = |threads: &u32| {
+            find(marks, mode, *threads).map(|mark| Value { median: of(mark), interval: None })
+        };
+        threads.iter().map(value).collect()
+    };
+    let curve = |(mode, name): &(&str, &str)| Curve {
+        name: (*name).to_owned(),
+        values: values(mode),
+        expected: Vec::new(),
+    };
+    Panel {
+        form: Form::Lines,
+        title: title.to_owned(),
+        axis: "threads".to_owned(),
+        ticks: threads.iter().map(ToString::to_string).collect(),
+        within_cores: threads.iter().filter(|one| **one as usize <= at.machine.cores).count(),
+        curves: MODES.iter().map(curve).collect(),
+    }
+}
+
+/// The steps of an `fsync` of each mode, as bars.
+fn steps(marks: &[Mark], threads: u32) -> Panel {
+    let modes: Vec<(&Mark, &str)> = MODES
+        .iter()
+        .filter_map(|(mode, name)| Some((find(marks, mode, threads)?, *name)))
+        .collect();
+    let mut names: Vec<&str> = Vec::new();
+    // A step that no mode takes, or hardly ever, is no part of a picture.
+    let is_seen = |us: f64| us > 0.05;
+    for (name, us) in modes.iter().flat_map(|(mark, _)| &mark.steps) {
+        if is_seen(*us) && !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    let value = |mark: &Mark, step: &str| {
+        let time = mark.steps.iter().find(|(name, _)| name == step);
+        time.map(|(_, us)| Value { median: *us, interval: None })
+    };
+    Panel {
+        form: Form::Stacked,
+        title: "mean time of an fsync, µs".to_owned(),
+        axis: "µs".to_owned(),
+        ticks: modes.iter().map(|(_, name)| (*name).to_owned()).collect(),
+        within_cores: modes.len(),
+        curves: names
+            .iter()
+            .map(|step| Curve {
+                name: step.replace('_', " "),
+                values: modes.iter().map(|(mark, _)| value(mark, step)).collect(),
+                expected: Vec::new(),
+            })
+            .collect(),
+    }
+}
+
+fn claims(load: &FileSystem, marks: &[Mark], threads: &[u32]) -> Vec<Claim> {
+    let mean = |of: &dyn Fn(&Mark, &Mark) -> f64| {
+        let pairs = threads
+            .iter()
+            .filter_map(|one| Some((find(marks, "ext4", *one)?, find(marks, "rio", *one)?)));
+        let ratios: Vec<f64> = pairs.map(|(ext4, rio)| of(ext4, rio)).collect();
+        let is_known = |ratio: &f64| ratio.is_finite() && *ratio > 0.0;
+        (!ratios.is_empty() && ratios.iter().all(is_known)).then(|| {
+            (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
+        })
+    };
+    let waits = mean(&|ext4, rio| ext4.serial_waits / rio.serial_waits);
+    let claim = |what: &str, paper, here, at_least| Claim {
+        what: what.to_owned(),
+        paper,
+        expected: waits,
+        here,
+        at_least,
+    };
+    let speed = mean(&|ext4, rio| rio.ops_per_s / ext4.ops_per_s);
+    let mut claims = vec![claim("RioFS / ext4", Some(load.paper), speed, 1.5)];
+    if load.load == "append_fsync" {
+        // The paper: 67 % less latency, and a 99th percentile of half as much.
+        let latency = mean(&|ext4, rio| ext4.mean_us / rio.mean_us);
+        claims.push(claim("ext4 / RioFS, mean latency", Some(3.0), latency, 1.5));
+        let p99 = mean(&|ext4, rio| ext4.p99_us / rio.p99_us);
+        claims.push(claim("ext4 / RioFS, 99th percentile", Some(2.0), p99, 1.2));
+    }
+    claims
+}
+
+fn model(marks: &[Mark]) -> String {
+    let of = |mode| find(marks, mode, threads_of(marks).first().copied().unwrap_or(1));
+    let waits = |mode| of(mode).map_or(0.0, |mark| mark.serial_waits);
+    format!(
+        "An fsync of one thread waits {:.1} times with ext4 and {:.1} times with RioFS, one wait after the other. \
+         If a wait is long beside the work around it, the ratio of the speeds is that of the waits. Threads \
+         that share a commit wait less often each.",
+        waits("ext4"),
+        waits("rio")
+    )
+}
+
+/// The times of a recovery, ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RecoveryTimes {
+    /// To read all lists and merge them.
+    pub reconstruct_ms: f64,
+    /// To discard what disobeys the order.
+    pub undo_ms: f64,
+    /// All else: connections, claims, shortening of the logs; the paper does not state it.
+    pub other_ms: f64,
+}
+
+/// The paper's recovery of Rio and of HORAE (§6.5).
+const RIO: RecoveryTimes = RecoveryTimes { reconstruct_ms: 55.0, undo_ms: 125.0, other_ms: 0.0 };
+const HORAE: RecoveryTimes = RecoveryTimes { reconstruct_ms: 38.0, undo_ms: 101.0, other_ms: 0.0 };
+
+/// The finished figure of the recovery. `entries` is the number of log entries that are undone.
+#[must_use]
+pub fn recovery(entry: &Entry, here: RecoveryTimes, entries: u64, at: &Conditions) -> Figure {
+    let bars = [("HORAE, the paper", HORAE), ("Rio, the paper", RIO), ("Rio, here", here)];
+    let curve = |name: &str, of: fn(&RecoveryTimes) -> f64| Curve {
+        name: name.to_owned(),
+        values: bars
+            .iter()
+            .map(|(_, times)| Some(Value { median: of(times), interval: None }))
+            .collect(),
+        expected: Vec::new(),
+    };
+    // A time supports nothing by itself. The verdict is on the sum.
+    let claim = |what: &str, paper: f64, here: f64| Claim {
+        what: what.to_owned(),
+        paper: Some(paper),
+        expected: None,
+        here: (here > 0.0).then_some(here),
+        at_least: 0.0,
+    };
+    let total = here.reconstruct_ms + here.undo_ms + here.other_ms;
+    let holds = total < 1000.0;
+    let sentence = format!(
+        "{}: the worst recovery takes {total:.0} ms for {entries} entries; the paper's take 180 ms.",
+        if holds { "It holds here" } else { "It does not hold here" }
+    );
+    Figure {
+        quick: at.quick,
+        machine: at.machine.clone(),
+        setup: at.setup.clone(),
+        differs: vec![
+            "the logs are filled to the last slot as the worst crash would leave them; in the paper 36 threads \
+             write until a target crashes"
+                .to_owned(),
+            format!("{} cores for both sides; the paper has 36 for each server", at.machine.cores),
+            "TCP on loopback; the paper has RDMA over 200 Gbit/s".to_owned(),
+            "not measured: HORAE (this program has no such engine)".to_owned(),
+        ],
+        panels: vec![Panel {
+            form: Form::Stacked,
+            title: "time of a recovery, ms".to_owned(),
+            axis: "ms".to_owned(),
+            ticks: bars.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            within_cores: bars.len(),
+            curves: vec![
+                curve("reconstruct the order", |times| times.reconstruct_ms),
+                curve("discard", |times| times.undo_ms),
+                curve("connect, claim, shorten the logs", |times| times.other_ms),
+            ],
+        }],
+        claims: vec![
+            claim("reconstruct the order, ms", RIO.reconstruct_ms, here.reconstruct_ms),
+            claim("discard, ms", RIO.undo_ms, here.undo_ms),
+        ],
+        model: format!(
+            "The time follows the number of entries: {entries} of them are read, merged and undone here, each \
+             one block of 4 KiB."
+        ),
+        verdict: Verdict { holds: if holds { Holds::Yes } else { Holds::No }, sentence },
+        ..Figure::of(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::catalogue::{self, Experiment};
+
+    fn conditions() -> Conditions {
+        Conditions {
+            machine: Machine { cores: 2, ..Machine::default() },
+            quick: true,
+            setup: "one target".to_owned(),
+        }
+    }
+
+    fn mark(mode: &str, threads: u32, us: f64, waits: f64) -> Mark {
+        Mark {
+            mode: mode.to_owned(),
+            threads,
+            ops_per_s: 1e6 / us,
+            mean_us: us,
+            p99_us: 2.0 * us,
+            serial_waits: waits,
+            steps: vec![("dispatch_data".to_owned(), us / 4.0), ("wait".to_owned(), us / 2.0)],
+        }
+    }
+
+    fn of(id: &str) -> Figure {
+        let entry = catalogue::named(id).unwrap();
+        let Experiment::FileSystem(load) = &entry.experiment else { panic!("{id}") };
+        let marks: Vec<Mark> = [1, 4]
+            .into_iter()
+            .flat_map(|threads| {
+                [mark("ext4", threads, 120.0, 3.0), mark("rio", threads, 40.0, 1.0)]
+            })
+            .collect();
+        figure(entry, load, &marks, &conditions())
+    }
+
+    #[test]
+    fn ratios_of_the_modes_are_beside_the_papers() {
+        let figure = of("rio-13");
+        let speed = &figure.claims[0];
+        assert_eq!((speed.paper, speed.what.as_str()), (Some(3.0), "RioFS / ext4"));
+        for claim in &figure.claims {
+            assert!((claim.here.unwrap() - 3.0).abs() < 1e-9, "{claim:?}");
+            assert!((claim.expected.unwrap() - 3.0).abs() < 1e-9, "{claim:?}");
+        }
+        assert_eq!(figure.verdict.holds, Holds::Yes);
+        assert_eq!((figure.panels.len(), figure.panels[0].within_cores), (3, 1));
+        assert_eq!(of("rio-15a").claims.len(), 1);
+    }
+
+    #[test]
+    fn steps_are_bars_of_one_thread() {
+        let figure = of("rio-14");
+        let panel = &figure.panels[0];
+        assert_eq!(
+            (panel.form, panel.ticks.as_slice()),
+            (Form::Stacked, &["ext4", "RioFS"].map(str::to_owned)[..])
+        );
+        let names: Vec<_> = panel.curves.iter().map(|curve| curve.name.as_str()).collect();
+        assert_eq!(names, ["dispatch data", "wait"]);
+        assert_eq!(panel.curves[1].values[1].unwrap().median, 20.0);
+    }
+
+    #[test]
+    fn a_missing_mode_is_no_claim() {
+        let entry = catalogue::named("rio-13").unwrap();
+        let Experiment::FileSystem(load) = &entry.experiment else { panic!() };
+        let figure = figure(entry, load, &[mark("rio", 1, 40.0, 1.0)], &conditions());
+        assert_eq!(figure.verdict.holds, Holds::NotMeasured);
+    }
+
+    #[test]
+    fn a_recovery_is_beside_both_of_the_paper() {
+        let entry = catalogue::named("rio-recovery").unwrap();
+        let here = RecoveryTimes { reconstruct_ms: 20.0, undo_ms: 60.0, other_ms: 10.0 };
+        let figure = recovery(entry, here, 65_000, &conditions());
+        assert_eq!(figure.panels[0].ticks.len(), 3);
+        assert!(figure.verdict.sentence.contains("90 ms for 65000"), "{}", figure.verdict.sentence);
+        let slow = recovery(entry, RecoveryTimes { undo_ms: 2e3, ..here }, 1, &conditions());
+        assert_eq!(slow.verdict.holds, Holds::No);
+    }
+}
