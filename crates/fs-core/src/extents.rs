@@ -166,9 +166,8 @@ pub fn check_node(
     block: &Block,
     may_have: &dyn Fn(BlockNo, u32) -> bool,
 ) -> Result<(), FsError> {
-    let node = Node::parse(&block[..]);
-    let is_sound = node.is_some_and(|node| node.is_sound(layout) && node.points_at(may_have));
-    is_sound.then_some(()).ok_or(view::damaged(Ino(0), Some(at)))
+    let is_right = is_right(layout, &block[..], may_have);
+    is_right.then_some(()).ok_or(view::damaged(Ino(0), Some(at)))
 }
 
 /// As [`check_node`], for the root of an inode's tree. An inode without a tree passes.
@@ -181,10 +180,13 @@ pub fn check_root(
     disk: &DiskInode,
     may_have: &dyn Fn(BlockNo, u32) -> bool,
 ) -> Result<(), FsError> {
-    if !disk.flags.contains(InodeFlags::EXTENTS) {
-        return Ok(());
-    }
-    let node = Node::parse(&disk.i_block);
-    let is_sound = node.is_some_and(|node| node.is_sound(layout) && node.points_at(may_have));
-    is_sound.then_some(()).ok_or(view::damaged(ino, None))
+    let is_right =
+        !disk.flags.contains(InodeFlags::EXTENTS) || is_right(layout, &disk.i_block, may_have);
+    is_right.then_some(()).ok_or(view::damaged(ino, None))
+}
+
+/// Whether the bytes are a node with right entries, which lead to blocks that a file may have.
+fn is_right(layout: &Layout, node: &[u8], may_have: &dyn Fn(BlockNo, u32) -> bool) -> bool {
+    let node = Node::parse(node);
+    node.is_some_and(|node| node.is_sound(layout) && node.points_at(may_have))
 }

@@ -1,23 +1,21 @@
 //! Bounds: a transaction fits into the log however a file lies on the drive, and no call becomes slower
 //! with what was done before.
 
-use std::sync::Arc;
-
-use riopipe_fs_core::fs::{Fs, SetAttr, mode};
+use riopipe_fs_core::fs::{SetAttr, mode};
 use riopipe_fs_core::{FsError, Ino};
 
-use crate::calls::{NOW, dir, file, options, root};
-use crate::memory::{Memory, check_clean, image_of};
+use crate::calls::{Mounted, NOW, dir, file, root};
+
+const BLOCKS: u64 = 65_536;
+/// Those of [`scattered`].
+const SCATTERED: u64 = 524_288;
 
 /// A file system with 2048 small groups, in which each group has one free block or a few, and a file
 /// with a block in most of them. Each block that it frees changes another bitmap.
-fn scattered(blocks: u64) -> (Arc<Memory>, Fs, Ino) {
-    let made = image_of(
-        blocks,
-        &["-J", "size=9", "-m", "0", "-g", "256", "-N", "32768", "-O", "^resize_inode"],
-    );
-    let memory = Arc::new(Memory::new(made, blocks, 3));
-    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+fn scattered() -> (Mounted, Ino) {
+    let options = ["-J", "size=9", "-m", "0", "-g", "256", "-N", "32768", "-O", "^resize_inode"];
+    let m = Mounted::new(SCATTERED, &options);
+    let fs = &m.fs;
     let fill = fs.create(&root(), Ino::ROOT, b"fill", &file(0o644), NOW).unwrap().ino;
     let mut end = 0;
     // The last blocks lie in pieces.
@@ -38,13 +36,13 @@ fn scattered(blocks: u64) -> (Arc<Memory>, Fs, Ino) {
         fs.write(&root(), many, n * 8192, b"a block", NOW).unwrap();
     }
     fs.sync(NOW).unwrap();
-    (memory, fs, many)
+    (m, many)
 }
 
 #[test]
 fn a_file_with_a_block_in_each_group_is_removed_in_steps_that_fit_into_the_log() {
-    const BLOCKS: u64 = 524_288;
-    let (memory, fs, many) = scattered(BLOCKS);
+    let (m, many) = scattered();
+    let fs = &m.fs;
     let before = fs.stat().commits;
     // A part is punched out, a part is truncated, and the rest is deleted.
     let punch = mode::PUNCH_HOLE | mode::KEEP_SIZE;
@@ -56,40 +54,31 @@ fn a_file_with_a_block_in_each_group_is_removed_in_steps_that_fit_into_the_log()
     fs.sync(NOW).unwrap();
     assert_eq!(fs.failure(), None);
     assert!(fs.stat().commits > before + 2, "it took several transactions");
-    fs.unmount(NOW).unwrap();
-    check_clean(&memory.image(), BLOCKS);
+    m.check();
 }
 
 /// After a crash in the middle of such a removal, the next mount goes on with it.
 #[test]
 fn a_removal_in_steps_is_finished_after_a_crash() {
-    const BLOCKS: u64 = 524_288;
-    let (memory, fs, many) = scattered(BLOCKS);
-    memory.record_cuts(40, 5);
+    let (m, many) = scattered();
+    m.memory.record_cuts(40, 5);
     let set = SetAttr { size: Some(8192), ..SetAttr::default() };
-    fs.set_attr(&root(), many, &set, NOW).unwrap();
-    fs.sync(NOW).unwrap();
-    drop(fs);
-    let cuts = memory.take_cuts();
+    m.fs.set_attr(&root(), many, &set, NOW).unwrap();
+    m.fs.sync(NOW).unwrap();
+    let cuts = m.memory.take_cuts();
     for cut in [&cuts[0], &cuts[cuts.len() / 2], &cuts[cuts.len() - 1]] {
-        let memory = Arc::new(Memory::new(cut.clone(), BLOCKS, 3));
-        let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
-        fs.unmount(NOW).unwrap();
-        check_clean(&memory.image(), BLOCKS);
+        Mounted::of(cut.clone(), SCATTERED).check();
     }
 }
 
 #[test]
 fn threads_that_create_at_once_do_not_outgrow_the_smallest_log() {
-    const BLOCKS: u64 = 65_536;
     const THREADS: u32 = 24;
-    let made =
-        image_of(BLOCKS, &["-J", "size=9", "-g", "512", "-N", "32768", "-O", "^resize_inode"]);
-    let memory = Arc::new(Memory::new(made, BLOCKS, 3));
-    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let options = ["-J", "size=9", "-g", "512", "-N", "32768", "-O", "^resize_inode"];
+    let m = Mounted::new(BLOCKS, &options);
+    let fs = &m.fs;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let fs = &fs;
             scope.spawn(move || {
                 let name = format!("thread {thread}");
                 let d = fs.create(&root(), Ino::ROOT, name.as_bytes(), &dir(0o755), NOW).unwrap();
@@ -113,17 +102,14 @@ fn threads_that_create_at_once_do_not_outgrow_the_smallest_log() {
         }
     });
     assert_eq!(fs.failure(), None);
-    fs.unmount(NOW).unwrap();
-    check_clean(&memory.image(), BLOCKS);
+    m.check();
 }
 
 /// A create and an unlink read no more of the drive in a large directory than in a small one.
 #[test]
 fn calls_in_a_large_directory_read_as_little_as_in_a_small_one() {
-    const BLOCKS: u64 = 131_072;
-    let made = image_of(BLOCKS, &["-N", "100000"]);
-    let memory = Arc::new(Memory::new(made, BLOCKS, 3));
-    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let m = Mounted::new(131_072, &["-N", "100000"]);
+    let (fs, memory) = (&m.fs, &m.memory);
     let d = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o755), NOW).unwrap().ino;
     let name = |n: u32| format!("a name as programs have them {n}").into_bytes();
     let mut reads = Vec::new();
@@ -143,16 +129,14 @@ fn calls_in_a_large_directory_read_as_little_as_in_a_small_one() {
     }
     let all = memory.reads() - reads[6];
     assert!(all < 20_000, "{all} reads in 60,000 unlinks");
-    fs.unmount(NOW).unwrap();
-    check_clean(&memory.image(), BLOCKS);
+    m.check();
 }
 
 #[test]
 fn a_deep_tree_and_the_longest_names_work() {
-    const BLOCKS: u64 = 65_536;
     const DEPTH: u32 = 1500;
-    let memory = Arc::new(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 3));
-    let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+    let m = Mounted::new(BLOCKS, &[]);
+    let fs = &m.fs;
     let name = |n: u32| format!("{n:x<255}").into_bytes();
     let mut at = Ino::ROOT;
     let mut path = Vec::new();
@@ -173,6 +157,5 @@ fn a_deep_tree_and_the_longest_names_work() {
     assert_eq!(moved, Err(FsError::Invalid));
     let (above, _) = path[700];
     fs.rename(&root(), above, &name(700), Ino::ROOT, b"half", 0, NOW).unwrap();
-    fs.unmount(NOW).unwrap();
-    check_clean(&memory.image(), BLOCKS);
+    m.check();
 }

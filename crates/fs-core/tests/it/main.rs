@@ -14,6 +14,7 @@ mod failure;
 mod format;
 mod fsx;
 mod groups;
+mod hooked;
 mod image;
 mod journal;
 mod kernel;

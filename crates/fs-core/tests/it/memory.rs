@@ -30,21 +30,7 @@ impl Image {
 
     /// The image in a file, of which the holes are not read.
     pub(crate) fn of_file(path: &std::path::Path) -> Self {
-        use rustix::fs::{SeekFrom, seek};
-        let file = std::fs::File::open(path).unwrap();
-        let (mut image, mut at) = (Self::default(), 0);
-        while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
-            let hole = seek(&file, SeekFrom::Hole(data)).unwrap();
-            for at in data / BLOCK_BYTES as u64..hole.div_ceil(BLOCK_BYTES as u64) {
-                let mut block = ZERO;
-                file.read_exact_at(&mut block, at * BLOCK_BYTES as u64).unwrap();
-                if block != ZERO {
-                    image.write(at, Arc::new(block));
-                }
-            }
-            at = hole;
-        }
-        image
+        Self::from_file(&File::open(path).unwrap())
     }
 
     /// The blocks of a sparse file that are not zero.

@@ -6,68 +6,36 @@ use std::sync::{Arc, Mutex};
 use riopipe_fs_core::file_journal::record::{Dependency, Record, RecordId};
 use riopipe_fs_core::format::superblock::Superblock;
 use riopipe_fs_core::fs::{Fs, MountError, MountOptions, MountReport};
-use riopipe_fs_core::storage::{
-    GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
-};
+use riopipe_fs_core::storage::StreamNo;
 use riopipe_fs_core::{BlockNo, Ino};
 use riopipe_nvme::digest::soft;
 
 use crate::calls::{Mounted, NOW, dir, file, options, root};
+use crate::hooked::{Hooked, Hooks};
 use crate::memory::{Image, Memory, check_clean, image_of};
 
 const BLOCKS: u64 = 65_536;
 
-/// A storage that keeps the worst state after a crash at each of these moments.
-struct Watched {
-    memory: Memory,
+/// Keeps the worst state after a crash at each moment at which the storage may forget one, and
+/// counts the reads.
+#[derive(Default)]
+struct Watch {
     moments: Mutex<Vec<Image>>,
     reads: AtomicU64,
 }
 
-impl Watched {
-    fn new(image: Image) -> Arc<Self> {
-        Arc::new(Self {
-            memory: Memory::new(image, BLOCKS, 3),
-            moments: Mutex::default(),
-            reads: AtomicU64::new(0),
-        })
+impl Hooks for Watch {
+    fn on_read(&self, _: BlockNo, _: &mut [u8]) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn on_recovered(&self, memory: &Memory) {
+        self.moments.lock().unwrap().push(memory.durable_image());
     }
 }
 
-impl Storage for Watched {
-    fn blocks(&self) -> u64 {
-        self.memory.blocks()
-    }
-
-    fn streams(&self) -> u16 {
-        self.memory.streams()
-    }
-
-    fn read(&self, first: BlockNo, into: &mut [u8]) -> Result<(), StorageError> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.memory.read(first, into)
-    }
-
-    fn submit(&self, stream: StreamNo, group: WriteGroup) -> Result<GroupSeq, StorageError> {
-        self.memory.submit(stream, group)
-    }
-
-    fn marks(&self, stream: StreamNo) -> StreamMarks {
-        self.memory.marks(stream)
-    }
-
-    fn wait_complete(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
-        self.memory.wait_complete(stream, seq)
-    }
-
-    fn wait_durable(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
-        self.memory.wait_durable(stream, seq)
-    }
-
-    fn recovered(&self) -> Result<(), StorageError> {
-        self.moments.lock().unwrap().push(self.memory.durable_image());
-        Ok(())
-    }
+fn watched(image: Image) -> Arc<Hooked<Watch>> {
+    Hooked::new(image, BLOCKS)
 }
 
 #[test]
@@ -84,14 +52,14 @@ fn the_storage_may_forget_a_crash_once_the_recovery_is_durable() {
         fs.write(&root(), f.ino, 0, b"data", NOW).unwrap();
         fs.fsync(f.ino, false, NOW).unwrap();
     }
-    let storage = Watched::new(m.memory.durable_image());
+    let storage = watched(m.memory.durable_image());
     let (_, report) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     let all = MountReport { records: 2, orphans: 1, ..report };
     assert!(report.replayed > 0 && report == all, "{report:?}");
 
-    let moments = std::mem::take(&mut *storage.moments.lock().unwrap());
+    let moments = std::mem::take(&mut *storage.hooks.moments.lock().unwrap());
     let [moment] = moments.try_into().expect("once for a mount");
-    let storage = Watched::new(moment);
+    let storage = watched(moment);
     let (fs, report) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     assert_eq!(report, MountReport::default(), "nothing is left to recover");
     for name in [b"a", b"b"] {
@@ -99,10 +67,10 @@ fn the_storage_may_forget_a_crash_once_the_recovery_is_durable() {
     }
     fs.unmount(NOW).unwrap();
 
-    let storage = Watched::new(storage.memory.image());
+    let storage = watched(storage.memory.image());
     let options = MountOptions { read_only: true, ..options() };
     Fs::mount(storage.clone(), options, NOW).unwrap();
-    assert!(storage.moments.lock().unwrap().is_empty(), "a read-only mount recovers nothing");
+    assert!(storage.hooks.moments.lock().unwrap().is_empty(), "a read-only mount recovers nothing");
 }
 
 /// No record needs another one today. The field is for later versions, and this one can't honour it.
@@ -120,7 +88,7 @@ fn a_record_that_needs_another_one_is_refused() {
     let [block] = record.encode(&layout).try_into().unwrap();
     image.write(at, Arc::new(block));
 
-    let mount = |options| Fs::mount(Watched::new(image.clone()), options, NOW);
+    let mount = |options| Fs::mount(watched(image.clone()), options, NOW);
     let error = mount(options()).unwrap_err();
     let RecordId(id) = record.header.id;
     let StreamNo(stream) = record.header.stream;
@@ -147,10 +115,10 @@ fn the_log_is_read_many_blocks_at_a_time() {
     let used = m.fs.load().journal.used;
     assert!(used > 300, "{used} blocks");
     let image = m.memory.durable_image();
-    let storage = Watched::new(image.clone());
+    let storage = watched(image.clone());
     let (fs, report) = Fs::mount(storage.clone(), options(), NOW).unwrap();
     assert!(report.replayed > 0);
-    let reads = storage.reads.load(Ordering::Relaxed);
+    let reads = storage.hooks.reads.load(Ordering::Relaxed);
     assert!(reads < used / 2, "{reads} reads for {used} blocks");
     let d = fs.lookup(&root(), Ino::ROOT, b"d").unwrap();
     fs.lookup(&root(), d.ino, format!("{:0>100}", 5999).as_bytes()).unwrap();
