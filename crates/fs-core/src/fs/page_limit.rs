@@ -2,7 +2,8 @@
 //! waits until the drive has them, and drops them.
 //!
 //! So the memory is bounded by the limit, and by what each thread that writes adds in one call. A
-//! page whose file has no space for it stays.
+//! page whose file has no space for it, or is damaged, stays. The calls for that file return the
+//! error.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,8 +34,11 @@ impl Fs {
             for &ino in files {
                 let Ok(inode) = self.inodes.get(ino) else { continue };
                 match self.write_back(&inode, ALL_PAGES) {
-                    // Its pages stay, and the others need not.
-                    Ok(()) | Err(FsError::NoSpace) => submitted.push(inode),
+                    Ok(()) => submitted.push(inode),
+                    // Its other pages stay. They must not keep other files from being written.
+                    Err(error) if error == FsError::NoSpace || error.is_damage() => {
+                        submitted.push(inode);
+                    }
                     Err(error) => return Err(error),
                 }
             }
