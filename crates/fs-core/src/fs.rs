@@ -186,12 +186,12 @@ impl Fs {
     /// Begins an operation of a program that may remove as much as [`removal`](Self::removal).
     pub(crate) fn begin_removal(&self) -> Result<Op<'_>, FsError> {
         self.check_open()?;
-        self.begin_own_removal()
+        self.begin_own_removal(Held::First)
     }
 
     /// As [`begin_removal`](Self::begin_removal), for a later step, or one of an unmount.
-    pub(crate) fn begin_own_removal(&self) -> Result<Op<'_>, FsError> {
-        self.begin_with(self.operation_max() / 2, Held::First)
+    pub(crate) fn begin_own_removal(&self, held: Held) -> Result<Op<'_>, FsError> {
+        self.begin_with(self.operation_max() / 2, held)
     }
 
     /// Begins an operation of a program that may change as much as

@@ -135,6 +135,14 @@ impl Inode {
         self.is_gone.load(Ordering::Acquire)
     }
 
+    /// Whether a removal of its blocks has begun, and is not finished: it has no name and nothing
+    /// refers to it, or a truncate goes step by step.
+    pub(crate) fn is_being_removed(&self) -> bool {
+        let state = self.state.read();
+        let is_deleted = state.disk.links == 0 && !self.is_referenced();
+        !self.is_gone() && (is_deleted || state.is_cutting)
+    }
+
     /// It is deleted. The caller has its lock, and the operation is finished.
     pub(crate) fn set_gone(&self) {
         self.is_gone.store(true, Ordering::Release);

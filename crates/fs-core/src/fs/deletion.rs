@@ -3,7 +3,7 @@
 
 use alloc::sync::Arc;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::error::FsError;
 use crate::inode_table::Inode;
 use crate::open_inode::OpenInode;
@@ -28,14 +28,19 @@ impl Fs {
     pub(super) fn delete(&self, inode: &Arc<Inode>, also_open: bool) -> Result<(), FsError> {
         // Its barrier is before anything later, although its data goes.
         self.before_change(inode)?;
-        while !self.retry(|| self.delete_step(inode, also_open))? {}
+        while !self.retry(|| self.delete_step(inode, also_open, Held::First))? {}
         Ok(())
     }
 
     /// Removes a step's worth of blocks, and after the last ones the inode. Returns whether it is
     /// gone, or referenced again: then the last reference deletes it.
-    fn delete_step(&self, inode: &Arc<Inode>, also_open: bool) -> Result<bool, FsError> {
-        let mut op = self.begin_own_removal()?;
+    pub(super) fn delete_step(
+        &self,
+        inode: &Arc<Inode>,
+        also_open: bool,
+        held: Held,
+    ) -> Result<bool, FsError> {
+        let mut op = self.begin_own_removal(held)?;
         let mut state = match op.lock(inode) {
             Err(FsError::Stale(_)) => return Ok(true),
             other => other?,

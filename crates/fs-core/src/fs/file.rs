@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec;
 
-use super::Fs;
+use super::{Fs, Held};
 use crate::block::{BLOCK_BYTES, Block, Ino};
 use crate::error::FsError;
 use crate::extents::{self, Extent, Run};
@@ -369,14 +369,14 @@ impl Fs {
 
     /// Finishes a truncate that has begun.
     pub(super) fn finish_cut(&self, inode: &Arc<Inode>) -> Result<(), FsError> {
-        while !self.remove_step(inode)? {}
+        while !self.remove_step(inode, Held::First)? {}
         Ok(())
     }
 
     /// Removes more blocks behind the end of a file whose truncate has begun. Returns whether all
     /// are removed; then it is not in the list any more, unless it has no name.
-    pub(super) fn remove_step(&self, inode: &Arc<Inode>) -> Result<bool, FsError> {
-        let mut op = self.begin_own_removal()?;
+    pub(super) fn remove_step(&self, inode: &Arc<Inode>, held: Held) -> Result<bool, FsError> {
+        let mut op = self.begin_own_removal(held)?;
         let mut state = op.lock(inode)?;
         let state = &mut *state;
         if !state.is_cutting {

@@ -1,5 +1,6 @@
-//! Space: allocating, and waiting for space that a commit frees.
+//! Space: allocating, and waiting for space that is being freed.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{Fs, Held};
@@ -7,14 +8,16 @@ use crate::block::{BlockKind, BlockNo, Ino};
 use crate::error::FsError;
 use crate::file_journal::record::{Change, Record};
 use crate::groups::Claim;
+use crate::inode_table::Inode;
 use crate::sync::atomic::Ordering;
 
-/// How often an operation is tried again after a commit that frees space.
+/// How often an operation is tried again after a commit that frees space, while other threads take
+/// the space.
 const RETRIES: usize = 3;
 
 impl Fs {
-    /// Does `attempt`. If there is no space now, but freed space that waits for a commit, commits
-    /// and tries again.
+    /// Does `attempt`. If there is no space now, but space that is being freed, frees it and tries
+    /// again.
     pub(super) fn retry<T>(
         &self,
         attempt: impl FnMut() -> Result<T, FsError>,
@@ -23,24 +26,83 @@ impl Fs {
     }
 
     /// As [`retry`](Self::retry), also for a thread that submits held files.
+    ///
+    /// Freed space waits for a commit. A long removal frees space step by step, over many
+    /// transactions. So this goes on as long as a removal that has begun makes progress. Removals
+    /// that begin later do not count, so there is an end.
     pub(super) fn retry_for<T>(
         &self,
         held: Held,
         mut attempt: impl FnMut() -> Result<T, FsError>,
     ) -> Result<T, FsError> {
-        for _ in 0..RETRIES {
+        let mut removals = None;
+        let mut tries = 0;
+        loop {
             let reuses = self.reuses.load(Ordering::Acquire);
-            match attempt() {
-                Err(FsError::NoSpace) if self.groups.has_blocked() => {
-                    self.commit_running(held)?;
-                    self.reuse_when_released()?;
-                }
-                // Another thread has just made space.
-                Err(FsError::NoSpace) if self.reuses.load(Ordering::Acquire) != reuses => {}
-                result => return result,
+            let result = attempt();
+            if !matches!(result, Err(FsError::NoSpace)) {
+                return result;
+            }
+            let removals = removals.get_or_insert_with(|| self.removals());
+            // Another thread may also have made space during the attempt.
+            let has_reused = || self.reuses.load(Ordering::Acquire) != reuses;
+            if tries < RETRIES && self.groups.has_blocked() {
+                self.commit_running(held)?;
+                self.reuse_when_released()?;
+                tries += 1;
+            } else if self.continue_removals(removals, held)? {
+                tries = 0;
+            } else if tries < RETRIES && has_reused() {
+                tries += 1;
+            } else {
+                return result;
             }
         }
-        attempt()
+    }
+
+    /// The inodes that lose blocks step by step, by a deletion or a truncate.
+    fn removals(&self) -> Vec<Arc<Inode>> {
+        let orphans = self.orphans.lock().all().into_iter();
+        let inodes = orphans.filter_map(|ino| self.inodes.get(ino).ok());
+        inodes.filter(|inode| inode.is_being_removed()).collect()
+    }
+
+    /// Does steps of these removals, until a transaction is full and committed, or all are finished.
+    /// Other threads may do steps of them, too. Whether there was one. A removal that fails is
+    /// dropped: its own caller gets the error.
+    fn continue_removals(
+        &self,
+        removals: &mut Vec<Arc<Inode>>,
+        held: Held,
+    ) -> Result<bool, FsError> {
+        let durable = self.durable();
+        let mut is_step_done = false;
+        while let Some(inode) = removals.last()
+            && self.durable() == durable
+        {
+            match self.continue_removal(inode, held) {
+                Ok(is_finished) => {
+                    is_step_done = true;
+                    if is_finished {
+                        removals.pop();
+                    }
+                }
+                Err(FsError::NoSpace | FsError::Stale(_)) => drop(removals.pop()),
+                Err(error) if error.is_damage() => drop(removals.pop()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(is_step_done)
+    }
+
+    /// Does one step of a removal. Returns whether it is finished.
+    fn continue_removal(&self, inode: &Arc<Inode>, held: Held) -> Result<bool, FsError> {
+        let has_no_name = inode.state.read().disk.links == 0;
+        if has_no_name {
+            self.delete_step(inode, false, held)
+        } else {
+            self.remove_step(inode, held)
+        }
     }
 
     /// Allocates a run of blocks near `goal`; `reserved` of them were reserved.

@@ -1,10 +1,11 @@
-//! A file system of 20 TiB, which has block numbers of more than 32 bits. It is sparse in memory.
+//! Large file systems, which are sparse in memory. One of 20 TiB has block numbers of more than 32
+//! bits.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use riopipe_fs_core::fs::{Fs, MountReport, mode};
-use riopipe_fs_core::{BLOCK_BYTES, Block, Ino};
+use riopipe_fs_core::{BLOCK_BYTES, Block, FsError, Ino};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::calls::{Mounted, NOW, dir, file, options, root};
@@ -18,9 +19,9 @@ const DIRECTORIES: u64 = 64;
 
 /// An image that mke2fs makes, in a file in memory: no file of ext4 can be so large. Few inodes keep
 /// it small.
-fn image() -> Image {
+fn image(bytes: u64) -> Image {
     let file = File::from(memfd_create("riofs", MemfdFlags::empty()).unwrap());
-    file.set_len(BYTES).unwrap();
+    file.set_len(bytes).unwrap();
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let options = ["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-J", "size=32"];
     let features = ["-O", "64bit,metadata_csum,^resize_inode"];
@@ -49,7 +50,7 @@ fn content(n: u64) -> Block {
 
 #[test]
 fn a_file_system_of_20_tib_works_beyond_32_bits_and_after_a_crash() {
-    let m = Mounted::of(image(), BLOCKS);
+    let m = Mounted::of(image(BYTES), BLOCKS);
     let fs = &m.fs;
     assert!(fs.statfs().blocks > 1 << 32);
     for n in 0..DIRECTORIES {
@@ -86,4 +87,39 @@ fn a_file_system_of_20_tib_works_beyond_32_bits_and_after_a_crash() {
     let (fs, report) = Fs::mount(again.memory.clone(), options(), NOW).unwrap();
     assert_eq!(report, MountReport::default(), "nothing to recover");
     check_files(&fs);
+}
+
+/// A removal takes many transactions. What another thread needs of the space comes step by step.
+#[test]
+fn a_file_gets_the_space_of_a_huge_one_that_is_being_removed() {
+    const BYTES: u64 = TIB / 4;
+    const BLOCKS: u64 = BYTES / BLOCK_BYTES as u64;
+    // Neither fits beside the other.
+    const HUGE: u64 = BYTES / 16 * 9;
+    let m = Mounted::of(image(BYTES), BLOCKS);
+    let fs = &m.fs;
+    let make = |name| fs.create(&root(), Ino::ROOT, name, &file(0o600), NOW).unwrap().ino;
+    for round in 0..3 {
+        let [old, new] = [make(b"old"), make(b"new")];
+        fs.fallocate(old, mode::KEEP_SIZE, 0, HUGE, NOW).unwrap();
+        assert_eq!(fs.fallocate(new, mode::KEEP_SIZE, 0, HUGE, NOW), Err(FsError::NoSpace));
+        fs.sync(NOW).unwrap();
+        let before = (fs.statfs().blocks_free, fs.stat().commits);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                fs.unlink(&root(), Ino::ROOT, b"old", NOW).unwrap();
+                fs.forget(old, 1);
+            });
+            // It has begun.
+            while fs.statfs().blocks_free == before.0 {
+                std::thread::yield_now();
+            }
+            fs.fallocate(new, mode::KEEP_SIZE, 0, HUGE, NOW).unwrap();
+        });
+        assert!(fs.stat().commits > before.1 + 2, "round {round}: several transactions");
+        assert_eq!(fs.attr(old).map(drop), Err(FsError::Stale(old)));
+        fs.unlink(&root(), Ino::ROOT, b"new", NOW).unwrap();
+        fs.forget(new, 1);
+    }
+    m.fs.unmount(NOW).unwrap();
 }
