@@ -264,8 +264,8 @@ impl InodeTable {
 
     /// Removes an inode that only the table refers to, if it has nothing that is not on the drive:
     /// `durable` is the last durable transaction, and `is_released` is whether the last write of its
-    /// data is released. An inode that leaves the memory forgets that write, which an `fsync` or the
-    /// reuse of its blocks would have to wait for.
+    /// data is released. An inode that leaves the memory forgets that write, and the reuse of its
+    /// blocks would not wait for it: while a replay is in progress, what is durable is not released.
     pub(crate) fn remove_idle(
         &self,
         ino: Ino,

@@ -48,7 +48,8 @@ impl Fs {
         if tid > self.durable() {
             self.commit_up_to(tid)?;
         }
-        // A commit waits for the data of its transaction. An overwrite belongs to none.
+        // A commit has waited for the data of its transaction. But there may have been none: an
+        // overwrite changes nothing that is needed to read the data.
         if let Some((stream, seq)) = self.last_write(&inode) {
             let waited = self.storage.wait_durable(stream, seq);
             waited.map_err(|error| self.fail("writing file data", &error))?;

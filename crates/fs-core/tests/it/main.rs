@@ -15,6 +15,7 @@ mod format;
 mod fsx;
 mod groups;
 mod hooked;
+mod idle;
 mod image;
 mod journal;
 mod kernel;
