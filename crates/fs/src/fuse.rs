@@ -18,8 +18,11 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
 
 use fuser::{Config, MountOption, Session, SessionACL};
 use riopipe_fs_core::fs::Fs;
@@ -158,7 +161,18 @@ pub struct Mount {
     fs: Arc<Fs>,
     session: Session<Adapter>,
     unmounter: Unmounter,
+    ends: Receiver<End>,
     ticker: Ticker,
+}
+
+/// The end of the service of a mount.
+#[derive(Debug)]
+enum End {
+    /// The kernel has ended the connection.
+    Disconnected(io::Result<()>),
+    /// The directory tree does not have the mount any more, but programs have files open, and the
+    /// kernel keeps the connection for them.
+    Abandoned,
 }
 
 impl Mount {
@@ -172,9 +186,10 @@ impl Mount {
         let adapter = Adapter::new(Arc::clone(&fs));
         let session = session(adapter, &directory, options)
             .map_err(|source| FuseError::Mount { path: text(), source: one_line(source) })?;
-        let unmounter = Unmounter::new(&directory);
+        let (end, ends) = mpsc::channel();
+        let unmounter = Unmounter::new(&directory, end);
         let ticker = Ticker::start(Arc::clone(&fs)).map_err(FuseError::Thread)?;
-        Ok(Self { fs, session, unmounter, ticker })
+        Ok(Self { fs, session, unmounter, ends, ticker })
     }
 
     /// The handle by which another thread unmounts it.
@@ -186,11 +201,29 @@ impl Mount {
     /// Serves the file system until it is unmounted, by `umount` or by an [`Unmounter`]. Then calls
     /// `on_end`, makes everything durable, and marks the file system as unmounted.
     ///
+    /// If programs have files open, and the kernel keeps the connection for them, they are served to
+    /// the end of this process. They can change nothing more after this has returned.
+    ///
     /// # Errors
-    /// [`FuseError::Session`], [`FuseError::Unmount`].
+    /// [`FuseError::Session`], [`FuseError::Unmount`], [`FuseError::Thread`].
     pub fn serve(self, on_end: impl FnOnce()) -> Result<(), FuseError> {
-        let Self { fs, session, unmounter: _, ticker } = self;
-        let served = session.run();
+        let Self { fs, session, unmounter, ends, ticker } = self;
+        let end = unmounter.end.clone();
+        let run = move || {
+            let served = catch_unwind(AssertUnwindSafe(|| session.run()));
+            let served =
+                served.unwrap_or_else(|_| Err(io::Error::other("the server has panicked")));
+            // Nothing receives it after the mount was abandoned.
+            let _ = end.send(End::Disconnected(served));
+        };
+        let begun = thread::Builder::new().name("riofs-session".to_owned()).spawn(run);
+        begun.map_err(FuseError::Thread)?;
+        let served = match ends.recv() {
+            Ok(End::Disconnected(served)) => served,
+            // `unmounter` is a sender, so this ends with a message.
+            Ok(End::Abandoned) | Err(_) => Ok(()),
+        };
+        drop(unmounter);
         on_end();
         ticker.stop();
         // Even after a failed connection.
@@ -281,11 +314,13 @@ pub struct Unmounter {
     directory: Arc<PathBuf>,
     /// `None`: the kernel's list of mounts can't be read.
     mount: Option<Arc<MountPoint>>,
+    end: Sender<End>,
 }
 
 impl Unmounter {
-    fn new(directory: &Path) -> Self {
+    fn new(directory: &Path, end: Sender<End>) -> Self {
         Self {
+            end,
             directory: Arc::new(directory.to_owned()),
             mount: MountPoint::on(directory).ok().flatten().map(Arc::new),
         }
@@ -318,7 +353,8 @@ impl Unmounter {
     }
 
     /// Takes a file system that is in use out of the directory tree, and ends the connection: else
-    /// it would be served until the last program has closed its files.
+    /// it would be served until the last program has closed its files. Where the kernel does not let
+    /// a user end it (`/sys/fs/fuse/connections` is missing), the service ends without it.
     fn detach(&self) -> io::Result<()> {
         let directory = self.directory.as_path();
         // Data that programs have changed in mapped files is with the kernel.
@@ -334,9 +370,9 @@ impl Unmounter {
         let connection = mount.device.rsplit(':').next().unwrap_or_default();
         let aborted = std::fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         if let Err(error) = aborted {
-            tracing::warn!(
-                "programs still use files: waiting until they have closed them ({error})"
-            );
+            // Without the kernel's files of connections only the end of the process ends one.
+            tracing::debug!(%error, "the connection is left to the end of the process");
+            let _ = self.end.send(End::Abandoned);
         }
         Ok(())
     }

@@ -156,17 +156,18 @@ fn a_user_unmounts_what_is_in_use_by_force_only() {
 fn a_user_needs_fusermount3_and_a_directory_of_its_own() {
     let Some(user) = User::new() else { return };
     user.fs(&["mkfs", "disk.img", "--size", "128M"]).ok();
-    let script = "PATH=/nothing exec ./rio fs mount disk.img mnt -o json";
-    // Programs are searched for on the path, and some also in the usual places.
+    let script = "PATH=/nothing exec ./rio fs mount disk.img mnt --daemon --log log -o json";
+    // The program is searched for on the path, and then in the usual places.
     let done = user.shell(script);
-    if done.code != 0 {
-        done.failed(1, &["fusermount3", "apt-get install fuse3"]);
+    match done.code {
+        0 => drop(user.fs(&["umount", "mnt"]).ok()),
+        _ => drop(done.failed(1, &["fusermount3", "apt-get install fuse3"])),
     }
     user.fs(&["mount", "disk.img", "/", "--daemon", "--log", "log"])
         .failed(1, &["can't mount on /"]);
     if user.is_other {
         File::create(user.path().join("root.img")).unwrap().set_len(1 << 20).unwrap();
-        user.fs(&["mount", "root.img", "mnt"]).failed(4, &["rio fs mkfs"]);
+        user.fs(&["mount", "root.img", "mnt"]).failed(7, &["root.img", "needs permission"]);
     }
     assert_eq!(user.fs(&["stat", "disk.img"]).ok()["state"], "unmounted");
 }
