@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test miri sim sim-build sim-seeds sim-plants sim-fs sim-worlds lint bench guest fs-programs mutants build setup
+.PHONY: help demo test miri sim sim-build sim-seeds sim-plants drive-plants sim-fs sim-worlds lint bench guest fs-programs mutants build setup
 
 # Extra arguments for the program behind a target: make demo ARGS='-o json'
 ARGS ?=
@@ -63,7 +63,7 @@ mutants: setup ## Small wrong changes in the pure crates: does a test notice eac
 build: setup ## The rio program, optimised
 	@$(BOUNDED_BUILD) $(CARGO) build --release --locked --package riopipe-cli --bin rio
 
-sim: sim-seeds sim-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
+sim: sim-seeds sim-plants drive-plants sim-fs sim-worlds ## The simulator: new seeds for SIM_MINUTES=10, planted bugs, RioFS, small worlds
 
 # Apart from rio: its planted bugs must not get into the program.
 sim-build: build
@@ -81,6 +81,12 @@ sim-fs: sim-build
 sim-plants: sim-build
 	@echo "sim: planted bugs"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --plant all $(ARGS)
+
+# Not in the simulator: a test of the modelled drive alone.
+drive-plants: setup
+	@echo "sim: planted bugs of drives that keep an order"
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --locked --quiet \
+	  --package riopipe-model --features probe --test plants
 
 sim-worlds: setup
 	@echo "sim: small worlds, all of them"

@@ -3,7 +3,7 @@
 //! (`copies`, `drives`, `model`, `logs`) selects one part. `make bench` measures the whole path
 //! instead.
 
-use riopipe_media::ssd::{self, Command, FLASH};
+use riopipe_media::ssd::{self, Command, FLASH, Order};
 use riopipe_media::{BLOCK_BYTES, Data, Operation, Submitted, open_drive, open_log};
 use riopipe_order::region::Region;
 use riopipe_platform::now_ns;
@@ -77,7 +77,7 @@ fn random_writes_of_4_kib() {
 
 fn what_the_model_costs() {
     let blocks = 1 << 18;
-    let mut drive = ssd::in_memory(&FLASH, blocks, 1, true).unwrap();
+    let mut drive = ssd::in_memory(&FLASH, Order::NONE, blocks, 1, true).unwrap();
     let queue = drive.open_queue();
     let block = vec![7; BLOCK_BYTES];
     let (mut state, mut done) = (88_172_645_463_325_252, Vec::new());

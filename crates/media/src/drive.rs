@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use riopipe_order::block_device::{self, BlockDevice};
+use riopipe_order::write_order::DriveOrder;
 
 use crate::buf::AlignedBuf;
 use crate::error::OpenError;
@@ -71,6 +72,12 @@ pub trait Drive: Send + Sync {
     /// Those of [`Drive::open_queue`].
     fn open_only_queue(&self, depth: usize) -> Result<Box<dyn Queue>, OpenError> {
         self.open_queue(depth)
+    }
+
+    /// The order among writes that the drive keeps by itself. Its queues take writes in this order
+    /// ([`write_in_order`](BlockDevice::write_in_order)).
+    fn order(&self) -> DriveOrder {
+        DriveOrder::None
     }
 
     /// The content that remains on the drive after a killed process and after a power cut.

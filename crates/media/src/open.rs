@@ -43,8 +43,8 @@ pub fn inspect_drive(spec: &str) -> Result<Arc<dyn Drive>, OpenError> {
 pub fn properties_once_created(spec: &str) -> Result<Option<(Survival, bool)>, OpenError> {
     Ok(match DriveSpec::parse(spec)? {
         DriveSpec::File { .. } => Some((survival_of_file(), true)),
-        DriveSpec::ModelInFile { profile, .. } => {
-            Some((modelled::survival(profile, true), !profile.plp))
+        DriveSpec::ModelInFile { profile, order, .. } => {
+            Some((modelled::survival(profile, order.kind, true), !profile.plp))
         }
         DriveSpec::Memory { .. } | DriveSpec::Device { .. } | DriveSpec::ModelInMemory { .. } => {
             None
@@ -65,17 +65,17 @@ fn open(spec: DriveSpec<'_>, lock_wait: Duration) -> Result<Arc<dyn Drive>, Open
             let medium = Medium::device(&path, lock_wait)?;
             Ok(Arc::new(DiskDrive::new(medium, plp.then_some(false), threads)))
         }
-        DriveSpec::ModelInMemory { profile, bytes, seed, lazy } => {
+        DriveSpec::ModelInMemory { profile, order, bytes, seed, lazy } => {
             let blocks = bytes / BLOCK_BYTES as u64;
-            let model = modelled::in_memory(profile, blocks, seed, !lazy)?;
-            Ok(Arc::new(Ssd::new(profile, model, "in memory", None)))
+            let model = modelled::in_memory(profile, order, blocks, seed, !lazy)?;
+            Ok(Arc::new(Ssd::new(profile, order, model, "in memory", None)))
         }
-        DriveSpec::ModelInFile { profile, path, size, seed } => {
+        DriveSpec::ModelInFile { profile, order, path, size, seed } => {
             let medium = Medium::file(&path, size, Reserve::Try, false, lock_wait)?;
             // The model keeps the file, and with it the lock.
             let file = Arc::new(Watched::new(medium));
-            let model = modelled::in_file(profile, Arc::clone(&file), seed)?;
-            Ok(Arc::new(Ssd::new(profile, model, &format!("in {path}"), Some(file))))
+            let model = modelled::in_file(profile, order, Arc::clone(&file), seed)?;
+            Ok(Arc::new(Ssd::new(profile, order, model, &format!("in {path}"), Some(file))))
         }
     }
 }

@@ -37,7 +37,10 @@ impl Drives {
             format!("file:{path}/sparse-threads,size=4M,sparse,io=threads"),
             "ssd:flash,size=4M,lazy".to_owned(),
             "ssd:optane,size=4M".to_owned(),
+            "ssd:flash,size=4M,order=barrier".to_owned(),
+            "ssd:optane,size=4M,order=op".to_owned(),
             format!("ssd:flash,size=4M,file={path}/flash"),
+            format!("ssd:flash,size=4M,order=op,file={path}/op"),
             format!("ssd:optane,size=4M,file={path}/optane"),
         ];
         // A file system without FALLOC_FL_ZERO_RANGE, and without direct I/O before Linux 6.6.
@@ -388,6 +391,8 @@ fn a_wrong_specification_is_answered_with_the_right_forms() {
         "ssd:flash",
         "ssd:tape,size=4M",
         "ssd:flash,size=4M,seed=x",
+        "ssd:flash,size=4M,order=fifo",
+        "ssd:flash,size=4M,penalty=5",
     ] {
         match open_drive(spec).err() {
             Some(error @ OpenError::Spec { .. }) => {

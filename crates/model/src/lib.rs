@@ -12,5 +12,6 @@ extern crate alloc;
 extern crate std;
 
 pub mod log;
+pub mod probe;
 pub mod seed;
 pub mod ssd;

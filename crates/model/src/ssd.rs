@@ -2,17 +2,22 @@
 //!
 //! [`Model`] is the whole drive as a pure state machine: `now` and seeds are arguments, and the
 //! same calls give the same results. [`Timing`] computes its completion times alone. The blocks'
-//! contents are behind [`Pages`]. The numbers come from a [`Profile`]; docs/media.md has the
+//! contents are behind [`Pages`]. A drive may keep an [`Order`] among writes. The numbers come from a [`Profile`]; docs/media.md has the
 //! formulas and the source of each number.
 
+mod barrier;
 mod model;
 #[cfg(test)]
 mod names;
+mod op;
+mod order;
 mod profile;
 mod store;
 mod timing;
+mod versions;
 
 pub use model::{Command, Model, PageList, QueueId};
+pub use order::{Order, Tables};
 pub use profile::{FLASH, OPTANE, Profile};
 pub use store::{ExchangeError, Pages};
 pub use timing::Timing;

@@ -10,6 +10,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::write_order::{EpochId, WriteOrder};
+
 /// Size of a logical block in bytes: the unit of every address and length here, and the largest
 /// piece that a drive is assumed to write atomically (assumption M1).
 pub const BLOCK_BYTES: usize = 4096;
@@ -35,6 +37,40 @@ pub trait BlockDevice {
 
     /// Writes `data` (whole blocks) from block `lba` on.
     fn write(&mut self, op: u64, lba: u64, data: Data<'_, Self::Buf>) -> Submitted<Self::Buf>;
+
+    /// Writes `data` (whole blocks) from block `lba` on, at a place in the order that the drive
+    /// keeps. A drive that does not keep this order refuses the write
+    /// ([`Cause::OrderNotKept`]).
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, Self::Buf>,
+        order: WriteOrder,
+    ) -> Submitted<Self::Buf> {
+        match order {
+            WriteOrder::Orderless => self.write(op, lba, data),
+            WriteOrder::Ordered { .. } | WriteOrder::Epochs(_) => {
+                let blocks = (data.bytes().len() / BLOCK_BYTES) as u64;
+                refuse_order(Operation::Write, lba, blocks)
+            }
+        }
+    }
+
+    /// Makes durable all writes of the stream in epochs before `before`, also those that have not
+    /// been submitted yet: the operation ends when they have been, and are durable.
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<Self::Buf> {
+        let _ = (op, before);
+        refuse_order(Operation::Flush, 0, 0)
+    }
+
+    /// Begins a stream anew with the epoch `first`. What the drive still holds of the stream ends:
+    /// operations in flight fail, and contents that are not durable are lost, as after a power
+    /// cut.
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<Self::Buf> {
+        let _ = (op, first);
+        refuse_order(Operation::StartStream, 0, 0)
+    }
 
     /// Reads `blocks` blocks from `lba` on into a new buffer.
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Self::Buf>;
@@ -64,6 +100,13 @@ pub trait BlockDevice {
     /// Operations submitted (also those not kicked yet) and not yet returned by
     /// [`poll`](Self::poll).
     fn in_flight(&self) -> usize;
+}
+
+/// The answer of a drive that does not keep the order of an operation.
+#[cold]
+fn refuse_order<B>(what: Operation, lba: u64, blocks: u64) -> Submitted<B> {
+    let drive = Arc::from("this drive");
+    Submitted::Done(Err(IoError::new(what, lba, blocks, &drive, Cause::OrderNotKept)))
 }
 
 /// The bytes of a write.
@@ -156,6 +199,8 @@ pub enum Operation {
     WriteZeroes,
     /// [`BlockDevice::deallocate`].
     Deallocate,
+    /// [`BlockDevice::start_stream`].
+    StartStream,
 }
 
 impl fmt::Display for Operation {
@@ -166,6 +211,7 @@ impl fmt::Display for Operation {
             Self::Flush => "flush",
             Self::WriteZeroes => "write zeroes",
             Self::Deallocate => "deallocate",
+            Self::StartStream => "start of a stream",
         })
     }
 }
@@ -209,6 +255,39 @@ pub enum Cause {
     /// The modelled drive has lost power.
     #[error("the drive has lost power")]
     PowerLost,
+    /// The drive does not keep the order that the operation needs.
+    #[error(
+        "the drive does not keep this order: cache barriers need a drive with order=barrier, \
+         streams and epochs one with order=op"
+    )]
+    OrderNotKept,
+    /// The streams that an operation names are none, or one twice.
+    #[error("an ordered write needs one stream, or two different ones; 0 is no stream")]
+    BadStream,
+    /// The drive keeps the order of no further stream.
+    #[error(
+        "the drive keeps the order of {streams} streams at a time, and none of them is idle: end \
+         the epochs of another stream first"
+    )]
+    StreamsFull {
+        /// The number of streams with epochs that are not durable.
+        streams: usize,
+    },
+    /// The epoch has been ended by a barrier.
+    #[error("epoch {} of stream {} has ended: its barrier came before this write", .0.epoch, .0.stream)]
+    EpochEnded(EpochId),
+    /// An earlier write of the stream has failed, so no later one can become durable in order.
+    #[error("an earlier write of stream {stream} has failed: start the stream anew")]
+    StreamFailed {
+        /// The stream.
+        stream: u16,
+    },
+    /// The stream was started anew while the operation was in flight.
+    #[error("stream {stream} was started anew while this was in flight")]
+    StreamRestarted {
+        /// The stream.
+        stream: u16,
+    },
     /// The medium or the system reported an error. The text is the system's.
     #[error("{0}")]
     Failed(String),

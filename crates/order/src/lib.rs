@@ -25,3 +25,4 @@ pub mod probe;
 pub mod recovery;
 pub mod region;
 pub mod topology;
+pub mod write_order;

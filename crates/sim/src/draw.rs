@@ -140,7 +140,13 @@ fn choose_models(machines: &mut [MachineSpec], rng: &mut Rng) {
     for machine in machines {
         let is_modelled = rng.one_in(2);
         for drive in machine.drives.iter_mut().filter(|_| is_modelled) {
-            drive.model = Some(if drive.plp { ModelKind::Optane } else { ModelKind::Flash });
+            // The writes of these runs have no order, so the drive's own order must not matter.
+            drive.model = Some(match (drive.plp, rng.below(4)) {
+                (true, _) => ModelKind::Optane,
+                (false, 0) => ModelKind::FlashBarrier,
+                (false, 1) => ModelKind::FlashOp,
+                (false, _) => ModelKind::Flash,
+            });
         }
     }
 }

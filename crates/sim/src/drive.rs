@@ -16,6 +16,7 @@ use riopipe_model::ssd::Command;
 use riopipe_order::block_device::{
     BlockDevice, Cause, Data, Done, IoError, Limits, Operation, Submitted,
 };
+use riopipe_order::write_order::WriteOrder;
 use serde::{Deserialize, Serialize};
 
 use crate::block::{self, BLOCK, Content, GARBAGE, SECTOR, ZERO};
@@ -65,7 +66,10 @@ impl Request {
     fn command(self) -> Command<Content> {
         let (what, lba, blocks) = self.extent();
         match self {
-            Self::Write(_, contents) => Command::Write { lba, pages: modelled::pages(contents) },
+            Self::Write(_, contents) => {
+                let (pages, order) = (modelled::pages(contents), WriteOrder::Orderless);
+                Command::Write { lba, pages, order }
+            }
             Self::Zero(..) => Command::Zeroes { what, lba, blocks },
             Self::Read(..) => Command::Read { lba, blocks },
             Self::Flush(_) => Command::Flush,

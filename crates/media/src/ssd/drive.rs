@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use riopipe_model::ssd::Pages;
 use riopipe_order::block_device::{BLOCK_BYTES, BlockDevice, Cause, Limits, Operation};
+use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 use riopipe_platform::now_ns;
 
 use crate::buf::AlignedBuf;
@@ -19,12 +20,15 @@ use crate::drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 use crate::error::OpenError;
 use crate::identity::Carrier;
 use crate::ssd::pages::{Frame, FrameMemory};
-use crate::ssd::{Command, Model, PageList, PowerCut, Profile, QueueId};
+use crate::ssd::{Command, Model, Order, PageList, PowerCut, Profile, QueueId};
 use crate::survival::{Kept, Survival};
 use crate::watched::{CHECK_INTERVAL_NS, Watched};
 
 /// Number of frames that a queue takes from the drive at once, so that it seldom takes the lock.
 const RESERVED_FRAMES: usize = 64;
+/// Time in ns after which a queue asks again for the completions of operations that wait for those
+/// of other queues, so that it is not known when they are due.
+const WAITING_POLL_NS: u64 = 50_000;
 /// Longest sleep in ns of a dropped queue that waits for its operations.
 const DROP_SLEEP_MAX_NS: u64 = 1_000_000;
 
@@ -34,6 +38,7 @@ pub(crate) struct Ssd {
     /// The memory of the model's frames.
     frame_memory: Arc<FrameMemory>,
     geometry: Geometry,
+    order: DriveOrder,
     survival: Survival,
     name: Arc<str>,
     /// The file with the blocks, if there is one.
@@ -45,6 +50,7 @@ impl Ssd {
     /// The blocks outlive the process if they are in a file.
     pub(crate) fn new(
         profile: &'static Profile,
+        order: Order,
         model: Model,
         place: &str,
         file: Option<Arc<Watched>>,
@@ -55,8 +61,14 @@ impl Ssd {
         };
         let blocks = model.blocks();
         let mib = (blocks * BLOCK_BYTES as u64) >> 20;
+        let order = order.kind;
+        let kept = match order {
+            DriveOrder::None => "",
+            DriveOrder::Barrier => ", cache barrier",
+            DriveOrder::Epochs => ", order-preserving FTL",
+        };
         let describe =
-            format!("modelled drive like a {}, {mib} MiB {place}, {cache}", profile.like);
+            format!("modelled drive like a {}, {mib} MiB {place}, {cache}{kept}", profile.like);
         Ssd {
             frame_memory: Arc::clone(model.pages().frame_memory()),
             model: Arc::new(Mutex::new(model)),
@@ -67,7 +79,8 @@ impl Ssd {
                 atomic_block: true,
                 describe,
             },
-            survival: survival(profile, file.is_some()),
+            order,
+            survival: survival(profile, order, file.is_some()),
             name: Arc::from(format!("ssd:{}", profile.name)),
             file,
         }
@@ -75,16 +88,24 @@ impl Ssd {
 }
 
 /// The survival of a modelled drive, in a file or in memory.
-pub(crate) const fn survival(profile: &Profile, is_in_file: bool) -> Survival {
+pub(crate) const fn survival(profile: &Profile, order: DriveOrder, is_in_file: bool) -> Survival {
     Survival {
         process_kill: match is_in_file {
             true => Kept::Completed,
             false => Kept::Nothing,
         },
         power_cut: Kept::Nothing,
-        note: match profile.plp {
-            true => "modelled: a modelled power cut keeps what had completed",
-            false => "modelled: a modelled power cut keeps what was flushed",
+        note: match (profile.plp, order) {
+            (true, _) => "modelled: a modelled power cut keeps what had completed",
+            (false, DriveOrder::None) => "modelled: a modelled power cut keeps what was flushed",
+            (false, DriveOrder::Barrier) => {
+                "modelled: a modelled power cut keeps what was flushed, and of ordered writes a \
+                 prefix of epochs"
+            }
+            (false, DriveOrder::Epochs) => {
+                "modelled: a modelled power cut keeps what was flushed, and of each stream a \
+                 prefix of epochs"
+            }
         },
     }
 }
@@ -112,6 +133,10 @@ impl Drive for Ssd {
 
     fn carrier(&self) -> Option<Carrier<'_>> {
         self.file.as_deref().map(|watched| Carrier::new(&watched.file))
+    }
+
+    fn order(&self) -> DriveOrder {
+        self.order
     }
 
     fn survives(&self) -> Survival {
@@ -187,6 +212,28 @@ impl SsdQueue {
         self.stage(op, Command::Zeroes { what, lba, blocks })
     }
 
+    /// Checks and stages a flush.
+    fn stage_flush(&mut self, op: u64, command: Command<Frame>) -> Submitted {
+        // A flush of a deleted file must not succeed, because nothing in it will be found again.
+        if let Some(file) = &self.file {
+            let _ = file.check();
+        }
+        if let Err(cause) = self.check_admission() {
+            return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
+        }
+        self.stage(op, command)
+    }
+
+    /// Time at which the queue must ask the model again, which has operations of the queue in
+    /// flight.
+    fn next_poll(model: &Model, now: u64) -> u64 {
+        let next_due = model.next_due().unwrap_or(u64::MAX);
+        match model.has_waiting() {
+            true => next_due.min(now + WAITING_POLL_NS),
+            false => next_due,
+        }
+    }
+
     /// Takes frames from the drive, until this queue has at least `count`.
     #[cold]
     fn reserve_frames(&mut self, count: usize) -> Result<(), Cause> {
@@ -206,6 +253,16 @@ impl BlockDevice for SsdQueue {
     type Buf = AlignedBuf;
 
     fn write(&mut self, op: u64, lba: u64, data: Data<'_>) -> Submitted {
+        self.write_in_order(op, lba, data, WriteOrder::Orderless)
+    }
+
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_>,
+        order: WriteOrder,
+    ) -> Submitted {
         let bytes = data.bytes();
         let blocks = bytes.len() / BLOCK_BYTES;
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
@@ -229,7 +286,7 @@ impl BlockDevice for SsdQueue {
             [frame] => PageList::One(frame),
             _ => PageList::Many(frames.into()),
         };
-        self.stage(op, Command::Write { lba, pages })
+        self.stage(op, Command::Write { lba, pages, order })
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
@@ -244,14 +301,20 @@ impl BlockDevice for SsdQueue {
     }
 
     fn flush(&mut self, op: u64) -> Submitted {
-        // A flush of a deleted file must not succeed, because nothing in it will be found again.
-        if let Some(file) = &self.file {
-            let _ = file.check();
+        self.stage_flush(op, Command::Flush)
+    }
+
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted {
+        self.stage_flush(op, Command::FlushEpochs { before })
+    }
+
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted {
+        match self.check_admission() {
+            Ok(()) => self.stage(op, Command::StartStream { first }),
+            Err(cause) => {
+                Submitted::Done(Err(self.limits.error(Operation::StartStream, 0, 0, cause)))
+            }
         }
-        if let Err(cause) = self.check_admission() {
-            return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
-        }
-        self.stage(op, Command::Flush)
     }
 
     fn write_zeroes(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted {
@@ -270,9 +333,12 @@ impl BlockDevice for SsdQueue {
         for StagedOperation { op, command } in self.staged.drain(..) {
             model.submit(now, self.id, op, command);
         }
-        // If nothing is due, the drive has no power and has refused the operations. Their
-        // completions can be taken at once.
-        self.next_due = model.next_due().unwrap_or(now);
+        // If nothing is due and nothing waits, the drive has refused the operations: it has no
+        // power, or does not keep their order. Their completions can be taken at once.
+        self.next_due = match Self::next_poll(&model, now) {
+            u64::MAX => now,
+            next_poll => next_poll,
+        };
     }
 
     fn poll(&mut self, now: u64, done: &mut Vec<Done>) {
@@ -290,9 +356,9 @@ impl BlockDevice for SsdQueue {
         model.advance(now);
         self.in_flight -= model.take_done(self.id, done);
         let has_submitted_operations = self.in_flight > self.staged.len();
-        self.next_due = match model.next_due() {
-            Some(due) if has_submitted_operations => due,
-            _ => u64::MAX,
+        self.next_due = match has_submitted_operations {
+            true => Self::next_poll(&model, now),
+            false => u64::MAX,
         };
     }
 
@@ -318,6 +384,9 @@ impl Drop for SsdQueue {
         let mut done = Vec::new();
         while self.in_flight > 0 {
             let now = now_ns();
+            // What waits for operations that may never come would keep the queue for ever.
+            lock(&self.model).end_waiting_of(now, self.id);
+            self.next_due = self.next_due.min(now);
             self.poll(now, &mut done);
             if self.in_flight > 0 {
                 let wait_ns = self.next_due.saturating_sub(now).min(DROP_SLEEP_MAX_NS);

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use riopipe_model::ssd::Pages as _;
 pub use riopipe_model::ssd::{
-    Command, FLASH, OPTANE, PageList, PowerCut, Profile, QueueId, Timing,
+    Command, FLASH, OPTANE, Order, PageList, PowerCut, Profile, QueueId, Tables, Timing,
 };
 use riopipe_order::block_device::BLOCK_BYTES;
+use riopipe_order::write_order::WriteOrder;
 
 use crate::error::OpenError;
 use crate::watched::Watched;
@@ -26,32 +27,34 @@ pub use pages::DrivePages;
 /// A modelled drive with its data.
 pub type Model = riopipe_model::ssd::Model<DrivePages>;
 
-/// A drive of `blocks` blocks, all zero, in memory. `seed` determines the spread of completion
+/// A drive of `blocks` blocks, all zero, in memory, that keeps `order`. `seed` determines the spread of completion
 /// times; `prefault` allocates the memory now.
 ///
 /// # Errors
 /// There is not enough memory.
 pub fn in_memory(
     profile: &'static Profile,
+    order: Order,
     blocks: u64,
     seed: u64,
     prefault: bool,
 ) -> Result<Model, OpenError> {
-    let pages = DrivePages::in_memory(blocks, profile.losable_blocks, prefault)
+    let pages = DrivePages::in_memory(blocks, order.kept_max(profile), prefault)
         .map_err(|source| out_of_memory(blocks, source))?;
-    Ok(Model::new(profile, pages, seed))
+    Ok(Model::with_order(profile, order, pages, seed))
 }
 
 /// A drive whose blocks are in a file. `seed` determines the spread of completion times.
 pub(crate) fn in_file(
     profile: &'static Profile,
+    order: Order,
     file: Arc<Watched>,
     seed: u64,
 ) -> Result<Model, OpenError> {
     let blocks = file.len / BLOCK_BYTES as u64;
-    let pages = DrivePages::in_file(BlockFile::new(file), profile.losable_blocks)
+    let pages = DrivePages::in_file(BlockFile::new(file), order.kept_max(profile))
         .map_err(|source| out_of_memory(blocks, source))?;
-    Ok(Model::new(profile, pages, seed))
+    Ok(Model::with_order(profile, order, pages, seed))
 }
 
 /// The error that there is no memory for a drive of `blocks` blocks.
@@ -83,7 +86,8 @@ pub fn write(
         model.pages().frame_memory().fill(page, block);
         pages.push(page);
     }
-    model.submit(now, queue, op, Command::Write { lba, pages: PageList::Many(pages.into()) });
+    let (pages, order) = (PageList::Many(pages.into()), WriteOrder::Orderless);
+    model.submit(now, queue, op, Command::Write { lba, pages, order });
     Ok(())
 }
 

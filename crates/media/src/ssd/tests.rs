@@ -115,14 +115,14 @@ struct Seen {
 
 fn model(profile: &'static Profile, in_file: bool, seed: u64) -> Model {
     if !in_file {
-        return in_memory(profile, BLOCKS, seed, false).unwrap();
+        return in_memory(profile, Order::NONE, BLOCKS, seed, false).unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("drive").display().to_string();
     let size = Some(BLOCKS * BLOCK_BYTES as u64);
     let at_once = LockWait::within(Duration::ZERO);
     let medium = Medium::file(&path, size, Reserve::Try, false, at_once).unwrap();
-    super::in_file(profile, Arc::new(Watched::new(medium)), seed).unwrap()
+    super::in_file(profile, Order::NONE, Arc::new(Watched::new(medium)), seed).unwrap()
 }
 
 fn zeroes(lba: u64, blocks: u64) -> Command<u32> {

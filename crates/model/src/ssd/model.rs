@@ -13,18 +13,28 @@ use core::cmp::Reverse;
 use core::slice;
 
 use riopipe_order::block_device::{Cause, Done, IoError, Limits, Operation};
+use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 
-use super::store::{InFlightBlock, Position, Store};
-use super::{Pages, PowerCut, Profile, Timing};
+use super::store::Position;
+use super::{Order, Pages, PowerCut, Profile, Timing};
+use contents::{Contents, InFlightBlock, Ticket};
+use waiting::Waiting;
+
+mod contents;
+mod waiting;
 
 /// A modelled drive with its data.
 ///
 /// An operation takes effect when it completes, in the order of completion times. Until then a
-/// power cut may apply any part of it. A read returns the content at its completion.
+/// power cut may apply any part of it, as far as the order of the drive allows that. A read returns
+/// the content at its completion.
 pub struct Model<P: Pages> {
     profile: &'static Profile,
+    order: Order,
     timing: Timing,
-    store: Store<P>,
+    contents: Contents<P>,
+    /// The operations that wait for others, so that it is not known when they complete.
+    waiting: Waiting<P::Page>,
     /// The completion times of the operations in flight, the earliest first.
     due: BinaryHeap<Reverse<DueOperation>>,
     /// The operations in flight, by slot.
@@ -67,6 +77,8 @@ pub enum Command<Page> {
         /// The contents, block by block. The drive owns them from now on, even if it refuses the
         /// write.
         pages: PageList<Page>,
+        /// Its place in the order that the drive keeps.
+        order: WriteOrder,
     },
     /// Write zeroes, or deallocate: deallocated blocks read as zeroes, too (trap T10).
     Zeroes {
@@ -86,16 +98,41 @@ pub enum Command<Page> {
     },
     /// Make durable all writes that have completed by now (assumption M2).
     Flush,
+    /// Make durable all writes of the stream in epochs before this one, also those that come later.
+    FlushEpochs {
+        /// The first epoch that is not covered.
+        before: EpochId,
+    },
+    /// Begin the stream anew with this epoch. Its operations in flight fail. What is in order
+    /// becomes durable, the rest of the stream is lost. A drive with a cache barrier has one
+    /// sequence of epochs, and any stream stands for it.
+    StartStream {
+        /// The first epoch.
+        first: EpochId,
+    },
 }
 
 impl<Page> Command<Page> {
     /// The operation, its first block and its number of blocks.
     fn extent(&self) -> (Operation, u64, u64) {
         match self {
-            Self::Write { lba, pages } => (Operation::Write, *lba, pages.as_slice().len() as u64),
+            Self::Write { lba, pages, .. } => {
+                (Operation::Write, *lba, pages.as_slice().len() as u64)
+            }
             Self::Zeroes { what, lba, blocks } => (*what, *lba, *blocks),
             Self::Read { lba, blocks } => (Operation::Read, *lba, *blocks),
-            Self::Flush => (Operation::Flush, 0, 0),
+            Self::Flush | Self::FlushEpochs { .. } => (Operation::Flush, 0, 0),
+            Self::StartStream { .. } => (Operation::StartStream, 0, 0),
+        }
+    }
+
+    /// Whether a drive with this order can execute the command.
+    const fn is_kept_by(&self, kind: DriveOrder) -> bool {
+        match self {
+            Self::Write { order, .. } => kind.keeps(*order),
+            Self::Zeroes { .. } | Self::Read { .. } | Self::Flush => true,
+            Self::FlushEpochs { .. } => matches!(kind, DriveOrder::Epochs),
+            Self::StartStream { .. } => matches!(kind, DriveOrder::Epochs | DriveOrder::Barrier),
         }
     }
 }
@@ -122,12 +159,20 @@ impl<Page> PageList<Page> {
 
 /// An operation that has not completed.
 struct InFlightOperation<Page> {
-    queue: QueueId,
-    /// The caller's name of the operation.
-    op: u64,
+    /// The queue and the caller's name of the operation. `None`: the drive does it by itself.
+    name: Option<Name>,
     command: Command<Page>,
-    /// The writes that had completed when the operation was submitted. A flush makes them durable.
+    /// The place of a write in the order of the drive.
+    ticket: Ticket,
+    /// The writes that had completed when the operation began. A flush makes them durable.
     completed_before: Position,
+}
+
+/// The queue of an operation, and the caller's name for the operation.
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    queue: QueueId,
+    op: u64,
 }
 
 /// The completions of a queue that were not taken yet.
@@ -138,14 +183,22 @@ struct Inbox<Buf> {
 }
 
 impl<P: Pages> Model<P> {
-    /// A drive over `pages`. `seed` determines the spread of completion times.
+    /// A drive over `pages` that keeps no order. `seed` determines the spread of completion times.
     pub fn new(profile: &'static Profile, pages: P, seed: u64) -> Self {
+        Self::with_order(profile, Order::NONE, pages, seed)
+    }
+
+    /// A drive over `pages` that keeps an order. `seed` determines the spread of completion times,
+    /// and in which order the cache is written back.
+    pub fn with_order(profile: &'static Profile, order: Order, pages: P, seed: u64) -> Self {
         let name = Arc::from(alloc::format!("ssd:{}", profile.name));
         Self {
             profile,
-            timing: Timing::new(profile, seed),
+            order,
+            timing: Timing::with_order(profile, order, seed),
             limits: Limits::new(pages.blocks(), &name),
-            store: Store::new(pages, profile.losable_blocks),
+            contents: Contents::new(profile, order, pages, seed),
+            waiting: Waiting::new(),
             due: BinaryHeap::new(),
             ops: Vec::new(),
             free_slots: Vec::new(),
@@ -158,23 +211,23 @@ impl<P: Pages> Model<P> {
 
     /// The store of the blocks' contents.
     pub const fn pages(&self) -> &P {
-        self.store.pages()
+        self.contents.pages()
     }
 
     /// The store of the blocks' contents, to allocate pages for writes.
     pub const fn pages_mut(&mut self) -> &mut P {
-        self.store.pages_mut()
+        self.contents.pages_mut()
     }
 
     /// The contents of a block before each completed write that a power cut may still take, oldest
     /// first.
     pub fn older_contents(&self, lba: u64) -> impl Iterator<Item = P::Page> {
-        self.store.older_contents(lba)
+        self.contents.older_contents(lba)
     }
 
     /// Capacity in blocks.
     pub fn blocks(&self) -> u64 {
-        self.store.pages().blocks()
+        self.contents.pages().blocks()
     }
 
     /// Opens a queue. Completions of its operations are kept until [`take_done`](Self::take_done).
@@ -201,9 +254,9 @@ impl<P: Pages> Model<P> {
         while let Some(Reverse(DueOperation { due, slot, .. })) = self.due.peek()
             && *due <= now
         {
-            let slot = *slot;
+            let (due, slot) = (*due, *slot);
             self.due.pop();
-            self.complete(slot);
+            self.complete(due, slot);
         }
     }
 
@@ -229,40 +282,56 @@ impl<P: Pages> Model<P> {
         let mut in_flight: Vec<_> = self.due.drain().map(|Reverse(operation)| operation).collect();
         in_flight.sort_unstable();
         let mut blocks_in_flight = Vec::new();
+        let mut count = 0;
         for operation in &in_flight {
-            let InFlightOperation { queue, op, command, .. } = self.take_operation(operation.slot);
+            let Some(operation) = self.take_operation(operation.slot) else { continue };
+            let InFlightOperation { name, command, ticket, .. } = operation;
+            let Some(name) = name else { continue };
             let (what, lba, blocks) = command.extent();
             match command {
-                Command::Write { lba, pages } => {
+                Command::Write { lba, pages, .. } => {
                     let pages = pages.as_slice().iter();
-                    let written =
-                        (lba..).zip(pages).map(|(lba, page)| InFlightBlock { lba, page: *page });
-                    blocks_in_flight.extend(written);
+                    let written = (lba..).zip(pages);
+                    blocks_in_flight.extend(written.map(|(lba, page)| InFlightBlock {
+                        lba,
+                        page: *page,
+                        ticket,
+                    }));
                 }
                 Command::Zeroes { lba, blocks, .. } => {
-                    let zeroed =
-                        (lba..lba + blocks).map(|lba| InFlightBlock { lba, page: P::ZEROES });
+                    let zeroed = (lba..lba + blocks).map(|lba| InFlightBlock {
+                        lba,
+                        page: P::ZEROES,
+                        ticket,
+                    });
                     blocks_in_flight.extend(zeroed);
                 }
-                Command::Read { .. } | Command::Flush => {}
+                Command::Read { .. }
+                | Command::Flush
+                | Command::FlushEpochs { .. }
+                | Command::StartStream { .. } => {}
             }
             let error = self.limits.error(what, lba, blocks, Cause::PowerLost);
-            self.add_completion(queue, op, Err(error));
+            self.add_completion(name, Err(error));
+            count += 1;
         }
-        let mut cut = self.store.power_cut(&blocks_in_flight, seed);
-        cut.in_flight = in_flight.len() as u64;
-        self.timing = Timing::new(self.profile, seed);
+        count += self.end_waiting(|_| true, &Cause::PowerLost);
+        let mut cut = self.contents.power_cut(blocks_in_flight, seed);
+        cut.in_flight = count;
+        self.timing = Timing::with_order(self.profile, self.order, seed);
+        self.end_write_back();
         self.is_off = true;
         cut
     }
 
     /// Makes all completed writes durable, without taking time.
     pub fn make_all_durable(&mut self) {
-        let all = self.store.position();
-        self.store.make_durable(all);
+        let all = self.contents.position();
+        self.contents.make_durable(all);
     }
 
-    /// Turns the power on. The contents that the cut left are durable.
+    /// Turns the power on. The contents that the cut left are durable. All streams begin with epoch
+    /// 0.
     pub fn power_on(&mut self) {
         self.is_off = false;
     }
@@ -270,6 +339,7 @@ impl<P: Pages> Model<P> {
     /// Submits a command. A refused command completes at once.
     #[inline]
     pub fn submit(&mut self, now: u64, queue: QueueId, op: u64, command: Command<P::Page>) {
+        let name = Name { queue, op };
         // The clocks of the callers may differ a little; the drive's time never decreases.
         let now = now.max(self.last_submission);
         self.last_submission = now;
@@ -277,25 +347,52 @@ impl<P: Pages> Model<P> {
         self.advance(now);
         let (what, lba, blocks) = command.extent();
         let in_bounds = match command {
-            Command::Flush => Ok(()),
+            Command::Flush | Command::FlushEpochs { .. } | Command::StartStream { .. } => Ok(()),
             Command::Zeroes { .. } => self.limits.extent(what, lba, blocks),
             Command::Write { .. } | Command::Read { .. } => self.limits.blocks(what, lba, blocks),
         };
-        if let Err(error) = in_bounds {
-            return self.refuse(queue, op, command, error);
-        }
-        if self.is_off {
-            let error = self.limits.error(what, lba, blocks, Cause::PowerLost);
-            return self.refuse(queue, op, command, error);
-        }
-        let due = match &command {
-            Command::Write { pages, .. } => self.timing.write(now, pages.as_slice().len() as u64),
-            Command::Zeroes { .. } => self.timing.update_tables(now),
-            Command::Read { lba, blocks } => self.timing.read(now, *lba, *blocks),
-            Command::Flush => self.timing.flush(now),
+        let refused = match in_bounds {
+            Err(error) => Some(error),
+            Ok(()) if self.is_off => Some(self.limits.error(what, lba, blocks, Cause::PowerLost)),
+            Ok(()) if !command.is_kept_by(self.order.kind) => {
+                Some(self.limits.error(what, lba, blocks, Cause::OrderNotKept))
+            }
+            Ok(()) => None,
         };
-        let completed_before = self.store.position();
-        let slot = self.add_operation(InFlightOperation { queue, op, command, completed_before });
+        if let Some(error) = refused {
+            self.refuse(name, command, error);
+            return self.wake(now);
+        }
+        match command {
+            Command::Write { lba, pages, order } => {
+                self.submit_write(now, name, (lba, pages, order));
+            }
+            Command::Flush | Command::FlushEpochs { .. } => {
+                self.submit_flush(now, name, command);
+            }
+            Command::StartStream { first } => {
+                self.start_stream(first);
+                let due = self.timing.flush(now);
+                self.begin(due, Some(name), command, Ticket::Orderless);
+                self.wake(now);
+            }
+            Command::Zeroes { .. } => {
+                let due = self.timing.update_tables(now);
+                self.begin(due, Some(name), command, Ticket::Orderless);
+            }
+            Command::Read { lba, blocks } => {
+                let due = self.timing.read(now, lba, blocks);
+                self.begin(due, Some(name), command, Ticket::Orderless);
+            }
+        }
+    }
+
+    /// Begins an operation that completes at `due`.
+    #[inline]
+    fn begin(&mut self, due: u64, name: Option<Name>, command: Command<P::Page>, ticket: Ticket) {
+        let completed_before = self.contents.position();
+        let operation = InFlightOperation { name, command, ticket, completed_before };
+        let slot = self.add_operation(operation);
         self.due.push(Reverse(DueOperation { due, submission: self.submitted_count, slot }));
         self.submitted_count += 1;
     }
@@ -315,59 +412,72 @@ impl<P: Pages> Model<P> {
         }
     }
 
-    /// Takes an operation in flight out of its slot.
-    fn take_operation(&mut self, slot: u32) -> InFlightOperation<P::Page> {
+    /// Takes an operation out of its slot when it is due. Returns `None` if it has ended before.
+    fn take_operation(&mut self, slot: u32) -> Option<InFlightOperation<P::Page>> {
+        // A slot is in `due` exactly once, from the begin of its operation until here.
         self.free_slots.push(slot);
-        // A slot is in `due` exactly once, from the submission of its operation until here.
-        self.ops[slot as usize].take().expect("an op in flight")
+        self.ops[slot as usize].take()
     }
 
-    /// Completes the operation in a slot: it takes effect now.
+    /// Completes the operation in a slot, which was due at `now`: it takes effect now.
     #[inline]
-    fn complete(&mut self, slot: u32) {
-        let operation = self.take_operation(slot);
-        let (what, lba, blocks) = operation.command.extent();
-        let result = match operation.command {
-            Command::Write { lba, pages } => self.write(lba, pages.as_slice()).map(|()| None),
+    fn complete(&mut self, now: u64, slot: u32) {
+        let Some(operation) = self.take_operation(slot) else { return };
+        let InFlightOperation { name, command, ticket, completed_before } = operation;
+        let (what, lba, blocks) = command.extent();
+        let result = match command {
+            Command::Write { lba, pages, order } => {
+                match self.contents.write(lba, pages.as_slice(), ticket) {
+                    Ok(unmapped) if !unmapped.is_empty() && self.profile.plp => {
+                        if let Some(name) = name {
+                            self.wait_for_mapping(name, order, (lba, blocks), unmapped);
+                        }
+                        return self.wake(now);
+                    }
+                    Ok(_) => Ok(None),
+                    Err(cause) => Err(cause),
+                }
+            }
             Command::Zeroes { lba, blocks, .. } => (lba..lba + blocks)
-                .try_for_each(|lba| self.store.put(lba, P::ZEROES))
+                .try_for_each(|lba| self.contents.write(lba, &[P::ZEROES], ticket).map(|_| ()))
                 .map(|()| None),
-            Command::Read { lba, blocks } => self.store.pages().read(lba, blocks).map(Some),
-            Command::Flush => {
-                self.store.make_durable(operation.completed_before);
+            Command::Read { lba, blocks } => self.contents.pages().read(lba, blocks).map(Some),
+            Command::Flush | Command::FlushEpochs { .. } => {
+                self.contents.make_durable(completed_before);
                 Ok(None)
             }
+            Command::StartStream { .. } => Ok(None),
         };
         let result = result.map_err(|cause| self.limits.error(what, lba, blocks, cause));
-        self.add_completion(operation.queue, operation.op, result);
-    }
-
-    /// Writes blocks from `lba` on. After a failure the blocks behind it are not written.
-    fn write(&mut self, lba: u64, pages: &[P::Page]) -> Result<(), Cause> {
-        let mut result = Ok(());
-        for (lba, page) in (lba..).zip(pages) {
-            match result {
-                Ok(()) => result = self.store.put(lba, *page),
-                Err(_) => self.store.pages_mut().release(*page),
-            }
+        match name {
+            Some(name) => self.add_completion(name, result),
+            None => self.end_write_back(),
         }
-        result
+        self.wake(now);
     }
 
-    /// Completes a command with an error at once, and frees the pages that it brought.
+    /// Completes a command with an error at once, and frees the pages that it brought. A write in
+    /// an order stops its streams.
     #[cold]
-    fn refuse(&mut self, queue: QueueId, op: u64, command: Command<P::Page>, error: IoError) {
-        if let Command::Write { pages, .. } = command {
-            for page in pages.as_slice() {
-                self.store.pages_mut().release(*page);
-            }
+    fn refuse(&mut self, name: Name, command: Command<P::Page>, error: IoError) {
+        if let Command::Write { pages, order, .. } = command {
+            self.release(&pages);
+            self.contents.refuse(order);
         }
-        self.add_completion(queue, op, Err(error));
+        self.add_completion(name, Err(error));
+    }
+
+    /// Frees the pages of a write.
+    fn release(&mut self, pages: &PageList<P::Page>) {
+        for page in pages.as_slice() {
+            self.contents.pages_mut().release(*page);
+        }
     }
 
     /// Adds a completion to the inbox of a queue. A closed queue needs none.
     #[inline]
-    fn add_completion(&mut self, queue: QueueId, op: u64, result: Result<Option<P::Buf>, IoError>) {
+    fn add_completion(&mut self, name: Name, result: Result<Option<P::Buf>, IoError>) {
+        let Name { queue, op } = name;
         let inbox = &mut self.inboxes[queue.0 as usize];
         if inbox.is_open {
             inbox.done.push(Done { op, result });

@@ -60,6 +60,16 @@ pub enum ExchangeError {
     Medium(Cause),
 }
 
+impl ExchangeError {
+    /// The cause of the failed operation.
+    pub(super) fn into_cause(self) -> Cause {
+        match self {
+            Self::OutOfPages => Cause::Failed("too many writes are in flight".into()),
+            Self::Medium(cause) => cause,
+        }
+    }
+}
+
 /// The blocks of a modelled drive. A block's old content is kept until a flush covers the write
 /// that replaced the content. A power cut loses the write by restoring the old content.
 pub(super) struct Store<P: Pages> {
@@ -82,6 +92,18 @@ struct LosableWrite<Page> {
 /// A position in the sequence of completed writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position(u64);
+
+impl Position {
+    /// The position before the version with this number.
+    pub(super) const fn before(next_id: u64) -> Self {
+        Self(next_id)
+    }
+
+    /// The number of the first version behind the position.
+    pub(super) const fn next_id(self) -> u64 {
+        self.0
+    }
+}
 
 impl<P: Pages> Store<P> {
     /// A store of which a power cut may lose at most `losable_max` completed writes. With
@@ -246,7 +268,7 @@ enum Content<Page> {
 }
 
 /// The severity of a power cut. The extremes are chosen often, since they find the most errors.
-enum Severity {
+pub(super) enum Severity {
     /// Every block gets its durable content.
     AllDurable,
     /// Every block keeps its newest completed content.
@@ -259,7 +281,7 @@ enum Severity {
 }
 
 impl Severity {
-    fn choose(random: &mut Seed) -> Severity {
+    pub(super) fn choose(random: &mut Seed) -> Severity {
         match random.below(8) {
             0 => Severity::AllDurable,
             1 => Severity::AllNewest,

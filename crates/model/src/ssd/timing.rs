@@ -13,7 +13,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::Profile;
+use super::{Order, Profile};
 use crate::seed::Seed;
 
 /// The times at which each part of a drive is free again. All times are in ns on the caller's
@@ -21,6 +21,8 @@ use crate::seed::Seed;
 #[derive(Debug, Clone)]
 pub struct Timing {
     profile: &'static Profile,
+    /// The order of the drive, which makes writes slower.
+    order: Order,
     /// Time at which controller and link are free. Commands use them one after the other.
     port_free: u64,
     /// Time at which all accepted blocks will have been programmed.
@@ -39,10 +41,16 @@ struct FlushExecution {
 }
 
 impl Timing {
-    /// An idle drive. `seed` determines the spread of write latencies.
+    /// An idle drive that keeps no order. `seed` determines the spread of write latencies.
     pub fn new(profile: &'static Profile, seed: u64) -> Timing {
+        Self::with_order(profile, Order::NONE, seed)
+    }
+
+    /// An idle drive that keeps an order.
+    pub fn with_order(profile: &'static Profile, order: Order, seed: u64) -> Timing {
         Timing {
             profile,
+            order,
             port_free: 0,
             cache_drained: 0,
             units_free: vec![0; profile.units as usize],
@@ -54,13 +62,14 @@ impl Timing {
     /// Time at which a write of `blocks` blocks that arrives at `now` completes.
     pub fn write(&mut self, now: u64, blocks: u64) -> u64 {
         let profile = self.profile;
-        let drain_block_ns = profile.drain_block_ns();
+        let drain_block_ns = self.order.penalized(profile.drain_block_ns());
         // The cache has space as soon as at most this number of earlier blocks is in it.
         let earlier_blocks_max = profile.cache_blocks.saturating_sub(blocks);
         let cache_has_space =
             self.cache_drained.saturating_sub(earlier_blocks_max * drain_block_ns);
         let start = now.max(self.port_free).max(cache_has_space);
-        let arrived = start + profile.write_command_ns.max(blocks * profile.link_block_ns);
+        let transfer = profile.write_command_ns.max(blocks * profile.link_block_ns);
+        let arrived = start + self.order.penalized(transfer);
         self.port_free = arrived;
         self.cache_drained = self.cache_drained.max(arrived) + blocks * drain_block_ns;
         let spread = self.random.below(profile.write_spread_ns.max(1));
@@ -91,6 +100,11 @@ impl Timing {
             read_end = read_end.max(*unit_free);
         }
         read_end + profile.read_latency_ns
+    }
+
+    /// Time at which all blocks in the cache at `now` have been programmed.
+    pub const fn drained(&self, now: u64) -> u64 {
+        if self.cache_drained > now { self.cache_drained } else { now }
     }
 
     /// Time at which a FLUSH that arrives at `now` completes.

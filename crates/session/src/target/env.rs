@@ -23,6 +23,13 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
         block_device::Cause::PowerLost => Status::POWER_LOSS,
         block_device::Cause::BadLength { .. }
         | block_device::Cause::QueueFull { .. }
+        // No command asks a drive to keep an order, so the next six do not occur.
+        | block_device::Cause::OrderNotKept
+        | block_device::Cause::BadStream
+        | block_device::Cause::StreamsFull { .. }
+        | block_device::Cause::EpochEnded(_)
+        | block_device::Cause::StreamFailed { .. }
+        | block_device::Cause::StreamRestarted { .. }
         | block_device::Cause::Failed(_) => match is_read {
             true => Status::UNRECOVERED_READ,
             false => Status::WRITE_FAULT,

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use riopipe_model::ssd::{
-    Command, ExchangeError, FLASH, Model, OPTANE, PageList, Pages, Profile, QueueId,
+    Command, ExchangeError, FLASH, Model, OPTANE, Order, PageList, Pages, Profile, QueueId,
 };
 use riopipe_order::block_device::{Cause, Done, IoError};
+use riopipe_order::write_order::DriveOrder;
 use serde::{Deserialize, Serialize};
 
 use crate::block::{Content, ZERO};
@@ -20,6 +21,10 @@ pub enum ModelKind {
     Flash,
     /// Optane with power-loss protection.
     Optane,
+    /// Flash with a cache barrier.
+    FlashBarrier,
+    /// Flash with an order-preserving FTL.
+    FlashOp,
 }
 
 impl ModelKind {
@@ -27,8 +32,18 @@ impl ModelKind {
     #[must_use]
     pub const fn profile(self) -> &'static Profile {
         match self {
-            Self::Flash => &FLASH,
+            Self::Flash | Self::FlashBarrier | Self::FlashOp => &FLASH,
             Self::Optane => &OPTANE,
+        }
+    }
+
+    /// The order that the model keeps.
+    #[must_use]
+    pub const fn order(self) -> Order {
+        match self {
+            Self::Flash | Self::Optane => Order::NONE,
+            Self::FlashBarrier => Order::of(DriveOrder::Barrier, &FLASH),
+            Self::FlashOp => Order::of(DriveOrder::Epochs, &FLASH),
         }
     }
 }
@@ -99,7 +114,7 @@ impl fmt::Debug for Modelled {
 impl Modelled {
     pub(super) fn new(kind: ModelKind, blocks: u32, seed: u64) -> Self {
         let names = Names(vec![ZERO; blocks as usize]);
-        let mut model = Model::new(kind.profile(), names, seed);
+        let mut model = Model::with_order(kind.profile(), kind.order(), names, seed);
         let queue = model.open_queue();
         Self { model, queue, in_flight: BTreeMap::new(), next: 0, gathered: Vec::new() }
     }
@@ -122,7 +137,10 @@ impl Modelled {
         let (writes, contents) = match &command {
             Command::Write { pages, .. } => (true, pages.as_slice().to_vec()),
             Command::Zeroes { .. } => (true, Vec::new()),
-            Command::Read { .. } | Command::Flush => (false, Vec::new()),
+            Command::Read { .. }
+            | Command::Flush
+            | Command::FlushEpochs { .. }
+            | Command::StartStream { .. } => (false, Vec::new()),
         };
         self.next += 1;
         self.in_flight.insert(self.next, InFlight { op: Some(op), contents, writes });
@@ -191,16 +209,24 @@ pub(super) fn pages(contents: Vec<Content>) -> PageList<Content> {
 
 #[cfg(test)]
 mod tests {
+    use riopipe_order::write_order::WriteOrder;
+
     use super::*;
+
+    fn write(lba: u64, contents: Vec<Content>) -> Command<Content> {
+        Command::Write { lba, pages: pages(contents), order: WriteOrder::Orderless }
+    }
 
     #[test]
     fn a_power_cut_undoes_unflushed_writes_unless_the_drive_is_protected() {
-        for kind in [ModelKind::Flash, ModelKind::Optane] {
+        for kind in
+            [ModelKind::Flash, ModelKind::Optane, ModelKind::FlashBarrier, ModelKind::FlashOp]
+        {
             for flushed in [false, true] {
                 let mut lost = 0;
                 for seed in 0..64 {
                     let mut drive = Modelled::new(kind, 8, seed);
-                    drive.submit(1, Command::Write { lba: 2, pages: pages(vec![7]) });
+                    drive.submit(1, write(2, vec![7]));
                     drive.kick(0);
                     let mut now = drive.next_deadline().unwrap();
                     let ended = drive.poll(now);
@@ -216,7 +242,7 @@ mod tests {
                     drive.power_cut(now, seed);
                     lost += u32::from(drive.block(2) != 7);
                 }
-                assert_eq!(lost > 0, kind == ModelKind::Flash && !flushed, "{kind:?} {flushed}");
+                assert_eq!(lost > 0, kind != ModelKind::Optane && !flushed, "{kind:?} {flushed}");
             }
         }
     }
@@ -224,7 +250,7 @@ mod tests {
     #[test]
     fn operations_of_a_dead_process_land_and_are_not_reported() {
         let mut drive = Modelled::new(ModelKind::Flash, 8, 1);
-        drive.submit(1, Command::Write { lba: 0, pages: pages(vec![5, 6]) });
+        drive.submit(1, write(0, vec![5, 6]));
         drive.kick(10);
         drive.orphan();
         assert!(drive.is_busy() && drive.in_flight() == 0);

@@ -2,9 +2,11 @@
 
 use core::iter;
 
+use riopipe_order::write_order::EpochWrite;
+
 use super::*;
 use crate::ssd::names::{Names, no_space};
-use crate::ssd::{FLASH, OPTANE};
+use crate::ssd::{FLASH, OPTANE, Order};
 
 /// Later than the completion of every operation in a test.
 const END: u64 = 1_000_000_000;
@@ -17,7 +19,7 @@ fn completed_ops(model: &mut Model<Names>, queue: QueueId) -> Vec<u64> {
 }
 
 fn write(lba: u64, page: u32) -> Command<u32> {
-    Command::Write { lba, pages: PageList::One(page) }
+    Command::Write { lba, pages: PageList::One(page), order: WriteOrder::Orderless }
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn an_operation_on_a_block_that_fails_returns_the_cause() {
     let queue = model.open_queue();
     model.pages_mut().failing = Some(2);
     let pages = PageList::Many([7, 7, 7, 7].into());
-    model.submit(0, queue, 1, Command::Write { lba: 0, pages });
+    model.submit(0, queue, 1, Command::Write { lba: 0, pages, order: WriteOrder::Orderless });
     model.submit(
         END,
         queue,
@@ -105,4 +107,44 @@ fn an_operation_on_a_block_that_fails_returns_the_cause() {
     assert_eq!(done[3].result.as_ref().unwrap().as_deref(), Some(&[7, 7][..]));
     assert_eq!(model.pages().blocks, [7, 7, 3, 4], "the blocks behind the failure are not written");
     assert_eq!(model.pages().free_pages, 2, "the pages of these blocks are free again");
+}
+
+#[test]
+fn a_drive_without_pages_for_old_contents_writes_its_cache_back() {
+    for kind in [DriveOrder::None, DriveOrder::Barrier, DriveOrder::Epochs] {
+        let names = Names::with_pages(&[1, 2, 3, 4], 1);
+        let mut model = Model::with_order(&FLASH, Order::of(kind, &FLASH), names, 1);
+        let queue = model.open_queue();
+        for lba in 0..4 {
+            model.submit(0, queue, lba, write(lba, 7));
+        }
+        model.advance(END);
+        let mut done = Vec::new();
+        model.take_done(queue, &mut done);
+        assert!(done.iter().all(|done| done.result.is_ok()), "{kind}");
+        assert_eq!(model.pages().blocks, [7; 4], "{kind}");
+        let losable = (0..4).filter(|lba| model.older_contents(*lba).next().is_some()).count();
+        assert_eq!(losable, 1, "{kind}: there is one page");
+    }
+}
+
+#[test]
+fn a_write_fails_if_its_order_keeps_the_cache_from_being_written_back() {
+    let names = Names::with_pages(&[1, 2], 1);
+    let order = Order::of(DriveOrder::Epochs, &FLASH);
+    let mut model = Model::with_order(&FLASH, order, names, 1);
+    let queue = model.open_queue();
+    for lba in 0..2 {
+        // Epoch 0 never comes.
+        let own = EpochId { stream: 1, epoch: 1 };
+        let order = WriteOrder::Epochs(EpochWrite { own, follower: None, barrier: false });
+        model.submit(0, queue, lba, Command::Write { lba, pages: PageList::One(7), order });
+    }
+    model.advance(END);
+    let mut done = Vec::new();
+    model.take_done(queue, &mut done);
+    let failed: Vec<_> = done.iter().map(|done| done.result.is_err()).collect();
+    assert_eq!(failed, [false, true]);
+    model.power_cut(END, 1);
+    assert_eq!(model.pages().blocks, [1, 2]);
 }
