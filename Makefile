@@ -82,11 +82,13 @@ sim-plants: sim-build
 	@echo "sim: planted bugs"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(RIO) sim --plant all $(ARGS)
 
-# Not in the simulator: a test of the modelled drive alone.
+# Not in the simulator: tests of the modelled drive, and of the host's half, alone.
 drive-plants: setup
 	@echo "sim: planted bugs of drives that keep an order"
 	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --locked --quiet \
 	  --package riopipe-model --features probe --test plants
+	@timeout $(FOREGROUND) --kill-after=30 $(SIM_LIMIT) $(CARGO) test --locked --quiet \
+	  --package riopipe-order --features probe --test dispatch_plants
 
 sim-worlds: setup
 	@echo "sim: small worlds, all of them"

@@ -14,6 +14,7 @@ extern crate alloc;
 pub mod attribute;
 pub mod block_device;
 mod bytes;
+pub mod dispatch;
 pub mod engine;
 pub mod entry;
 pub mod gate;

@@ -278,6 +278,23 @@ named! {
 }
 
 named! {
+    /// A plant of the host's half of an order that drives keep ([`dispatch`](crate::dispatch)). The
+    /// oracles of `tests/dispatch` must notice it, not the simulator, which does not run it yet.
+    DispatchPlant {
+        /// Ordered requests are taken in although a barrier has not left.
+        EpochNotBlocked = "epoch-not-blocked",
+        /// The barrier is the request that came as one, not the last one to leave.
+        BarrierNotReassigned = "barrier-not-reassigned",
+        /// All that has waited is taken in at once, not one epoch.
+        EpochsMixed = "epochs-mixed",
+        /// A write goes into the queue of its core, not of its epoch.
+        EpochNotPinned = "epoch-not-pinned",
+        /// A dual-stream write is dispatched although its follower is in the middle of an epoch.
+        FollowerOpen = "follower-open",
+    }
+}
+
+named! {
     /// A path that is seldom taken.
     Rare {
         /// Recovery zeroed blocks beyond the prefix of a stream.
@@ -412,8 +429,23 @@ named! {
 
 #[cfg(feature = "probe")]
 mod state {
-    use super::{Plant, Rare};
+    use super::{DispatchPlant, Plant, Rare};
     use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+    /// Index of the planted bug of the dispatch plus one; 0 for none.
+    static DISPATCH_PLANTED: AtomicU32 = AtomicU32::new(0);
+
+    /// Whether this bug is planted.
+    #[must_use]
+    #[inline]
+    pub fn is_dispatch_bug_planted(plant: DispatchPlant) -> bool {
+        DISPATCH_PLANTED.load(Ordering::Relaxed) == plant as u32 + 1
+    }
+
+    /// Plants a bug of the dispatch in this process, or takes it out again.
+    pub fn plant_in_dispatch(plant: Option<DispatchPlant>) {
+        DISPATCH_PLANTED.store(plant.map_or(0, |plant| plant as u32 + 1), Ordering::Relaxed);
+    }
 
     /// Index of the planted bug plus one; 0 for none.
     static PLANTED: AtomicU32 = AtomicU32::new(0);
@@ -446,7 +478,14 @@ mod state {
 
 #[cfg(not(feature = "probe"))]
 mod state {
-    use super::{Plant, Rare};
+    use super::{DispatchPlant, Plant, Rare};
+
+    /// Whether this bug is planted: never, without the feature `probe`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_dispatch_bug_planted(_: DispatchPlant) -> bool {
+        false
+    }
 
     /// Whether this bug is planted: never, without the feature `probe`.
     #[must_use]

@@ -1,0 +1,13 @@
+//! The host's half of two ways to keep order that need a drive which keeps order by itself
+//! ([`write_order`](crate::write_order)): it dispatches requests so that the drive learns the
+//! order.
+//!
+//! - [`epoch_scheduler`]: one queue for all streams, with barrier reassignment (Barrier-Enabled IO
+//!   Stack, FAST '18, §3.3).
+//! - [`epoch_pinning`]: one queue for each core, with streams that move between cores (OPIMQ,
+//!   FAST '25).
+//!
+//! No engine uses them yet.
+
+pub mod epoch_pinning;
+pub mod epoch_scheduler;
