@@ -186,7 +186,7 @@ impl Writer {
     ) -> Result<Self, Failure> {
         let area = workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         let generator = Generator::new(workload, thread, area);
-        let depth = match volume.engine().capabilities().completes_durable {
+        let depth = match volume.engine().capabilities().is_serial {
             // With a wait for each group, one group is in flight. More would only queue, and their
             // latency would be that of the queue.
             true => generator.writes_in_next_group(),

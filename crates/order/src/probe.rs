@@ -270,6 +270,14 @@ named! {
         SyncNoFlush = "sync-no-flush",
         /// Engine `sync` sends the next group before the one before is complete.
         SyncNextEarly = "sync-next-early",
+        /// Engine `linux` sends a PREFLUSH to one of the drives that need it only.
+        LinuxPreflushOneDrive = "linux-preflush-one-drive",
+        /// Engine `linux` sends the commit block of a group before its other writes have ended.
+        LinuxCommitEarly = "linux-commit-early",
+        /// Engine `linux` sends the commit block of a group without FUA.
+        LinuxNoFua = "linux-no-fua",
+        /// Engine `linux` sends the next group without a FLUSH for the groups before it.
+        LinuxNoFlushBetween = "linux-no-flush-between",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -408,6 +416,10 @@ named! {
         LogGivenUp = "log-given-up",
         /// A stream was recovered although one of its logs had been given up.
         LogInDoubt = "log-in-doubt",
+        /// Engine `linux` sent FLUSHes between two groups.
+        LinuxFlushBetween = "linux-flush-between",
+        /// Engine `linux` sent the commit block of a group.
+        LinuxCommit = "linux-commit",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

@@ -288,6 +288,7 @@ const fn engine_code(engine: EngineKind) -> u8 {
         EngineKind::None => 1,
         EngineKind::Sync => 2,
         EngineKind::Rio => 3,
+        EngineKind::Linux => 4,
     }
 }
 
@@ -613,7 +614,7 @@ pub(crate) mod tests {
             ("no streams", 120, &[0, 0]),
             ("too many streams", 120, &[1, 4]),
             ("no engine", 122, &[0]),
-            ("an unknown engine", 122, &[4]),
+            ("an unknown engine", 122, &[99]),
             ("a member that there is not", 124, &[3, 0]),
             ("no members", 124, &[0; 4]),
             ("too many members", 126, &[121, 0]),

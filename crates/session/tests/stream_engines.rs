@@ -48,7 +48,7 @@ fn t22_a_stream_that_has_written_to_a_drive_receives_its_failed_flush() {
         (0x00b, false),
         (0x70a, false),
     ];
-    for engine in [EngineKind::None, EngineKind::Sync] {
+    for engine in [EngineKind::None, EngineKind::Sync, EngineKind::Linux] {
         for (answered, affects) in cases {
             let [mut a, mut b, mut c] = three(engine);
             wrote(&mut b, 0);
@@ -128,7 +128,7 @@ fn t22_where_there_is_a_log_the_target_reports_failed_flushes() {
 
 #[test]
 fn t17_engines_without_a_log_send_no_marks_and_rest_when_idle() {
-    for engine in [EngineKind::None, EngineKind::Sync] {
+    for engine in [EngineKind::None, EngineKind::Sync, EngineKind::Linux] {
         let shape = Shape { engine, ..Shape::of(1, false) };
         let (failures, barrier) = shared(&shape);
         let mut rig = Rig::on(shape, 0, &failures, &barrier);
@@ -145,4 +145,24 @@ fn t17_engines_without_a_log_send_no_marks_and_rest_when_idle() {
         assert_eq!(rig.take(0), [], "{engine}");
         assert_eq!(rig.session.marks_confirmed(), Ok(true));
     }
+}
+
+/// A target may carry out FUA as a FLUSH behind the write. If that fails, data of other streams may
+/// be lost, and no other status reports that.
+#[test]
+fn t22_a_failed_write_with_fua_counts_as_a_failed_flush() {
+    let [mut a, mut b, mut c] = three(EngineKind::Linux);
+    wrote(&mut b, 0);
+    wrote(&mut c, 1);
+    a.session.admit(&mut [write(2, 1)], 0, true).unwrap();
+    let commit = a.take_one(0, WRITE);
+    assert_eq!(commit.sqe[51] & 0x40, 0x40, "FUA");
+    a.answer(0, &commit, WRITE_FAULT);
+    assert!(a.session.poll().expect_err("its own").flush);
+    let failure = b.session.poll().expect_err("its data may be lost");
+    assert_eq!(
+        (failure.member, failure.flush, failure.cause),
+        (Member(0), true, Cause::SharedFlush)
+    );
+    assert!(c.session.poll().is_ok(), "it has written elsewhere");
 }

@@ -40,6 +40,8 @@ pub enum Engine {
     Rio,
     /// With waits for the transfer and the FLUSH of a group before the next group.
     Sync,
+    /// With the waits and FLUSHes of a journal on Linux.
+    Linux,
     /// Without order.
     None,
 }
@@ -51,6 +53,7 @@ impl Engine {
         match self {
             Self::Rio => EngineKind::Rio,
             Self::Sync => EngineKind::Sync,
+            Self::Linux => EngineKind::Linux,
             Self::None => EngineKind::None,
         }
     }

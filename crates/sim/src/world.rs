@@ -435,18 +435,21 @@ impl World {
                 Out::Space(time, conn) => core.at(time, Ev::Space { machine: at, conn }),
             }
         }
+        let mut reported = Vec::new();
         for (number, drive) in machine.env.drives.iter_mut().enumerate() {
-            for event in drive.take_reported() {
-                let oracle = match second_volume {
-                    Some(second) if second.has(at, number) => &mut second.side.oracle,
-                    _ => &mut core.oracle,
-                };
-                oracle.drive_reports(at, number, &event, core.now);
-            }
+            reported.extend(drive.take_reported().into_iter().map(|event| (number, event)));
             for _ in 0..drive.take_late() {
                 probe::count_rare(Rare::LateWrite);
             }
         }
+        for (number, event) in reported {
+            let oracle = match second_volume {
+                Some(second) if second.has(at, number) => &mut second.side.oracle,
+                _ => &mut core.oracle,
+            };
+            oracle.drive_reports((at, number), &event, core.now, &Drives(machines));
+        }
+        let machine = &mut machines[at];
         for line in machine.env.trace_lines.take() {
             core.trace(|| format!("target {at}: {line}"));
         }

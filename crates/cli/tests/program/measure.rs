@@ -263,7 +263,7 @@ fn compare_has_every_contender_ratio_and_picture() {
         // Where merging needs sequential writes, its denominator does, too.
         let alone = point["batch"] == 1;
         let seq = if alone { "none_seq " } else { "" };
-        let engines = format!("floor none {seq}rio rio_block rio_dax rio_merged sync");
+        let engines = format!("floor linux none {seq}rio rio_block rio_dax rio_merged sync");
         assert_eq!(keys(&point["engines"]), engines);
         for (name, figures) in point["engines"].as_object().unwrap() {
             for key in ["writes_per_s", "cpu_ns_per_write", "target_cpu_ns_per_write"] {
@@ -281,6 +281,7 @@ fn compare_has_every_contender_ratio_and_picture() {
             "rio_dax_over_none",
             "rio_block_over_none",
             "rio_over_sync",
+            "rio_over_linux",
         ] {
             assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{ratio}");
             assert!(point["ratio_intervals"][ratio].is_array(), "{ratio}");
@@ -296,10 +297,12 @@ fn compare_has_every_contender_ratio_and_picture() {
 #[test]
 fn compare_shows_tables_and_ratios_on_modelled_drives_behind_a_link() {
     let words = "bench compare --depth 4 --time 0.02 --rounds 2 --drive ssd:optane,size=64M,lazy \
-                 --targets 2 --engine none,rio,sync --wait block --rtt 200us --jitter 20us";
+                 --targets 2 --engine none,rio,sync,linux --wait block --rtt 200us --jitter 20us";
     let done = rio(&words.split_whitespace().collect::<Vec<_>>());
     assert_eq!(done.code, 0, "{done:?}");
-    for part in ["CPU/op", "rio/none", "rio/sync", "wait block", "modelled link", "2 targets"] {
+    for part in
+        ["CPU/op", "rio/none", "rio/sync", "rio/linux", "wait block", "modelled link", "2 targets"]
+    {
         assert!(done.stdout.contains(part), "no {part:?} in {done:?}");
     }
     assert!(!done.stdout.contains("floor"), "{done:?}");

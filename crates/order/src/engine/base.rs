@@ -54,7 +54,7 @@ pub struct Base<P> {
     last_write: Vec<Seq>,
     /// Whether the volume has a volatile member.
     pub(super) has_volatile_member: bool,
-    requests: RequestTable<P>,
+    pub(super) requests: RequestTable<P>,
 }
 
 /// The most groups that may be in flight, or kept for replay, at once. This bounds the groups
@@ -505,9 +505,11 @@ impl<P: Payload> Base<P> {
     fn note_dirty_members(&mut self, seq: Seq) {
         for index in 0..self.shaped.len() {
             let request = self.request(self.shaped[index]);
-            let (kind, member) = (request.kind, request.member);
+            let (kind, member, fua) = (request.kind, request.member, request.fua);
             if kind != Kind::Flush && self.topology.member(member).volatile {
-                self.dirty[usize::from(member.0)] = Some(seq);
+                if !fua {
+                    self.dirty[usize::from(member.0)] = Some(seq);
+                }
                 self.last_write[usize::from(member.0)] = seq;
             }
         }
@@ -520,7 +522,8 @@ impl<P: Payload> Base<P> {
         self.poison(Failure {
             seq: request.seq,
             member: request.member,
-            flush: request.flags.has(Flags::FLUSH),
+            // A target may carry out FUA as a FLUSH behind the write.
+            flush: request.flags.has(Flags::FLUSH) || request.fua,
             cause,
         });
     }

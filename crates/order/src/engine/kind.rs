@@ -2,22 +2,24 @@
 
 use core::fmt;
 
-use super::{none, rio, sync};
+use super::{linux, none, rio, sync};
 
 /// An engine, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EngineKind {
     /// Keeps no order at all. Its throughput is the upper bound for the other engines.
     None,
-    /// Linux's method: transfer, FLUSH, next group.
+    /// Transfer, FLUSH, next group.
     Sync,
+    /// The method of a journal on Linux: transfer, PREFLUSH, commit block with FUA.
+    Linux,
     /// Rio's method: ordering attributes and ordering logs.
     Rio,
 }
 
 impl EngineKind {
     /// All engines, in the order that tables print them.
-    pub const ALL: [Self; 3] = [Self::Sync, Self::Rio, Self::None];
+    pub const ALL: [Self; 4] = [Self::Sync, Self::Linux, Self::Rio, Self::None];
 
     /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
@@ -32,6 +34,7 @@ impl EngineKind {
         match self {
             Self::None => none::CAPABILITIES,
             Self::Sync => sync::CAPABILITIES,
+            Self::Linux => linux::CAPABILITIES,
             Self::Rio => rio::CAPABILITIES,
         }
     }
@@ -42,6 +45,7 @@ impl EngineKind {
         match self {
             Self::None => "none",
             Self::Sync => "sync",
+            Self::Linux => "linux",
             Self::Rio => "rio",
         }
     }
@@ -60,6 +64,9 @@ impl EngineKind {
             Self::Sync => {
                 "groups in order, each durable before the next starts; a group cut by a crash may be there in part"
             }
+            Self::Linux => {
+                "groups in order; the group cut by a crash may be there in part, but the last write of a durable group only behind all others"
+            }
             Self::Rio => "after a crash a prefix of whole groups, never a hole",
         }
     }
@@ -71,8 +78,10 @@ impl EngineKind {
 pub struct Capabilities {
     /// Whether a group is there after a crash only if all groups before it are.
     pub keeps_order: bool,
-    /// Whether a group counts as complete only once it is durable, and the next group is not sent
-    /// before that. With such an engine, more than one group in flight gains nothing.
+    /// Whether the next group is sent only once the one before is durable. With such an engine, more
+    /// than one group in flight gains nothing.
+    pub is_serial: bool,
+    /// Whether a group counts as complete only once it is durable.
     pub completes_durable: bool,
     /// Whether the engine's entries are in the targets' ordering logs. Such a volume needs space in
     /// the logs, its released marks must reach the targets so that slots become free (trap T1), and

@@ -12,12 +12,14 @@
 //! | engine | order is kept by |
 //! |---|---|
 //! | [`None`](none::NoOrder) | nothing: the upper bound for the other engines |
-//! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group (Linux) |
+//! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group |
+//! | [`Linux`](linux::Linux) | transfer, PREFLUSH, commit block with FUA, as JBD2 on Linux |
 //! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
 
 mod base;
 mod credits;
 mod kind;
+pub mod linux;
 pub mod none;
 mod request_table;
 pub mod rio;
@@ -153,6 +155,9 @@ pub struct Request<P> {
     pub blocks: u32,
     /// The caller's tag of the last group of the request.
     pub tag: u64,
+    /// Force Unit Access: when the write completes, its blocks are durable. It covers no other
+    /// write.
+    pub fua: bool,
     /// The payload, in order of the blocks. Each merged write has a piece of its own.
     pub pieces: Vec<P>,
     /// Whether the request is in use and not complete.
@@ -456,6 +461,7 @@ const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<none::NoOrder<()>>();
     is_send::<sync::Sync<()>>();
+    is_send::<linux::Linux<()>>();
     is_send::<rio::Rio<()>>();
 };
 
@@ -469,6 +475,7 @@ pub fn engine<P: Payload + 'static>(
     match kind {
         EngineKind::None => Box::new(none::NoOrder::new(topology, limits)),
         EngineKind::Sync => Box::new(sync::Sync::new(topology, limits)),
+        EngineKind::Linux => Box::new(linux::Linux::new(topology, limits)),
         EngineKind::Rio => Box::new(rio::Rio::new(topology, limits)),
     }
 }

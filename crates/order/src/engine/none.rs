@@ -12,6 +12,7 @@ use crate::topology::Topology;
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: false,
+    is_serial: false,
     completes_durable: false,
     keeps_log: false,
     needs_binding: false,

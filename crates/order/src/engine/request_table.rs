@@ -70,6 +70,7 @@ impl<P> RequestTable<P> {
         request.span = 1;
         request.num = 0;
         request.index = 0;
+        request.fua = false;
         request.is_incomplete = true;
         request.is_replayed = false;
         (id, request)
@@ -90,6 +91,7 @@ impl<P> RequestTable<P> {
             lba: 0,
             blocks: 0,
             tag: 0,
+            fua: false,
             pieces: Vec::new(),
             is_incomplete: false,
             is_replayed: false,

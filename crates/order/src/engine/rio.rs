@@ -43,6 +43,7 @@ use crate::topology::Topology;
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
+    is_serial: false,
     completes_durable: false,
     keeps_log: true,
     needs_binding: true,

@@ -1,4 +1,4 @@
-//! Engine `sync`: Linux's method, one group at a time (Rio paper §2.2).
+//! Engine `sync`: one group at a time, each made durable before the next (Rio paper §2.2).
 //!
 //! ```text
 //! waiting --> writes in flight --> FLUSHes in flight --> durable, and the next group starts
@@ -21,6 +21,7 @@ use crate::topology::Topology;
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
     keeps_order: true,
+    is_serial: true,
     completes_durable: true,
     keeps_log: false,
     needs_binding: false,

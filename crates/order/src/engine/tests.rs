@@ -10,6 +10,7 @@ use super::*;
 use crate::attribute::{GROUP_ENTRIES_MAX, SPAN_MAX};
 use crate::topology::{MemberInfo, ServerInfo};
 
+mod linux_journal;
 mod replay;
 
 /// Payload handle: (first block's number, blocks).
@@ -293,7 +294,7 @@ fn t14_groups_without_payload_are_bounded_too() {
 
 #[test]
 fn t14_groups_without_requests_are_bounded_too() {
-    for kind in [EngineKind::None, EngineKind::Sync] {
+    for kind in [EngineKind::None, EngineKind::Sync, EngineKind::Linux] {
         let mut engine = engine::<Piece>(kind, topology(&[true], 1, 64, 64), Limits::default());
         let taken = (0..100_000).take_while(|_| engine.admit(&mut [], 0, true).is_ok()).count();
         assert_eq!(taken, 1 << 16, "{kind}: no caller reads how far it is");
@@ -751,11 +752,8 @@ fn a_drive_written_to_while_it_is_flushed_is_not_clean() {
 #[test]
 fn a_stream_that_failed_comes_to_rest() {
     let (topology, limits) = (topology(&[true], 1, 0, 4), Limits::default());
-    let engines: [alloc::boxed::Box<dyn Engine<Piece>>; 2] = [
-        engine(EngineKind::Sync, topology.clone(), limits),
-        engine(EngineKind::None, topology, limits),
-    ];
-    for mut engine in engines {
+    for kind in [EngineKind::Sync, EngineKind::Linux, EngineKind::None] {
+        let mut engine = engine::<Piece>(kind, topology.clone(), limits);
         engine.admit(&mut [write(0, 1)], 0, true).unwrap();
         engine.admit(&mut [write(4, 1)], 0, true).unwrap();
         assert!(!engine.is_idle());

@@ -274,6 +274,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
                 Kind::Flush => Sqe::flush(nsid),
             };
+            if request.fua && !probe::is_bug_planted(Plant::LinuxNoFua) {
+                sqe.set_fua(true);
+            }
             if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
                 wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
             }

@@ -303,13 +303,14 @@ impl Stream {
         }
         let mut writes = Vec::with_capacity(parts.len());
         let mut submitted = Vec::new();
-        for (first, blocks, place) in &parts {
+        for (at, (first, blocks, place)) in parts.iter().enumerate() {
             let numbers: Vec<u64> = (0..*blocks).map(|_| core.oracle.next_number()).collect();
             let list = (*first..).zip(&numbers);
             submitted.extend(list.map(|(block, number)| Submitted {
                 block,
                 number: *number,
                 place: *place,
+                commits: durable && at + 1 == parts.len() && *place != Place::Discard,
             }));
             let op = match place {
                 Place::Fresh => EngineOp::Write(EnginePlace::Fresh, self.payload(&numbers)),

@@ -523,7 +523,8 @@ fn writes_of_a_dead_target(rng: &mut Rng) -> Scenario {
     let spec = drive(&mut scenario);
     (spec.plp, spec.latency_us, spec.slow) = (rng.one_in(2), 300, *rng.pick(&[20, 40]));
     scenario.volume.slots = 64;
-    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Rio, Engine::Sync, Engine::None]);
+    scenario.volume.engine =
+        *rng.pick(&[Engine::Rio, Engine::Rio, Engine::Sync, Engine::Linux, Engine::None]);
     for _ in 0..rng.range(60, 110) {
         let place = *rng.pick(&[Place::Fresh, Place::InPlace]);
         scenario.steps.push(write(0, rng.below(4) as u32, 1, place, rng.percent(20)));

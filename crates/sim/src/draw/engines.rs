@@ -3,15 +3,17 @@
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Scenario, What};
 
-/// Of 100 runs, the number that have engine `sync`, and the number that have `none`.
+/// Of 100 runs, the number that have engine `sync`, `linux` or `none`.
 const SYNC: u64 = 12;
+const LINUX: u64 = 10;
 const NONE: u64 = 8;
 
 /// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest.
 pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
     let engine = match rng.below(100) {
         x if x < SYNC => Engine::Sync,
-        x if x < SYNC + NONE => Engine::None,
+        x if x < SYNC + LINUX => Engine::Linux,
+        x if x < SYNC + LINUX + NONE => Engine::None,
         _ => return,
     };
     scenario.volume.engine = engine;

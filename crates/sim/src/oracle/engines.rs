@@ -3,12 +3,16 @@
 //!
 //! - `sync`: a group is sent once the one before it is durable. So a crash leaves a prefix, and
 //!   perhaps some of the one group after it.
+//! - `linux`: as `sync`. Besides, the last write of a durable group, its commit block, is sent once
+//!   the other writes of the group are durable. So after a crash it is there only behind them.
 //! - `none`: keeps no order. Writes that were confirmed durable are there. Every block holds the
 //!   content of some write that no write confirmed since then has overwritten.
 //!
-//! Neither engine undoes or replays anything. A lost connection fails the stream (promise P6), and
+//! None of these engines undoes or replays anything. A lost connection fails the stream (promise P6), and
 //! the stream begins again behind its durable mark. An owner owns its volume on a target as long as
 //! its association exists.
+
+use std::collections::BTreeMap;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
@@ -20,6 +24,9 @@ use super::{
 use crate::block::{self, Content};
 use crate::scenario::Scenario;
 
+/// A group: its owner's era, its stream and its seq.
+type GroupId = (Era, u16, Seq);
+
 /// The promises of the volume's engine, and the state that their checks need.
 #[derive(Debug)]
 pub(super) struct Promised {
@@ -29,7 +36,9 @@ pub(super) struct Promised {
     /// Some target had no owner to protect from a plain host, at some time.
     freed: bool,
     /// The group of each write, by number.
-    groups: Vec<Option<(Era, u16, Seq)>>,
+    groups: Vec<Option<GroupId>>,
+    /// The groups with a commit block, by the numbers of its blocks.
+    commits: BTreeMap<u64, GroupId>,
     /// For each machine, the number of the first write that was submitted after its last power
     /// loss.
     cuts: Vec<u64>,
@@ -42,6 +51,7 @@ impl Promised {
             held: vec![false; scenario.machines.len()],
             freed: false,
             groups: Vec::new(),
+            commits: BTreeMap::new(),
             cuts: vec![0; scenario.machines.len()],
         }
     }
@@ -49,6 +59,11 @@ impl Promised {
     /// Whether it is an engine with an ordering log.
     pub(super) fn is_logged(&self) -> bool {
         self.engine == EngineKind::Rio
+    }
+
+    /// Whether the engine sends a group only once the one before it is durable.
+    fn is_serial(&self) -> bool {
+        matches!(self.engine, EngineKind::Sync | EngineKind::Linux)
     }
 
     /// Whether the owner has an association with a machine that has no log, and so no record of the
@@ -76,22 +91,97 @@ impl Oracle {
         match self.promised.engine {
             EngineKind::Rio => Seq(u64::MAX),
             // The writes of one group have no order.
-            EngineKind::Sync => Seq(seq.0 - 1),
+            EngineKind::Sync | EngineKind::Linux => Seq(seq.0 - 1),
             EngineKind::None => self.eras[era][usize::from(stream)].complete,
         }
     }
 
     pub(super) fn note_seqs(&mut self, era: Era, stream: u16, seq: Seq, writes: &[Submitted]) {
-        let groups = &mut self.promised.groups;
-        if self.promised.engine == EngineKind::Sync {
-            groups.resize(self.completed.len(), None);
-            for write in writes {
-                groups[write.number as usize] = Some((era, stream, seq));
+        if !self.promised.is_serial() {
+            return;
+        }
+        let has_commit = self.promised.engine == EngineKind::Linux;
+        let Promised { groups, commits, .. } = &mut self.promised;
+        groups.resize(self.completed.len(), None);
+        for write in writes {
+            groups[write.number as usize] = Some((era, stream, seq));
+            if write.commits && has_commit {
+                commits.insert(write.number, (era, stream, seq));
             }
         }
     }
 
-    /// P1 of `sync`: no write is done before its owner knew that the group before it was durable.
+    /// Whether some of these contents, of a write that failed, are of a commit block.
+    pub(super) fn may_be_commit(&self, failed: &[(u32, Content)]) -> bool {
+        failed.iter().any(|(_, content)| self.promised.commits.contains_key(content))
+    }
+
+    /// P4 of `linux`: a commit block is done only when all other writes of its group are durable.
+    pub(super) fn check_commits(&mut self, contents: &[Content], drives: &Drives<'_>) {
+        for content in contents {
+            if let Some(group) = self.promised.commits.get(content) {
+                self.check_commit(*group, drives);
+            }
+        }
+    }
+
+    /// P4 of `linux`: the commit block of the first group that is not durable may be there, and
+    /// then all other writes of the group are. This is checked for each stream of the current era.
+    fn check_cut_commits(&mut self, durable: &[Seq], drives: &Drives<'_>) {
+        if self.promised.commits.is_empty() {
+            return;
+        }
+        let next = |stream: usize, seq: Seq| (self.current, stream as u16, seq.next());
+        let cut: Vec<GroupId> = durable
+            .iter()
+            .enumerate()
+            .filter(|(_, seq)| seq.0 < u64::MAX)
+            .map(|(stream, seq)| next(stream, *seq))
+            .collect();
+        for group in cut {
+            let commits = &self.promised.commits;
+            let is_commit = |content: Content| commits.get(&content) == Some(&group);
+            let may_be_there = self.blocks.iter().any(|block| {
+                let drive = drives.of(block.at);
+                drive.possible(block.at.lba).any(is_commit)
+            });
+            if may_be_there {
+                self.check_commit(group, drives);
+            }
+        }
+    }
+
+    /// Checks that all writes of a group but its commit block are durable. A block that was settled
+    /// since then is not checked.
+    fn check_commit(&mut self, (era, stream, seq): GroupId, drives: &Drives<'_>) {
+        let commits = &self.promised.commits;
+        let is_of_group = |wr: &&Wr| wr.era == era && wr.stream == stream && wr.seq == seq;
+        let missing = self.blocks.iter().find_map(|block| {
+            let mut body = block
+                .writes
+                .iter()
+                .filter(is_of_group)
+                .filter(|wr| !commits.contains_key(&wr.number));
+            let number = body.next()?.number;
+            let drive = drives.of(block.at);
+            let is_kept = |content: Content| {
+                block.plain_contents.contains(&content)
+                    || block.writes.iter().any(|wr| wr.number >= number && wr.is(content))
+            };
+            let lost = drive.possible(block.at.lba).find(|content| !is_kept(*content))?;
+            Some((block.at, lost))
+        });
+        if let Some((at, lost)) = missing {
+            let what = format!(
+                "stream {stream}: the commit block of group {seq} is there, although {at} may hold \
+                 {} after a power cut instead of the content of the group",
+                Named(lost)
+            );
+            self.broken(Promise::P4, what);
+        }
+    }
+
+    /// P1 of `sync` and `linux`: no write is done before its owner knew that the group before it was durable.
     pub(super) fn check_turn(&mut self, contents: &[Content]) {
         let group = |content: &Content| *self.promised.groups.get(*content as usize)?;
         let early = contents.iter().filter_map(group).find(|(era, stream, seq)| {
@@ -232,6 +322,9 @@ impl Oracle {
         self.eras[era][stream].durable = last;
         let durable: Vec<Seq> = self.eras[era].iter().map(|history| history.durable).collect();
         self.check_kept(&durable, drives);
+        // The stream gives the seqs of lost groups again.
+        let lost = |(of, id, _): &GroupId| *of == era && usize::from(*id) == stream;
+        self.promised.commits.retain(|_, group| !lost(group));
         for block in self.blocks.iter_mut().filter(|b| b.has_beyond(stream as u16, last)) {
             block.adopt(drives);
             block.reopened = self.recoveries;
@@ -242,7 +335,8 @@ impl Oracle {
     /// P1, P2, P5: every block holds a permitted content, also after a power cut, if streams are
     /// durable up to these groups.
     pub(super) fn check_kept(&mut self, durable: &[Seq], drives: &Drives<'_>) {
-        let one_more = self.promised.engine == EngineKind::Sync;
+        self.check_cut_commits(durable, drives);
+        let one_more = self.promised.is_serial();
         let wrong = self.blocks.iter().enumerate().find_map(|(number, block)| {
             let (promise, why) = block.check_kept(durable, one_more, drives).err()?;
             Some((promise, format!("block {number} on {}: {why}", block.at)))

@@ -12,7 +12,7 @@
 //! - A drive that comes back changed affects the streams that are open then (trap T27), and those
 //!   of an owner that is opening the volume at that time.
 
-use super::{Group, Oracle, StreamHistory};
+use super::{Drives, Group, Oracle, StreamHistory};
 use crate::core::MS;
 use crate::drive::DriveEvent;
 use crate::scenario::Place;
@@ -57,10 +57,17 @@ impl StreamHistory {
 
 impl Oracle {
     /// Handles an event of a drive.
-    pub fn drive_reports(&mut self, machine: usize, drive: usize, event: &DriveEvent, now: u64) {
+    pub fn drive_reports(
+        &mut self,
+        (machine, drive): (usize, usize),
+        event: &DriveEvent,
+        now: u64,
+        drives: &Drives<'_>,
+    ) {
         match event {
             DriveEvent::Completed(contents) => {
                 self.check_turn(contents);
+                self.check_commits(contents, drives);
                 for content in contents {
                     if let Some(done) = self.completed.get_mut(*content as usize) {
                         *done = true;
@@ -83,6 +90,9 @@ impl Oracle {
                         }
                     }
                 }
+                if self.may_be_commit(failed) {
+                    self.flush_may_have_failed((machine, drive), now);
+                }
             }
             DriveEvent::FlushFailed(lost) => {
                 for block in &mut self.blocks {
@@ -90,22 +100,28 @@ impl Oracle {
                     let lost = here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
                     block.failures += u32::from(lost);
                 }
-                self.failures.flushes.push((machine, drive, now));
-                let Self { blocks, eras, current, .. } = self;
-                for history in &mut eras[*current] {
-                    let undurable = &history.groups[history.upto(history.durable)..];
-                    let there = |block: u32| {
-                        let at = blocks[block as usize].at;
-                        at.machine == machine && at.drive == drive
-                    };
-                    // A group without writes is only a FLUSH.
-                    let waits = |group: &Group| {
-                        group.writes.is_empty() || group.writes.iter().any(|(b, _)| there(*b))
-                    };
-                    if undurable.iter().any(waits) {
-                        history.affect(machine);
-                    }
-                }
+                self.flush_may_have_failed((machine, drive), now);
+            }
+        }
+    }
+
+    /// Notes that a FLUSH of a drive has failed, or a write with FUA. An initiator can't know
+    /// whether the write or the FLUSH behind it has failed.
+    fn flush_may_have_failed(&mut self, (machine, drive): (usize, usize), now: u64) {
+        self.failures.flushes.push((machine, drive, now));
+        let Self { blocks, eras, current, .. } = self;
+        for history in &mut eras[*current] {
+            let undurable = &history.groups[history.upto(history.durable)..];
+            let there = |block: u32| {
+                let at = blocks[block as usize].at;
+                at.machine == machine && at.drive == drive
+            };
+            // A group without writes is only a FLUSH.
+            let waits = |group: &Group| {
+                group.writes.is_empty() || group.writes.iter().any(|(b, _)| there(*b))
+            };
+            if undurable.iter().any(waits) {
+                history.affect(machine);
             }
         }
     }

@@ -214,6 +214,9 @@ pub struct Submitted {
     pub number: u64,
     /// The place of the write.
     pub place: Place,
+    /// Whether the block is of the last write of a durable group. With engine `linux` that is the
+    /// commit block of the group.
+    pub commits: bool,
 }
 
 /// The oracle: the submitted writes, the promises that were made, and the first violation.
@@ -711,11 +714,12 @@ mod tests {
         let at = Where { machine: 0, drive: 0, lba: 9 };
         let mut oracle = Oracle::new(&crate::draw::draw(1), &[at]);
         let number = oracle.next_number();
-        let write = Submitted { block: 0, number, place: Place::Fresh };
+        let write = Submitted { block: 0, number, place: Place::Fresh, commits: false };
         oracle.submitted((0, 0, 0), Seq(1), 0, &[write]);
         let read = oracle.read_begins(0, 0, 0, 1);
         if flush_fails {
-            oracle.drive_reports(0, 0, &DriveEvent::FlushFailed(vec![(9, number)]), 1);
+            let failed = DriveEvent::FlushFailed(vec![(9, number)]);
+            oracle.drive_reports((0, 0), &failed, 1, &Drives(&[]));
         }
         oracle.blocks[0].hold(ZERO);
         oracle.read_ends(&read, &[ZERO]);

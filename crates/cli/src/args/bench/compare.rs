@@ -28,6 +28,9 @@ pub enum Contender {
     RioMerged,
     /// Waiting for each write, and a FLUSH if the drive needs one
     Sync,
+    /// As a journal on Linux: waiting for each write, and a FLUSH before the next if the drive needs
+    /// one
+    Linux,
     /// None on sequential writes: the denominator for rio_merged where that has to write so. It is
     /// added when it is needed
     #[value(name = "none_seq", hide = true)]
@@ -46,6 +49,7 @@ impl Contender {
             Self::RioBlock => "rio_block",
             Self::RioMerged => "rio_merged",
             Self::Sync => "sync",
+            Self::Linux => "linux",
             Self::NoneSeq => "none_seq",
         }
     }

@@ -3,7 +3,7 @@
 
 use riopipe_nvme::command::{Cqe, Status};
 use riopipe_order::attribute::Kind;
-use riopipe_order::engine::{Cause, Engine, Payload, RequestId};
+use riopipe_order::engine::{Cause, Engine, Payload, Request, RequestId};
 
 use super::barrier::{FlushFailures, HandledFailures, Participant};
 use super::connection::Listing;
@@ -77,7 +77,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
         if !status.is_ok() {
             return self.on_failed_request(id, status);
         }
-        if self.engine.request(id).kind == Kind::Flush {
+        if has_flush(self.engine.request(id)) {
             // When another stream's FLUSH failed, the drive may have dropped data of this stream.
             // This successful FLUSH then covers nothing (trap T22). So the engine learns of the
             // failures first.
@@ -96,7 +96,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
         // there (trap T22). With other engines, this session must report the failure to the other
         // streams, also if its own connection ends.
         let request = self.engine.request(id);
-        let must_report = request.kind == Kind::Flush
+        let must_report = has_flush(request)
             && !self.config.engine.capabilities().needs_binding
             && is_drive_failure(status);
         if must_report {
@@ -133,6 +133,12 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
             *self.mark_refused = Some(status);
         }
     }
+}
+
+/// Whether the request is a FLUSH, or a write with FUA. A target may carry out FUA as a FLUSH of the
+/// drive behind the write. The status does not show which of the two failed.
+fn has_flush<P>(request: &Request<P>) -> bool {
+    request.kind == Kind::Flush || request.fua
 }
 
 /// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache

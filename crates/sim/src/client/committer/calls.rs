@@ -157,12 +157,13 @@ impl Stream {
     ) -> Result<Seq, Refusal> {
         let mut submitted = Vec::new();
         let mut writes = Vec::new();
-        for (first, place, names) in parts {
+        for (at, (first, place, names)) in parts.iter().enumerate() {
             let list = (*first as u32..).zip(names);
             submitted.extend(list.map(|(block, number)| Submitted {
                 block,
                 number: *number,
                 place: *place,
+                commits: durable && at + 1 == parts.len(),
             }));
             let payload = Payload::new(names, &self.held);
             let op = match place {

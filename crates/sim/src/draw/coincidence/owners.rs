@@ -107,7 +107,7 @@ pub(super) fn taken_over_and_released(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(12, rng);
     scenario.volume.streams = 2;
     scenario.volume.slots = 64;
-    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::None]);
+    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::Linux, Engine::None]);
     for _ in 0..60 {
         let block = rng.below(12) as u32;
         scenario.steps.push(write(0, block, 1, Place::Fresh, rng.percent(20)));
@@ -139,7 +139,7 @@ pub(super) fn writes_that_outlive_two_owners(rng: &mut Rng) -> Scenario {
     let mut scenario = cluster(4, rng);
     (drive(&mut scenario).latency_us, drive(&mut scenario).slow) = (200, *rng.pick(&[20, 40]));
     scenario.volume.slots = 64;
-    scenario.volume.engine = *rng.pick(&[Engine::Sync, Engine::None]);
+    scenario.volume.engine = *rng.pick(&[Engine::Sync, Engine::Linux, Engine::None]);
     scenario.client.think_ns = *rng.pick(&[0, 20_000]);
     for _ in 0..110 {
         scenario.steps.push(write(0, rng.below(4) as u32, 1, Place::Fresh, false));
@@ -185,7 +185,7 @@ pub(super) fn closed_while_one_is_down(rng: &mut Rng) -> Scenario {
     let second = scenario.machines[0].clone();
     scenario.machines.push(second);
     scenario.volume.members = vec![(0, 0), (1, 0)];
-    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::None]);
+    scenario.volume.engine = *rng.pick(&[Engine::Rio, Engine::Sync, Engine::Linux, Engine::None]);
     scenario.client.retry_us = *rng.pick(&[0, 200]);
     for _ in 0..rng.range(4, 10) {
         let block = rng.below(24) as u32;
