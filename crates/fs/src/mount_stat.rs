@@ -60,6 +60,10 @@ pub struct MountStat {
     pub barriers_held: u64,
     /// Pages of files that were not submitted yet.
     pub dirty_pages: u64,
+    /// Pages of files in memory: those, and submitted ones that the drive has not confirmed.
+    pub pages: u64,
+    /// The number of pages at which a write waits, and drops some.
+    pub pages_max: u64,
     /// Blocks of the main journal that are in use.
     pub journal_used_blocks: u64,
     /// Blocks of the main journal.
@@ -161,6 +165,16 @@ impl MountStat {
                 self.barriers_held,
             ),
             gauge("dirty_pages", "Pages of files that were not submitted yet", self.dirty_pages),
+            gauge(
+                "pages",
+                "Pages of files in memory: those, and what the drive has not confirmed",
+                self.pages,
+            ),
+            gauge(
+                "pages_max",
+                "Number of pages in memory at which a write waits, and drops some",
+                self.pages_max,
+            ),
             gauge(
                 "journal_used_blocks",
                 "Blocks of the main journal that are in use",
@@ -267,7 +281,7 @@ impl MountStatSource {
     pub fn stat(&self) -> MountStat {
         let FsStat { commits, checkpoint_blocks, fsyncs, records, barriers, fallbacks, .. } =
             self.fs.stat();
-        let FsLoad { dirty_pages, pages: _, held, journal, areas, errors } = self.fs.load();
+        let FsLoad { dirty_pages, pages, pages_max, held, journal, areas, errors } = self.fs.load();
         let fallbacks = fallbacks.map(|(why, count)| {
             let reason = why.name().to_owned();
             FallbackStat { reason, count }
@@ -299,6 +313,8 @@ impl MountStatSource {
             checkpoint_blocks,
             barriers_held: held,
             dirty_pages,
+            pages,
+            pages_max,
             journal_used_blocks: journal.used,
             journal_blocks: journal.blocks,
             areas: areas.collect(),
@@ -399,6 +415,8 @@ mod tests {
             checkpoint_blocks: count,
             barriers_held: 3,
             dirty_pages: 5,
+            pages: 6,
+            pages_max: 8,
             journal_used_blocks: 7,
             journal_blocks: 4_000,
             areas: vec![AreaStat { stream: 1, used_blocks: 9, blocks: 2_000 }],

@@ -74,7 +74,7 @@ fn synced(path: &Path, content: &str) -> File {
 #[test]
 fn a_mount_in_the_background_answers_and_is_unmounted_when_all_is_durable() {
     let image = Image::new();
-    let mounted = image.mount(&[]);
+    let mounted = image.mount(&["--dirty-limit", "16"]);
     let canonical = image.path("disk.img").canonicalize().unwrap();
     assert_eq!(mounted["place"], canonical.to_str().unwrap());
     drop(synced(&image.path("mnt/file"), "durable"));
@@ -93,6 +93,9 @@ fn a_mount_in_the_background_answers_and_is_unmounted_when_all_is_durable() {
         let stages = stat["stages"].as_array().unwrap();
         assert!(stages.iter().any(|stage| stage["stage"] == "wait_record"), "{stages:?}");
         assert_eq!((&stat["read_only"], &stat["errors"]), (&false.into(), &0.into()));
+        let pages = stat["pages"].as_u64().unwrap();
+        assert!(pages >= stat["dirty_pages"].as_u64().unwrap() && pages <= 2, "{stat:?}");
+        assert_eq!(stat["pages_max"], 4096);
         assert!(stat["areas"][0]["blocks"].as_u64().unwrap() > 1_000);
     }
     let text = rio_in(image.0.path(), &["fs", "stat", "mnt"]);
@@ -232,6 +235,43 @@ fn prometheus_reads_the_figures_of_a_mount() {
     image.fs(&["umount", "mnt"]).ok();
     let wrong = ["mount", "disk.img", "mnt", "--metrics", "192.0.2.1:1"];
     image.fs(&wrong).failed(2, &["other machines"]);
+}
+
+/// An error that a mount has recorded stays until e2fsck has repaired the file system.
+#[test]
+fn a_recorded_error_is_shown_until_e2fsck_clears_it() {
+    let image = Image::new();
+    let debugfs = |requests: &str| {
+        fs::write(image.path("requests"), requests).unwrap();
+        let program = find_e2fs_program("debugfs").unwrap();
+        let [requests, disk] = [image.path("requests"), image.path("disk.img")];
+        let output = Command::new(program).arg("-wf").arg(requests).arg(disk).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    };
+    debugfs("ssv state 2\nssv error_count 3\nssv first_error_time 1700000000\n");
+    let errors = || image.fs(&["stat", "disk.img"]).ok()["errors"].clone();
+    assert_eq!(errors(), 3);
+    let text = rio_in(image.0.path(), &["fs", "stat", "disk.img"]);
+    assert!(text.stdout.contains("3 errors recorded"), "{text:?}");
+    // It changes nothing.
+    let checked = image.fs(&["fsck", "disk.img"]).ok();
+    assert_eq!((&checked["clean"], &checked["errors"]), (&true.into(), &3.into()));
+    let text = rio_in(image.0.path(), &["fs", "fsck", "disk.img"]);
+    assert!(text.stdout.contains("3 errors recorded: `e2fsck -f disk.img` clears"), "{text:?}");
+    image.mount(&[]);
+    assert_eq!(image.fs(&["stat", "mnt"]).ok()["errors"], 3);
+    image.fs(&["umount", "mnt"]).ok();
+    assert_eq!(errors(), 3);
+
+    let e2fsck = Command::new(find_e2fs_program("e2fsck").unwrap())
+        .arg("-fy")
+        .arg(image.path("disk.img"))
+        .output()
+        .unwrap();
+    assert!(matches!(e2fsck.status.code(), Some(0 | 1)), "{e2fsck:?}");
+    assert_eq!(errors(), 0);
+    assert_eq!(image.fs(&["fsck", "disk.img"]).ok()["errors"], 0);
+    image.is_clean();
 }
 
 /// As `mount` and `umount` call the helpers.

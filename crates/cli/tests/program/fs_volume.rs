@@ -84,9 +84,13 @@ impl Scene {
 
     /// The target again, at the same address.
     fn restart_target(&mut self) {
+        self.restart_target_with(&[]);
+    }
+
+    fn restart_target_with(&mut self, words: &[&str]) {
         let args = ["target", "serve", "-o", "json", "-a", "127.0.0.1", "-s"];
         let (_, port) = self.address.rsplit_once(':').unwrap();
-        let args = [&args[..], &[port], &TARGET].concat();
+        let args = [&args[..], &[port], &TARGET, words].concat();
         self.target = served(start_in(self.folder.path(), &args)).0;
     }
 }
@@ -370,5 +374,77 @@ fn a_second_signal_ends_a_mount_that_waits_for_a_target_and_the_next_one_recover
         scene.mount(&[]);
         assert_eq!(fs::read(mnt.join("synced")).unwrap(), b"content");
         scene.ask(&["umount", "mnt"]).ok();
+    }
+}
+
+/// A part of a volume that a recovery needs, and that is lost for good.
+#[derive(Clone, Copy, PartialEq)]
+enum Lost {
+    /// The ordering log of the target.
+    Log,
+    /// The table of RioFS's journal, without which no file-level record can be read.
+    Table,
+}
+
+impl Lost {
+    fn lose(self, folder: &Path) {
+        if self == Self::Log {
+            fs::remove_file(folder.join("log")).unwrap();
+            return;
+        }
+        let drive = File::options().read(true).write(true).open(folder.join("drive")).unwrap();
+        let mut found = 0;
+        for at in (0..drive.metadata().unwrap().len()).step_by(4096) {
+            let mut magic = [0; 8];
+            drive.read_exact_at(&mut magic, at).unwrap();
+            if magic == *b"RIOFSTAB" {
+                drive.write_all_at(b"damage", at + 16).unwrap();
+                found += 1;
+            }
+        }
+        assert_eq!(found, 1, "the table");
+    }
+}
+
+#[test]
+fn a_lost_log_and_a_damaged_journal_are_accepted_only_on_request() {
+    for lost in [Lost::Log, Lost::Table] {
+        let mut scene = Scene::new();
+        let folder = scene.folder.path().to_owned();
+        let mnt = folder.join("mnt");
+        let (mut mount, _) = served(scene.start(&["mount", "v", "mnt"]));
+        let synced = |name: &str| {
+            let mut file = File::create(mnt.join(name)).unwrap();
+            file.write_all(name.as_bytes()).unwrap();
+            file.sync_all().unwrap();
+        };
+        synced("committed");
+        // A directory is synced by a main commit, the next file by a record.
+        File::open(&mnt).unwrap().sync_all().unwrap();
+        synced("recorded");
+        mount.kill().unwrap();
+        mount.wait().unwrap();
+        take_off(&folder);
+        scene.kill_target();
+        lost.lose(&folder);
+        scene.restart_target_with(&["--create"]);
+
+        let mount = ["mount", "v", "mnt", "--take-over", "--daemon", "--log", "mount.log"];
+        let fsck = ["fsck", "v", "--take-over"];
+        let words = if lost == Lost::Log { "--accept-lost-log" } else { "damaged table" };
+        scene.fs(&mount).failed(4, &[words]);
+        scene.fs(&fsck).failed(4, &[words]);
+        let checked = scene.fs(&[&fsck[..], &["--accept-lost-log"]].concat()).ok();
+        assert_eq!((&checked["clean"], &checked["handed_back"]), (&true.into(), &true.into()));
+        // All of it was durable, and no log is needed to read it.
+        let records = if lost == Lost::Log { 1 } else { 0 };
+        assert_eq!(checked["recovered"]["records"], records);
+        // That was for good.
+        scene.mount(&[]);
+        assert_eq!(fs::read(mnt.join("committed")).unwrap(), b"committed");
+        assert_eq!(mnt.join("recorded").exists(), lost == Lost::Log);
+        synced("later");
+        scene.ask(&["umount", "mnt"]).ok();
+        assert_eq!(scene.fs(&["fsck", "v"]).ok()["clean"], true);
     }
 }

@@ -65,6 +65,8 @@ pub struct FsLoad {
     pub dirty_pages: u64,
     /// All pages of files in memory: those, and submitted ones that are still kept.
     pub pages: u64,
+    /// The number of pages at which a write submits and drops some.
+    pub pages_max: u64,
     /// Files with a barrier that were not submitted yet.
     pub held: u64,
     /// The log of the main journal.
@@ -99,6 +101,7 @@ impl Fs {
         FsLoad {
             dirty_pages: self.inodes.data_pages().dirty() as u64,
             pages: self.inodes.data_pages().count() as u64,
+            pages_max: self.options.pages_max as u64,
             held: self.barriers.lock().held(),
             journal,
             areas: areas.collect(),

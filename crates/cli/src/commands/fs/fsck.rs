@@ -40,7 +40,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let backing = open_backing(&args.open, output)?;
     let checked = check(args, &backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
-    let (recovered, verdict) = checked?;
+    let Findings { recovered, errors, verdict } = checked?;
     closed?;
     let place = args.open.name.clone();
     let is_clean = verdict.as_ref().is_none_or(|verdict| verdict.is_clean);
@@ -50,6 +50,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         handed_back: recovered.is_some(),
         clean: verdict.as_ref().map(|verdict| verdict.is_clean),
         recovered,
+        errors,
         e2fsck: verdict.map(|verdict| verdict.text),
     })?;
     match is_clean {
@@ -68,6 +69,15 @@ fn e2fsck() -> Result<PathBuf, Failure> {
     })
 }
 
+/// The state of a file system.
+struct Findings {
+    /// `None`: it can't be recovered.
+    recovered: Option<Recovered>,
+    /// Errors that the superblock records, if it could be recovered.
+    errors: Option<u64>,
+    verdict: Option<Verdict>,
+}
+
 /// Recovers the file system, hands it back, and checks it with the program, if there is one. A file
 /// system that can't be recovered is only checked, if nothing waits for a recovery.
 fn check(
@@ -76,22 +86,24 @@ fn check(
     program: Option<&Path>,
     interrupt: &Interrupt,
     output: &Output,
-) -> Result<(Option<Recovered>, Option<Verdict>), Failure> {
+) -> Result<Findings, Failure> {
     let accept_lost_records = args.open.accept_lost_log;
     let options = FsOptions { accept_lost_records, ..FsOptions::default() };
-    let recovered = match (backing.mount(&options), program) {
+    let (recovered, errors) = match (backing.mount(&options), program) {
         (Ok((fs, report)), _) => {
             unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
-            Some(Recovered::of(&report))
+            (Some(Recovered::of(&report)), Some(fs.load().errors))
         }
         (Err(error), Some(_)) if backing.needs_recovery() == Some(false) => {
             output.note(format!("note: it can't be mounted: {error}"));
-            None
+            (None, None)
         }
         (Err(error), _) => return Err(mount_failure(&error)),
     };
     interrupt.check()?;
-    let Some(program) = program else { return Ok((recovered, None)) };
+    let Some(program) = program else {
+        return Ok(Findings { recovered, errors, verdict: None });
+    };
     // The image is locked, so nothing else changes it.
     let verdict = match backing.image_path() {
         Some(path) => judge(program, path, interrupt)?,
@@ -107,7 +119,7 @@ fn check(
             verdict?
         }
     };
-    Ok((recovered, Some(verdict)))
+    Ok(Findings { recovered, errors, verdict: Some(verdict) })
 }
 
 /// The judgement of e2fsck.
@@ -177,6 +189,9 @@ struct Checked {
     clean: Option<bool>,
     /// Null: it could not be recovered.
     recovered: Option<Recovered>,
+    /// Errors that the superblock records, since the last repair by e2fsck. Null: it could not be
+    /// recovered.
+    errors: Option<u64>,
     /// The output of e2fsck.
     #[serde(skip_serializing_if = "Option::is_none")]
     e2fsck: Option<String>,
@@ -184,7 +199,13 @@ struct Checked {
 
 impl Report for Checked {
     fn text(&self, _: &Terminal) -> String {
-        let recovered = self.recovered.as_ref().map_or("not recovered".into(), Recovered::text);
+        let mut recovered = self.recovered.as_ref().map_or("not recovered".into(), Recovered::text);
+        if let Some(errors @ 1..) = self.errors {
+            recovered += &format!("; {errors} errors recorded");
+            if Path::new(&self.place).is_file() {
+                recovered += &format!(": `e2fsck -f {}` clears that", self.place);
+            }
+        }
         match (self.clean, &self.e2fsck) {
             (None, _) => format!("{}: handed back to any ext4; {recovered}\n", self.place),
             (Some(true), _) => format!("{}: clean; {recovered}\n", self.place),
