@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The ratios shown in the summary: name in the report, heading.
-const COLUMNS: [(&str, &str); 7] = [
+const COLUMNS: [(&str, &str); 8] = [
     ("none_over_floor", "none/floor"),
     ("rio_over_none", "rio/none"),
     ("rio_cpu_over_none", "CPU"),
@@ -17,6 +17,7 @@ const COLUMNS: [(&str, &str); 7] = [
     ("rio_block_over_none", "block"),
     ("rio_merged_over_none", "merged"),
     ("rio_over_sync", "rio/sync"),
+    ("rio_over_linux", "rio/linux"),
 ];
 
 /// The meaning of headings in the summary that need one.
@@ -118,21 +119,24 @@ fn render_point(point: &Point, terminal: &Terminal) -> String {
     text
 }
 
+/// The ratios that were measured at any point.
 fn summary(points: &[Point], terminal: &Terminal) -> String {
-    let headings = COLUMNS.map(|(_, heading)| (heading, Align::Right));
+    let is_measured = |name: &str| points.iter().any(|point| point.ratios.contains_key(name));
+    let measured: Vec<(&str, &str)> =
+        COLUMNS.into_iter().filter(|(name, _)| is_measured(name)).collect();
     let mut columns = vec![("", Align::Left)];
-    columns.extend(&headings);
+    columns.extend(measured.iter().map(|(_, heading)| (*heading, Align::Right)));
     let mut table = Table::new(&columns);
     for point in points {
         let mut row = vec![name_of(point)];
-        for (name, _) in &COLUMNS {
+        for (name, _) in &measured {
             let ratio = point.ratios.get(*name).map(|ratio| units::ratio(*ratio));
             row.push(ratio.unwrap_or_default());
         }
         table.row(row);
         // On a line below, so that lines stay short.
         let mut row = vec![String::new()];
-        for (name, _) in &COLUMNS {
+        for (name, _) in &measured {
             let ends = point.ratio_intervals.get(*name);
             let ends = ends.map(|ends| ends.map(units::ratio).join("-"));
             row.push(ends.map(|ends| terminal.paint(Colour::Grey, &ends)).unwrap_or_default());

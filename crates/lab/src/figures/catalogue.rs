@@ -231,7 +231,7 @@ pub const LINUX: &str = "Linux";
 /// The name of the contender that sends ordering metadata first.
 pub const HORAE: &str = "HORAE";
 
-const WITH_LINUX: Contender = Contender { name: LINUX, engine: "sync", merge: true };
+const WITH_LINUX: Contender = Contender { name: LINUX, engine: "linux", merge: true };
 const WITH_HORAE: Contender = Contender { name: HORAE, engine: "horae", merge: true };
 const RIO: Contender = Contender { name: "Rio", engine: "rio", merge: true };
 const RIO_APART: Contender = Contender { name: "Rio w/o merge", engine: "rio", merge: false };
