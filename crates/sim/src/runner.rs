@@ -164,6 +164,11 @@ const FILE_SYSTEM_PLANTS: &[fs_probe::Plant] = &[
     fs_probe::Plant::OverwriteFresh,
     fs_probe::Plant::CheckpointFresh,
     fs_probe::Plant::ReuseBeforeCommit,
+    fs_probe::Plant::BarrierNotAwaited,
+    fs_probe::Plant::ObsoleteApplied,
+    fs_probe::Plant::ConvertedBeforeData,
+    fs_probe::Plant::CheckpointBeforeCommit,
+    fs_probe::Plant::InodeAlwaysFit,
 ];
 
 /// A planted bug: the removed defence of the cluster, or of a file system on it.
