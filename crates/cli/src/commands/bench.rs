@@ -52,9 +52,11 @@ pub(super) fn run(command: Bench, output: &Output) -> Result<(), Failure> {
         Bench::Compare(args) => output.result(&compare::measure(&args, output)?),
         Bench::Floor(args) => output.result(&floor::measure(&args, output)?),
         Bench::Run(args) => output.result(&measure(&args, output)?),
-        Bench::Recovery(args) => output.result(&recovery::measure(&args, output)?),
+        Bench::Recovery(args) => {
+            output.result(&recovery::measure(&args, output, &Interrupt::watch(output)?)?)
+        }
         Bench::Wal(args) => output.result(&wal::measure(&args, output)?),
-        Bench::Fs(args) => output.result(&fs::measure(&args, output)?),
+        Bench::Fs(args) => output.result(&fs::measure(&args, output, &Interrupt::watch(output)?)?),
     }
 }
 

@@ -35,6 +35,24 @@ pub trait HasBase<P> {
     fn base_mut(&mut self) -> &mut Base<P>;
 }
 
+/// Implements [`HasBase`] for an engine whose field `base` it is.
+macro_rules! has_base {
+    ($engine:ident) => {
+        impl<P> $crate::engine::base::HasBase<P> for $engine<P> {
+            #[inline]
+            fn base(&self) -> &$crate::engine::base::Base<P> {
+                &self.base
+            }
+
+            #[inline]
+            fn base_mut(&mut self) -> &mut $crate::engine::base::Base<P> {
+                &mut self.base
+            }
+        }
+    };
+}
+pub(super) use has_base;
+
 /// The state that every engine keeps of its stream.
 #[derive(Debug)]
 pub struct Base<P> {

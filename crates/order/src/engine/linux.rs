@@ -29,7 +29,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::base::{Base, HasBase};
+use super::base::{Base, has_base};
 use super::{
     Bound, Capabilities, Cause, Engine, Failure, Limits, Marks, Op, Payload, Refusal, RequestId,
     Write,
@@ -266,17 +266,7 @@ impl<P: Payload> Linux<P> {
     }
 }
 
-impl<P> HasBase<P> for Linux<P> {
-    #[inline]
-    fn base(&self) -> &Base<P> {
-        &self.base
-    }
-
-    #[inline]
-    fn base_mut(&mut self) -> &mut Base<P> {
-        &mut self.base
-    }
-}
+has_base!(Linux);
 
 impl<P: Payload> Engine<P> for Linux<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {

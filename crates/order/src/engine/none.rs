@@ -3,7 +3,7 @@
 //! The engine sends requests at once and without attributes. Only the marks that it reports are in
 //! order. A group becomes durable by a *flush round*: a FLUSH of every drive with unflushed writes.
 
-use super::base::{Base, HasBase};
+use super::base::{Base, has_base};
 use super::{Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, RequestId, Write};
 use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
@@ -108,17 +108,7 @@ impl<P: Payload> NoOrder<P> {
     }
 }
 
-impl<P> HasBase<P> for NoOrder<P> {
-    #[inline]
-    fn base(&self) -> &Base<P> {
-        &self.base
-    }
-
-    #[inline]
-    fn base_mut(&mut self) -> &mut Base<P> {
-        &mut self.base
-    }
-}
+has_base!(NoOrder);
 
 impl<P: Payload> Engine<P> for NoOrder<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {

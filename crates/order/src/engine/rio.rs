@@ -29,7 +29,7 @@
 
 use alloc::vec::Vec;
 
-use super::base::{Base, HasBase};
+use super::base::{Base, has_base};
 use super::credits::Credits;
 use super::sent::{GivenOut, SentRequests};
 use super::{
@@ -252,17 +252,7 @@ impl<P: Payload> Rio<P> {
     }
 }
 
-impl<P> HasBase<P> for Rio<P> {
-    #[inline]
-    fn base(&self) -> &Base<P> {
-        &self.base
-    }
-
-    #[inline]
-    fn base_mut(&mut self) -> &mut Base<P> {
-        &mut self.base
-    }
-}
+has_base!(Rio);
 
 impl<P: Payload> Engine<P> for Rio<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {

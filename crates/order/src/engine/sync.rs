@@ -10,7 +10,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::base::{Base, HasBase};
+use super::base::{Base, has_base};
 use super::{
     Capabilities, Cause, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId, Write,
 };
@@ -118,17 +118,7 @@ impl<P: Payload> Sync<P> {
     }
 }
 
-impl<P> HasBase<P> for Sync<P> {
-    #[inline]
-    fn base(&self) -> &Base<P> {
-        &self.base
-    }
-
-    #[inline]
-    fn base_mut(&mut self) -> &mut Base<P> {
-        &mut self.base
-    }
-}
+has_base!(Sync);
 
 impl<P: Payload> Engine<P> for Sync<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {

@@ -117,12 +117,7 @@ impl Plans {
     }
 }
 
-pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
-    measure_until(args, output, &Interrupt::watch(output)?)
-}
-
-/// As [`measure`], for a command that watches for interrupts itself.
-pub(in crate::commands) fn measure_until(
+pub(in crate::commands) fn measure(
     args: &Args,
     output: &Output,
     interrupt: &Interrupt,

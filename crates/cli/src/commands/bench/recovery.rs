@@ -29,12 +29,7 @@ const BLOCKS: u64 = 128 << 10;
 /// The paper's figures, ms (EuroSys '23, §6.5).
 const PAPER: Paper = Paper { reconstruct_ms: 55.0, undo_ms: 125.0 };
 
-pub(super) fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
-    measure_until(args, output, &Interrupt::watch(output)?)
-}
-
-/// As [`measure`], for a command that watches for interrupts itself.
-pub(in crate::commands) fn measure_until(
+pub(in crate::commands) fn measure(
     args: &Args,
     output: &Output,
     interrupt: &Interrupt,

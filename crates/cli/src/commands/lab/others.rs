@@ -54,7 +54,7 @@ pub(super) fn file_system(
                 both modes in turns, each time on a new file system"
             .to_owned(),
     };
-    let measured = fs::measure_until(&words.fs, output, interrupt)?;
+    let measured = fs::measure(&words.fs, output, interrupt)?;
     Ok(file_system::figure(entry, load, &measured.marks(), &conditions))
 }
 
@@ -77,7 +77,7 @@ pub(super) fn recovery(
             options.targets, options.drives, options.streams
         ),
     };
-    let measured = bench_recovery::measure_until(options, output, interrupt)?;
+    let measured = bench_recovery::measure(options, output, interrupt)?;
     let (times, entries) = measured.times();
     Ok(file_system::recovery(entry, times, entries, &conditions))
 }
