@@ -188,7 +188,14 @@ impl Verdict {
             }
         };
         let shown = if shown.is_empty() { shown } else { format!(" ({shown})") };
-        Self { holds, sentence: format!("{begin}: {conclusion}{shown}.") }
+        // A conclusion may name a contender without a measurement.
+        let open: Vec<&str> =
+            claims.iter().filter(|one| one.here.is_none()).map(|one| one.what.as_str()).collect();
+        let open = match open.is_empty() || judged.is_empty() {
+            true => String::new(),
+            false => format!(" Not measured: {}.", open.join("; ")),
+        };
+        Self { holds, sentence: format!("{begin}: {conclusion}{shown}.{open}") }
     }
 }
 
@@ -216,7 +223,9 @@ mod tests {
         assert_eq!(of(&[None]).holds, Holds::NotMeasured);
         let yes = of(&[Some(2.0), None]);
         assert_eq!(yes.holds, Holds::Yes);
-        assert_eq!(yes.sentence, "It holds here: Rio is faster (Rio / Linux 2.00).");
+        let sentence =
+            "It holds here: Rio is faster (Rio / Linux 2.00). Not measured: Rio / Linux.";
+        assert_eq!(yes.sentence, sentence);
         assert_eq!(of(&[Some(1.9)]).holds, Holds::No);
         let part = of(&[Some(9.0), Some(1.5)]);
         assert_eq!(part.holds, Holds::InPart);
