@@ -72,7 +72,7 @@ pub enum FsError {
     #[error("input/output error: {0}")]
     Io(String),
     /// EUCLEAN: a structure on the drive is damaged. `e2fsck` repairs it.
-    #[error("damaged {what} in block {block}: unmount and run e2fsck")]
+    #[error("damaged {what} in block {block}")]
     DamagedBlock {
         /// The structure.
         what: &'static str,
@@ -80,7 +80,7 @@ pub enum FsError {
         block: BlockNo,
     },
     /// EUCLEAN: an inode on the drive is damaged. `e2fsck` repairs it.
-    #[error("damaged {what} of inode {ino}: unmount and run e2fsck")]
+    #[error("damaged {what} of inode {ino}")]
     DamagedInode {
         /// The structure.
         what: &'static str,

@@ -16,6 +16,7 @@ mod namespace;
 mod page_limit;
 mod recovery;
 mod space;
+mod unmounted;
 mod write_back;
 
 use alloc::collections::BTreeMap;
@@ -31,6 +32,7 @@ use self::journal_mode::DataStreams;
 pub use self::journal_mode::JournalMode;
 pub use self::mount::{MountError, MountOptions, MountReport};
 pub use self::namespace::NewInode;
+pub use self::unmounted::give_up_recovery;
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
 use crate::credits::Credits;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use riopipe::{Recovery, Volume};
 use riopipe_fs_core::block::{BLOCK_BYTES, BlockNo};
 use riopipe_fs_core::file_journal::record::Epoch;
-use riopipe_fs_core::fs::{Fs, JournalMode, MountError, MountOptions, MountReport};
+use riopipe_fs_core::fs::{
+    Fs, JournalMode, MountError, MountOptions, MountReport, give_up_recovery,
+};
 use riopipe_fs_core::storage::Storage;
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -146,6 +148,14 @@ impl Backing {
         let storage = Arc::clone(&self.measured) as Arc<dyn Storage>;
         let (fs, report) = Fs::mount(storage, options, crate::fuse::now())?;
         Ok((Arc::new(fs), report))
+    }
+
+    /// Gives up the recovery of a file system that is too damaged for it ([`give_up_recovery`]).
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn give_up_recovery(&self) -> Result<(), MountError> {
+        give_up_recovery(&*self.storage, riopipe_platform::crc32c)
     }
 
     /// Closes the volume, and stops the target of an image.

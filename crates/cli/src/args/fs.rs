@@ -200,12 +200,14 @@ With --hand-back nothing is checked: the command ends when any ext4 can use the 
 that the journals had. It is the part of a mount and an unmount that an administrator needs before
 `mount -o loop`, e2fsck or a move to another machine.
 
-If a part of the journal is damaged, --accept-lost-log recovers the rest.
+If a part of the journal is damaged, --accept-lost-log recovers the rest. If the damage makes a
+recovery impossible, it is given up: the bit is cleared, so that e2fsck can repair what is there.
+Some of what fsync made durable is lost then.
 
 It is not for a file system that is mounted.
 
 Exit codes: 0 clean, or handed back; 4 it can't be recovered, with the reason; 5 e2fsck has found
-damage (`e2fsck -f FILE` repairs a file); 7 the file is in use.
+damage, or the recovery was given up (`e2fsck -f FILE` repairs a file); 7 the file is in use.
 
 Examples:
   rio fs fsck disk.img

@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io::{Read, Write},
     net::TcpStream,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, Command},
 };
@@ -271,6 +272,47 @@ fn a_recorded_error_is_shown_until_e2fsck_clears_it() {
     assert!(matches!(e2fsck.status.code(), Some(0 | 1)), "{e2fsck:?}");
     assert_eq!(errors(), 0);
     assert_eq!(image.fs(&["fsck", "disk.img"]).ok()["errors"], 0);
+    image.is_clean();
+}
+
+/// e2fsck refuses a file that was not recovered. So the command that the message names must lead on.
+#[test]
+fn a_recovery_that_damage_makes_impossible_can_be_given_up() {
+    let image = Image::new();
+    let mut child = image.serve();
+    drop(synced(&image.path("mnt/file"), "durable"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    image.fs(&["umount", "mnt"]).failed(3, &["taken off"]);
+    let disk = File::options().read(true).write(true).open(image.path("disk.img")).unwrap();
+    let mut found = 0;
+    for at in (0..disk.metadata().unwrap().len()).step_by(4096) {
+        let mut header = [0; 8];
+        disk.read_exact_at(&mut header, at).unwrap();
+        // The superblock of the journal.
+        if header == [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4] {
+            disk.write_all_at(b"damage", at + 24).unwrap();
+            found += 1;
+        }
+    }
+    assert_eq!(found, 1);
+
+    let words = ["journal's superblock", "`rio fs fsck --accept-lost-log`"];
+    image.fs(&["mount", "disk.img", "mnt"]).failed(4, &words);
+    image.fs(&["fsck", "disk.img"]).failed(4, &words);
+    image.fs(&["fsck", "disk.img", "--hand-back", "--accept-lost-log"]).failed(4, &words);
+    assert_eq!(image.fs(&["stat", "disk.img"]).ok()["state"], "unrecovered");
+    let given_up = image.fs(&["fsck", "disk.img", "--accept-lost-log"]);
+    given_up.failed(5, &["given up", "`e2fsck -f disk.img` repairs it"]);
+    image.fs(&["mount", "disk.img", "mnt"]).failed(4, &["journal's superblock", "run e2fsck"]);
+    let e2fsck = Command::new(find_e2fs_program("e2fsck").unwrap())
+        .arg("-fy")
+        .arg(image.path("disk.img"))
+        .output()
+        .unwrap();
+    assert_eq!(e2fsck.status.code(), Some(1), "{e2fsck:?}");
+    image.mount(&[]);
+    image.fs(&["umount", "mnt"]).ok();
     image.is_clean();
 }
 

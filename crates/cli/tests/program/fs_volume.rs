@@ -431,9 +431,12 @@ fn a_lost_log_and_a_damaged_journal_are_accepted_only_on_request() {
 
         let mount = ["mount", "v", "mnt", "--take-over", "--daemon", "--log", "mount.log"];
         let fsck = ["fsck", "v", "--take-over"];
-        let words = if lost == Lost::Log { "--accept-lost-log" } else { "damaged table" };
-        scene.fs(&mount).failed(4, &[words]);
-        scene.fs(&fsck).failed(4, &[words]);
+        let words: &[&str] = match lost {
+            Lost::Log => &["--accept-lost-log"],
+            Lost::Table => &["damaged table", "`rio fs fsck --accept-lost-log`"],
+        };
+        scene.fs(&mount).failed(4, words);
+        scene.fs(&fsck).failed(4, words);
         let checked = scene.fs(&[&fsck[..], &["--accept-lost-log"]].concat()).ok();
         assert_eq!((&checked["clean"], &checked["handed_back"]), (&true.into(), &true.into()));
         // All of it was durable, and no log is needed to read it.

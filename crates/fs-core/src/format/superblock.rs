@@ -7,6 +7,7 @@ use crate::format::bytes::{
     high32, low32, set_u16, set_u32, set_u64, u16_at, u32_at, u32_pair, u64_at,
 };
 use crate::format::features::{Features, UnsupportedFeatures, compat, incompat, ro_compat};
+use crate::format::inode::I_BLOCK_BYTES;
 use crate::format::layout::Layout;
 use riopipe_nvme::digest::Crc32c;
 
@@ -332,6 +333,15 @@ impl Superblock {
     #[must_use]
     pub fn journal_uuid(&self) -> [u8; 16] {
         self.bytes16(0xd0)
+    }
+
+    /// The copy of `i_block` and of the size of the journal's inode (`s_jnl_blocks`).
+    #[must_use]
+    pub fn journal_copy(&self) -> ([u8; I_BLOCK_BYTES], u64) {
+        let mut i_block = [0; I_BLOCK_BYTES];
+        i_block.copy_from_slice(&self.raw[0x10c..0x10c + I_BLOCK_BYTES]);
+        let [high, low] = [0x148, 0x14c].map(|at| u64::from(u32_at(&self.raw[..], at)));
+        (i_block, high << 32 | low)
     }
 
     /// Records an error: the function that found it (31 bytes at most), the inode or 0, the block or

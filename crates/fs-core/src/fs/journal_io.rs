@@ -14,7 +14,7 @@ use crate::file_journal::record::{Epoch, RECORD_BLOCKS_MAX};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::layout::Layout;
 use crate::journal::format::{DamagedPart, JournalError, JournalSuperblock};
-use crate::journal::recovery::{HomeBlock, Recovery, recover};
+use crate::journal::recovery::{HomeBlock, Recovery, recover_before};
 use crate::raw::Raw;
 use crate::storage::{BlockWrite, Content, Placement, Storage, StorageError, StreamNo, WriteGroup};
 use crate::sync::Mutex;
@@ -107,15 +107,40 @@ pub(super) struct FoundLog {
 
 /// Reads the log. `blocks` are the blocks of the journal.
 pub(super) fn find_log(raw: &Raw<'_>, blocks: &[BlockNo]) -> Result<FoundLog, MountError> {
+    find_log_before(raw, blocks, None)
+}
+
+/// As [`find_log`], but the log ends before transaction `before`.
+fn find_log_before(
+    raw: &Raw<'_>,
+    blocks: &[BlockNo],
+    before: Option<u32>,
+) -> Result<FoundLog, MountError> {
     let first = *blocks.first().ok_or(JournalError::NoSuperblock)?;
     let len = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
     let superblock = JournalSuperblock::decode(raw.layout, &raw.block(first)?, len)?;
     let mut reader = LogReader::new(raw, blocks);
-    let recovery = recover(raw.layout, &superblock, &mut |index| reader.read(index))?;
+    let recovery =
+        recover_before(raw.layout, &superblock, before, &mut |index| reader.read(index))?;
     // The superblock has the number of the first transaction that may be in the log.
-    let before = superblock.sequence().wrapping_sub(1);
-    let durable = recovery.last.unwrap_or(before);
+    let earlier = superblock.sequence().wrapping_sub(1);
+    let durable = recovery.last.unwrap_or(earlier);
     Ok(FoundLog { superblock, recovery, durable })
+}
+
+/// Writes home what the log has before its first damaged transaction, and empties the log.
+pub(super) fn replay_sound_part(raw: &Raw<'_>, blocks: &[BlockNo]) -> Result<(), MountError> {
+    let mut before = None;
+    loop {
+        let found = find_log_before(raw, blocks, before);
+        match found.and_then(|found| replay_log(raw, blocks, &found)) {
+            // Only transactions before the last damaged one are read, so this ends.
+            Err(MountError::Journal(JournalError::DamagedTransaction { sequence, .. })) => {
+                before = Some(sequence);
+            }
+            replayed => return replayed,
+        }
+    }
 }
 
 /// Writes the blocks of the log's transactions home, and empties the log.

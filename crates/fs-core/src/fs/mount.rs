@@ -9,6 +9,7 @@
 //! 4. The areas are emptied: their table gets a new epoch.
 //! 5. The superblock marks the file system as in use.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -26,6 +27,7 @@ use crate::file_journal::record::{Epoch, RecordId};
 use crate::file_journal::table::{AreaTable, AreasState};
 use crate::format::features::{Features, incompat, ro_compat};
 use crate::format::inode::Time;
+use crate::format::layout::Layout;
 use crate::format::superblock::{SUPERBLOCK, State, Superblock, SuperblockError, SuperblockTime};
 use crate::format::{checksum, orphan_file};
 use crate::groups::Groups;
@@ -136,9 +138,34 @@ pub enum MountError {
         /// The number of the record.
         id: u64,
     },
-    /// A structure is damaged, or the storage has failed.
+    /// A structure that the mount needs is damaged.
+    #[error("{error}: {}", if *is_unrecovered { GIVE_UP } else { "run e2fsck" })]
+    Damaged {
+        /// The structure.
+        error: Box<Self>,
+        /// Whether the file system has the private bit, so that e2fsck refuses it.
+        is_unrecovered: bool,
+    },
+    /// A call has failed.
     #[error(transparent)]
     Fs(#[from] FsError),
+}
+
+/// The advice for a damaged file system that e2fsck refuses.
+const GIVE_UP: &str = "e2fsck refuses the file system before it is recovered, and `rio fs fsck \
+    --accept-lost-log` gives up what can't be recovered";
+
+impl MountError {
+    /// Whether a structure on the drive is damaged, so that the file system can't be mounted.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Journal(error) => error.is_damage(),
+            Self::Fs(error) => error.is_damage(),
+            _ => false,
+        }
+    }
 }
 
 impl From<StorageError> for MountError {
@@ -173,6 +200,21 @@ impl Fs {
         now: Time,
     ) -> Result<(Self, MountReport), MountError> {
         let (superblock, layout) = read_superblock(&*storage, options.crc32c)?;
+        let is_dirty = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
+        Self::recover_and_mount(storage, options, now, (superblock, layout)).map_err(|error| {
+            match error.is_damage() {
+                true => MountError::Damaged { error: Box::new(error), is_unrecovered: is_dirty },
+                false => error,
+            }
+        })
+    }
+
+    fn recover_and_mount(
+        storage: Arc<dyn Storage>,
+        options: MountOptions,
+        now: Time,
+        (superblock, layout): (Superblock, Layout),
+    ) -> Result<(Self, MountReport), MountError> {
         let raw = Raw { storage: &*storage, layout: &layout };
         let journal_ino = layout.journal_ino;
         let blocks = raw.blocks_of(journal_ino, &raw.inode(journal_ino)?)?;
@@ -559,10 +601,10 @@ fn first_generation(epoch: &Epoch) -> u32 {
 }
 
 /// Reads and checks the superblock.
-fn read_superblock(
+pub(super) fn read_superblock(
     storage: &dyn Storage,
     crc32c: Crc32c,
-) -> Result<(Superblock, crate::format::layout::Layout), MountError> {
+) -> Result<(Superblock, Layout), MountError> {
     let mut block = [0; BLOCK_BYTES];
     storage.read(SUPERBLOCK, &mut block)?;
     let superblock = Superblock::decode(&block, crc32c)?;
@@ -574,7 +616,7 @@ fn read_superblock(
 }
 
 /// Writes the superblock, and waits until it is durable.
-fn write_superblock(
+pub(super) fn write_superblock(
     storage: &dyn Storage,
     superblock: &mut Superblock,
     crc32c: Crc32c,

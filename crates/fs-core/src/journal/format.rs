@@ -61,7 +61,7 @@ const COMMIT_SECONDS: usize = 0x30;
 #[non_exhaustive]
 pub enum JournalError {
     /// The first block is no superblock of a journal.
-    #[error("the journal has no superblock: run e2fsck")]
+    #[error("the journal has no superblock")]
     NoSuperblock,
     /// The superblock has no features, as of kernels before 2001.
     #[error(
@@ -70,10 +70,10 @@ pub enum JournalError {
     )]
     Version1,
     /// The checksum of the superblock is wrong.
-    #[error("the checksum of the journal's superblock is wrong: run e2fsck")]
+    #[error("the checksum of the journal's superblock is wrong")]
     Checksum,
     /// Its blocks have another size.
-    #[error("the journal has blocks of {0} bytes instead of 4096: run e2fsck")]
+    #[error("the journal has blocks of {0} bytes instead of 4096")]
     BlockBytes(u32),
     /// A feature is not supported.
     #[error(
@@ -90,11 +90,11 @@ pub enum JournalError {
         ro_compat: u32,
     },
     /// A field of the superblock has a value that can't be.
-    #[error("the journal's {0} can't be right: run e2fsck")]
+    #[error("the journal's {0} can't be right")]
     Damaged(&'static str),
     /// A block of a committed transaction is damaged, so that what it and later ones have changed
     /// can't be recovered.
-    #[error("{what} of committed transaction {sequence} is damaged in the journal: run e2fsck")]
+    #[error("{what} of committed transaction {sequence} is damaged in the journal")]
     DamagedTransaction {
         /// The block.
         what: DamagedPart,
@@ -123,6 +123,26 @@ pub enum JournalError {
     /// A block of the journal can't be read.
     #[error("the journal can't be read: {0}")]
     Read(#[from] FsError),
+}
+
+impl JournalError {
+    /// Whether a structure on the drive is damaged.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        match self {
+            Self::NoSuperblock
+            | Self::Checksum
+            | Self::BlockBytes(_)
+            | Self::Damaged(_)
+            | Self::DamagedTransaction { .. } => true,
+            Self::Read(error) => error.is_damage(),
+            Self::Version1
+            | Self::Feature(_)
+            | Self::UnknownFeatures { .. }
+            | Self::TooSmall { .. }
+            | Self::TooLarge { .. } => false,
+        }
+    }
 }
 
 /// A damaged part of a transaction.

@@ -120,6 +120,19 @@ pub fn recover(
     superblock: &JournalSuperblock,
     read: &mut ReadJournal<'_>,
 ) -> Result<Recovery, JournalError> {
+    recover_before(layout, superblock, None, read)
+}
+
+/// As [`recover`], but the log ends before transaction `before`, if it gets there.
+///
+/// # Errors
+/// As [`recover`], for an earlier transaction.
+pub fn recover_before(
+    layout: &Layout,
+    superblock: &JournalSuperblock,
+    before: Option<u32>,
+    read: &mut ReadJournal<'_>,
+) -> Result<Recovery, JournalError> {
     let ring = Ring { first: superblock.first(), end: superblock.maxlen() };
     let shape = superblock.shape(layout);
     if superblock.start() == 0 {
@@ -140,6 +153,7 @@ pub fn recover(
         at: superblock.start(),
         steps: 0,
         sequence: superblock.sequence(),
+        before,
         transactions: 0,
         head: superblock.start(),
         last_seconds: 0,
@@ -195,6 +209,8 @@ struct Scan {
     steps: u32,
     /// The transaction that the next block must belong to.
     sequence: u32,
+    /// The transaction before which the walk ends.
+    before: Option<u32>,
     transactions: u32,
     /// The block after the last commit block.
     head: u32,
@@ -217,6 +233,9 @@ impl Scan {
     fn run(&mut self, read: &mut ReadJournal<'_>) -> Result<LogEnd, JournalError> {
         let mut pending = Pending::default();
         while self.steps < self.ring.len() {
+            if self.before == Some(self.sequence) {
+                return Ok(LogEnd::Clean);
+            }
             let at = self.at;
             let block = read(at)?;
             self.step();

@@ -10,6 +10,7 @@ use std::{
 };
 
 use riopipe_fs::{
+    MountError,
     backing::{Backing, FsOptions},
     core::storage::Storage,
     exported_file::ExportedFile,
@@ -40,25 +41,37 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let backing = open_backing(&args.open, output)?;
     let checked = check(args, &backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
-    let Findings { recovered, errors, verdict } = checked?;
+    let Findings { recovered, errors, verdict, given_up } = checked?;
     closed?;
     let place = args.open.name.clone();
-    let is_clean = verdict.as_ref().is_none_or(|verdict| verdict.is_clean);
+    let is_clean = !given_up && verdict.as_ref().is_none_or(|verdict| verdict.is_clean);
     output.result(&Checked {
         schema: "rio-fs-fsck/2",
         place: place.clone(),
         handed_back: recovered.is_some(),
-        clean: verdict.as_ref().map(|verdict| verdict.is_clean),
+        clean: verdict.as_ref().map(|_| is_clean),
         recovered,
         errors,
         e2fsck: verdict.map(|verdict| verdict.text),
     })?;
     match is_clean {
         true => Ok(()),
-        false => Err(Failure::new(Code::Differs, "e2fsck has found damage").hint(match program {
-            Some(_) if Path::new(&place).is_file() => format!("`e2fsck -f {place}` repairs it"),
-            _ => "copy what can be read to another file system".to_owned(),
-        })),
+        false => {
+            let what =
+                if given_up { "the recovery was given up" } else { "e2fsck has found damage" };
+            Err(Failure::new(Code::Differs, what).hint(match program {
+                Some(_) if Path::new(&place).is_file() => format!("`e2fsck -f {place}` repairs it"),
+                _ => "copy what can be read to another file system".to_owned(),
+            }))
+        }
+    }
+}
+
+/// Why a mount has failed, without an advice to run what runs here anyway.
+fn reason(error: &MountError) -> String {
+    match error {
+        MountError::Damaged { error, .. } => error.to_string(),
+        other => other.to_string(),
     }
 }
 
@@ -76,10 +89,13 @@ struct Findings {
     /// Errors that the superblock records, if it could be recovered.
     errors: Option<u64>,
     verdict: Option<Verdict>,
+    /// Whether the recovery was given up.
+    given_up: bool,
 }
 
 /// Recovers the file system, hands it back, and checks it with the program, if there is one. A file
-/// system that can't be recovered is only checked, if nothing waits for a recovery.
+/// system that can't be recovered is only checked, if nothing waits for a recovery, or if that is
+/// given up.
 fn check(
     args: &Args,
     backing: &Backing,
@@ -89,20 +105,27 @@ fn check(
 ) -> Result<Findings, Failure> {
     let accept_lost_records = args.open.accept_lost_log;
     let options = FsOptions { accept_lost_records, ..FsOptions::default() };
+    let mut given_up = false;
     let (recovered, errors) = match (backing.mount(&options), program) {
         (Ok((fs, report)), _) => {
             unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
             (Some(Recovered::of(&report)), Some(fs.load().errors))
         }
         (Err(error), Some(_)) if backing.needs_recovery() == Some(false) => {
-            output.note(format!("note: it can't be mounted: {error}"));
+            output.note(format!("note: it can't be mounted: {}", reason(&error)));
+            (None, None)
+        }
+        (Err(error), Some(_)) if error.is_damage() && args.open.accept_lost_log => {
+            output.note(format!("note: the recovery is given up: {}", reason(&error)));
+            backing.give_up_recovery().map_err(|error| mount_failure(&error))?;
+            given_up = true;
             (None, None)
         }
         (Err(error), _) => return Err(mount_failure(&error)),
     };
     interrupt.check()?;
     let Some(program) = program else {
-        return Ok(Findings { recovered, errors, verdict: None });
+        return Ok(Findings { recovered, errors, verdict: None, given_up });
     };
     // The image is locked, so nothing else changes it.
     let verdict = match backing.image_path() {
@@ -119,7 +142,7 @@ fn check(
             verdict?
         }
     };
-    Ok(Findings { recovered, errors, verdict: Some(verdict) })
+    Ok(Findings { recovered, errors, verdict: Some(verdict), given_up })
 }
 
 /// The judgement of e2fsck.
@@ -147,7 +170,7 @@ fn judge(program: &Path, file: &Path, interrupt: &Interrupt) -> Result<Verdict, 
         // 4: errors were left, because none may be corrected.
         Some(4) => Ok(Verdict { is_clean: false, text }),
         // It could not read the file system at all, or not even begin.
-        Some(8) => Ok(Verdict { is_clean: false, text: text + &errors }),
+        Some(8 | 12) => Ok(Verdict { is_clean: false, text: text + &errors }),
         _ => Err(Failure::new(Code::Failed, format!("e2fsck has failed ({status}): {errors}"))),
     }
 }
