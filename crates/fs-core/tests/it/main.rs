@@ -32,4 +32,5 @@ mod sequences;
 mod states;
 mod threads;
 mod tree;
+mod unmount;
 mod xattr;
