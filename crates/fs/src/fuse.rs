@@ -209,14 +209,10 @@ impl Mount {
     pub fn serve(self, on_end: impl FnOnce()) -> Result<(), FuseError> {
         let Self { fs, session, unmounter, ends, ticker } = self;
         let end = unmounter.end.clone();
-        let run = move || {
-            let served = catch_unwind(AssertUnwindSafe(|| session.run()));
-            let served =
-                served.unwrap_or_else(|_| Err(io::Error::other("the server has panicked")));
-            // Nothing receives it after the mount was abandoned.
-            let _ = end.send(End::Disconnected(served));
-        };
-        let begun = thread::Builder::new().name("riofs-session".to_owned()).spawn(run);
+        let run = || session.run();
+        let begun = thread::Builder::new()
+            .name("riofs-session".to_owned())
+            .spawn(move || run_to_end(run, &end));
         begun.map_err(FuseError::Thread)?;
         let served = match ends.recv() {
             Ok(End::Disconnected(served)) => served,
@@ -230,6 +226,15 @@ impl Mount {
         unmount_unserved(&fs)?;
         served.map_err(FuseError::Session)
     }
+}
+
+/// Serves a connection to its end, and reports that. A panic is an end, too: nothing else would end
+/// the wait of [`Mount::serve`], which has a sender itself.
+fn run_to_end(run: impl FnOnce() -> io::Result<()>, end: &Sender<End>) {
+    let served = catch_unwind(AssertUnwindSafe(run));
+    let served = served.unwrap_or_else(|_| Err(io::Error::other("the server has panicked")));
+    // Nothing receives it after the mount was abandoned.
+    let _ = end.send(End::Disconnected(served));
 }
 
 /// Unmounts a file system that is not served, or not any more: makes everything durable, and marks
@@ -381,6 +386,19 @@ impl Unmounter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_panics_ends_the_wait_for_it() {
+        let (end, ends) = mpsc::channel();
+        let served = end.clone();
+        // As in `serve`, `end` still is a sender when the thread has ended.
+        let server = thread::spawn(move || run_to_end(|| panic!("planted"), &served));
+        assert!(server.join().is_ok(), "the panic ends here");
+        let Ok(End::Disconnected(Err(error))) = ends.try_recv() else { panic!("no end") };
+        assert!(error.to_string().contains("panicked"), "{error}");
+        run_to_end(|| Ok(()), &end);
+        assert!(matches!(ends.try_recv(), Ok(End::Disconnected(Ok(())))));
+    }
 
     #[test]
     fn commas_in_a_source_do_not_end_it() {
