@@ -32,7 +32,7 @@ use self::journal_mode::DataStreams;
 pub use self::journal_mode::JournalMode;
 pub use self::mount::{MountError, MountOptions, MountReport};
 pub use self::namespace::NewInode;
-pub use self::unmounted::give_up_recovery;
+pub use self::unmounted::{clear_errors, give_up_recovery};
 use crate::block::{BLOCK_BYTES, Block, BlockKind, BlockNo, Ino};
 use crate::cache::BlockCache;
 use crate::credits::Credits;

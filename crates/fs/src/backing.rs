@@ -7,7 +7,7 @@ use riopipe::{Recovery, Volume};
 use riopipe_fs_core::block::{BLOCK_BYTES, BlockNo};
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::fs::{
-    Fs, JournalMode, MountError, MountOptions, MountReport, give_up_recovery,
+    Fs, JournalMode, MountError, MountOptions, MountReport, clear_errors, give_up_recovery,
 };
 use riopipe_fs_core::storage::Storage;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -156,6 +156,14 @@ impl Backing {
     /// [`MountError`].
     pub fn give_up_recovery(&self) -> Result<(), MountError> {
         give_up_recovery(&*self.storage, riopipe_platform::crc32c)
+    }
+
+    /// Clears the record of errors, after a check that has found nothing ([`clear_errors`]).
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn clear_errors(&self) -> Result<(), MountError> {
+        clear_errors(&*self.storage, riopipe_platform::crc32c)
     }
 
     /// Closes the volume, and stops the target of an image.

@@ -352,7 +352,7 @@ pub struct ImageState {
     pub is_in_use: bool,
     /// Whether it is mounted, or was not unmounted.
     pub is_dirty: bool,
-    /// The errors that the file system has recorded since the last check by e2fsck.
+    /// The errors that the file system has recorded since the last check that found no damage.
     pub errors: u32,
     /// Its size in bytes.
     pub bytes: u64,

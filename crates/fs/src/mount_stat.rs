@@ -70,7 +70,7 @@ pub struct MountStat {
     pub journal_blocks: u64,
     /// The areas of file-level records.
     pub areas: Vec<AreaStat>,
-    /// Errors that the superblock records, since the last check by e2fsck.
+    /// Errors that the superblock records, since the last check that found no damage.
     pub errors: u64,
     /// The time of fsyncs in each stage.
     pub stages: Vec<StageStat>,

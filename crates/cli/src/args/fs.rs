@@ -193,8 +193,9 @@ then in its place, the journals are empty, and the bit in the superblock that ke
 from the file system is cleared.
 
 Without an option `e2fsck -fn` then reads all structures, and changes nothing. It needs the package
-e2fsprogs, and reads a volume through a mount of its own (/dev/fuse). If the file system is so damaged
-that it can't be recovered, and nothing waits for a recovery, e2fsck checks it as it is.
+e2fsprogs, and reads a volume through a mount of its own (/dev/fuse). If it finds no damage, the record
+of errors in the superblock is cleared, as e2fsck itself does it. If the file system is so damaged that
+it can't be recovered, and nothing waits for a recovery, e2fsck checks it as it is.
 
 With --hand-back nothing is checked: the command ends when any ext4 can use the file system, with all
 that the journals had. It is the part of a mount and an unmount that an administrator needs before

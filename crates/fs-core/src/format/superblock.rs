@@ -366,6 +366,15 @@ impl Superblock {
         self.set_state(self.state() | State::ERROR);
     }
 
+    /// Clears the record of errors, as e2fsck does after a check.
+    pub fn clear_errors(&mut self) {
+        // From the number of errors to the last function.
+        self.raw[0x194..0x200].fill(0);
+        // The high bits of both times, and the codes of both errors.
+        self.raw[0x278..0x27c].fill(0);
+        self.set_state(self.state() - State::ERROR);
+    }
+
     /// The parameters that do not change while the file system is mounted, checked.
     ///
     /// # Errors
@@ -513,6 +522,17 @@ mod tests {
         assert_eq!((sb.last_error_ino(), sb.last_error_block()), (13, 101));
         assert_eq!(sb.time(SuperblockTime::FirstError), 5);
         assert!(sb.state().contains(State::ERROR));
+    }
+
+    #[test]
+    fn a_cleared_record_of_errors_leaves_nothing() {
+        let before = decoded();
+        let mut sb = before.clone();
+        sb.record_error(b"first", 12, 100, 5 << 32 | 5);
+        sb.record_error(b"last", 13, 101, 6 << 32 | 6);
+        assert_ne!(sb, before);
+        sb.clear_errors();
+        assert!(sb == before);
     }
 
     #[test]

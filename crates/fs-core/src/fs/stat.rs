@@ -73,7 +73,7 @@ pub struct FsLoad {
     pub journal: Fill,
     /// The areas of file-level records, by stream; none in mode `ext4`.
     pub areas: Vec<(StreamNo, Fill)>,
-    /// The errors that the superblock records, since the last check by e2fsck.
+    /// The errors that the superblock records, since the last check that found no damage.
     pub errors: u64,
 }
 

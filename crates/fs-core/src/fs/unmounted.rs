@@ -39,6 +39,17 @@ pub fn give_up_recovery(storage: &dyn Storage, crc32c: Crc32c) -> Result<(), Mou
     Ok(write_superblock(storage, &mut superblock, crc32c)?)
 }
 
+/// Clears the record of errors in the superblock, after a check of all structures that has found
+/// nothing.
+///
+/// # Errors
+/// The superblock is damaged, or the storage has failed.
+pub fn clear_errors(storage: &dyn Storage, crc32c: Crc32c) -> Result<(), MountError> {
+    let (mut superblock, _) = read_superblock(storage, crc32c)?;
+    superblock.clear_errors();
+    Ok(write_superblock(storage, &mut superblock, crc32c)?)
+}
+
 /// The inode of the journal, of which the superblock has a copy as far as it is needed to find the
 /// blocks. e2fsck uses that, too.
 fn journal_inode(superblock: &Superblock) -> DiskInode {

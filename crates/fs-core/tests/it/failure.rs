@@ -75,7 +75,7 @@ fn an_error_is_recorded_in_both_superblocks_and_the_next_mount_has_it() {
         fs.read(before.ino, 0, &mut data, NOW).unwrap();
         assert_eq!(&data, b"data");
         fs.unmount(NOW).unwrap();
-        // Only e2fsck clears it.
+        // Only a check clears it.
         let image = storage.memory.image();
         let found = superblock(&image);
         assert!(found.state().contains(State::ERROR) && found.error_count() == 1);

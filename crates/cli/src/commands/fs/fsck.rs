@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let backing = open_backing(&args.open, output)?;
     let checked = check(args, &backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
-    let Findings { recovered, errors, verdict, given_up } = checked?;
+    let Findings { recovered, errors, errors_cleared, verdict, given_up } = checked?;
     closed?;
     let place = args.open.name.clone();
     let is_clean = !given_up && verdict.as_ref().is_none_or(|verdict| verdict.is_clean);
@@ -52,6 +52,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         clean: verdict.as_ref().map(|_| is_clean),
         recovered,
         errors,
+        errors_cleared,
         e2fsck: verdict.map(|verdict| verdict.text),
     })?;
     match is_clean {
@@ -86,8 +87,10 @@ fn e2fsck() -> Result<PathBuf, Failure> {
 struct Findings {
     /// `None`: it can't be recovered.
     recovered: Option<Recovered>,
-    /// Errors that the superblock records, if it could be recovered.
+    /// Errors that the superblock recorded, if it could be recovered.
     errors: Option<u64>,
+    /// Whether the record was cleared.
+    errors_cleared: bool,
     verdict: Option<Verdict>,
     /// Whether the recovery was given up.
     given_up: bool,
@@ -106,10 +109,10 @@ fn check(
     let accept_lost_records = args.open.accept_lost_log;
     let options = FsOptions { accept_lost_records, ..FsOptions::default() };
     let mut given_up = false;
-    let (recovered, errors) = match (backing.mount(&options), program) {
+    let (report, errors) = match (backing.mount(&options), program) {
         (Ok((fs, report)), _) => {
             unmount_unserved(&fs).map_err(|error| fuse_failure(&error))?;
-            (Some(Recovered::of(&report)), Some(fs.load().errors))
+            (Some(report), Some(fs.load().errors))
         }
         (Err(error), Some(_)) if backing.needs_recovery() == Some(false) => {
             output.note(format!("note: it can't be mounted: {}", reason(&error)));
@@ -124,8 +127,10 @@ fn check(
         (Err(error), _) => return Err(mount_failure(&error)),
     };
     interrupt.check()?;
+    let recovered = report.as_ref().map(Recovered::of);
     let Some(program) = program else {
-        return Ok(Findings { recovered, errors, verdict: None, given_up });
+        let errors_cleared = false;
+        return Ok(Findings { recovered, errors, errors_cleared, verdict: None, given_up });
     };
     // The image is locked, so nothing else changes it.
     let verdict = match backing.image_path() {
@@ -142,7 +147,13 @@ fn check(
             verdict?
         }
     };
-    Ok(Findings { recovered, errors, verdict: Some(verdict), given_up })
+    // As e2fsck does it, if it may change something.
+    let has_record = errors > Some(0) || report.is_some_and(|report| report.has_error);
+    let errors_cleared = verdict.is_clean && recovered.is_some() && has_record;
+    if errors_cleared {
+        backing.clear_errors().map_err(|error| mount_failure(&error))?;
+    }
+    Ok(Findings { recovered, errors, errors_cleared, verdict: Some(verdict), given_up })
 }
 
 /// The judgement of e2fsck.
@@ -212,9 +223,11 @@ struct Checked {
     clean: Option<bool>,
     /// Null: it could not be recovered.
     recovered: Option<Recovered>,
-    /// Errors that the superblock records, since the last repair by e2fsck. Null: it could not be
-    /// recovered.
+    /// Errors that the superblock recorded, since the last check that found no damage. Null: it
+    /// could not be recovered.
     errors: Option<u64>,
+    /// Whether this check has cleared that record.
+    errors_cleared: bool,
     /// The output of e2fsck.
     #[serde(skip_serializing_if = "Option::is_none")]
     e2fsck: Option<String>,
@@ -224,10 +237,11 @@ impl Report for Checked {
     fn text(&self, _: &Terminal) -> String {
         let mut recovered = self.recovered.as_ref().map_or("not recovered".into(), Recovered::text);
         if let Some(errors @ 1..) = self.errors {
-            recovered += &format!("; {errors} errors recorded");
-            if Path::new(&self.place).is_file() {
-                recovered += &format!(": `e2fsck -f {}` clears that", self.place);
-            }
+            recovered += &match (self.errors_cleared, self.clean) {
+                (true, _) => format!("; {errors} recorded errors cleared"),
+                (false, None) => format!("; {errors} errors recorded: a check clears that"),
+                (false, Some(_)) => format!("; {errors} errors recorded"),
+            };
         }
         match (self.clean, &self.e2fsck) {
             (None, _) => format!("{}: handed back to any ext4; {recovered}\n", self.place),

@@ -140,7 +140,7 @@ struct StateView {
     state: &'static str,
     bytes: u64,
     uuid: String,
-    /// Errors that the superblock records, since the last check by e2fsck.
+    /// Errors that the superblock records, since the last check that found no damage.
     errors: u32,
 }
 
@@ -166,7 +166,10 @@ impl Report for StateView {
         let Self { place, state, uuid, .. } = self;
         let errors = match self.errors {
             0 => String::new(),
-            errors => format!(", {errors} errors recorded: `rio fs fsck` checks it"),
+            errors => format!(
+                ", {errors} errors recorded: `rio fs fsck` checks it, and clears that if \
+                 it finds no damage"
+            ),
         };
         format!("{place}: {state}, {}, UUID {uuid}{errors}\n", units::bytes(self.bytes))
     }
