@@ -31,7 +31,7 @@ use crate::attribute::{Attribute, Kind, Member};
 use crate::probe::{self, Plant, Rare};
 use node::{NONE, NodeState};
 pub use node::{Node, Table};
-use overlap::Filter;
+pub(crate) use overlap::Filter;
 use poison::Poison;
 pub use step::{Cause, GateError, MemberCache, Step, Ticket};
 

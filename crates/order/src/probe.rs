@@ -278,6 +278,14 @@ named! {
         LinuxNoFua = "linux-no-fua",
         /// Engine `linux` sends the next group without a FLUSH for the groups before it.
         LinuxNoFlushBetween = "linux-no-flush-between",
+        /// Engine `horae` sends the data of a group without waiting for its metadata.
+        HoraeDataBeforeMetadata = "horae-data-before-metadata",
+        /// A joint FLUSH of engine `horae` misses drives.
+        HoraeFlushMissesDrive = "horae-flush-misses-drive",
+        /// Engine `horae` records `flushed` before the FLUSHes have ended.
+        HoraeFlushedEarly = "horae-flushed-early",
+        /// A target confirms ordering metadata before it is durable in the log.
+        HoraeConfirmedEarly = "horae-confirmed-early",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -420,6 +428,10 @@ named! {
         LinuxFlushBetween = "linux-flush-between",
         /// Engine `linux` sent the commit block of a group.
         LinuxCommit = "linux-commit",
+        /// A joint FLUSH of engine `horae` went to several drives.
+        HoraeJointFlush = "horae-joint-flush",
+        /// Data of engine `horae` waited for earlier data of the same blocks.
+        HoraeOverlap = "horae-overlap",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

@@ -289,6 +289,7 @@ const fn engine_code(engine: EngineKind) -> u8 {
         EngineKind::Sync => 2,
         EngineKind::Rio => 3,
         EngineKind::Linux => 4,
+        EngineKind::Horae => 5,
     }
 }
 

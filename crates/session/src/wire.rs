@@ -10,6 +10,8 @@
 //!   which NVMe 2.x uses for CETYPE.
 //! * **Claim**, **status**, **directory** and **release** are vendor specific admin commands about
 //!   the owner of a volume, its generation, and its logs. **List** and **settle** are those of a recovery.
+//! * **Order** is a vendor specific I/O command with the attribute of an ordered request and no data:
+//!   the target only appends it to the log of the stream (engine `horae`).
 //! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
 //!   connection. Mark sends the released mark of the stream when no ordered request is due that
 //!   carries the mark.
@@ -32,14 +34,16 @@ mod volume_status;
 pub use claim::{CLAIM_LEN, CLAIM_NAMESPACES_MAX, Claim, STREAMS_MAX, in_order};
 pub use commands::{
     ADMIN_CLAIM, ADMIN_DIRECTORY, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND,
-    IO_LIST, IO_MARK, ListRequest, ReleaseRequest, bind_command, bind_resumes, bind_stream,
-    claim_command, directory_command, discard_command, list_command, list_request, mark_command,
-    mark_of, own_list_command, release_command, release_request, resume_command, settle_command,
-    status_command, volume_of,
+    IO_LIST, IO_MARK, IO_ORDER, ListRequest, ReleaseRequest, bind_command, bind_resumes,
+    bind_stream, claim_command, directory_command, discard_command, list_command, list_request,
+    mark_command, mark_of, order_command, own_list_command, release_command, release_request,
+    resume_command, settle_command, status_command, volume_of,
 };
 pub use directory::{DIRECTORY_LEN, LogDirectory, LogVolume};
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
-pub use ordered_request::{BadAttribute, DTYPE_ORDERED, attribute, is_ordered, put_attribute};
+pub use ordered_request::{
+    BadAttribute, DTYPE_ORDERED, attribute, is_ordered, order_attribute, put_attribute,
+};
 pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};
 

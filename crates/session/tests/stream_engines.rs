@@ -103,7 +103,7 @@ fn t22_a_failed_flush_counts_also_on_a_connection_that_breaks() {
 
 #[test]
 fn t22_a_failed_write_is_its_streams_own() {
-    for engine in EngineKind::ALL {
+    for engine in [EngineKind::None, EngineKind::Sync, EngineKind::Linux, EngineKind::Rio] {
         let [mut a, mut b, _] = three(engine);
         wrote(&mut b, 0);
         a.submit(&[write(2, 1)]);

@@ -42,6 +42,8 @@ pub enum Engine {
     Sync,
     /// With the waits and FLUSHes of a journal on Linux.
     Linux,
+    /// With ordering metadata on a control path, in the targets' ordering logs.
+    Horae,
     /// Without order.
     None,
 }
@@ -54,8 +56,15 @@ impl Engine {
             Self::Rio => EngineKind::Rio,
             Self::Sync => EngineKind::Sync,
             Self::Linux => EngineKind::Linux,
+            Self::Horae => EngineKind::Horae,
             Self::None => EngineKind::None,
         }
+    }
+
+    /// Whether a lost connection costs time only.
+    #[must_use]
+    pub const fn replays(self) -> bool {
+        self.kind().capabilities().can_replay
     }
 
     /// Whether the targets keep a log of the volume.
@@ -67,7 +76,7 @@ impl Engine {
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde takes")]
 const fn is_rio(engine: &Engine) -> bool {
-    engine.is_logged()
+    matches!(engine, Engine::Rio)
 }
 
 const fn one() -> u8 {

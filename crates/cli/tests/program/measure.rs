@@ -263,7 +263,7 @@ fn compare_has_every_contender_ratio_and_picture() {
         // Where merging needs sequential writes, its denominator does, too.
         let alone = point["batch"] == 1;
         let seq = if alone { "none_seq " } else { "" };
-        let engines = format!("floor linux none {seq}rio rio_block rio_dax rio_merged sync");
+        let engines = format!("floor horae linux none {seq}rio rio_block rio_dax rio_merged sync");
         assert_eq!(keys(&point["engines"]), engines);
         for (name, figures) in point["engines"].as_object().unwrap() {
             for key in ["writes_per_s", "cpu_ns_per_write", "target_cpu_ns_per_write"] {
@@ -282,12 +282,13 @@ fn compare_has_every_contender_ratio_and_picture() {
             "rio_block_over_none",
             "rio_over_sync",
             "rio_over_linux",
+            "rio_over_horae",
         ] {
             assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{ratio}");
             assert!(point["ratio_intervals"][ratio].is_array(), "{ratio}");
         }
     }
-    assert_eq!(keys(&json["logs"]), "rio rio_block rio_dax rio_merged");
+    assert_eq!(keys(&json["logs"]), "horae rio rio_block rio_dax rio_merged");
     for name in ["depth.svg", "batch.svg"] {
         let picture = std::fs::read_to_string(plots.join(name)).unwrap();
         assert!(picture.contains("rio_merged"), "{name}");

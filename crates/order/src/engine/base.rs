@@ -18,7 +18,7 @@ use alloc::vec::Vec;
 use super::request_table::RequestTable;
 use super::window::Window;
 use super::{
-    Bound, Cause, Failure, Limits, Op, Payload, Place, Refusal, Request, RequestId, Write,
+    Bound, Cause, Failure, Limits, Op, Path, Payload, Place, Refusal, Request, RequestId, Write,
 };
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
 use crate::block_device::BLOCK_BYTES;
@@ -509,6 +509,39 @@ impl<P: Payload> Base<P> {
             queues[usize::from(server)].push_back(*id);
         }
         shaped.clear();
+    }
+
+    /// Puts the shaped requests before all requests in the queues of their servers. Their own order
+    /// stays.
+    pub(super) fn enqueue_first(&mut self) {
+        let Self { shaped, requests, queues, .. } = self;
+        for id in shaped.drain(..).rev() {
+            queues[usize::from(requests.get(id).server)].push_front(id);
+        }
+    }
+
+    /// Adds the ordering metadata of a request to `shaped`, as a request on the control path.
+    pub(super) fn add_entry(&mut self, of: RequestId) {
+        let (id, _) = self.requests.allocate();
+        let data = self.requests.get(of);
+        let (seq, num, index, tag) = (data.seq, data.num, data.index, data.tag);
+        let (member, server, kind, flags) = (data.member, data.server, data.kind, data.flags);
+        let (lba, blocks) = (data.lba, data.blocks);
+        let entry = self.requests.get_mut(id);
+        (entry.seq, entry.num, entry.index, entry.tag) = (seq, num, index, tag);
+        (entry.member, entry.server, entry.kind, entry.flags) = (member, server, kind, flags);
+        (entry.lba, entry.blocks, entry.path) = (lba, blocks, Path::Control);
+        self.shaped.push(id);
+    }
+
+    /// Adds to `shaped` the record for the log of `server` that all groups up to `seq` are durable.
+    pub(super) fn add_flushed_record(&mut self, server: u16, seq: Seq) {
+        let members = self.topology.members();
+        let member = members.iter().position(|member| member.server == server).unwrap_or(0);
+        self.add_flush(Member(member as u8), seq, 0);
+        if let Some(id) = self.shaped.last() {
+            self.requests.get_mut(*id).path = Path::Flushed;
+        }
     }
 
     /// Records the volatile drives to which the shaped group, of this seq, writes.

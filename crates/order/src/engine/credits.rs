@@ -54,6 +54,13 @@ impl Credits {
         Self { partitions }
     }
 
+    /// The slots for an engine whose own FLUSH needs no entry, so that it needs no reserve.
+    pub(super) fn without_reserve(topology: &Topology) -> Self {
+        let partition = |slots: u32| Partition { slots, reserve: 0 };
+        let servers = topology.servers().iter();
+        Self { partitions: servers.map(|server| partition(server.slots)).collect() }
+    }
+
     /// Checks whether `new_entries[server]` more entries fit into each log beside the
     /// `used_slots(server)` entries there, without the reserve.
     ///

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{linux, none, rio, sync};
+use super::{horae, linux, none, rio, sync};
 
 /// An engine, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,13 +13,15 @@ pub enum EngineKind {
     Sync,
     /// The method of a journal on Linux: transfer, PREFLUSH, commit block with FUA.
     Linux,
+    /// HORAE's method: ordering metadata on a control path, before the data.
+    Horae,
     /// Rio's method: ordering attributes and ordering logs.
     Rio,
 }
 
 impl EngineKind {
     /// All engines, in the order that tables print them.
-    pub const ALL: [Self; 4] = [Self::Sync, Self::Linux, Self::Rio, Self::None];
+    pub const ALL: [Self; 5] = [Self::Sync, Self::Linux, Self::Horae, Self::Rio, Self::None];
 
     /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
@@ -35,6 +37,7 @@ impl EngineKind {
             Self::None => none::CAPABILITIES,
             Self::Sync => sync::CAPABILITIES,
             Self::Linux => linux::CAPABILITIES,
+            Self::Horae => horae::CAPABILITIES,
             Self::Rio => rio::CAPABILITIES,
         }
     }
@@ -46,6 +49,7 @@ impl EngineKind {
             Self::None => "none",
             Self::Sync => "sync",
             Self::Linux => "linux",
+            Self::Horae => "horae",
             Self::Rio => "rio",
         }
     }
@@ -67,6 +71,9 @@ impl EngineKind {
             Self::Linux => {
                 "groups in order; the group cut by a crash may be there in part, but the last write of a durable group only behind all others"
             }
+            Self::Horae => {
+                "after a crash the prefix of whole groups that the last joint FLUSH covered, never a hole"
+            }
             Self::Rio => "after a crash a prefix of whole groups, never a hole",
         }
     }
@@ -87,10 +94,12 @@ pub struct Capabilities {
     /// the logs, its released marks must reach the targets so that slots become free (trap T1), and
     /// recovery finds a prefix and undoes the rest.
     pub keeps_log: bool,
-    /// Whether the target keeps the order of the stream's commands. Such a stream is bound to its
-    /// connection before it sends anything, and the target decides which streams a failed FLUSH
-    /// stops (trap T22).
+    /// Whether a stream is bound to its connection before it sends anything, because the target
+    /// appends its entries to a log.
     pub needs_binding: bool,
+    /// Whether the target keeps the order of the stream's commands. It then decides which streams a
+    /// failed FLUSH stops (trap T22).
+    pub orders_at_target: bool,
     /// Whether a lost connection costs time only, because the engine sends again the requests that
     /// are not durable (promise P7).
     pub can_replay: bool,

@@ -45,6 +45,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     completes_durable: false,
     keeps_log: false,
     needs_binding: false,
+    orders_at_target: false,
     can_replay: false,
 };
 

@@ -14,10 +14,12 @@
 //! | [`None`](none::NoOrder) | nothing: the upper bound for the other engines |
 //! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group |
 //! | [`Linux`](linux::Linux) | transfer, PREFLUSH, commit block with FUA, as JBD2 on Linux |
+//! | [`Horae`](horae::Horae) | metadata in the targets' logs before the data is sent; joint FLUSH |
 //! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
 
 mod base;
 mod credits;
+pub mod horae;
 mod kind;
 pub mod linux;
 pub mod none;
@@ -155,6 +157,8 @@ pub struct Request<P> {
     pub blocks: u32,
     /// The caller's tag of the last group of the request.
     pub tag: u64,
+    /// The path on which the request travels.
+    pub path: Path,
     /// Force Unit Access: when the write completes, its blocks are durable. It covers no other
     /// write.
     pub fua: bool,
@@ -164,6 +168,18 @@ pub struct Request<P> {
     is_incomplete: bool,
     /// Whether the request waits to be sent again, or was sent again and has not ended.
     is_replayed: bool,
+}
+
+/// The path on which a request travels to its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Path {
+    /// A command to the drive: Write, Write Zeroes or Flush.
+    Data,
+    /// The ordering metadata of a request, which the server appends to its log. The drive gets
+    /// nothing. Engine `horae` sends it before the request itself.
+    Control,
+    /// A record in the server's log that all groups up to the request's seq are durable.
+    Flushed,
 }
 
 impl<P> Request<P> {
@@ -462,6 +478,7 @@ const _: () = {
     is_send::<none::NoOrder<()>>();
     is_send::<sync::Sync<()>>();
     is_send::<linux::Linux<()>>();
+    is_send::<horae::Horae<()>>();
     is_send::<rio::Rio<()>>();
 };
 
@@ -476,6 +493,7 @@ pub fn engine<P: Payload + 'static>(
         EngineKind::None => Box::new(none::NoOrder::new(topology, limits)),
         EngineKind::Sync => Box::new(sync::Sync::new(topology, limits)),
         EngineKind::Linux => Box::new(linux::Linux::new(topology, limits)),
+        EngineKind::Horae => Box::new(horae::Horae::new(topology, limits)),
         EngineKind::Rio => Box::new(rio::Rio::new(topology, limits)),
     }
 }

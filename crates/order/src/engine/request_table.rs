@@ -9,7 +9,7 @@
 
 use alloc::vec::Vec;
 
-use super::{Request, RequestId};
+use super::{Path, Request, RequestId};
 use crate::attribute::{Flags, Kind, Member, Seq};
 use crate::topology::Extent;
 
@@ -56,6 +56,17 @@ impl<P> RequestTable<P> {
         self.requests.iter().any(|request| request.is_incomplete && request.touches(extent))
     }
 
+    /// Whether data that comes before the request with this (seq, index), and is not complete,
+    /// touches these blocks.
+    pub(super) fn is_any_data_before(&self, place: (Seq, u16), extent: &Extent) -> bool {
+        self.requests.iter().any(|request| {
+            request.is_incomplete
+                && request.path == Path::Data
+                && (request.seq, request.index) < place
+                && request.touches(extent)
+        })
+    }
+
     /// Takes a free place in the table. The request there is incomplete, of one group, not numbered
     /// and without payload. Its other fields are still those of the last request at that place.
     #[inline]
@@ -70,6 +81,7 @@ impl<P> RequestTable<P> {
         request.span = 1;
         request.num = 0;
         request.index = 0;
+        request.path = Path::Data;
         request.fua = false;
         request.is_incomplete = true;
         request.is_replayed = false;
@@ -91,6 +103,7 @@ impl<P> RequestTable<P> {
             lba: 0,
             blocks: 0,
             tag: 0,
+            path: Path::Data,
             fua: false,
             pieces: Vec::new(),
             is_incomplete: false,

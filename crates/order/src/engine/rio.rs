@@ -47,6 +47,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     completes_durable: false,
     keeps_log: true,
     needs_binding: true,
+    orders_at_target: true,
     can_replay: true,
 };
 

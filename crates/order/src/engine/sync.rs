@@ -25,6 +25,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     completes_durable: true,
     keeps_log: false,
     needs_binding: false,
+    orders_at_target: false,
     can_replay: false,
 };
 

@@ -26,7 +26,7 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::engine::{
-    Engine, EngineKind, Failure, Marks, OrderedDispatch, Payload, Refusal, RequestId, Write,
+    Engine, EngineKind, Failure, Marks, OrderedDispatch, Path, Payload, Refusal, RequestId, Write,
 };
 use riopipe_order::probe::{self, Plant, Rare};
 use riopipe_order::topology::Topology;
@@ -269,10 +269,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             let request = engine.request(dispatch.id);
             tracer.on_sent(dispatch.id, request.seq, request.span);
             let nsid = config.nsids[usize::from(request.member.0)];
-            let mut sqe = match request.kind {
-                Kind::Write => Sqe::write(nsid, request.lba, request.blocks),
-                Kind::Discard => Sqe::write_zeroes(nsid, request.lba, request.blocks, true),
-                Kind::Flush => Sqe::flush(nsid),
+            let mut sqe = match (request.path, request.kind) {
+                (Path::Data, Kind::Write) => Sqe::write(nsid, request.lba, request.blocks),
+                (Path::Data, Kind::Discard) => {
+                    Sqe::write_zeroes(nsid, request.lba, request.blocks, true)
+                }
+                (Path::Data, Kind::Flush) => Sqe::flush(nsid),
+                (Path::Control, kind) => {
+                    wire::order_command(nsid, kind, request.lba, request.blocks)
+                }
+                (Path::Flushed, _) => wire::mark_command(request.seq, true),
             };
             if request.fua && !probe::is_bug_planted(Plant::LinuxNoFua) {
                 sqe.set_fua(true);
@@ -280,9 +286,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
                 wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
             }
-            let data = match request.kind {
-                Kind::Write => Data::Write(&request.pieces),
-                Kind::Discard | Kind::Flush => Data::None,
+            let data = match (request.path, request.kind) {
+                (Path::Data, Kind::Write) => Data::Write(&request.pieces),
+                _ => Data::None,
             };
             let purpose = Purpose::Request(dispatch.id);
             let sent = connection.queue.submit(sqe, purpose, data, &mut connection.outbox);

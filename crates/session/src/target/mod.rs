@@ -17,6 +17,7 @@ mod closed;
 mod commands;
 mod conn;
 mod context;
+mod control_path;
 mod core;
 mod dataset;
 mod env;

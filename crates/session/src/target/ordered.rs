@@ -38,6 +38,8 @@ pub(super) struct OrderedQueue<E: TargetEnv> {
     drives: Vec<DriveOfStream>,
     /// By namespace index: the index of the drive in `drives`, or [`NO_DRIVE`].
     pub(super) drive_index_of: Vec<u8>,
+    /// The ordinal of the last entry that came on the control path ([`wire::IO_ORDER`]).
+    pub(super) last_ordered: u32,
     /// The highest seq that has arrived. A command has only the lower 32 bits of its seq. The upper
     /// bits are derived from this seq, because the two seqs are near each other (trap T5).
     pub(super) highest_seq: Seq,
@@ -110,6 +112,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
             gate: Gate::new(&caches, u32::from(entries.max(1))),
             drives,
             drive_index_of,
+            last_ordered: 0,
             highest_seq: released,
             gate_steps: Vec::with_capacity(4 * capacity),
             steps_in_progress: Vec::with_capacity(4 * capacity),
@@ -175,7 +178,11 @@ impl<E: TargetEnv> OrderedQueue<E> {
     /// # Errors
     /// The cause for which the gate must refuse the entry and stop the stream.
     #[inline(always)]
-    fn append_one(&mut self, commands: &mut Commands<E::Buf>, ticket: Ticket) -> Result<(), Cause> {
+    pub(super) fn append_one(
+        &mut self,
+        commands: &mut Commands<E::Buf>,
+        ticket: Ticket,
+    ) -> Result<(), Cause> {
         let entry = &mut commands[ticket.0 as u16].entry;
         match self.log.append(&entry.attribute) {
             Ok(position) => {

@@ -11,10 +11,11 @@
 //! | settle | admin | [`list::Settle`] to the target | | length | | |
 //! | bind | I/O | none | released mark | stream, bit 31 resume | generation | volume |
 //! | mark | I/O | none | released mark | bit 0 durable | | |
+//! | order | I/O | none | as in an ordered request | first block | first block | as in an ordered request, CDW13 7:0 kind |
 //! | list | I/O | [`list::Page`] to the host | position | length | | |
 
 use riopipe_nvme::command::Sqe;
-use riopipe_order::attribute::{Seq, StreamId, VolumeId};
+use riopipe_order::attribute::{Kind, Seq, StreamId, VolumeId};
 use riopipe_order::entry::Position;
 
 use super::{CLAIM_LEN, DIRECTORY_LEN, STATUS_LEN, list, u32_at};
@@ -41,6 +42,10 @@ pub const IO_BIND: u8 = 0x84;
 /// I/O: report the released mark in CDW2–3. With CDW10 bit 0, the mark must be durable before the
 /// completion; this is used at a clean close, or if the log is full.
 pub const IO_MARK: u8 = 0x88;
+/// I/O: append the ordering metadata of a request to the log of the stream. The drive gets nothing.
+/// With the completion the metadata is durable in the log. Except for the opcode and the kind
+/// of the request in CDW13 7:0, the fields are those of an ordered request.
+pub const IO_ORDER: u8 = 0x8c;
 /// I/O: like [`ADMIN_LIST`], for the stream to which the queue is bound.
 pub const IO_LIST: u8 = 0x8a;
 /// CDW10 of [`IO_BIND`]: the stream continues with the content of the log.
@@ -197,6 +202,19 @@ pub fn mark_command(released: Seq, durable: bool) -> Sqe {
     let mut sqe = Sqe::new(IO_MARK, 0);
     put_mark(&mut sqe, released);
     sqe.set_dword(10, u32::from(durable));
+    sqe
+}
+
+/// The order command for a request of this kind, without its attribute
+/// ([`put_attribute`](super::put_attribute)).
+#[must_use]
+pub fn order_command(nsid: u32, kind: Kind, lba: u64, blocks: u32) -> Sqe {
+    let mut sqe = Sqe::new(IO_ORDER, nsid);
+    if kind != Kind::Flush {
+        sqe.set_dwords(10, lba as u32, (lba >> 32) as u32);
+        sqe.set_dword(12, blocks.wrapping_sub(1) & 0xffff);
+    }
+    sqe.set_dword(13, kind as u32);
     sqe
 }
 

@@ -36,7 +36,8 @@ pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
     // Two dwords are stored at a time. The caller then copies the whole command with loads of 8
     // bytes or more. The processor would wait if these loads met smaller stores.
     let counts = u32::from(attribute.num) | u32::from(attribute.index) << 16;
-    let span_flags_member = u32::from(attribute.member.0) << 8
+    let span_flags_member = sqe.dword(13) & 0xff
+        | u32::from(attribute.member.0) << 8
         | u32::from(attribute.flags.0) << 16
         | u32::from(attribute.span - 1) << 24;
     sqe.set_dwords(2, attribute.seq.wire(), attribute.ordinal);
@@ -88,6 +89,22 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
         opcode::FLUSH => Kind::Flush,
         _ => return Err(BadAttribute::Opcode),
     };
+    attribute_of(sqe, kind, near)
+}
+
+/// Reads the attribute and the released mark of an order command, as [`attribute`] does of an
+/// ordered request.
+///
+/// # Errors
+/// [`BadAttribute`] names the field that is not valid (trap T18).
+pub fn order_attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
+    let kind = Kind::from_code(sqe.dword(13) as u8).ok_or(BadAttribute::Kind)?;
+    attribute_of(sqe, kind, near)
+}
+
+/// Reads the attribute and the released mark of a request of this kind.
+#[inline]
+fn attribute_of(sqe: &Sqe, kind: Kind, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
     let (counts, span_flags_member) = (sqe.dword(5), sqe.dword(13));
     let flags = Flags((span_flags_member >> 16) as u8);
     let is_flush = matches!(kind, Kind::Flush);
@@ -136,6 +153,9 @@ pub enum BadAttribute {
     /// Only Write, Write Zeroes and Flush may be ordered.
     #[error("a command that cannot be ordered carries an attribute")]
     Opcode,
+    /// An order command for an unknown kind of request.
+    #[error("ordering metadata of an unknown kind")]
+    Kind,
     /// Unknown flags, or a flush entry without the flush flag.
     #[error("unknown or contradictory flags")]
     Flags,
@@ -185,6 +205,24 @@ mod tests {
         assert!(is_ordered(&sqe));
         assert_eq!(sqe.dword(12) >> 16 & 0xf, 0, "CETYPE stays clear (T17)");
         assert_eq!(attribute(&sqe, Seq(0xffff_ffff)), Ok((a, Seq(0xffff_fff0))));
+    }
+
+    #[test]
+    fn the_metadata_of_each_kind_survives_an_order_command() {
+        use crate::wire::{IO_ORDER, order_command};
+        for kind in [Kind::Write, Kind::Discard, Kind::Flush] {
+            let mut a = Attribute { kind, ..sample() };
+            if kind == Kind::Flush {
+                (a.lba, a.blocks) = (0, 0);
+            }
+            let mut sqe = order_command(3, kind, a.lba, a.blocks);
+            put_attribute(&mut sqe, &a, Seq(0xffff_fff0));
+            assert_eq!((sqe.opcode(), sqe.nsid()), (IO_ORDER, 3));
+            assert!(!is_ordered(&sqe), "it has no effect on a drive");
+            assert_eq!(order_attribute(&sqe, Seq(0xffff_ffff)), Ok((a, Seq(0xffff_fff0))));
+            sqe.set_dword(13, sqe.dword(13) & !0xff | 9);
+            assert_eq!(order_attribute(&sqe, Seq(0)), Err(BadAttribute::Kind), "T18");
+        }
     }
 
     #[test]

@@ -81,7 +81,10 @@ impl Stream {
                 Poison::Fenced
             }
             // Only the owner may send plain writes (trap T21).
-            Cause::Status(code) if is_status(code, status::GUARDED) && !core.is_logged() => {
+            Cause::Status(code)
+                if is_status(code, status::GUARDED)
+                    && !core.scenario.volume.engine.kind().capabilities().orders_at_target =>
+            {
                 Poison::Fenced
             }
             _ => Poison::Failed,
@@ -90,7 +93,7 @@ impl Stream {
         self.fenced = cause == Poison::Fenced && !self.guarded;
         let waited = core.now.saturating_sub(self.carried[machine]);
         let unreachable = matches!(failure.cause, Cause::Disconnected | Cause::TimedOut);
-        if unreachable && core.is_logged() && waited < self.loss_ns(core) {
+        if unreachable && core.scenario.volume.engine.replays() && waited < self.loss_ns(core) {
             let what = format!(
                 "stream {id} gave target {machine} up after {waited} ns, before its loss \
                  timeout was over: {why}"

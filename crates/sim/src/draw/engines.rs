@@ -3,10 +3,11 @@
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Scenario, What};
 
-/// Of 100 runs, the number that have engine `sync`, `linux` or `none`.
+/// Of 100 runs, the number that have engine `sync`, `linux`, `none` or `horae`.
 const SYNC: u64 = 12;
 const LINUX: u64 = 10;
 const NONE: u64 = 8;
+const HORAE: u64 = 12;
 
 /// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest.
 pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
@@ -14,9 +15,15 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
         x if x < SYNC => Engine::Sync,
         x if x < SYNC + LINUX => Engine::Linux,
         x if x < SYNC + LINUX + NONE => Engine::None,
+        x if x < SYNC + LINUX + NONE + HORAE => Engine::Horae,
         _ => return,
     };
     scenario.volume.engine = engine;
+    if engine.is_logged() {
+        // Without replay there is no reason to wait for a target.
+        scenario.client.loss_ms = 0;
+        return;
+    }
     let logless = *rng.pick(&[0, 50, 100]);
     for machine in &mut scenario.machines {
         machine.logless = rng.percent(logless);

@@ -1,4 +1,4 @@
-//! The promises of engines without an ordering log. They promise less than `rio`; that is checked
+//! The promises of engines other than `rio`. They promise less than `rio`; that is checked
 //! exactly.
 //!
 //! - `sync`: a group is sent once the one before it is durable. So a crash leaves a prefix, and
@@ -8,7 +8,10 @@
 //! - `none`: keeps no order. Writes that were confirmed durable are there. Every block holds the
 //!   content of some write that no write confirmed since then has overwritten.
 //!
-//! None of these engines undoes or replays anything. A lost connection fails the stream (promise P6), and
+//! - `horae`: recovery finds the prefix that the last joint FLUSH has covered, and undoes the rest, as
+//!   with `rio`. A lost connection fails the stream, and its recovery rolls it back.
+//!
+//! Apart from `horae`, none of these engines undoes or replays anything. A lost connection fails the stream (promise P6), and
 //! the stream begins again behind its durable mark. An owner owns its volume on a target as long as
 //! its association exists.
 
@@ -58,7 +61,12 @@ impl Promised {
 
     /// Whether it is an engine with an ordering log.
     pub(super) fn is_logged(&self) -> bool {
-        self.engine == EngineKind::Rio
+        self.engine.capabilities().keeps_log
+    }
+
+    /// Whether a lost connection costs time only, because the engine sends again what is lost.
+    fn replays(&self) -> bool {
+        self.engine.capabilities().can_replay
     }
 
     /// Whether the engine sends a group only once the one before it is durable.
@@ -89,7 +97,7 @@ impl Oracle {
     /// submitted now.
     pub(super) fn orders_behind(&self, era: Era, stream: u16, seq: Seq) -> Seq {
         match self.promised.engine {
-            EngineKind::Rio => Seq(u64::MAX),
+            EngineKind::Rio | EngineKind::Horae => Seq(u64::MAX),
             // The writes of one group have no order.
             EngineKind::Sync | EngineKind::Linux => Seq(seq.0 - 1),
             EngineKind::None => self.eras[era][usize::from(stream)].complete,
@@ -198,34 +206,32 @@ impl Oracle {
         }
     }
 
-    /// Whether a stream without a log may fail with this cause. It can't continue without a
-    /// connection. Its writes are refused once its association has ended, another owner has claimed
+    /// Whether a stream may fail with this cause. Without replay it can't continue without a
+    /// connection. Without a log its writes are refused once its association has ended, another owner has claimed
     /// the volume, or a plain host has written while there was no owner.
     pub(super) fn may_fail(&self, machine: usize, cause: Poison, now: u64) -> bool {
         let Promised { held, freed, .. } = &self.promised;
-        !self.promised.is_logged()
-            && match cause {
-                Poison::Lost => true,
-                Poison::Fenced => *freed || !held[machine] || self.ownership.may_be_fenced(now),
-                Poison::Failed => false,
+        match cause {
+            Poison::Lost => !self.promised.replays(),
+            Poison::Fenced => {
+                !self.promised.is_logged()
+                    && (*freed || !held[machine] || self.ownership.may_be_fenced(now))
             }
-    }
-
-    /// The last group of a stream whose writes other streams can read. A stream without a log that
-    /// has failed may have lost the groups that were not durable.
-    fn delivered(&self, history: &StreamHistory) -> Seq {
-        if self.promised.is_logged() || !history.failed {
-            history.complete
-        } else {
-            history.durable
+            Poison::Failed => false,
         }
     }
 
-    /// Notes that a machine loses its power. Without a log, writes that were complete there and not
+    /// The last group of a stream whose writes other streams can read. A stream without replay that
+    /// has failed may have lost the groups that were not durable.
+    fn delivered(&self, history: &StreamHistory) -> Seq {
+        if self.promised.replays() || !history.failed { history.complete } else { history.durable }
+    }
+
+    /// Notes that a machine loses its power. Without replay, writes that were complete there and not
     /// durable may be gone, and are not sent again. Readers miss them from now on, although
     /// the stream may learn of the loss later (promise P9).
     pub fn loses_power(&mut self, machine: usize) {
-        if !self.promised.is_logged() {
+        if !self.promised.replays() {
             self.promised.cuts[machine] = self.completed.len() as u64;
         }
     }

@@ -42,7 +42,7 @@ impl Ownership {
             last_received: [never(), never(), never()],
             // At least this long; targets add the time to notice a loss. An owner that can't resume
             // has no lease.
-            lease: match scenario.volume.engine.is_logged() {
+            lease: match scenario.volume.engine.replays() {
                 true => u64::from(scenario.client.loss_ms) * MS,
                 false => 0,
             },

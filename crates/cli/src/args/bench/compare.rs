@@ -28,6 +28,8 @@ pub enum Contender {
     RioMerged,
     /// Waiting for each write, and a FLUSH if the drive needs one
     Sync,
+    /// As HORAE: ordering metadata first, then the data
+    Horae,
     /// As a journal on Linux: waiting for each write, and a FLUSH before the next if the drive needs
     /// one
     Linux,
@@ -50,6 +52,7 @@ impl Contender {
             Self::RioMerged => "rio_merged",
             Self::Sync => "sync",
             Self::Linux => "linux",
+            Self::Horae => "horae",
             Self::NoneSeq => "none_seq",
         }
     }

@@ -130,6 +130,7 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
         Contender::RioMerged,
         Contender::Sync,
         Contender::Linux,
+        Contender::Horae,
     ];
     let wanted = |contender: &Contender| match args.engine.is_empty() {
         true => in_memory || *contender != Contender::Floor,
@@ -221,6 +222,7 @@ impl<'a> Bench<'a> {
             Contender::Floor => return self.run_floor(workload, spin, window),
             Contender::None | Contender::NoneSeq => (EngineKind::None, self.file_log(), false),
             Contender::Sync => (EngineKind::Sync, self.file_log(), false),
+            Contender::Horae => (EngineKind::Horae, self.file_log(), false),
             Contender::Linux => (EngineKind::Linux, self.file_log(), false),
             Contender::Rio => (EngineKind::Rio, self.file_log(), false),
             Contender::RioMerged => (EngineKind::Rio, self.file_log(), true),

@@ -3,7 +3,7 @@
 
 use riopipe_nvme::command::{Cqe, Status};
 use riopipe_order::attribute::Kind;
-use riopipe_order::engine::{Cause, Engine, Payload, Request, RequestId};
+use riopipe_order::engine::{Cause, Engine, Path, Payload, Request, RequestId};
 
 use super::barrier::{FlushFailures, HandledFailures, Participant};
 use super::connection::Listing;
@@ -97,7 +97,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
         // streams, also if its own connection ends.
         let request = self.engine.request(id);
         let must_report = has_flush(request)
-            && !self.config.engine.capabilities().needs_binding
+            && !self.config.engine.capabilities().orders_at_target
             && is_drive_failure(status);
         if must_report {
             self.flush_failures.record(request.member);
@@ -138,7 +138,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
 /// Whether the request is a FLUSH, or a write with FUA. A target may carry out FUA as a FLUSH of the
 /// drive behind the write. The status does not show which of the two failed.
 fn has_flush<P>(request: &Request<P>) -> bool {
-    request.kind == Kind::Flush || request.fua
+    request.path == Path::Data && (request.kind == Kind::Flush || request.fua)
 }
 
 /// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache

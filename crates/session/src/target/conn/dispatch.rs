@@ -109,7 +109,7 @@ impl<E: TargetEnv> TargetConn<E> {
                 None => self.refuse_ordered_without_stream(capsule, env, outbox),
             };
         }
-        let Self { context, plain, .. } = self;
+        let Self { context, plain, ordered, .. } = self;
         let cid = sqe.cid();
         if !is_digest_valid {
             context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
@@ -129,6 +129,14 @@ impl<E: TargetEnv> TargetConn<E> {
                 self.bind(sqe, env, outbox);
                 Ok(())
             }
+            wire::IO_ORDER => match ordered {
+                Some(ordered) => ordered.on_order(context, capsule, env, outbox),
+                None => {
+                    let status = self.status_without_stream();
+                    self.context.send_completion(cid, status, 0, outbox);
+                    Ok(())
+                }
+            },
             wire::IO_MARK | wire::IO_LIST => {
                 self.execute_stream_command(sqe, outbox);
                 Ok(())
