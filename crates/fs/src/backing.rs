@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use riopipe::{Recovery, Volume};
+use riopipe::{EngineKind, Recovery, Volume};
 use riopipe_fs_core::block::{BLOCK_BYTES, BlockNo};
 use riopipe_fs_core::file_journal::record::Epoch;
 use riopipe_fs_core::fs::{
@@ -69,6 +69,15 @@ impl Default for FsOptions {
             commit_seconds: 5,
             dirty_limit_mib: DIRTY_LIMIT_MIB,
         }
+    }
+}
+
+/// The engine of the streams that a mode needs; `None`: that of the volume.
+#[must_use]
+pub const fn engine_of(mode: JournalMode) -> Option<EngineKind> {
+    match mode {
+        JournalMode::Horae => Some(EngineKind::Horae),
+        JournalMode::Ext4 | JournalMode::Rio => None,
     }
 }
 

@@ -67,6 +67,8 @@ pub struct ImageOptions {
     /// Use an image whose ordering log was lost, in a crash of the machine or with the side folder.
     /// The order of its last writes is then not known (trap T19).
     pub accept_lost_log: bool,
+    /// The engine of the streams; `None`: `rio`.
+    pub engine: Option<EngineKind>,
 }
 
 /// Why an image can't be used as a volume.
@@ -199,6 +201,7 @@ impl Image {
             // This process has the locks, so the former owner has ended.
             take_over: true,
             accept_lost_log: options.accept_lost_log,
+            engine: options.engine,
             connect: service.connect,
             ..OpenOptions::default()
         };

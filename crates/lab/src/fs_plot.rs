@@ -232,6 +232,7 @@ fn stage_colour(stages: &[String], name: &str) -> RGBColor {
 fn colour_of(name: &str) -> RGBColor {
     match name {
         "rio" => RGBColor(20, 140, 60),
+        "horae" => RGBColor(202, 125, 20),
         "ext4" => RGBColor(200, 40, 50),
         "kernel_ext4" => RGBColor(240, 130, 20),
         _ => RGBColor(130, 130, 130),

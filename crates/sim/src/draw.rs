@@ -20,7 +20,7 @@ mod file_system;
 mod foreign;
 mod records;
 
-pub use file_system::draw_file_system;
+pub use file_system::{draw_file_system, draw_file_system_on_horae};
 
 /// The theme of a run about logs that are older than they should be.
 const OLD_LOGS: u64 = 7;
@@ -52,6 +52,19 @@ const UNREACHABLE: u64 = 17;
 /// Separates the random numbers for the engine from those of the seed.
 const ENGINES: u64 = 0x656e_6769_6e65_7300;
 
+/// The way in which the scenario of a seed is drawn, if the volume is to have this engine. There are
+/// no scenarios with a coincidence among them, since each of those was made for one engine.
+#[must_use]
+pub fn draw_with(engine: Engine) -> fn(u64) -> Scenario {
+    match engine {
+        Engine::Rio => |seed| general(seed, Some(Engine::Rio)),
+        Engine::Sync => |seed| general(seed, Some(Engine::Sync)),
+        Engine::Linux => |seed| general(seed, Some(Engine::Linux)),
+        Engine::Horae => |seed| general(seed, Some(Engine::Horae)),
+        Engine::None => |seed| general(seed, Some(Engine::None)),
+    }
+}
+
 /// The scenario of a seed.
 #[must_use]
 pub fn draw(seed: u64) -> Scenario {
@@ -59,9 +72,11 @@ pub fn draw(seed: u64) -> Scenario {
         .or_else(|| extensions::draw(seed))
         .or_else(|| records::draw(seed))
         .or_else(|| coincidence::draw(seed));
-    if let Some(scenario) = special {
-        return scenario;
-    }
+    special.unwrap_or_else(|| general(seed, None))
+}
+
+/// A scenario without a coincidence that is arranged, with this engine or a drawn one.
+fn general(seed: u64, engine: Option<Engine>) -> Scenario {
     let mut rng = Rng::new(seed);
     let theme = rng.below(THEMES);
     let mut machines = machines(&mut rng);
@@ -102,7 +117,7 @@ pub fn draw(seed: u64) -> Scenario {
     };
     // The engine has random numbers of its own, so the other drawings of a seed do not depend on
     // it.
-    engines::choose(&mut scenario, &mut Rng::new(seed ^ ENGINES));
+    engines::choose(&mut scenario, engine, &mut Rng::new(seed ^ ENGINES));
     if scenario.volume.engine.is_logged() {
         let Scenario { machines, volume, .. } = &mut scenario;
         scenario.second_volume =

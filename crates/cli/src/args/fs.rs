@@ -71,6 +71,8 @@ pub enum Mode {
     /// File-level transactions on ordered streams: an fsync waits once
     #[default]
     Rio,
+    /// The same on streams of engine `horae`, to compare: ordering metadata goes before the data
+    Horae,
     /// As ext4 with jbd2: a commit of the journal for each fsync
     Ext4,
 }

@@ -11,7 +11,7 @@ mod umount;
 
 use std::path::Path;
 
-use riopipe::{OpenOptions, Volume};
+use riopipe::{EngineKind, OpenOptions, Volume};
 use riopipe_fs::{backing::Backing, control::AskError, image::ImageOptions, mounts::MountPoint};
 
 use self::failures::backing_failure;
@@ -37,15 +37,20 @@ fn is_file(place: &str, members: &[String]) -> bool {
     members.is_empty() && (place.contains('/') || Path::new(place).exists())
 }
 
-/// Opens the volume or the file with a file system, and recovers the volume.
-fn open_backing(open: &Open, output: &Output) -> Result<Backing, Failure> {
+/// Opens the volume or the file with a file system, and recovers the volume. Without an engine the
+/// streams have that of the volume.
+fn open_backing(
+    open: &Open,
+    engine: Option<EngineKind>,
+    output: &Output,
+) -> Result<Backing, Failure> {
     let note = |recovery: riopipe::Recovery| {
         if !recovery.is_nothing() {
             output.note(recovery.to_string());
         }
     };
     if is_file(&open.name, &open.members.members) {
-        let options = ImageOptions { accept_lost_log: open.accept_lost_log };
+        let options = ImageOptions { accept_lost_log: open.accept_lost_log, engine };
         let opened = Backing::of_image(Path::new(&open.name), &options);
         let (backing, recovery) =
             opened.map_err(|error| with_mounts(backing_failure(&error), &open.name))?;
@@ -57,6 +62,7 @@ fn open_backing(open: &Open, output: &Output) -> Result<Backing, Failure> {
         take_over: open.take_over,
         wait_for_lease: open.wait,
         accept_lost_log: open.accept_lost_log,
+        engine,
         connect,
         ..OpenOptions::default()
     };

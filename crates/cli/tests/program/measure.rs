@@ -80,7 +80,7 @@ fn a_log_is_kept_in_two_ways_in_turns() {
 }
 
 #[test]
-fn a_file_system_is_measured_in_both_modes_in_turns() {
+fn a_file_system_is_measured_in_all_modes_in_turns() {
     let words = "bench fs --workload append_fsync --profile mem --rtt 0us,50us --threads 1,2 \
                  --time 0.05 --rounds 2";
     let words: Vec<_> = words.split_whitespace().collect();
@@ -96,7 +96,7 @@ fn a_file_system_is_measured_in_both_modes_in_turns() {
             (&point["workload"], &point["profile"]),
             (&"append_fsync".into(), &"mem".into())
         );
-        for mode in ["ext4", "rio"] {
+        for mode in ["ext4", "horae", "rio"] {
             let figures = &point["modes"][mode];
             is_measured(figures);
             let fsync = &figures["fsync"];
@@ -109,7 +109,7 @@ fn a_file_system_is_measured_in_both_modes_in_turns() {
             let mean = fsync["mean_us"].as_f64().unwrap();
             assert!((sum - mean).abs() <= mean / 1e6, "{sum} {mean}: {point}");
         }
-        for ratio in ["rio_over_ext4", "rio_over_floor", "rio_p99_over_ext4"] {
+        for ratio in ["rio_over_ext4", "rio_over_horae", "rio_over_floor", "rio_p99_over_ext4"] {
             assert!(point["ratios"][ratio].as_f64().unwrap() > 0.0, "{point}");
         }
         let floor = &point["floor"];
@@ -118,7 +118,7 @@ fn a_file_system_is_measured_in_both_modes_in_turns() {
         assert!((1.0..=2.5).contains(&floor["drive_writes"].as_f64().unwrap()), "{point}");
     }
     // A memory drive needs no FLUSH. The first commit, and those of the background, wait once more.
-    for (mode, waits) in [("rio", 1.0), ("ext4", 3.0)] {
+    for (mode, waits) in [("rio", 1.0), ("horae", 1.0), ("ext4", 3.0)] {
         let fsync = &points[0]["modes"][mode]["fsync"];
         let mean = fsync["serial_waits"].as_f64().unwrap();
         assert!((mean - waits).abs() < 0.5, "{mode}: {fsync}");
@@ -127,8 +127,14 @@ fn a_file_system_is_measured_in_both_modes_in_turns() {
     assert_eq!(of("threads"), [1.0, 2.0, 1.0, 2.0]);
     assert_eq!(of("rtt_us"), [0.0, 0.0, 50.0, 50.0]);
     let text = rio(&words).stdout;
-    for part in ["rio / ext4", "rio / floor", "wait record", "without FUSE", "medians of 2 rounds"]
-    {
+    for part in [
+        "rio / ext4",
+        "rio / horae",
+        "rio / floor",
+        "wait record",
+        "without FUSE",
+        "medians of 2 rounds",
+    ] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
 }
@@ -159,14 +165,17 @@ fn applications_on_a_file_system_are_measured_and_drawn() {
     for point in points {
         assert_eq!(point["by"], "rio");
         assert_eq!(point["floor"].is_object(), point["workload"] == "append_fsync");
-        is_measured(&point["modes"]["ext4"]);
-        is_measured(&point["modes"]["rio"]);
+        for mode in ["ext4", "horae", "rio"] {
+            is_measured(&point["modes"][mode]);
+        }
     }
     let drawn: Vec<_> = json["plots"].as_array().unwrap().iter().collect();
     assert_eq!(drawn.len(), 4);
     for name in ["append_fsync", "fsync", "varmail", "rocksdb_fillsync"] {
         let picture = std::fs::read_to_string(plots.join(format!("{name}-flash-0us.svg"))).unwrap();
-        assert!(picture.contains("ext4") && picture.contains("rio"), "{name}");
+        for mode in ["ext4", "horae", "rio"] {
+            assert!(picture.contains(mode), "{name}");
+        }
     }
 }
 
@@ -179,7 +188,7 @@ fn a_file_system_is_measured_through_a_mount() {
     let points = json["points"].as_array().unwrap();
     assert_eq!(points.len(), 2);
     for point in points {
-        for mode in ["ext4", "rio"] {
+        for mode in ["ext4", "horae", "rio"] {
             is_measured(&point["modes"][mode]);
             assert!(point["modes"][mode]["fsync"]["calls"].as_u64().unwrap() > 0, "{point}");
         }

@@ -1,11 +1,15 @@
 //! How a mount keeps order: each mode is one line of a table, and the rest of the file system asks
-//! the table. A further mode (HORAE's, the barrier-enabled stack's, OPIMQ's) is a further line.
+//! the table. A further mode (the barrier-enabled stack's, OPIMQ's) is a further line.
 
 /// How `fsync` keeps order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JournalMode {
     /// As ext4 with jbd2: a main commit for each `fsync`.
     Ext4,
+    /// As [`Rio`](Self::Rio), on streams of engine `horae`: the file system that the Rio paper calls
+    /// HoraeFS (§6.3), which has the same journals for each core. The streams keep what those of
+    /// engine `rio` keep, so the file system waits at the same places.
+    Horae,
     /// File-level transactions on ordered streams.
     #[default]
     Rio,
@@ -61,6 +65,7 @@ impl JournalMode {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
+            Self::Horae => "horae",
             Self::Rio => "rio",
         }
     }
@@ -75,7 +80,7 @@ impl JournalMode {
                 commit_block: CommitBlock::AfterFlush,
                 barriers: false,
             },
-            Self::Rio => KeepOrder {
+            Self::Horae | Self::Rio => KeepOrder {
                 data: DataStreams::OfInode,
                 file_level: true,
                 before_journal: DataState::Durable,

@@ -9,19 +9,19 @@ const LINUX: u64 = 10;
 const NONE: u64 = 8;
 const HORAE: u64 = 12;
 
-/// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest.
-pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
-    let engine = match rng.below(100) {
+/// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest. With `wanted` it is
+/// that engine.
+pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut Rng) {
+    let drawn = match rng.below(100) {
         x if x < SYNC => Engine::Sync,
         x if x < SYNC + LINUX => Engine::Linux,
         x if x < SYNC + LINUX + NONE => Engine::None,
         x if x < SYNC + LINUX + NONE + HORAE => Engine::Horae,
-        _ => return,
+        _ => Engine::Rio,
     };
-    scenario.volume.engine = engine;
+    let engine = wanted.unwrap_or(drawn);
+    set(scenario, engine);
     if engine.is_logged() {
-        // Without replay there is no reason to wait for a target.
-        scenario.client.loss_ms = 0;
         return;
     }
     let logless = *rng.pick(&[0, 50, 100]);
@@ -29,6 +29,15 @@ pub(super) fn choose(scenario: &mut Scenario, rng: &mut Rng) {
         machine.logless = rng.percent(logless);
     }
     scenario.faults.retain_mut(fits);
+}
+
+/// Sets the engine of a scenario that was drawn for `rio`.
+pub(super) fn set(scenario: &mut Scenario, engine: Engine) {
+    scenario.volume.engine = engine;
+    if engine.is_logged() && !engine.replays() {
+        // Without replay there is no reason to wait for a target.
+        scenario.client.loss_ms = 0;
+    }
 }
 
 /// Whether a fault makes sense where no log is written. Adapts the faults that strike in a fence.

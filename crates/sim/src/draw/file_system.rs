@@ -1,6 +1,6 @@
 //! Draws a scenario with a file system on the volume.
 
-use super::{crash, cut, net, partition};
+use super::{ENGINES, crash, cut, engines, net, partition};
 use crate::drive::DriveSpec;
 use crate::fs::BLOCKS;
 use crate::log_store::LogStoreKind;
@@ -15,9 +15,29 @@ const FILE_SYSTEMS: u64 = 0x7269_6f66_7300_0000;
 /// The first block of the data area on each drive.
 const FIRST: u32 = 8;
 
+/// One of this number of runs has engine `horae`.
+const HORAE_ONE_IN: u64 = 6;
+
 /// The scenario with a file system of a seed.
 #[must_use]
 pub fn draw_file_system(seed: u64) -> Scenario {
+    let mut scenario = on_rio(seed);
+    if Rng::new(seed ^ ENGINES).one_in(HORAE_ONE_IN) {
+        engines::set(&mut scenario, Engine::Horae);
+    }
+    scenario
+}
+
+/// The scenario with a file system on engine `horae`.
+#[must_use]
+pub fn draw_file_system_on_horae(seed: u64) -> Scenario {
+    let mut scenario = on_rio(seed);
+    engines::set(&mut scenario, Engine::Horae);
+    scenario
+}
+
+/// The scenario with a file system on engine `rio`.
+fn on_rio(seed: u64) -> Scenario {
     let mut rng = Rng::new(seed ^ FILE_SYSTEMS);
     let unit = *rng.pick(&[4, 12, 64]);
     let mut machines = machines(&mut rng);

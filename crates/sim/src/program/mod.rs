@@ -21,11 +21,11 @@ use clap::{Parser, ValueEnum};
 use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
-    draw::{draw, draw_file_system},
+    draw::{draw, draw_file_system, draw_file_system_on_horae, draw_with},
     runner::{
         PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, explain, run_seeds, try_plant,
     },
-    scenario::Scenario,
+    scenario::{Engine, Scenario},
 };
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
@@ -88,6 +88,9 @@ struct Args {
     /// Run RioFS on the simulated volume. A seed draws another cluster, faults and a program
     #[arg(long)]
     fs: bool,
+    /// Run only scenarios with this engine: rio, sync, linux, horae or none; with --fs only horae
+    #[arg(long, value_name = "ENGINE", value_parser = engine, conflicts_with = "plant")]
+    engine: Option<Engine>,
     /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
     /// each]
     #[arg(long, value_name = "COUNT")]
@@ -136,8 +139,18 @@ enum Format {
     Json,
 }
 
+/// The engine of this name.
+fn engine(name: &str) -> Result<Engine, String> {
+    let all = [Engine::Rio, Engine::Sync, Engine::Linux, Engine::Horae, Engine::None];
+    let found = all.into_iter().find(|engine| engine.kind().name() == name);
+    found.ok_or_else(|| "the engines are rio, sync, linux, horae and none".to_owned())
+}
+
 pub(crate) fn main() -> ExitCode {
     let args = Args::parse();
+    if args.fs && args.engine.is_some_and(|engine| engine != Engine::Horae) {
+        return ExitCode::from(fail("with --fs the only engine to choose is horae"));
+    }
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
         (None, Some(seed), _) if args.draw => {
@@ -170,12 +183,31 @@ impl Args {
 
     /// The seed, as in the options that run it.
     fn name_of(&self, seed: u64) -> String {
-        format!("seed {seed}{}", if self.fs { " --fs" } else { "" })
+        format!("seed {seed} {}", self.options()).trim_end().to_owned()
     }
 
     /// How the scenario of a seed is drawn.
     fn kind(&self) -> fn(u64) -> Scenario {
-        if self.fs { draw_file_system } else { draw }
+        match (self.fs, self.engine) {
+            (true, None) => draw_file_system,
+            (true, Some(_)) => draw_file_system_on_horae,
+            (false, None) => draw,
+            (false, Some(engine)) => draw_with(engine),
+        }
+    }
+
+    /// The options that choose the kind of scenario, with a space behind each.
+    fn options(&self) -> &'static str {
+        match (self.fs, self.engine) {
+            (true, None) => "--fs ",
+            (true, Some(_)) => "--fs --engine horae ",
+            (false, None) => "",
+            (false, Some(Engine::Rio)) => "--engine rio ",
+            (false, Some(Engine::Sync)) => "--engine sync ",
+            (false, Some(Engine::Linux)) => "--engine linux ",
+            (false, Some(Engine::Horae)) => "--engine horae ",
+            (false, Some(Engine::None)) => "--engine none ",
+        }
     }
 
     /// The seeds to run. Without options: this number of seeds, from this one on.
@@ -189,7 +221,7 @@ impl Args {
             run_limit: self.run_limit(),
             stop: interrupt(),
             draw: self.kind(),
-            options: if self.fs { "--fs " } else { "" },
+            options: self.options(),
         }
     }
 
@@ -267,7 +299,7 @@ fn many(args: &Args) -> u8 {
     let summary = run_seeds(&plan, &|done| ticker.show(done));
     drop(ticker);
     // The rare paths are those of the cluster's own scenarios.
-    let enough = summary.seeds >= RARE_SEEDS && !args.fs;
+    let enough = summary.seeds >= RARE_SEEDS && !args.fs && args.engine.is_none();
     match args.output {
         Format::Json => report::json(&summary, &plan),
         Format::Normal => report::text(&summary, &plan, enough),

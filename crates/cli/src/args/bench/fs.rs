@@ -59,10 +59,10 @@ impl Through {
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Starts a target of its own with a modelled drive, and makes the loads of the Rio paper (EuroSys '23, 6.3 and
-6.4) on it. The two modes of RioFS take turns, on the same drives and the same code, each on a new file
-system:
+6.4) on it. The modes of RioFS take turns, on the same drives and the same code, each on a new file system:
 
   ext4  waits as ext4 with jbd2: for the data, for the journal's blocks, for the commit block
+  horae as rio, on streams of engine horae: ordering metadata goes before data and record (HoraeFS)
   rio   data and a file-level record on an ordered stream, and one wait
 
 Three loads:

@@ -1,4 +1,4 @@
-//! `rio bench fs`: loads of programs on RioFS, in the modes `ext4` and `rio` in turns.
+//! `rio bench fs`: loads of programs on RioFS, in the modes `ext4`, `horae` and `rio` in turns.
 
 mod calls;
 mod contender;
@@ -106,7 +106,7 @@ impl Plans {
         has_kernel: bool,
     ) -> Vec<Contender> {
         let (workload, threads) = load;
-        let mut all = vec![Contender::Ext4, Contender::Rio];
+        let mut all = vec![Contender::Ext4, Contender::Horae, Contender::Rio];
         if workload == Workload::AppendFsync && threads < self.streams {
             all.push(Contender::Floor);
         }
@@ -265,12 +265,13 @@ mod tests {
         let args = args("--threads 1,40");
         let plans = Plans::new(&args);
         let of = |profile, rtt, load| plans.contenders(profile, rtt, load, true);
-        let both = [Contender::Ext4, Contender::Rio];
+        let modes = [Contender::Ext4, Contender::Horae, Contender::Rio];
         let one = (Workload::AppendFsync, 1);
-        assert_eq!(of("optane", 0, one), [Contender::Ext4, Contender::Rio, Contender::Floor]);
+        assert_eq!(of("optane", 0, one)[..3], modes);
+        assert_eq!(of("optane", 0, one)[3..], [Contender::Floor]);
         assert_eq!(of("mem", 0, one).last(), Some(&Contender::KernelExt4));
         assert!(!of("mem", 100, one).contains(&Contender::KernelExt4), "it has no link");
-        assert_eq!(of("optane", 0, (Workload::AppendFsync, 40)), both, "threads share streams");
-        assert_eq!(of("optane", 0, (Workload::Varmail, 1)), both);
+        assert_eq!(of("optane", 0, (Workload::AppendFsync, 40)), modes, "threads share streams");
+        assert_eq!(of("optane", 0, (Workload::Varmail, 1)), modes);
     }
 }

@@ -38,7 +38,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let program = (!args.hand_back).then(e2fsck).transpose()?;
     let interrupt = Interrupt::watch(output)?;
-    let backing = open_backing(&args.open, output)?;
+    let backing = open_backing(&args.open, None, output)?;
     let checked = check(args, &backing, program.as_deref(), &interrupt, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
     let Findings { recovered, errors, errors_cleared, verdict, given_up } = checked?;

@@ -10,7 +10,7 @@ use std::{
 
 use riopipe_fs::{
     JournalMode,
-    backing::{Backing, FsOptions},
+    backing::{Backing, FsOptions, engine_of},
     control::{Control, Outcome},
     fuse::{FuseOptions, Mount, check_directory},
     mount_stat::MountStatSource,
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let metrics = args.metrics.as_deref().map(|address| MetricsAddress::take(address, FS_PORT));
     let metrics = metrics.transpose().map_err(MetricsError::into_failure)?;
     check_directory(&args.directory).map_err(|error| fuse_failure(&error))?;
-    let backing = open_backing(&args.open, output)?;
+    let backing = open_backing(&args.open, engine_of(journal_mode(args.mode)), output)?;
     let mut control = None;
     let mounted = serve(args, &backing, signals, (metrics, log), &mut control, output);
     let closed = backing.close().map_err(|error| close_failure(&error));
@@ -58,6 +58,14 @@ pub(super) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         control.end(Outcome { error });
     }
     result
+}
+
+const fn journal_mode(mode: Mode) -> JournalMode {
+    match mode {
+        Mode::Rio => JournalMode::Rio,
+        Mode::Horae => JournalMode::Horae,
+        Mode::Ext4 => JournalMode::Ext4,
+    }
 }
 
 /// Mounts the file system, and serves it until it is unmounted. `control` gets the end that answers
@@ -70,10 +78,7 @@ fn serve(
     control: &mut Option<Control>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let mode = match args.mode {
-        Mode::Rio => JournalMode::Rio,
-        Mode::Ext4 => JournalMode::Ext4,
-    };
+    let mode = journal_mode(args.mode);
     let options = FsOptions {
         mode,
         read_only: args.read_only,

@@ -51,7 +51,7 @@ pub(super) fn file_system(
         machine: Machine::this(),
         quick: args.quick,
         setup: "One target on loopback with a modelled Optane drive; RioFS in the process of the load, in \
-                both modes in turns, each time on a new file system"
+                all modes in turns, each time on a new file system"
             .to_owned(),
     };
     let measured = fs::measure(&words.fs, output, interrupt)?;

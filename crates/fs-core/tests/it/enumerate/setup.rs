@@ -54,7 +54,7 @@ impl Device {
     /// The storage for a mode: `ext4` needs no order.
     pub(crate) fn of_mode(mode: JournalMode, streams: usize) -> Self {
         let order = match mode {
-            JournalMode::Rio => Order::Streams,
+            JournalMode::Rio | JournalMode::Horae => Order::Streams,
             JournalMode::Ext4 => Order::Drive,
         };
         Self { order, ..Self::lazy(streams) }

@@ -357,7 +357,7 @@ impl World {
                 };
                 let judged = judged.and_then(|()| match setup.mode() {
                     JournalMode::Ext4 => self.judge_without_riofs(&state, expected, counts),
-                    JournalMode::Rio => Ok(()),
+                    JournalMode::Rio | JournalMode::Horae => Ok(()),
                 });
                 if let Err(why) = judged {
                     let why = format!("phase {}, moment {number}: {why}", boundary.step);

@@ -2,10 +2,10 @@
 
 use std::{io, path::PathBuf, sync::Arc};
 
-use riopipe::{ConnectOptions, OpenOptions, Volume};
+use riopipe::{ConnectOptions, EngineKind, OpenOptions, Volume};
 use riopipe_fs::{
     JournalMode,
-    backing::{Backing, FsOptions},
+    backing::{Backing, FsOptions, engine_of},
     fsync_stages::{FsyncTimesSnapshot, FsyncTrace},
     fuse::{Ticker, now},
     mkfs::{MkfsOptions, make_on_volume},
@@ -29,6 +29,8 @@ use crate::{
 pub(super) enum Contender {
     /// RioFS, which waits as ext4 does.
     Ext4,
+    /// RioFS on streams of engine `horae`.
+    Horae,
     /// RioFS.
     Rio,
     /// Two groups and one wait, without a file system.
@@ -42,6 +44,7 @@ impl Contender {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
+            Self::Horae => "horae",
             Self::Rio => "rio",
             Self::Floor => "floor",
             Self::KernelExt4 => "kernel_ext4",
@@ -113,6 +116,7 @@ impl Place {
     ) -> Result<Run, Failure> {
         match contender {
             Contender::Ext4 => self.run_fs(JournalMode::Ext4, workload, load),
+            Contender::Horae => self.run_fs(JournalMode::Horae, workload, load),
             Contender::Rio => self.run_fs(JournalMode::Rio, workload, load),
             Contender::Floor => self.run_floor(load),
             Contender::KernelExt4 => {
@@ -136,14 +140,15 @@ impl Place {
         self.db_bench.as_ref().filter(|_| workload == Workload::RocksdbFillsync)
     }
 
-    fn open(&self) -> Result<Volume, Failure> {
-        let options = OpenOptions { connect: self.connect.clone(), ..OpenOptions::default() };
+    fn open(&self, engine: Option<EngineKind>) -> Result<Volume, Failure> {
+        let connect = self.connect.clone();
+        let options = OpenOptions { connect, engine, ..OpenOptions::default() };
         let opened = Volume::open(self.own.volume(), self.own.members(), &options);
         opened.map(|(volume, _)| volume).map_err(|error| open_failure(&error))
     }
 
     fn run_floor(&self, load: &FsLoad) -> Result<Run, Failure> {
-        let volume = self.open()?;
+        let volume = self.open(None)?;
         let before = DriveCounts::of(&self.own);
         let result = floor::run(&volume, load);
         let drive = Some(DriveCounts::of(&self.own).since(before));
@@ -154,7 +159,7 @@ impl Place {
     }
 
     fn run_fs(&self, mode: JournalMode, workload: Workload, load: &FsLoad) -> Result<Run, Failure> {
-        let volume = self.open()?;
+        let volume = self.open(engine_of(mode))?;
         let fresh = MkfsOptions { force: true, ..MkfsOptions::default() };
         make_on_volume(&volume, &fresh, &mut |_, _| ()).map_err(|error| storage(&error))?;
         let backing = Backing::of_volume(volume).map_err(|error| storage(&error))?;

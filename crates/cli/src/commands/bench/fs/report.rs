@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The modes of RioFS, by their names in the result.
-const MODES: [&str; 2] = ["ext4", "rio"];
+const MODES: [&str; 3] = ["ext4", "horae", "rio"];
 
 /// The result of the measurement.
 #[derive(Debug, Serialize)]
@@ -163,6 +163,7 @@ struct Ratios {
     /// Operations per second.
     rio_over_ext4: f64,
     rio_over_ext4_interval: [f64; 2],
+    rio_over_horae: f64,
     /// 99th percentiles.
     rio_p99_over_ext4: f64,
     /// Medians of the time of an operation.
@@ -319,6 +320,7 @@ impl Ratios {
         let rate = ratio(&rates("rio"), &rates("ext4"));
         Self {
             rio_over_ext4: value(rate).unwrap_or(0.0),
+            rio_over_horae: value(ratio(&rates("rio"), &rates("horae"))).unwrap_or(0.0),
             rio_over_ext4_interval: rate.map_or([0.0; 2], |ratio| [ratio.low, ratio.high]),
             rio_p99_over_ext4: value(ratio(
                 &rounds.values("rio", p99),
@@ -404,10 +406,14 @@ impl Measured {
             ("ext4", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
+            ("horae", Align::Right),
+            ("p50", Align::Right),
+            ("p99", Align::Right),
             ("rio", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
             ("rio / ext4", Align::Right),
+            ("rio / horae", Align::Right),
             ("waits", Align::Right),
             ("rio / floor", Align::Right),
             ("kernel", Align::Right),
@@ -432,6 +438,7 @@ impl Measured {
                 waits.extend(figures.fsync.as_ref().map(|f| format!("{:.1}", f.serial_waits)));
             }
             row.push(units::ratio(point.ratios.rio_over_ext4));
+            row.push(units::ratio(point.ratios.rio_over_horae));
             row.push(waits.join(", "));
             row.push(point.ratios.rio_over_floor.map(units::ratio).unwrap_or_default());
             let kernel = point.modes.get("kernel_ext4");
