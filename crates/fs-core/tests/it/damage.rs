@@ -155,6 +155,24 @@ fn descriptors_with_too_many_free_blocks_are_refused() {
     assert!(outcomes.iter().any(|(_, outcome)| outcome.refused.is_some()));
 }
 
+/// With two bitmaps that are damaged, and a file that can't be cut, few blocks may be left: `NoSpace`
+/// is right then, also for other files.
+#[test]
+fn space_in_damaged_groups_can_not_be_used() {
+    let fixture = clean();
+    let flipped = |place| Mutation { place, offset: 0, change: Change::Flip(20), sealed: false };
+    let places = || fixture.places.iter().enumerate();
+    let is_bitmap = |structure, group| structure == Structure::BlockBitmap(group);
+    let bitmap = |group| {
+        let found = places().find(|(_, place)| is_bitmap(place.structure, group));
+        flipped(found.expect("its bitmap").0)
+    };
+    let inodes = places().filter(|(_, place)| matches!(place.structure, Structure::Inode(_)));
+    let mutations: Vec<_> =
+        inodes.map(|(place, _)| vec![bitmap(0), bitmap(1), flipped(place)]).collect();
+    judge(fixture, mutations);
+}
+
 /// A new file must not get the number of a directory that is above it.
 #[test]
 fn inodes_in_use_that_are_free_in_the_bitmap_cause_no_circle() {
