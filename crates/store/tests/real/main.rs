@@ -1,0 +1,5 @@
+//! Stores on real targets, over real sockets.
+
+mod crash;
+mod site;
+mod use_of;
