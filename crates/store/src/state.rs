@@ -189,6 +189,28 @@ pub(crate) enum Part {
     Home(u64),
 }
 
+/// A read that is not done.
+#[derive(Debug)]
+pub(crate) struct ReadPlan {
+    /// The number of the last transaction that changed the object.
+    changed: u64,
+    /// The blocks, in order.
+    pub(crate) parts: Vec<Part>,
+    /// Bytes of the first block that are not asked for.
+    pub(crate) skip: usize,
+    /// Bytes that are asked for.
+    pub(crate) len: usize,
+}
+
+/// The reason why a read is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReadRefused {
+    /// There is no object of this name.
+    Unknown,
+    /// The bytes are not within the object.
+    Range { offset: u64, len: usize, size: u64 },
+}
+
 /// The state of a store.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -303,16 +325,36 @@ impl State {
         self.table.objects.iter().map(|(name, object)| (name.as_str(), object.size))
     }
 
-    /// Size of an object, and the number of the last transaction that changed it.
-    pub(crate) fn object(&self, name: &str) -> Option<(u64, u64)> {
-        self.table.get(name).map(|object| (object.size, object.changed))
+    /// Size of an object.
+    pub(crate) fn size(&self, name: &str) -> Option<u64> {
+        self.table.get(name).map(|object| object.size)
     }
 
-    /// The parts of an object's blocks from `first` on; `None` if there is no such object or block.
-    pub(crate) fn parts(&self, name: &str, first: usize, end: usize) -> Option<Vec<Part>> {
-        let lbas = self.table.get(name)?.lbas.get(first..end)?;
+    /// Plans a read of these bytes of an object: from an offset on, so many; `None`: all.
+    pub(crate) fn plan_read(
+        &self,
+        name: &str,
+        range: Option<(u64, usize)>,
+    ) -> Result<ReadPlan, ReadRefused> {
+        let object = self.table.get(name).ok_or(ReadRefused::Unknown)?;
+        let size = object.size;
+        let (offset, len) = range.unwrap_or((0, usize::try_from(size).unwrap_or(usize::MAX)));
+        let end = offset.checked_add(len as u64).filter(|end| *end <= size);
+        let refused = ReadRefused::Range { offset, len, size };
+        let end = end.and_then(|end| usize::try_from(end).ok()).ok_or(refused)?;
+        // It is not beyond `end`.
+        let from = offset as usize;
+        let first = from / BLOCK;
+        let lbas = object.lbas.get(first..end.div_ceil(BLOCK).max(first)).unwrap_or(&[]);
         let part = |lba: &u64| self.held.get(lba).cloned().map_or(Part::Home(*lba), Part::Held);
-        Some(lbas.iter().map(part).collect())
+        let parts = lbas.iter().map(part).collect();
+        Ok(ReadPlan { changed: object.changed, parts, skip: from - first * BLOCK, len })
+    }
+
+    /// Whether the blocks of a planned read still had its content when they were read: otherwise
+    /// they may have been freed and written again meanwhile.
+    pub(crate) fn is_current(&self, name: &str, plan: &ReadPlan) -> bool {
+        self.table.get(name).is_some_and(|object| object.changed == plan.changed)
     }
 
     /// Free blocks, and those that are free once earlier transactions are durable.

@@ -14,7 +14,7 @@ use crate::error::{
 };
 use crate::orderer::Orderer;
 use crate::shared::{Locked, Shared, Ticket};
-use crate::state::{Limits, Op, Part, Refused, State};
+use crate::state::{Limits, Op, Part, ReadRefused, Refused, State};
 
 /// The part of a volume that a store uses: two streams, and two ranges of blocks, which nothing
 /// else uses.
@@ -349,7 +349,7 @@ impl Store {
     /// Size of an object in bytes; `None` if there is none of this name.
     #[must_use]
     pub fn size(&self, name: &str) -> Option<u64> {
-        self.shared.lock().state.object(name).map(|(size, _)| size)
+        self.shared.lock().state.size(name)
     }
 
     /// The names of all objects, sorted.
@@ -375,31 +375,24 @@ impl Store {
     }
 
     fn read_range(&self, name: &str, range: Option<(u64, usize)>) -> Result<Vec<u8>, ReadError> {
-        let unknown = || ReadError::Unknown { name: name.into() };
         let mut attempts = 0;
         loop {
             let locked = self.shared.lock();
-            let (size, changed) = locked.state.object(name).ok_or_else(unknown)?;
-            let (offset, len) = range.unwrap_or((0, size as usize));
-            if offset.checked_add(len as u64).is_none_or(|end| end > size) {
-                return Err(ReadError::Range { name: name.into(), offset, len, size });
-            }
-            let (from, end) = (offset as usize, offset as usize + len);
-            let (first, last) = (from / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-            let parts = locked.state.parts(name, first, last.max(first)).ok_or_else(unknown)?;
+            let plan = locked.state.plan_read(name, range).map_err(|refused| match refused {
+                ReadRefused::Unknown => ReadError::Unknown { name: name.into() },
+                ReadRefused::Range { offset, len, size } => {
+                    ReadError::Range { name: name.into(), offset, len, size }
+                }
+            })?;
             attempts += 1;
-            // The blocks may be freed and written again while they are read. Then the object has
-            // changed.
             let held = (attempts > UNLOCKED_READS).then_some(locked);
-            let mut bytes = vec![0; parts.len() * BLOCK_BYTES];
-            let reads_drive = self.read_parts(&parts, &mut bytes)?;
-            let is_same = held.is_some() || !reads_drive || {
-                let now = self.shared.lock().state.object(name);
-                now == Some((size, changed))
-            };
-            if is_same {
-                bytes.truncate(end - first * BLOCK_BYTES);
-                bytes.drain(..from - first * BLOCK_BYTES);
+            let mut bytes = vec![0; plan.parts.len() * BLOCK_BYTES];
+            let reads_drive = self.read_parts(&plan.parts, &mut bytes)?;
+            let is_done =
+                held.is_some() || !reads_drive || self.shared.lock().state.is_current(name, &plan);
+            if is_done {
+                bytes.drain(..plan.skip);
+                bytes.truncate(plan.len);
                 return Ok(bytes);
             }
         }

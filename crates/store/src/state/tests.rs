@@ -43,6 +43,9 @@ struct World {
     /// The model after each number.
     models: Vec<Model>,
     is_checkpoint_queued: bool,
+    /// A read that has begun: the object, the offset, the plan.
+    slow_read: Option<(String, usize, ReadPlan)>,
+    slow_reads: usize,
     accepted: usize,
     full: usize,
     checkpoints: usize,
@@ -62,6 +65,8 @@ impl World {
             log_durable: 0,
             models: vec![Model::new()],
             is_checkpoint_queued: false,
+            slow_read: None,
+            slow_reads: 0,
             accepted: 0,
             full: 0,
             checkpoints: 0,
@@ -193,29 +198,54 @@ impl World {
         self.state.on_log_durable(self.log_durable as u64);
     }
 
+    /// Carries out a read.
+    fn read(&self, plan: &ReadPlan) -> Vec<u8> {
+        let mut bytes = vec![0; plan.parts.len() * BLOCK];
+        for (part, into) in plan.parts.iter().zip(bytes.chunks_mut(BLOCK)) {
+            match part {
+                Part::Held(held) => held.copy(0, into),
+                Part::Home(lba) => match self.drive.get(lba) {
+                    Some(content) => into.copy_from_slice(content),
+                    None => into.fill(0xEE),
+                },
+            }
+        }
+        bytes.drain(..plan.skip);
+        bytes.truncate(plan.len);
+        bytes
+    }
+
     /// Reads all objects.
     fn content(&self) -> Model {
-        let read = |(name, size): (&str, u64)| {
-            let size = size as usize;
-            let mut bytes = vec![0; size.div_ceil(BLOCK) * BLOCK];
-            let parts = self.state.parts(name, 0, size.div_ceil(BLOCK)).unwrap();
-            for (part, into) in parts.iter().zip(bytes.chunks_mut(BLOCK)) {
-                match part {
-                    Part::Held(held) => held.copy(0, into),
-                    Part::Home(lba) => match self.drive.get(lba) {
-                        Some(content) => into.copy_from_slice(content),
-                        None => into.fill(0xEE),
-                    },
-                }
+        let plan = |name: &str| self.state.plan_read(name, None).unwrap();
+        self.state.objects().map(|(name, _)| (name.into(), self.read(&plan(name)))).collect()
+    }
+
+    /// Ends the read that has begun earlier, and begins another one.
+    fn slow_read(&mut self) {
+        let model = self.models.last().unwrap();
+        if let Some((name, offset, plan)) = self.slow_read.take() {
+            let bytes = self.read(&plan);
+            if self.state.is_current(&name, &plan) {
+                let end = offset + plan.len;
+                assert!(model[&name][offset..end] == bytes, "{name} from {offset} to {end}");
+                self.slow_reads += 1;
             }
-            bytes.truncate(size);
-            (name.into(), bytes)
-        };
-        self.state.objects().map(read).collect()
+        }
+        let name = format!("object{}", self.random.below(5));
+        let size = model.get(&name).map_or(0, Vec::len);
+        let offset = self.random.index(size + 1);
+        let len = self.random.index(size - offset + 2);
+        match self.state.plan_read(&name, Some((offset as u64, len))) {
+            Ok(plan) => self.slow_read = Some((name, offset, plan)),
+            Err(ReadRefused::Unknown) => assert!(!model.contains_key(&name)),
+            Err(ReadRefused::Range { .. }) => assert!(offset + len > size),
+        }
     }
 
     fn crash(&mut self) {
         self.taken.clear();
+        self.slow_read = None;
         for (_, lba, bytes) in std::mem::take(&mut self.in_flight) {
             match self.random.below(3) {
                 0 => {}
@@ -249,6 +279,7 @@ impl World {
 #[test]
 fn after_any_crash_the_objects_are_those_of_a_prefix_of_the_transactions() {
     let (mut accepted, mut full, mut checkpoints, mut crashes) = (0, 0, 0, 0);
+    let mut slow_reads = 0;
     for seed in 0..300 {
         let mut world = World::new(seed);
         for step in 0..250 {
@@ -258,11 +289,12 @@ fn after_any_crash_the_objects_are_those_of_a_prefix_of_the_transactions() {
                 11 | 12 => world.data_durable(),
                 13..=15 => world.append(),
                 16 | 17 => world.log_durable(),
-                18 if world.random.one_in(3) => world.checkpoint(),
-                19 if world.random.one_in(4) => {
+                18 => world.slow_read(),
+                _ if world.random.one_in(4) => {
                     world.crash();
                     crashes += 1;
                 }
+                _ if world.random.one_in(2) => world.checkpoint(),
                 _ => {}
             }
             let content = world.content();
@@ -272,8 +304,10 @@ fn after_any_crash_the_objects_are_those_of_a_prefix_of_the_transactions() {
         accepted += world.accepted;
         full += world.full;
         checkpoints += world.checkpoints;
+        slow_reads += world.slow_reads;
     }
     // The test has met all of it.
+    assert!(slow_reads > 500, "{slow_reads}");
     assert!(accepted > 10_000 && full > 1000 && checkpoints > 1000 && crashes > 500);
 }
 
@@ -316,6 +350,21 @@ fn a_refused_transaction_leaves_no_trace() {
     let space = Refused::Space { needed: 1, free: 0, pending: 2 };
     assert_eq!(prepare(&[put("d", 1)], ENOUGH), Err(space));
     assert_eq!(state.free_blocks(), (0, 2));
+    let group = state.next_group().unwrap();
+    state.on_submitted(&group, 7);
+    state.on_data_durable(6);
+    let (number, _) = state.next_record().unwrap();
+    state.on_appended(number, 10);
+    assert_eq!(state.next_record(), None, "its data is not durable");
+    state.on_data_durable(7);
+    for lsn in [11, 12] {
+        let (number, _) = state.next_record().unwrap();
+        state.on_appended(number, lsn);
+    }
+    state.on_log_durable(12);
+    assert_eq!(state.free_blocks(), (0, 2), "the record of the removal is at 12");
+    state.on_log_durable(13);
+    assert_eq!(state.free_blocks(), (2, 0));
 }
 
 #[test]
