@@ -34,7 +34,7 @@
 //!
 //! # Guarantees
 //!
-//! They follow from the volume's engine. With `rio`: after any crash, all records that were
+//! They follow from the volume's engine. With `rio` and `horae`: after any crash, all records that were
 //! reported durable and a prefix of the others, each complete. With `sync`: the same, as long as no
 //! durable block is damaged. Engine `none` is refused.
 //!
