@@ -45,8 +45,8 @@ impl Image {
     }
 
     /// A mount in the foreground.
-    fn serve(&self) -> Child {
-        let args = ["fs", "mount", "disk.img", "mnt", "-o", "json"];
+    fn serve(&self, words: &[&str]) -> Child {
+        let args = [&["fs", "mount", "disk.img", "mnt", "-o", "json"], words].concat();
         let (child, printed) = served(start_in(self.0.path(), &args));
         assert_eq!(printed["schema"], "rio-fs-mount/1");
         child
@@ -110,11 +110,13 @@ fn a_mount_in_the_background_answers_and_is_unmounted_when_all_is_durable() {
     image.fs(&["stat", "mnt"]).failed(1, &["no file system", "findmnt"]);
     image.fs(&["umount", "mnt"]).failed(1, &["no file system"]);
 
-    image.mount(&["--mode", "ext4"]);
-    assert_eq!(fs::read_to_string(image.path("mnt/moved")).unwrap(), "not yet durable");
-    assert_eq!(image.fs(&["stat", "mnt"]).ok()["mode"], "ext4");
-    image.fs(&["umount", "disk.img"]).ok();
-    image.is_clean();
+    for mode in ["horae", "ext4"] {
+        image.mount(&["--mode", mode]);
+        assert_eq!(fs::read_to_string(image.path("mnt/moved")).unwrap(), "not yet durable");
+        assert_eq!(image.fs(&["stat", "mnt"]).ok()["mode"], mode);
+        image.fs(&["umount", "disk.img"]).ok();
+        image.is_clean();
+    }
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn a_mount_in_use_is_unmounted_only_by_force_and_without_loss() {
 #[test]
 fn sigterm_unmounts_also_what_is_in_use() {
     let image = Image::new();
-    let child = image.serve();
+    let child = image.serve(&[]);
     let mut file = File::create(image.path("mnt/file")).unwrap();
     file.write_all(b"written").unwrap();
     signal(&child, "-TERM");
@@ -167,8 +169,14 @@ fn sigterm_unmounts_also_what_is_in_use() {
 
 #[test]
 fn a_killed_process_is_reported_and_its_files_are_handed_back() {
+    for mode in ["rio", "horae"] {
+        is_handed_back_after_a_kill(mode);
+    }
+}
+
+fn is_handed_back_after_a_kill(mode: &str) {
     let image = Image::new();
-    let mut child = image.serve();
+    let mut child = image.serve(&["--mode", mode]);
     drop(synced(&image.path("mnt/file"), "durable"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -192,7 +200,7 @@ fn a_killed_process_is_reported_and_its_files_are_handed_back() {
 #[test]
 fn an_unmount_whose_process_is_killed_is_not_reported_as_done() {
     let image = Image::new();
-    let mut child = image.serve();
+    let mut child = image.serve(&[]);
     drop(synced(&image.path("mnt/file"), "durable"));
     // It does not answer, and so it does not end either.
     signal(&child, "-STOP");
@@ -291,7 +299,7 @@ fn a_recorded_error_is_shown_until_a_check_clears_it() {
 #[test]
 fn a_recovery_that_damage_makes_impossible_can_be_given_up() {
     let image = Image::new();
-    let mut child = image.serve();
+    let mut child = image.serve(&[]);
     drop(synced(&image.path("mnt/file"), "durable"));
     child.kill().unwrap();
     child.wait().unwrap();

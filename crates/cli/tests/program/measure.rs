@@ -307,12 +307,19 @@ fn compare_has_every_contender_ratio_and_picture() {
 #[test]
 fn compare_shows_tables_and_ratios_on_modelled_drives_behind_a_link() {
     let words = "bench compare --depth 4 --time 0.02 --rounds 2 --drive ssd:optane,size=64M,lazy \
-                 --targets 2 --engine none,rio,sync,linux --wait block --rtt 200us --jitter 20us";
+                 --targets 2 --engine none,rio,sync,linux,horae --wait block --rtt 200us --jitter 20us";
     let done = rio(&words.split_whitespace().collect::<Vec<_>>());
     assert_eq!(done.code, 0, "{done:?}");
-    for part in
-        ["CPU/op", "rio/none", "rio/sync", "rio/linux", "wait block", "modelled link", "2 targets"]
-    {
+    for part in [
+        "CPU/op",
+        "rio/none",
+        "rio/sync",
+        "rio/linux",
+        "rio/horae",
+        "wait block",
+        "modelled link",
+        "2 targets",
+    ] {
         assert!(done.stdout.contains(part), "no {part:?} in {done:?}");
     }
     assert!(!done.stdout.contains("floor"), "{done:?}");
