@@ -5,12 +5,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use riopipe_fs_core::BLOCK_BYTES;
 use riopipe_fs_core::journal::recovery::LogEnd;
 
 use crate::image::Image;
 use crate::journal::{Fixture, commit, content, run, unmount};
+
+/// The longest time until a busy file system is unmounted.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(120);
 
 /// An image that the kernel has mounted. It is unmounted at the end.
 struct Mounted {
@@ -45,8 +49,24 @@ impl Mounted {
 }
 
 impl Drop for Mounted {
+    /// Waits until the file system is unmounted. It is busy for a moment if another thread starts a
+    /// process just now: until its exec the new process has the files of this one.
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.directory).status();
+        let begun = Instant::now();
+        loop {
+            let done = Command::new("umount").arg(&self.directory).output().expect("umount");
+            if done.status.success() {
+                return;
+            }
+            let why = String::from_utf8_lossy(&done.stderr);
+            let is_busy = why.contains("busy") && begun.elapsed() < UNMOUNT_LIMIT;
+            // A second panic would end the process without a message.
+            assert!(is_busy || std::thread::panicking(), "{why}");
+            if !is_busy {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
