@@ -193,8 +193,8 @@ fn model(marks: &[Mark]) -> String {
     format!(
         "An fsync of one thread waits {:.1} times with ext4 and {:.1} times with RioFS, one wait after the other. \
          If a wait is long beside the work around it, the ratio of the speeds is that of the waits. Threads \
-         that share a commit wait less often each. HoraeFS waits once, too, but below it each group waits for its \
-         ordering metadata, and `flushed` is recorded after that: two more round trips.",
+         that share a commit wait less often each. HoraeFS waits once, too, but below it the data and the \
+         record each wait for their ordering metadata, and `flushed` is recorded at the end: three more round trips.",
         waits("ext4"),
         waits("rio")
     )
