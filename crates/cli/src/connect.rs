@@ -259,6 +259,9 @@ pub fn create_failure(name: &str, error: &CreateError) -> Failure {
         CreateError::Engine { lack: Lack::Log, .. } => {
             failure.hint("`rio target serve --log` gives a target an ordering log")
         }
+        CreateError::Engine { lack: Lack::Order(_), .. } => {
+            failure.hint("`rio target serve --drive ssd:…,order=barrier` serves such a drive, and order=op the other kind")
+        }
         CreateError::ReadBack(error) => hinted(failure, open_hint(error)),
         _ => failure,
     }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The ratios shown in the summary: name in the report, heading.
-const COLUMNS: [(&str, &str); 9] = [
+const COLUMNS: [(&str, &str); 10] = [
     ("none_over_floor", "none/floor"),
     ("rio_over_none", "rio/none"),
     ("rio_cpu_over_none", "CPU"),
@@ -19,6 +19,7 @@ const COLUMNS: [(&str, &str); 9] = [
     ("rio_over_sync", "rio/sync"),
     ("rio_over_linux", "rio/linux"),
     ("rio_over_horae", "rio/horae"),
+    ("rio_over_barrier", "rio/barrier"),
 ];
 
 /// The meaning of headings in the summary that need one.

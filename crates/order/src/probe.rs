@@ -286,6 +286,18 @@ named! {
         HoraeFlushedEarly = "horae-flushed-early",
         /// A target confirms ordering metadata before it is durable in the log.
         HoraeConfirmedEarly = "horae-confirmed-early",
+        /// Ordered requests are taken in although a barrier has not left.
+        EpochNotBlocked = "epoch-not-blocked",
+        /// The barrier is the request that came as one, not the last one to leave.
+        BarrierNotReassigned = "barrier-not-reassigned",
+        /// All that has waited is taken in at once, not one epoch.
+        EpochsMixed = "epochs-mixed",
+        /// Engine `barrier` sends a group for another drive without waiting for those before it.
+        BarrierNoSwitch = "barrier-no-switch",
+        /// A target submits an ordered write although the data of an earlier one has not come.
+        ArrivalPassesBarrier = "arrival-passes-barrier",
+        /// A target takes further ordered writes of a connection after one has failed.
+        ArrivalNotStopped = "arrival-not-stopped",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -297,12 +309,6 @@ named! {
     /// A plant of the host's half of an order that drives keep ([`dispatch`](crate::dispatch)). The
     /// oracles of `tests/dispatch` must notice it, not the simulator, which does not run it yet.
     DispatchPlant {
-        /// Ordered requests are taken in although a barrier has not left.
-        EpochNotBlocked = "epoch-not-blocked",
-        /// The barrier is the request that came as one, not the last one to leave.
-        BarrierNotReassigned = "barrier-not-reassigned",
-        /// All that has waited is taken in at once, not one epoch.
-        EpochsMixed = "epochs-mixed",
         /// A write goes into the queue of its core, not of its epoch.
         EpochNotPinned = "epoch-not-pinned",
         /// A dual-stream write is dispatched although its follower is in the middle of an epoch.
@@ -432,6 +438,12 @@ named! {
         HoraeJointFlush = "horae-joint-flush",
         /// Data of engine `horae` waited for earlier data of the same blocks.
         HoraeOverlap = "horae-overlap",
+        /// Engine `barrier` went on to another drive, after all groups before were durable.
+        BarrierSwitch = "barrier-switch",
+        /// A target held an ordered write whose data was there, because of an earlier one.
+        ArrivalHeld = "arrival-held",
+        /// A drive with a cache barrier began a new sequence of epochs after a failed write.
+        SequenceBegun = "sequence-begun",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

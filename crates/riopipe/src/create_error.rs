@@ -3,6 +3,7 @@
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::TopologyError;
+use riopipe_order::write_order::DriveOrder;
 use riopipe_session::engine_choice::Lack;
 use riopipe_session::initiator::volume::creation::foreign_content::ForeignContent;
 use riopipe_session::initiator::volume::error::{VolumeOptionsError, requested};
@@ -208,6 +209,10 @@ pub(crate) fn lack_text(lack: Lack) -> &'static str {
     match lack {
         Lack::Extension => "it does not have Rio's extension",
         Lack::Log => "it has no ordering log",
+        Lack::Order(DriveOrder::Barrier) => "a drive of the volume there has no cache barrier",
+        Lack::Order(_) => {
+            "a drive of the volume there does not keep the order of streams and epochs"
+        }
     }
 }
 

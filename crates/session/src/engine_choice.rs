@@ -1,24 +1,37 @@
 //! The choice of the engine that can run on a volume's targets (trap T17).
 //!
-//! Engine `rio` needs Rio's extension and an ordering log on every target. If a target lacks one of
-//! them, the volume is used with engine `sync`, and the promise is the one of `sync`. A caller that
-//! insists on `rio` gets an error instead.
+//! Engines `rio` and `horae` need Rio's extension and an ordering log on every target. Engines
+//! `barrier` and `opimq` need drives that keep an order by themselves. If a target lacks what the
+//! engine needs, the volume is used with engine `sync`, and the promise is the one of `sync`. A
+//! caller that insists on an engine gets an error instead.
 
 use riopipe_order::engine::EngineKind;
 use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::write_order::DriveOrder;
 
 use crate::wire::Extension;
 
-/// A property that a target lacks and engine `rio` needs.
+/// A property that a target lacks and the engine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     /// The target does not have Rio's extension.
     Extension,
     /// The target has the extension, but no ordering log.
     Log,
+    /// A drive of the volume there does not keep this order by itself.
+    Order(DriveOrder),
 }
 
-/// A target on which engine `rio` can't run, and the reason.
+/// A drive of a volume, as the choice needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberOrder {
+    /// The target that has the drive, counted from 0.
+    pub target: usize,
+    /// The order that the drive keeps by itself.
+    pub order: DriveOrder,
+}
+
+/// A target on which the engine can't run, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lacking {
     /// The target, counted from 0, in the order given.
@@ -27,10 +40,10 @@ pub struct Lacking {
     pub what: Lack,
 }
 
-/// Why engine `rio` can't run on a volume.
+/// Why an engine can't run on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
-    /// Engine `rio` can't run on a target.
+    /// The engine can't run on a target.
     Target(Lacking),
     /// The volume was created for this engine, so it has no partitions in the ordering logs.
     MadeFor(EngineKind),
@@ -46,21 +59,27 @@ pub enum Hindrance {
 pub struct Choice<Reason> {
     /// The engine.
     pub engine: EngineKind,
-    /// The reason why the engine is `sync` instead of `rio`; `None` if it is the requested engine.
+    /// The reason why the engine is `sync` instead of the one that is preferred; `None` if it is the requested engine.
     /// The caller must report the reason to the user of the volume.
     pub fallback: Option<Reason>,
 }
 
 /// Chooses the engine for a new volume. `required` is the engine on which the caller insists.
-/// `extensions` has for each target the record of the extension in Identify Controller.
+/// `extensions` has for each target the record of the extension in Identify Controller, `drives` the
+/// drives of the volume.
 ///
 /// # Errors
-/// The caller insists on engine `rio`, which can't run.
+/// The caller insists on an engine that can't run.
 pub fn choose_for_new(
     required: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
+    drives: &[MemberOrder],
 ) -> Result<Choice<Lacking>, Lacking> {
-    choose_or_fall_back(EngineKind::PREFERRED, required, || first_lacking(extensions))
+    choose_or_fall_back(EngineKind::PREFERRED, required, |engine| {
+        let keeps_log = engine.capabilities().keeps_log;
+        let lacking = if keeps_log { first_lacking(extensions) } else { None };
+        lacking.or_else(|| first_without_order(engine, drives))
+    })
 }
 
 /// Chooses the engine for a volume that was created for the engine `made_for`. `logged` has for each
@@ -68,14 +87,18 @@ pub fn choose_for_new(
 /// those of [`choose_for_new`].
 ///
 /// # Errors
-/// The caller insists on engine `rio`, which can't run.
+/// The caller insists on an engine that can't run.
 pub fn choose(
     made_for: EngineKind,
     required: Option<EngineKind>,
     extensions: impl IntoIterator<Item = Option<Extension>>,
     logged: impl IntoIterator<Item = bool>,
+    drives: &[MemberOrder],
 ) -> Result<Choice<Hindrance>, Hindrance> {
-    choose_or_fall_back(made_for, required, || {
+    choose_or_fall_back(made_for, required, |engine| {
+        if !engine.capabilities().keeps_log {
+            return first_without_order(engine, drives).map(Hindrance::Target);
+        }
         if let Some(lacking) = first_lacking(extensions) {
             return Some(Hindrance::Target(lacking));
         }
@@ -87,7 +110,15 @@ pub fn choose(
     })
 }
 
-/// The first target on which engine `rio` can't run; `None` if it can run on all.
+/// The first target with a drive that does not keep the order that the engine needs.
+fn first_without_order(engine: EngineKind, drives: &[MemberOrder]) -> Option<Lacking> {
+    let needed = engine.capabilities().drive_order;
+    let lacks = |drive: &&MemberOrder| needed != DriveOrder::None && drive.order != needed;
+    let drive = drives.iter().find(lacks)?;
+    Some(Lacking { target: drive.target, what: Lack::Order(needed) })
+}
+
+/// The first target on which an engine with logs can't run; `None` if it can run on all.
 fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Option<Lacking> {
     extensions.into_iter().enumerate().find_map(|(target, extension)| match extension {
         None => Some(Lacking { target, what: Lack::Extension }),
@@ -98,21 +129,21 @@ fn first_lacking(extensions: impl IntoIterator<Item = Option<Extension>>) -> Opt
     })
 }
 
-/// Chooses the engine on which the caller insists, or else the `preferred` one. If that engine
-/// needs a log and `find_hindrance` returns a reason why it can't run, chooses `sync` instead.
+/// Chooses the engine on which the caller insists, or else the `preferred` one. If
+/// `find_hindrance` returns a reason why that engine can't run, chooses `sync` instead.
 ///
 /// # Errors
 /// The reason, if the caller insists on the engine that can't run.
 fn choose_or_fall_back<Reason>(
     preferred: EngineKind,
     required: Option<EngineKind>,
-    find_hindrance: impl FnOnce() -> Option<Reason>,
+    find_hindrance: impl FnOnce(EngineKind) -> Option<Reason>,
 ) -> Result<Choice<Reason>, Reason> {
     let engine = required.unwrap_or(preferred);
-    if !engine.capabilities().keeps_log || probe::is_bug_planted(Plant::T17NoFallback) {
+    if probe::is_bug_planted(Plant::T17NoFallback) {
         return Ok(Choice { engine, fallback: None });
     }
-    let Some(hindrance) = find_hindrance() else {
+    let Some(hindrance) = find_hindrance(engine) else {
         return Ok(Choice { engine, fallback: None });
     };
     if required.is_some() {
@@ -145,7 +176,7 @@ mod tests {
     fn t17_one_foreign_target_makes_the_volume_fall_back_to_sync() {
         let (log, none) = (extension(Some(LogKind::Dax)), extension(None));
         let whole = Choice { engine: RIO, fallback: None };
-        assert_eq!(choose(RIO, None, [log, log], [true; 2]), Ok(whole));
+        assert_eq!(choose(RIO, None, [log, log], [true; 2], &[]), Ok(whole));
         let cases = [
             ([log, None], Lacking { target: 1, what: Lack::Extension }),
             ([none, None], Lacking { target: 0, what: Lack::Log }),
@@ -153,14 +184,14 @@ mod tests {
         for (targets, lacking) in cases {
             let hindrance = Hindrance::Target(lacking);
             let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
-            assert_eq!(choose(RIO, None, targets, [true; 2]), Ok(back));
-            let insists = choose(RIO, Some(RIO), targets, [true; 2]);
+            assert_eq!(choose(RIO, None, targets, [true; 2], &[]), Ok(back));
+            let insists = choose(RIO, Some(RIO), targets, [true; 2], &[]);
             assert_eq!(insists, Err(hindrance), "never without a report");
             let back = Choice { engine: EngineKind::Sync, fallback: Some(lacking) };
-            assert_eq!(choose_for_new(None, targets), Ok(back));
-            assert_eq!(choose_for_new(Some(RIO), targets), Err(lacking));
+            assert_eq!(choose_for_new(None, targets, &[]), Ok(back));
+            assert_eq!(choose_for_new(Some(RIO), targets, &[]), Err(lacking));
         }
-        assert_eq!(choose_for_new(None, [log]), Ok(Choice { engine: RIO, fallback: None }));
+        assert_eq!(choose_for_new(None, [log], &[]), Ok(Choice { engine: RIO, fallback: None }));
     }
 
     #[test]
@@ -168,11 +199,11 @@ mod tests {
         let log = extension(Some(LogKind::Block));
         for engine in [EngineKind::Sync, EngineKind::None] {
             let whole = Ok(Choice { engine, fallback: None });
-            assert_eq!(choose(engine, None, [None], [false]), whole);
-            assert_eq!(choose(RIO, Some(engine), [None], [true]), whole);
-            assert_eq!(choose_for_new(Some(engine), [None]).map(|c| c.engine), Ok(engine));
+            assert_eq!(choose(engine, None, [None], [false], &[]), whole);
+            assert_eq!(choose(RIO, Some(engine), [None], [true], &[]), whole);
+            assert_eq!(choose_for_new(Some(engine), [None], &[]).map(|c| c.engine), Ok(engine));
             let hindrance = Hindrance::MadeFor(engine);
-            assert_eq!(choose(engine, Some(RIO), [log], [false]), Err(hindrance));
+            assert_eq!(choose(engine, Some(RIO), [log], [false], &[]), Err(hindrance));
         }
     }
 
@@ -181,11 +212,11 @@ mod tests {
         let log = extension(Some(LogKind::Block));
         let hindrance = Hindrance::LogGivenUp { target: 1 };
         let back = Choice { engine: EngineKind::Sync, fallback: Some(hindrance) };
-        assert_eq!(choose(RIO, None, [log, log], [true, false]), Ok(back));
-        assert_eq!(choose(RIO, Some(RIO), [log, log], [true, false]), Err(hindrance));
+        assert_eq!(choose(RIO, None, [log, log], [true, false], &[]), Ok(back));
+        assert_eq!(choose(RIO, Some(RIO), [log, log], [true, false], &[]), Err(hindrance));
         // A target without a log is the first thing to change.
         let lacking = Hindrance::Target(Lacking { target: 0, what: Lack::Log });
         let without = [extension(None), log];
-        assert_eq!(choose(RIO, Some(RIO), without, [false, false]), Err(lacking));
+        assert_eq!(choose(RIO, Some(RIO), without, [false, false], &[]), Err(lacking));
     }
 }

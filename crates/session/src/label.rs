@@ -290,6 +290,7 @@ const fn engine_code(engine: EngineKind) -> u8 {
         EngineKind::Rio => 3,
         EngineKind::Linux => 4,
         EngineKind::Horae => 5,
+        EngineKind::Barrier => 6,
     }
 }
 

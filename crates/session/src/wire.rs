@@ -12,6 +12,8 @@
 //!   the owner of a volume, its generation, and its logs. **List** and **settle** are those of a recovery.
 //! * **Order** is a vendor specific I/O command with the attribute of an ordered request and no data:
 //!   the target only appends it to the log of the stream (engine `horae`).
+//! * A Write to a drive that itself keeps an order names its place in that order ([`put_order`];
+//!   engines `barrier` and `opimq`). Identify Namespace has the order that a drive keeps.
 //! * **Bind** and **mark** are vendor specific I/O commands. Bind attaches a stream to a
 //!   connection. Mark sends the released mark of the stream when no ordered request is due that
 //!   carries the mark.
@@ -24,6 +26,7 @@ pub use riopipe_order::block_device::BLOCK_BYTES;
 mod claim;
 mod commands;
 mod directory;
+mod drive_order;
 mod extension;
 pub mod list;
 mod ordered_request;
@@ -40,6 +43,10 @@ pub use commands::{
     resume_command, settle_command, status_command, volume_of,
 };
 pub use directory::{DIRECTORY_LEN, LogDirectory, LogVolume};
+pub use drive_order::{
+    NAMESPACE_MAGIC, NAMESPACE_OFFSET, SEQUENCE, drive_order_of, flush_before_of, order_of,
+    put_drive_order, put_flush_before, put_order,
+};
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
 pub use ordered_request::{
     BadAttribute, DTYPE_ORDERED, attribute, is_ordered, order_attribute, put_attribute,

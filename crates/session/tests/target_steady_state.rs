@@ -72,8 +72,14 @@ fn warm(is_ordered: bool) -> (Sink, Link) {
     let region = LogRegion::create(header, LOG_LEN, [3; 16], BOOT, LogKind::Dax, crc).unwrap();
     let split: Split<MemRegion> = Box::new(|range| Ok(MemRegion::new(range.len())));
     let (volumes, _) = Volumes::with_log(region, split, crc);
-    let ns =
-        NamespaceConfig { nsid: 1, blocks: 10_000, nguid: [0; 16], uuid: [1; 16], volatile: false };
+    let ns = NamespaceConfig {
+        nsid: 1,
+        blocks: 10_000,
+        nguid: [0; 16],
+        uuid: [1; 16],
+        volatile: false,
+        order: riopipe_order::write_order::DriveOrder::None,
+    };
     let namespaces = Namespaces::new(vec![ns]).unwrap();
     let shared = Shared::new(world::identity(), namespaces, volumes, world::NOW);
     let mut host = Sink { shared, drive: NullDrive::with_space(1024) };

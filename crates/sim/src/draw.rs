@@ -61,6 +61,7 @@ pub fn draw_with(engine: Engine) -> fn(u64) -> Scenario {
         Engine::Sync => |seed| general(seed, Some(Engine::Sync)),
         Engine::Linux => |seed| general(seed, Some(Engine::Linux)),
         Engine::Horae => |seed| general(seed, Some(Engine::Horae)),
+        Engine::Barrier => |seed| general(seed, Some(Engine::Barrier)),
         Engine::None => |seed| general(seed, Some(Engine::None)),
     }
 }
@@ -124,6 +125,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
             draw_second_volume(machines, volume, &mut Rng::new(seed ^ SECOND_VOLUMES));
     }
     choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
+    engines::choose_models(&mut scenario);
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
     scenario
 }

@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use riopipe_model::ssd::Command;
 use riopipe_order::block_device::{
-    BlockDevice, Cause, Data, Done, IoError, Limits, Operation, Submitted,
+    BLOCK_BYTES, BlockDevice, Cause, Data, Done, IoError, Limits, Operation, Submitted,
 };
-use riopipe_order::write_order::WriteOrder;
+use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 use serde::{Deserialize, Serialize};
 
 use crate::block::{self, BLOCK, Content, GARBAGE, SECTOR, ZERO};
@@ -43,7 +43,8 @@ pub struct DriveSpec {
     pub latency_us: u32,
     /// Of 100 operations, the number that take up to a hundred times as long.
     pub slow: u8,
-    /// The drive is a modelled SSD instead, with times and losses of its own. It never fails.
+    /// The drive is a modelled SSD instead, with times and losses of its own. Only ordered writes
+    /// fail there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelKind>,
 }
@@ -376,6 +377,24 @@ impl Drive {
         Submitted::Pending
     }
 
+    /// Submits an operation that only a modelled drive has.
+    fn submit_to_model(&mut self, op: u64, command: Command<Content>) -> Submitted<Vec<u8>> {
+        if !self.crash_injector.count_effect() {
+            // The process has stopped before. It will not receive the result.
+            return Submitted::Pending;
+        }
+        self.trace_lines.add(|| format!("begins {op}: {command:?}"));
+        if let Some(modelled) = &mut self.modelled {
+            modelled.submit(op, command);
+        }
+        Submitted::Pending
+    }
+
+    /// The order that the drive keeps.
+    pub fn order(&self) -> DriveOrder {
+        self.spec.model.map_or(DriveOrder::None, |model| model.order().kind)
+    }
+
     /// Begins an operation. Returns its number.
     fn begin(&mut self, op: u64, request: Request) -> u64 {
         self.begun += 1;
@@ -631,6 +650,54 @@ impl BlockDevice for Drive {
         }
         let contents = self.names(lba, data.bytes());
         self.submit(op, Request::Write(lba as u32, contents))
+    }
+
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, Vec<u8>>,
+        order: WriteOrder,
+    ) -> Submitted<Vec<u8>> {
+        if order == WriteOrder::Orderless {
+            return self.write(op, lba, data);
+        }
+        if let Err(refused) = self.limits.data(Operation::Write, lba, data.bytes().len()) {
+            return Submitted::Done(Err(refused));
+        }
+        if !self.order().keeps(order) {
+            let blocks = (data.bytes().len() / BLOCK_BYTES) as u64;
+            let cause = Cause::OrderNotKept;
+            return Submitted::Done(Err(self.limits.error(Operation::Write, lba, blocks, cause)));
+        }
+        let contents = self.names(lba, data.bytes());
+        let request = Request::Write(lba as u32, contents.clone());
+        let lba = match self.take_fault(&request) {
+            None => lba,
+            // A write beyond the last block fails in the model, with all that follows from that.
+            Some(_) => {
+                let failed = (lba as u32..).zip(contents.iter().copied()).collect();
+                self.reported.push(DriveEvent::WriteFailed(failed));
+                self.blocks.len() as u64
+            }
+        };
+        self.submit_to_model(op, Command::Write { lba, pages: modelled::pages(contents), order })
+    }
+
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<Vec<u8>> {
+        if self.order() != DriveOrder::Epochs {
+            let error = self.limits.error(Operation::Flush, 0, 0, Cause::OrderNotKept);
+            return Submitted::Done(Err(error));
+        }
+        self.submit_to_model(op, Command::FlushEpochs { before })
+    }
+
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<Vec<u8>> {
+        if self.order() == DriveOrder::None {
+            let error = self.limits.error(Operation::StartStream, 0, 0, Cause::OrderNotKept);
+            return Submitted::Done(Err(error));
+        }
+        self.submit_to_model(op, Command::StartStream { first })
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {

@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 
 use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
+use riopipe_order::write_order::{EpochId, WriteOrder};
 use riopipe_session::target::BoundedDevice;
 
 use crate::drive::Drive;
@@ -50,6 +51,24 @@ impl BlockDevice for DriveQueue {
 
     fn write(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
         self.queue.write(self.name(op), lba, data)
+    }
+
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, Vec<u8>>,
+        order: WriteOrder,
+    ) -> Submitted<Vec<u8>> {
+        self.queue.write_in_order(self.name(op), lba, data, order)
+    }
+
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<Vec<u8>> {
+        self.queue.flush_epochs(self.name(op), before)
+    }
+
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<Vec<u8>> {
+        self.queue.start_stream(self.name(op), first)
     }
 
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {

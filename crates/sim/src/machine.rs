@@ -221,6 +221,7 @@ impl Machine {
             nguid: nguid(self.index, nsid as usize - 1),
             uuid: [0x80 + 16 * self.index as u8 + nsid as u8; 16],
             volatile: !drive.spec().plp,
+            order: drive.order(),
         });
         let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
         self.env.shared =

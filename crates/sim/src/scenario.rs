@@ -44,6 +44,8 @@ pub enum Engine {
     Linux,
     /// With ordering metadata on a control path, in the targets' ordering logs.
     Horae,
+    /// With drives that have a cache barrier.
+    Barrier,
     /// Without order.
     None,
 }
@@ -57,6 +59,7 @@ impl Engine {
             Self::Sync => EngineKind::Sync,
             Self::Linux => EngineKind::Linux,
             Self::Horae => EngineKind::Horae,
+            Self::Barrier => EngineKind::Barrier,
             Self::None => EngineKind::None,
         }
     }

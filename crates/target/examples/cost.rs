@@ -104,8 +104,14 @@ fn target() -> Sink {
     let region = LogRegion::create(header, len, [3; 16], [4; 16], LogKind::File, crc);
     let split: Split<MemRegion> = Box::new(|range| Ok(MemRegion::new(range.len())));
     let (volumes, _) = Volumes::with_log(region.expect("a good shape"), split, crc);
-    let drive =
-        NamespaceConfig { nsid: 1, blocks: BLOCKS, nguid: [0; 16], uuid: [1; 16], volatile: false };
+    let drive = NamespaceConfig {
+        nsid: 1,
+        blocks: BLOCKS,
+        nguid: [0; 16],
+        uuid: [1; 16],
+        volatile: false,
+        order: riopipe_order::write_order::DriveOrder::None,
+    };
     let namespaces = Namespaces::new(vec![drive]).expect("one namespace");
     let shared = Shared::new(Identity::open_to_all(SUBNQN, "RIO0001"), namespaces, volumes, 0);
     Sink(shared, NullDrive::default())

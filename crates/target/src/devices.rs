@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use riopipe_media::{AlignedBuf, BlockDevice, Cause, Data, Done, IoError, Queue, Submitted};
 use riopipe_order::gate;
+use riopipe_order::write_order::{EpochId, WriteOrder};
 use riopipe_session::stages::{Spent, Stages};
 use riopipe_session::target::limits::BLOCK_SIZE;
 use riopipe_session::target::{BoundedDevice, ConnId, Event, Message, OpId, Shared, TargetEnv};
@@ -81,6 +82,31 @@ impl BlockDevice for DriveQueue {
         self.counters.add(Counter::Writes, 1);
         self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
         let submitted = self.queue.write(op, lba, data);
+        self.report_if_failed(submitted)
+    }
+
+    #[inline]
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_>,
+        order: WriteOrder,
+    ) -> Submitted {
+        self.counters.add(Counter::Writes, 1);
+        self.counters.add(Counter::WrittenBytes, data.bytes().len() as u64);
+        let submitted = self.queue.write_in_order(op, lba, data, order);
+        self.report_if_failed(submitted)
+    }
+
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted {
+        self.counters.add(Counter::Flushes, 1);
+        let submitted = self.queue.flush_epochs(op, before);
+        self.report_if_failed(submitted)
+    }
+
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted {
+        let submitted = self.queue.start_stream(op, first);
         self.report_if_failed(submitted)
     }
 

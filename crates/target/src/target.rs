@@ -367,6 +367,7 @@ fn open_drives(
             nguid: choice.id.nguid,
             uuid: choice.id.uuid,
             volatile: geometry.volatile_cache,
+            order: drive.order(),
         });
         opened.members.extend(known.member(choice.id, namespace.nsid));
         opened.identities.push(choice.into());

@@ -78,6 +78,7 @@ use peer::Digests;
 use riopipe_order::attribute::VolumeId;
 use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::region::MemRegion;
+use riopipe_order::write_order::DriveOrder;
 use riopipe_session::target::{
     Action, ConnId, ConnKey, CoreConfig, Event, Identity, Input, Message, NamespaceConfig,
     Namespaces, OpId, Places, QueueCounts, Shared, TargetCore, TargetEnv, Transport, Volumes,
@@ -175,7 +176,14 @@ impl TargetEnv for Devices {
 
 fn shared(volatile: bool) -> Arc<Mutex<Shared<MemRegion>>> {
     let identity = Identity { io_queues: 4, ..Identity::open_to_all(SUBNQN, "1") };
-    let drive = NamespaceConfig { nsid: 1, blocks: 100, nguid: [1; 16], uuid: [2; 16], volatile };
+    let drive = NamespaceConfig {
+        nsid: 1,
+        blocks: 100,
+        nguid: [1; 16],
+        uuid: [2; 16],
+        volatile,
+        order: DriveOrder::None,
+    };
     let volumes = Volumes::without_log(riopipe_platform::crc32c);
     Arc::new(Mutex::new(Shared::new(identity, Namespaces::new(vec![drive]).unwrap(), volumes, 0)))
 }

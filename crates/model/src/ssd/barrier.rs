@@ -22,6 +22,9 @@ use super::{ExchangeError, Pages, PowerCut};
 use crate::probe::{Plant, is_bug_planted};
 use crate::seed::Seed;
 
+/// Largest number of failed sequences of epochs that have ranges of their own.
+const FAILED_MAX: usize = 16;
+
 /// The number of an epoch; `None` for a write without an order.
 pub(super) type Epoch = Option<u64>;
 
@@ -39,8 +42,10 @@ pub(super) struct BarrierStore<P: Pages> {
     ended_due: u64,
     /// Time at which the last write of the open epoch completes.
     open_due: u64,
-    /// The epochs behind a failed write, which fail, too: without it there is no order to keep.
-    failed: Range<u64>,
+    /// The epochs behind failed writes, which fail, too: without the failed write there is no order
+    /// to keep. There is one range for each sequence of epochs that has failed, oldest first. The
+    /// last range has no end as long as no new sequence has begun.
+    failed: Vec<Range<u64>>,
     random: Seed,
 }
 
@@ -62,7 +67,7 @@ impl<P: Pages> BarrierStore<P> {
             open_epoch: 0,
             ended_due: 0,
             open_due: 0,
-            failed: 0..0,
+            failed: Vec::new(),
             random: Seed::new(seed),
         }
     }
@@ -93,9 +98,13 @@ impl<P: Pages> BarrierStore<P> {
 
     /// Begins the sequence of epochs anew, after a failed write has ended it.
     pub(super) fn start(&mut self) {
-        if self.failed.end == u64::MAX {
-            self.open_epoch += 1;
-            self.failed.end = self.open_epoch;
+        let Some(last) = self.failed.last_mut().filter(|last| last.end == u64::MAX) else { return };
+        self.open_epoch += 1;
+        last.end = self.open_epoch;
+        if self.failed.len() > FAILED_MAX {
+            // Epochs between the two count as failed, too. Few of them can still be in flight.
+            let oldest = self.failed.remove(0);
+            self.failed[0].start = oldest.start;
         }
     }
 
@@ -110,18 +119,20 @@ impl<P: Pages> BarrierStore<P> {
 
     /// Lets all epochs behind `epoch` fail, in which a write has failed.
     pub(super) fn fail(&mut self, epoch: Epoch) {
-        if let Some(epoch) = epoch
-            && !is_bug_planted(Plant::BarrierFailureForgotten)
-        {
-            let is_failed = self.failed.end == u64::MAX;
-            let start = if is_failed { self.failed.start.min(epoch + 1) } else { epoch + 1 };
-            self.failed = start..u64::MAX;
+        let Some(epoch) = epoch else { return };
+        if is_bug_planted(Plant::BarrierFailureForgotten) {
+            return;
+        }
+        // A write of a sequence that has failed before may fail later than it did.
+        match self.failed.iter_mut().find(|failed| epoch < failed.end) {
+            Some(failed) => failed.start = failed.start.min(epoch + 1),
+            None => self.failed.push(epoch + 1..u64::MAX),
         }
     }
 
     /// Whether an earlier write has failed, so that those of `epoch` must not become durable.
     pub(super) fn is_behind_failure(&self, epoch: Epoch) -> bool {
-        epoch.is_some_and(|epoch| self.failed.contains(&epoch))
+        epoch.is_some_and(|epoch| self.failed.iter().any(|failed| failed.contains(&epoch)))
     }
 
     /// Completes the write of one block.

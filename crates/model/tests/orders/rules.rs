@@ -292,6 +292,28 @@ fn a_failed_write_stops_a_cache_barrier_until_it_starts_anew() {
 }
 
 #[test]
+fn a_new_sequence_of_epochs_does_not_save_writes_of_the_last_one() {
+    let mut drive = Drive::new(&FLASH, Order::of(DriveOrder::Barrier, &FLASH), None);
+    let barrier = WriteOrder::Ordered { barrier: true };
+    let ordered = WriteOrder::Ordered { barrier: false };
+    for name in [10, 20] {
+        // It is refused at once, while those behind it are in flight.
+        let refused = drive.write(BLOCKS, name, ordered);
+        let beside = drive.write(1, name, barrier);
+        let behind = [(2, ordered), (3, barrier), (5, barrier)]
+            .map(|(lba, order)| drive.write(lba, name, order));
+        let start = drive.start(0, 0);
+        let again = drive.write(4, name, barrier);
+        let ends: Vec<_> = drive.wait().into_iter().map(|(op, end)| (op, end.is_ok())).collect();
+        let mut expected = vec![(refused, false), (beside, true)];
+        expected.extend(behind.map(|op| (op, false)));
+        expected.extend([(start, true), (again, true)]);
+        assert_eq!(ends, expected);
+        assert_eq!([1, 2, 3, 4, 5].map(|lba| drive.block(lba)), [name, 0, 0, name, 0]);
+    }
+}
+
+#[test]
 fn a_queue_that_closes_ends_what_waits() {
     let mut drive = Drive::epochs(Tables { epochs: 2, ..Tables::PUBLISHED });
     let flush = drive.flush(1, 1);

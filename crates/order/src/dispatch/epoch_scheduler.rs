@@ -16,7 +16,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::probe::{DispatchPlant, is_dispatch_bug_planted};
+use crate::probe::{self, Plant};
 
 /// The order that the caller of the scheduler asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl<R> Default for EpochScheduler<R> {
 impl<R> EpochScheduler<R> {
     /// Takes in a request.
     pub fn insert(&mut self, request: R, wish: Wish) {
-        let is_open = !self.is_ended || is_dispatch_bug_planted(DispatchPlant::EpochNotBlocked);
+        let is_open = !self.is_ended || probe::is_bug_planted(Plant::EpochNotBlocked);
         if wish == Wish::Orderless || is_open {
             self.accept(Queued { request, wish });
         } else {
@@ -102,7 +102,7 @@ impl<R> EpochScheduler<R> {
         }
         self.ordered -= 1;
         let is_last = self.is_ended && self.ordered == 0;
-        let is_barrier = match is_dispatch_bug_planted(DispatchPlant::BarrierNotReassigned) {
+        let is_barrier = match probe::is_bug_planted(Plant::BarrierNotReassigned) {
             true => wish == Wish::Barrier,
             false => is_last,
         };
@@ -114,9 +114,15 @@ impl<R> EpochScheduler<R> {
         Some(Scheduled { request, order })
     }
 
+    /// Takes out all requests, because none of them is to leave any more.
+    pub fn take_all(&mut self) -> impl Iterator<Item = R> + use<R> {
+        let Self { queue, waiting, .. } = core::mem::take(self);
+        queue.into_iter().chain(waiting).map(|queued| queued.request)
+    }
+
     /// Takes in the requests that have waited, up to the next barrier.
     fn accept_next_epoch(&mut self) {
-        while !self.is_ended || is_dispatch_bug_planted(DispatchPlant::EpochsMixed) {
+        while !self.is_ended || probe::is_bug_planted(Plant::EpochsMixed) {
             match self.waiting.pop_front() {
                 Some(queued) => self.accept(queued),
                 None => break,

@@ -1,5 +1,5 @@
-//! The host's half of two ways to keep order that need a drive which keeps order by itself
-//! ([`write_order`](crate::write_order)): it dispatches requests so that the drive learns the
+//! Two ways to keep order that need a drive which keeps order by itself
+//! ([`write_order`](crate::write_order)). The host dispatches requests so that the drive learns the
 //! order.
 //!
 //! - [`epoch_scheduler`]: one queue for all streams, with barrier reassignment (Barrier-Enabled IO
@@ -7,7 +7,9 @@
 //! - [`epoch_pinning`]: one queue for each core, with streams that move between cores (OPIMQ,
 //!   FAST '25).
 //!
-//! No engine uses them yet.
+//! The target's half, for both, is [`arrivals`]: it submits the writes so that the drive learns the
+//! same order.
 
+pub mod arrivals;
 pub mod epoch_pinning;
 pub mod epoch_scheduler;

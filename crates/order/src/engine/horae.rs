@@ -36,6 +36,7 @@ use crate::attribute::{GROUP_ENTRIES_MAX, Kind, Member, Seq};
 use crate::gate::Filter;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, Topology};
+use crate::write_order::DriveOrder;
 
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -46,6 +47,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     needs_binding: true,
     orders_at_target: false,
     can_replay: false,
+    drive_order: DriveOrder::None,
 };
 
 /// The `horae` engine of one stream.

@@ -2,7 +2,9 @@
 
 use core::fmt;
 
-use super::{horae, linux, none, rio, sync};
+use crate::write_order::DriveOrder;
+
+use super::{barrier, horae, linux, none, rio, sync};
 
 /// An engine, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,13 +17,16 @@ pub enum EngineKind {
     Linux,
     /// HORAE's method: ordering metadata on a control path, before the data.
     Horae,
+    /// The barrier-enabled stack: the drive's cache barrier keeps the order.
+    Barrier,
     /// Rio's method: ordering attributes and ordering logs.
     Rio,
 }
 
 impl EngineKind {
     /// All engines, in the order that tables print them.
-    pub const ALL: [Self; 5] = [Self::Sync, Self::Linux, Self::Horae, Self::Rio, Self::None];
+    pub const ALL: [Self; 6] =
+        [Self::Sync, Self::Linux, Self::Horae, Self::Barrier, Self::Rio, Self::None];
 
     /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
@@ -38,6 +43,7 @@ impl EngineKind {
             Self::Sync => sync::CAPABILITIES,
             Self::Linux => linux::CAPABILITIES,
             Self::Horae => horae::CAPABILITIES,
+            Self::Barrier => barrier::CAPABILITIES,
             Self::Rio => rio::CAPABILITIES,
         }
     }
@@ -50,6 +56,7 @@ impl EngineKind {
             Self::Sync => "sync",
             Self::Linux => "linux",
             Self::Horae => "horae",
+            Self::Barrier => "barrier",
             Self::Rio => "rio",
         }
     }
@@ -73,6 +80,9 @@ impl EngineKind {
             }
             Self::Horae => {
                 "after a crash the prefix of whole groups that the last joint FLUSH covered, never a hole"
+            }
+            Self::Barrier => {
+                "after a crash a prefix of the groups; the group behind it may be there in part"
             }
             Self::Rio => "after a crash a prefix of whole groups, never a hole",
         }
@@ -103,6 +113,9 @@ pub struct Capabilities {
     /// Whether a lost connection costs time only, because the engine sends again the requests that
     /// are not durable (promise P7).
     pub can_replay: bool,
+    /// The order that each drive of the volume must keep by itself
+    /// ([`DriveOrder::None`] if any drive serves).
+    pub drive_order: DriveOrder,
 }
 
 impl fmt::Display for EngineKind {

@@ -37,6 +37,7 @@ use super::{
 use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
+use crate::write_order::DriveOrder;
 
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -47,6 +48,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     needs_binding: false,
     orders_at_target: false,
     can_replay: false,
+    drive_order: DriveOrder::None,
 };
 
 /// The `linux` engine of one stream.

@@ -15,8 +15,10 @@
 //! | [`Sync`](sync::Sync) | waiting for the transfer, then FLUSH, then the next group |
 //! | [`Linux`](linux::Linux) | transfer, PREFLUSH, commit block with FUA, as JBD2 on Linux |
 //! | [`Horae`](horae::Horae) | metadata in the targets' logs before the data is sent; joint FLUSH |
+//! | [`Barrier`](barrier::Barrier) | the drive's cache barrier |
 //! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
 
+pub mod barrier;
 mod base;
 mod credits;
 pub mod horae;
@@ -35,6 +37,7 @@ use core::fmt;
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
 use crate::topology::{Extent, Topology};
+use crate::write_order::{EpochId, WriteOrder};
 
 pub use kind::{Capabilities, EngineKind};
 
@@ -162,6 +165,12 @@ pub struct Request<P> {
     /// Force Unit Access: when the write completes, its blocks are durable. It covers no other
     /// write.
     pub fua: bool,
+    /// The place of a write in the order that its drive keeps. Only the engines that need such a
+    /// drive ([`Capabilities::drive_order`]) set it.
+    pub order: WriteOrder,
+    /// The epoch before which a FLUSH makes all epochs of its stream durable. `None`: an ordinary
+    /// FLUSH.
+    pub flush_before: Option<EpochId>,
     /// The payload, in order of the blocks. Each merged write has a piece of its own.
     pub pieces: Vec<P>,
     /// Whether the request is in use and not complete.
@@ -479,6 +488,7 @@ const _: () = {
     is_send::<sync::Sync<()>>();
     is_send::<linux::Linux<()>>();
     is_send::<horae::Horae<()>>();
+    is_send::<barrier::Barrier<()>>();
     is_send::<rio::Rio<()>>();
 };
 
@@ -494,6 +504,7 @@ pub fn engine<P: Payload + 'static>(
         EngineKind::Sync => Box::new(sync::Sync::new(topology, limits)),
         EngineKind::Linux => Box::new(linux::Linux::new(topology, limits)),
         EngineKind::Horae => Box::new(horae::Horae::new(topology, limits)),
+        EngineKind::Barrier => Box::new(barrier::Barrier::new(topology, limits)),
         EngineKind::Rio => Box::new(rio::Rio::new(topology, limits)),
     }
 }

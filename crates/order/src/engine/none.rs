@@ -8,6 +8,7 @@ use super::{Capabilities, Cause, Engine, Limits, Marks, Payload, Refusal, Reques
 use crate::attribute::{Kind, Member, Seq};
 use crate::probe::{self, Plant};
 use crate::topology::Topology;
+use crate::write_order::DriveOrder;
 
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -18,6 +19,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     needs_binding: false,
     orders_at_target: false,
     can_replay: false,
+    drive_order: DriveOrder::None,
 };
 
 /// The `none` engine of one stream.
@@ -62,6 +64,15 @@ impl FlushRound {
             return;
         }
         self.start(base, complete);
+    }
+
+    /// Starts a round if the groups up to `seq` are complete and not durable, and none is in flight,
+    /// whatever the caller wants.
+    pub(super) fn start_for<P: Payload>(&mut self, base: &mut Base<P>, seq: Seq) {
+        let complete = base.window.complete();
+        if self.in_flight.is_none() && seq > base.window.durable() && complete >= seq {
+            self.start(base, complete);
+        }
     }
 
     /// Starts a round that covers all groups up to `covers_up_to`.

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use super::{Path, Request, RequestId};
 use crate::attribute::{Flags, Kind, Member, Seq};
 use crate::topology::Extent;
+use crate::write_order::WriteOrder;
 
 /// The requests of one stream.
 #[derive(Debug)]
@@ -83,6 +84,8 @@ impl<P> RequestTable<P> {
         request.index = 0;
         request.path = Path::Data;
         request.fua = false;
+        request.order = WriteOrder::Orderless;
+        request.flush_before = None;
         request.is_incomplete = true;
         request.is_replayed = false;
         (id, request)
@@ -105,6 +108,8 @@ impl<P> RequestTable<P> {
             tag: 0,
             path: Path::Data,
             fua: false,
+            order: WriteOrder::Orderless,
+            flush_before: None,
             pieces: Vec::new(),
             is_incomplete: false,
             is_replayed: false,

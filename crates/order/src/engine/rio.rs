@@ -39,6 +39,7 @@ use super::{
 use crate::attribute::{Attribute, GROUP_ENTRIES_MAX, Kind, Seq};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
+use crate::write_order::DriveOrder;
 
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -49,6 +50,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     needs_binding: true,
     orders_at_target: true,
     can_replay: true,
+    drive_order: DriveOrder::None,
 };
 
 /// The `rio` engine of one stream.

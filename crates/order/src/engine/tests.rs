@@ -10,6 +10,7 @@ use super::*;
 use crate::attribute::{GROUP_ENTRIES_MAX, SPAN_MAX};
 use crate::topology::{MemberInfo, ServerInfo};
 
+mod barrier_paths;
 mod horae_paths;
 mod linux_journal;
 mod replay;

@@ -1,6 +1,7 @@
 //! Volumes against real targets, in this process, on real sockets.
 
 mod crash;
+mod drive_orders;
 mod extend;
 mod given_up;
 mod incarnations;

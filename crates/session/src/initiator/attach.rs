@@ -13,12 +13,13 @@ use alloc::vec::Vec;
 use riopipe_nvme::command::{Cqe, Sqe};
 use riopipe_nvme::identify::{self, cns};
 use riopipe_nvme::{fabrics, feature};
+use riopipe_order::write_order::DriveOrder;
 
 pub use super::bring_up::AttachError;
 use super::bring_up::{BringUp, Received, Reply};
 use super::queue_pair::{QpConfig, QueuePair};
 use crate::outbox::Outbox;
-use crate::wire::Extension;
+use crate::wire::{self, Extension};
 
 /// Limit of the namespaces of one controller.
 pub const NAMESPACES_MAX: usize = 1024;
@@ -75,6 +76,8 @@ pub struct Namespace {
     pub metadata: u16,
     /// Whether it is write protected.
     pub read_only: bool,
+    /// The order among writes that its drive keeps by itself.
+    pub order: DriveOrder,
     /// Globally unique identifier; zero: none.
     pub nguid: [u8; 16],
     /// UUID, if it states one.
@@ -389,6 +392,7 @@ impl<P: AsRef<[u8]> + Clone> Attach<P> {
             blocks: id.nsze,
             block_size,
             metadata: id.metadata,
+            order: wire::drive_order_of(&self.bring_up.exchange.page),
             read_only: id.nsattr & NSATTR_WRITE_PROTECTED != 0,
             nguid: id.nguid,
             uuid: None,

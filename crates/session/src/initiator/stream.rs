@@ -283,6 +283,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if request.fua && !probe::is_bug_planted(Plant::LinuxNoFua) {
                 sqe.set_fua(true);
             }
+            wire::put_order(&mut sqe, request.order);
+            if let Some(before) = request.flush_before {
+                wire::put_flush_before(&mut sqe, before);
+            }
             if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
                 wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
             }

@@ -305,6 +305,9 @@ impl<E: TargetEnv> TargetConn<E> {
         outbox: &mut Outbox<E::Buf>,
     ) {
         let index = op.slot();
+        if index == OpId::NO_COMMAND {
+            return;
+        }
         let Some(command) =
             self.context.commands.get_used(index).filter(|command| command.is_on_device())
         else {

@@ -23,7 +23,7 @@ pub fn status_of(error: &IoError, is_read: bool) -> Status {
         block_device::Cause::PowerLost => Status::POWER_LOSS,
         block_device::Cause::BadLength { .. }
         | block_device::Cause::QueueFull { .. }
-        // No command asks a drive to keep an order, so the next six do not occur.
+        // The target checks what a drive keeps, so a host does not cause the first three.
         | block_device::Cause::OrderNotKept
         | block_device::Cause::BadStream
         | block_device::Cause::StreamsFull { .. }

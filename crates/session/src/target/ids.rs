@@ -17,6 +17,10 @@ impl OpId {
     /// The number of bits of the slot.
     pub const SLOT_BITS: u32 = 16;
 
+    /// The slot in the id of an operation that belongs to no command. Its result is not used. A
+    /// table of commands is smaller.
+    pub(super) const NO_COMMAND: u16 = u16::MAX;
+
     /// The key of the connection.
     #[must_use]
     #[inline]

@@ -20,6 +20,7 @@ mod context;
 mod control_path;
 mod core;
 mod dataset;
+mod drive_order;
 mod env;
 mod flushes;
 mod flushing;

@@ -6,6 +6,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use riopipe_order::write_order::DriveOrder;
+
+use super::drive_order::EpochSequence;
 use super::flushes::DriveFlushes;
 
 /// The properties of a namespace.
@@ -21,6 +24,8 @@ pub struct NamespaceConfig {
     pub uuid: [u8; 16],
     /// Whether the drive has a volatile write cache, so that only flushed writes are durable.
     pub volatile: bool,
+    /// The order among writes that the drive itself keeps.
+    pub order: DriveOrder,
 }
 
 /// Largest namespace id.
@@ -46,6 +51,8 @@ pub struct NamespaceState {
     /// [`NO_LEASE_END`] (trap T25).
     lease_end_ns: AtomicU64,
     pub(super) flushes: DriveFlushes,
+    /// The sequence of epochs, for a drive with a cache barrier.
+    pub(super) sequence: EpochSequence,
 }
 
 impl Default for NamespaceState {
@@ -54,6 +61,7 @@ impl Default for NamespaceState {
             guard: AtomicU64::new(OPEN_TO_ALL),
             lease_end_ns: AtomicU64::new(NO_LEASE_END),
             flushes: DriveFlushes::new(),
+            sequence: EpochSequence::default(),
         }
     }
 }

@@ -11,9 +11,12 @@ use riopipe_nvme::pdu::DataHdr;
 use riopipe_order::block_device::{BlockDevice, Data, IoError, Submitted};
 use riopipe_order::probe::{self, Plant};
 
+use riopipe_order::write_order::WriteOrder;
+
 use super::closed::Closed;
 use super::commands::Stage;
 use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
+use super::drive_order::{OrderedWrites, is_in_drive_order};
 use super::env::{TargetEnv, status_of};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
@@ -23,6 +26,8 @@ use crate::wire;
 /// The part of a connection that carries out plain commands.
 #[derive(Debug, Default)]
 pub(super) struct PlainIo {
+    /// The writes with a place in their drive's order.
+    pub(super) ordered_writes: OrderedWrites,
     /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
     /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
     /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
@@ -31,19 +36,19 @@ pub(super) struct PlainIo {
 }
 
 /// A Write that has passed all checks.
-struct CheckedWrite {
+pub(super) struct CheckedWrite {
     /// The index of the namespace.
-    ns_index: usize,
+    pub(super) ns_index: usize,
     /// How many bytes of data the command has.
-    data_len: u32,
+    pub(super) data_len: u32,
     /// Whether all data is in the capsule. Otherwise it must be requested by R2T.
-    is_in_capsule: bool,
+    pub(super) is_in_capsule: bool,
 }
 
 impl PlainIo {
     /// Checks a Write: its blocks, the guard of its namespace, and its data.
     #[inline]
-    fn check_write<E: TargetEnv>(
+    pub(super) fn check_write<E: TargetEnv>(
         context: &mut Context<E>,
         sqe: &Sqe,
         data: &[u8],
@@ -74,6 +79,9 @@ impl PlainIo {
         env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
+        if wire::order_of(sqe) != Some(WriteOrder::Orderless) {
+            return self.write_in_order(context, sqe, data, env, outbox);
+        }
         let checked = match Self::check_write(context, sqe, data, env) {
             Ok(checked) => checked,
             Err(status) => {
@@ -112,6 +120,9 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) {
         match context.commands[index].sqe.opcode() {
+            opcode::WRITE if is_in_drive_order(&context.commands[index].sqe) => {
+                self.on_ordered_data(context, index, env, outbox);
+            }
             opcode::WRITE => self.submit_received_write(context, index, env, outbox),
             _ => self.begin_dataset(context, index, env, outbox),
         }
@@ -182,6 +193,13 @@ impl PlainIo {
         let ns_index = usize::from(context.commands[index].ns_index);
         let refusal =
             if context.is_fenced { Some(fenced_owner()) } else { context.refuses_read(ns_index) };
+        let command = &mut context.commands[index];
+        if is_in_drive_order(&command.sqe) {
+            if let Some(status) = command.early_status {
+                return context.complete_command(index, status, 0, outbox);
+            }
+            return self.request_ordered_data(context, index, env, outbox);
+        }
         let command = &mut context.commands[index];
         if command.sqe.opcode() != opcode::READ {
             return context.request_data_or_fail(index, env, outbox);
@@ -332,6 +350,9 @@ impl PlainIo {
         let command = &context.commands[index];
         let (ns_index, stage, code) =
             (usize::from(command.ns_index), command.stage, command.sqe.opcode());
+        if is_in_drive_order(&command.sqe) {
+            return self.on_ordered_result(context, index, result.map(|_| ()), outbox);
+        }
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
             if context.on_flush_ended(index, result.is_ok(), env) {

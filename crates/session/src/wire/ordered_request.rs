@@ -67,6 +67,7 @@ pub fn is_ordered(sqe: &Sqe) -> bool {
 #[must_use]
 pub(crate) fn without_attribute(sqe: &Sqe) -> Sqe {
     let mut plain = *sqe;
+    plain.set_dwords(2, 0, 0);
     plain.set_dword(12, sqe.dword(12) & !DTYPE_MASK);
     plain
 }

@@ -4,6 +4,7 @@ use riopipe_nvme::digest::soft;
 use riopipe_order::attribute::Member;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion, MemberNamespace};
 use riopipe_order::region::Region;
+use riopipe_order::write_order::DriveOrder;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::target::{
     ConnId, Identity, NamespaceConfig, Namespaces, Shared, Split, TargetConn, Volumes,
@@ -67,6 +68,7 @@ fn start(volatile: &[bool], parts: &Parts, drives: Vec<Drive>) -> Media {
         nguid: [nsid as u8; 16],
         uuid: [0x10 + nsid as u8; 16],
         volatile: *volatile,
+        order: DriveOrder::None,
     });
     let namespaces = Namespaces::new(namespaces.collect()).unwrap();
     let shared = Shared::new(identity(), namespaces, volumes, 1 << 40);

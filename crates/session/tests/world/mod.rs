@@ -13,6 +13,7 @@ use riopipe_order::gate::Cause;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::ordering_log::{Scan, StreamLog};
 use riopipe_order::region::{MemRegion, Region, RegionError};
+use riopipe_order::write_order::DriveOrder;
 use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::{
@@ -372,6 +373,7 @@ impl World {
             nguid: [nsid as u8; 16],
             uuid: [0x10 + nsid as u8; 16],
             volatile: *volatile,
+            order: DriveOrder::None,
         });
         let namespaces = Namespaces::new(namespaces.collect()).unwrap();
         let host = TestHost {

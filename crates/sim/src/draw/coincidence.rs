@@ -14,6 +14,7 @@ use crate::scenario::{
     VolumeSpec, What, When, WriteOp,
 };
 
+mod orders;
 mod owners;
 
 /// Of 100 seeds, the number that are about a coincidence.
@@ -59,6 +60,9 @@ const ALL: &[(u64, Draw)] = &[
 
 /// The scenario of a seed that is about a coincidence.
 pub(super) fn draw(seed: u64) -> Option<Scenario> {
+    if let Some(scenario) = orders::draw(seed) {
+        return Some(scenario);
+    }
     let mut rng = Rng::new(seed ^ SALT);
     if !rng.percent(SHARE) {
         return None;

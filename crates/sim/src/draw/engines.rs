@@ -1,13 +1,17 @@
 //! The engine of a run, and the faults that fit an engine without an ordering log.
 
+use riopipe_order::write_order::DriveOrder;
+
+use crate::drive::ModelKind;
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Scenario, What};
 
-/// Of 100 runs, the number that have engine `sync`, `linux`, `none` or `horae`.
+/// Of 100 runs, the number that have engine `sync`, `linux`, `none`, `horae` or `barrier`.
 const SYNC: u64 = 12;
 const LINUX: u64 = 10;
 const NONE: u64 = 8;
 const HORAE: u64 = 12;
+const BARRIER: u64 = 8;
 
 /// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest. With `wanted` it is
 /// that engine.
@@ -17,6 +21,7 @@ pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut 
         x if x < SYNC + LINUX => Engine::Linux,
         x if x < SYNC + LINUX + NONE => Engine::None,
         x if x < SYNC + LINUX + NONE + HORAE => Engine::Horae,
+        x if x < SYNC + LINUX + NONE + HORAE + BARRIER => Engine::Barrier,
         _ => Engine::Rio,
     };
     let engine = wanted.unwrap_or(drawn);
@@ -29,6 +34,19 @@ pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut 
         machine.logless = rng.percent(logless);
     }
     scenario.faults.retain_mut(fits);
+}
+
+/// Gives the machines drives that keep the order which the engine needs.
+pub(super) fn choose_models(scenario: &mut Scenario) {
+    let needed = scenario.volume.engine.kind().capabilities().drive_order;
+    for drive in scenario.machines.iter_mut().flat_map(|machine| &mut machine.drives) {
+        drive.model = match (needed, drive.plp) {
+            (DriveOrder::None, _) => continue,
+            (DriveOrder::Barrier, false) => Some(ModelKind::FlashBarrier),
+            (DriveOrder::Barrier, true) => Some(ModelKind::OptaneBarrier),
+            (DriveOrder::Epochs, _) => Some(ModelKind::FlashOp),
+        };
+    }
 }
 
 /// Sets the engine of a scenario that was drawn for `rio`.

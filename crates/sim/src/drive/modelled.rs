@@ -25,6 +25,8 @@ pub enum ModelKind {
     FlashBarrier,
     /// Flash with an order-preserving FTL.
     FlashOp,
+    /// Optane with a cache barrier.
+    OptaneBarrier,
 }
 
 impl ModelKind {
@@ -33,7 +35,7 @@ impl ModelKind {
     pub const fn profile(self) -> &'static Profile {
         match self {
             Self::Flash | Self::FlashBarrier | Self::FlashOp => &FLASH,
-            Self::Optane => &OPTANE,
+            Self::Optane | Self::OptaneBarrier => &OPTANE,
         }
     }
 
@@ -42,7 +44,9 @@ impl ModelKind {
     pub const fn order(self) -> Order {
         match self {
             Self::Flash | Self::Optane => Order::NONE,
-            Self::FlashBarrier => Order::of(DriveOrder::Barrier, &FLASH),
+            Self::FlashBarrier | Self::OptaneBarrier => {
+                Order::of(DriveOrder::Barrier, self.profile())
+            }
             Self::FlashOp => Order::of(DriveOrder::Epochs, &FLASH),
         }
     }
@@ -103,6 +107,10 @@ pub(super) struct Modelled {
     in_flight: BTreeMap<u64, InFlight>,
     next: u64,
     gathered: Vec<(u64, Command<Content>)>,
+    /// The results of operations that ended when they were submitted: the model has refused them.
+    refused: Vec<Done<Vec<Content>>>,
+    /// When the last operations were submitted, ns.
+    submitted_at: u64,
 }
 
 impl fmt::Debug for Modelled {
@@ -116,7 +124,8 @@ impl Modelled {
         let names = Names(vec![ZERO; blocks as usize]);
         let mut model = Model::with_order(kind.profile(), kind.order(), names, seed);
         let queue = model.open_queue();
-        Self { model, queue, in_flight: BTreeMap::new(), next: 0, gathered: Vec::new() }
+        let (in_flight, gathered, refused) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { model, queue, in_flight, next: 0, gathered, refused, submitted_at: 0 }
     }
 
     /// Sets the content that a block holds from the start, durably.
@@ -151,11 +160,13 @@ impl Modelled {
         for (number, command) in self.gathered.drain(..) {
             self.model.submit(now, self.queue, number, command);
         }
+        self.submitted_at = now;
+        self.model.take_done(self.queue, &mut self.refused);
     }
 
     pub(super) fn poll(&mut self, now: u64) -> Vec<Finished> {
         self.model.advance(now);
-        let mut done = Vec::new();
+        let mut done = core::mem::take(&mut self.refused);
         self.model.take_done(self.queue, &mut done);
         let ended = done.into_iter().filter_map(|Done { op, result }| {
             let InFlight { op, contents, writes } = self.in_flight.remove(&op)?;
@@ -165,7 +176,10 @@ impl Modelled {
     }
 
     pub(super) fn next_deadline(&self) -> Option<u64> {
-        self.model.next_due()
+        match self.refused.is_empty() {
+            true => self.model.next_due(),
+            false => Some(self.submitted_at),
+        }
     }
 
     /// The number of operations whose process still runs.
@@ -187,6 +201,7 @@ impl Modelled {
     pub(super) fn power_cut(&mut self, now: u64, seed: u64) {
         self.gathered.clear();
         self.in_flight.clear();
+        self.refused.clear();
         self.model.power_cut(now, seed);
         // The results of operations that failed with the power are dropped.
         self.model.take_done(self.queue, &mut Vec::new());

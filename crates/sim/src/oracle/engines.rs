@@ -11,6 +11,10 @@
 //! - `horae`: recovery finds the prefix that the last joint FLUSH has covered, and undoes the rest, as
 //!   with `rio`. A lost connection fails the stream, and its recovery rolls it back.
 //!
+//! - `barrier`: a crash leaves a prefix, and perhaps some of the one group after it. The drives keep
+//!   this at each time, also while nothing fails: a block that shows a group shows that all groups of
+//!   the stream before it are there.
+//!
 //! Apart from `horae`, none of these engines undoes or replays anything. A lost connection fails the stream (promise P6), and
 //! the stream begins again behind its durable mark. An owner owns its volume on a target as long as
 //! its association exists.
@@ -25,7 +29,7 @@ use super::{
     Drives, Era, Named, Opened, Oracle, Poison, Promise, Recovered, StreamHistory, Submitted,
 };
 use crate::block::{self, Content};
-use crate::scenario::Scenario;
+use crate::scenario::{Place, Scenario};
 
 /// A group: its owner's era, its stream and its seq.
 type GroupId = (Era, u16, Seq);
@@ -99,7 +103,7 @@ impl Oracle {
         match self.promised.engine {
             EngineKind::Rio | EngineKind::Horae => Seq(u64::MAX),
             // The writes of one group have no order.
-            EngineKind::Sync | EngineKind::Linux => Seq(seq.0 - 1),
+            EngineKind::Sync | EngineKind::Linux | EngineKind::Barrier => Seq(seq.0 - 1),
             EngineKind::None => self.eras[era][usize::from(stream)].complete,
         }
     }
@@ -122,6 +126,11 @@ impl Oracle {
     /// Whether some of these contents, of a write that failed, are of a commit block.
     pub(super) fn may_be_commit(&self, failed: &[(u32, Content)]) -> bool {
         failed.iter().any(|(_, content)| self.promised.commits.contains_key(content))
+    }
+
+    /// Whether the drives keep one order for all streams, which a failed write ends.
+    pub(super) fn keeps_one_sequence(&self) -> bool {
+        self.promised.engine == EngineKind::Barrier
     }
 
     /// P4 of `linux`: a commit block is done only when all other writes of its group are durable.
@@ -348,12 +357,55 @@ impl Oracle {
             Some((promise, format!("block {number} on {}: {why}", block.at)))
         });
         if let Some((promise, what)) = wrong {
-            self.broken(promise, what);
+            return self.broken(promise, what);
+        }
+        if self.promised.engine == EngineKind::Barrier {
+            self.check_left(durable, drives);
+        }
+    }
+
+    /// P1 of `barrier`: if a block shows a group, all groups of the stream before it are there.
+    fn check_left(&mut self, durable: &[Seq], drives: &Drives<'_>) {
+        let mut reached = durable.to_vec();
+        for block in &self.blocks {
+            let content = drives.of(block.at).block(block.at.lba);
+            let shows = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
+            for wr in block.writes.iter().filter(shows) {
+                let reached = &mut reached[usize::from(wr.stream)];
+                *reached = (*reached).max(Seq(wr.seq.0 - 1));
+            }
+        }
+        let wrong = self.blocks.iter().enumerate().find_map(|(number, block)| {
+            let content = drives.of(block.at).block(block.at.lba);
+            let why = block.misses(&reached, content)?;
+            Some(format!("block {number} on {}: {why}", block.at))
+        });
+        if let Some(what) = wrong {
+            self.broken(Promise::P1, what);
         }
     }
 }
 
 impl Block {
+    /// Whether this content lacks a write of a group up to `reached`, which is there according to
+    /// another block.
+    fn misses(&self, reached: &[Seq], content: Content) -> Option<String> {
+        let is_due = |wr: &&Wr| wr.seq <= reached[usize::from(wr.stream)];
+        let due: Vec<&Wr> = self.writes.iter().filter(is_due).collect();
+        let is_kept = |wr: &Wr| wr.is(content) && !due.iter().any(|due| wr.precedes(due));
+        let is_there = due.is_empty()
+            || self.writes.iter().any(is_kept)
+            || self.plain_contents.contains(&content)
+            || block::torn_from(content).is_some();
+        (!is_there).then(|| {
+            let text = self.describe_with(reached);
+            format!(
+                "it holds {}, although later groups of the stream are there ({text})",
+                Named(content)
+            )
+        })
+    }
+
     /// Checks the content of the block, if streams are durable up to these groups. With `one_more`,
     /// only the next group of each stream was sent.
     fn check_kept(

@@ -3,6 +3,8 @@
 //!
 //! - A write that fails affects its stream, until the stream is reopened or the volume recovered
 //!   (trap T22).
+//! - On a drive with a cache barrier, a write that fails ends the order of all streams there, as a
+//!   FLUSH that fails does.
 //! - A FLUSH that fails affects the streams with data on the drive that is not durable yet. It also
 //!   affects the streams that write the drive before they learn of the failure (trap T22). Readers
 //!   miss the data that the drive has lost.
@@ -90,7 +92,7 @@ impl Oracle {
                         }
                     }
                 }
-                if self.may_be_commit(failed) {
+                if self.may_be_commit(failed) || self.keeps_one_sequence() {
                     self.flush_may_have_failed((machine, drive), now);
                 }
             }

@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn volumes_with_a_log_in_common_are_checked_apart() {
         let mut second = 0;
-        for seed in 0..200 {
+        for seed in 0..300 {
             let scenario = draw(seed);
             let Some(spec) = &scenario.second_volume else { continue };
             second += 1;
@@ -218,6 +218,6 @@ mod tests {
             let outcome = super::super::run(&scenario, None);
             assert_eq!(outcome.violation.map(|v| v.promise), None::<Promise>, "seed {seed}");
         }
-        assert!(second > 5, "{second} of 200 have a second volume");
+        assert!(second > 5, "{second} of 300 have a second volume");
     }
 }

@@ -30,6 +30,9 @@ pub enum Contender {
     Sync,
     /// As HORAE: ordering metadata first, then the data
     Horae,
+    /// The drive's cache barrier keeps the order (ssd: drives only; it gets drives of its own, with
+    /// order=barrier and the cost of that)
+    Barrier,
     /// As a journal on Linux: waiting for each write, and a FLUSH before the next if the drive needs
     /// one
     Linux,
@@ -53,6 +56,7 @@ impl Contender {
             Self::Sync => "sync",
             Self::Linux => "linux",
             Self::Horae => "horae",
+            Self::Barrier => "barrier",
             Self::NoneSeq => "none_seq",
         }
     }
@@ -69,7 +73,7 @@ impl fmt::Display for Contender {
 #[command(after_help = "\
 Random writes, each a group of its own, to one target (or more) of its own on loopback. At each point the
 contenders take turns, in several rounds; figures are medians, ratios are of the same round. All write to
-the same drives. Each run is made twice: as --wait demands, and with both sides sleeping while they wait. The
+the same drives, but barrier has its own. Each run is made twice: as --wait demands, and with both sides sleeping while they wait. The
 CPU time per write comes from the second run, since polling uses time that no write needs.
 
 On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and

@@ -121,6 +121,11 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
         let what = format!("the floor needs a drive in memory (mem:…), not {}", args.drive);
         return Err(Failure::new(Code::Usage, what));
     }
+    let can_order = args.drive.starts_with("ssd:");
+    if !can_order && args.engine.contains(&Contender::Barrier) {
+        let what = format!("barrier needs a drive that keeps order (ssd:…), not {}", args.drive);
+        return Err(Failure::new(Code::Usage, what));
+    }
     let all = [
         Contender::Floor,
         Contender::None,
@@ -131,9 +136,14 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
         Contender::Sync,
         Contender::Linux,
         Contender::Horae,
+        Contender::Barrier,
     ];
     let wanted = |contender: &Contender| match args.engine.is_empty() {
-        true => in_memory || *contender != Contender::Floor,
+        true => match contender {
+            Contender::Floor => in_memory,
+            Contender::Barrier => can_order,
+            _ => true,
+        },
         false => args.engine.contains(contender),
     };
     Ok(all.into_iter().filter(wanted).collect())
@@ -167,11 +177,18 @@ fn workload_of(contender: Contender, workload: &Workload) -> Workload {
     own
 }
 
+/// A drive of this kind for each target.
+fn drives(args: &Args, spec: &str) -> Result<Vec<Arc<dyn Drive>>, Failure> {
+    (0..args.targets).map(|_| floor::drive(spec)).collect()
+}
+
 /// The state that all runs share.
 struct Bench<'a> {
     args: &'a Args,
     interrupt: &'a Interrupt,
     drives: Vec<Arc<dyn Drive>>,
+    /// The drives with a cache barrier, once a run has needed them.
+    barrier_drives: Vec<Arc<dyn Drive>>,
     time: Duration,
     rounds: usize,
     /// Description of each log, by its contender.
@@ -184,9 +201,8 @@ impl<'a> Bench<'a> {
         Ok(Self {
             args,
             interrupt,
-            drives: (0..args.targets)
-                .map(|_| floor::drive(&args.drive))
-                .collect::<Result<_, _>>()?,
+            drives: drives(args, &args.drive)?,
+            barrier_drives: Vec::new(),
             time: args.time.unwrap_or(Duration::from_secs_f64(seconds)),
             rounds: args.rounds.unwrap_or(rounds) as usize,
             logs: BTreeMap::new(),
@@ -223,6 +239,7 @@ impl<'a> Bench<'a> {
             Contender::None | Contender::NoneSeq => (EngineKind::None, self.file_log(), false),
             Contender::Sync => (EngineKind::Sync, self.file_log(), false),
             Contender::Horae => (EngineKind::Horae, self.file_log(), false),
+            Contender::Barrier => (EngineKind::Barrier, self.file_log(), false),
             Contender::Linux => (EngineKind::Linux, self.file_log(), false),
             Contender::Rio => (EngineKind::Rio, self.file_log(), false),
             Contender::RioMerged => (EngineKind::Rio, self.file_log(), true),
@@ -230,6 +247,10 @@ impl<'a> Bench<'a> {
             Contender::RioBlock => {
                 (EngineKind::Rio, self.log("block", &self.args.block_log), false)
             }
+        };
+        let (drive, open) = match contender {
+            Contender::Barrier => self.barrier_drives()?,
+            _ => (self.args.drive.clone(), self.drives.clone()),
         };
         let own = OwnTargets::start(&Plan {
             volume: "compare",
@@ -241,8 +262,8 @@ impl<'a> Bench<'a> {
             connect: connect(&self.args.connect, spin),
             spin,
             link: self.args.link.model(),
-            drive: self.args.drive.clone(),
-            open: self.drives.clone(),
+            drive,
+            open,
             ..Plan::default()
         })?;
         if engine.capabilities().keeps_log {
@@ -261,6 +282,18 @@ impl<'a> Bench<'a> {
             cores: own.writer_cores().to_vec(),
         };
         load.run(engine, self.interrupt, || own.cpu_ns())
+    }
+
+    /// The drives with a cache barrier, and their specification. They are opened once.
+    fn barrier_drives(&mut self) -> Result<(String, Vec<Arc<dyn Drive>>), Failure> {
+        let spec = match self.args.drive.contains(",order=") {
+            true => return Ok((self.args.drive.clone(), self.drives.clone())),
+            false => format!("{},order=barrier", self.args.drive),
+        };
+        if self.barrier_drives.is_empty() {
+            self.barrier_drives = drives(self.args, &spec)?;
+        }
+        Ok((spec, self.barrier_drives.clone()))
     }
 
     fn run_floor(

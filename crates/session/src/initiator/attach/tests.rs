@@ -4,6 +4,7 @@ use super::super::script::{Answer, le, page, respond};
 use super::*;
 use riopipe_nvme::command::Status;
 use riopipe_nvme::digest::soft;
+use riopipe_order::write_order::DriveOrder;
 use std::string::ToString;
 use std::vec;
 
@@ -144,6 +145,7 @@ fn attaching_sends_its_commands_in_order_and_reads_everything() {
     let (qp, controller) = attach.finish().unwrap();
     assert!(qp.is_ready() && qp.in_flight() == 0, "the admin queue goes on");
     let namespace = |nsid, uuid| Namespace {
+        order: DriveOrder::None,
         nsid,
         blocks: 0x10000,
         block_size: 4096,

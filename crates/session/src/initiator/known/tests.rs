@@ -17,6 +17,7 @@ fn controller(vwc: bool) -> Controller {
         block_size: 4096,
         metadata: 0,
         read_only: false,
+        order: riopipe_order::write_order::DriveOrder::None,
         nguid: [nsid as u8; 16],
         uuid: Some([0x10 + nsid as u8; 16]),
     };

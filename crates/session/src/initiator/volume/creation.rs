@@ -57,7 +57,7 @@ use self::old_volumes::{Dropping, OldState, OldVolume};
 use super::calls::{Associations, TargetAnswer, Targets};
 use super::error::{CallFailure, Nonsense, VolumeCreateError};
 use super::labels;
-use super::members::namespaces;
+use super::members::{member_orders, namespaces};
 use crate::engine_choice::{Choice, Lacking, choose_for_new};
 use crate::label::Label;
 use crate::label_work::{self, LabelIo};
@@ -391,12 +391,13 @@ impl VolumeCreation {
             .map_err(|member| VolumeCreateError::NoNamespace { member })?;
         self.config.check_drives(&namespaces)?;
         let extensions = controllers.iter().map(|controller| controller.extension);
-        let Choice { engine, fallback } =
-            choose_for_new(self.config.engine, extensions).map_err(|lacking| {
-                // An engine can be refused only if the caller insists on it.
-                let engine = self.config.engine.unwrap_or(EngineKind::PREFERRED);
-                VolumeCreateError::Engine { engine, lacking }
-            })?;
+        let orders = member_orders(&self.config.places, &controllers);
+        let Choice { engine, fallback } = choose_for_new(self.config.engine, extensions, &orders)
+            .map_err(|lacking| {
+            // An engine can be refused only if the caller insists on it.
+            let engine = self.config.engine.unwrap_or(EngineKind::PREFERRED);
+            VolumeCreateError::Engine { engine, lacking }
+        })?;
         self.fallback = fallback;
         let drives = Drives::new(controllers, namespaces, &self.config.places);
         self.label = Some(self.config.label(&drives, engine)?);

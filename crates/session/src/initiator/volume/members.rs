@@ -9,8 +9,10 @@ use riopipe_order::log_region::MemberNamespace;
 use riopipe_order::topology::{
     MemberInfo as MemberLayout, ServerInfo as ServerLayout, Topology, TopologyError,
 };
+use riopipe_order::write_order::DriveOrder;
 
 use crate::claim::{is_behind, lease_ms};
+use crate::engine_choice::MemberOrder;
 use crate::initiator::attach::{Controller, Namespace};
 use crate::initiator::known::{DriveOfVolume, KnownTarget};
 use crate::initiator::opening::{OpeningConfig, OpeningMember, OpeningServer};
@@ -360,6 +362,21 @@ pub(super) fn namespaces(
         namespaces.iter().find(|n| n.nsid == place.nsid).cloned().ok_or(member)
     };
     places.iter().enumerate().map(find).collect()
+}
+
+/// The orders that the drives of the volume keep by themselves. A drive that is not there keeps
+/// none.
+pub(super) fn member_orders(
+    places: &[MemberPlace],
+    controllers: &[Controller],
+) -> Vec<MemberOrder> {
+    let order_of = |place: &MemberPlace| {
+        let namespaces = &controllers[place.target].namespaces;
+        let namespace = namespaces.iter().find(|namespace| namespace.nsid == place.nsid);
+        let order = namespace.map_or(DriveOrder::None, |namespace| namespace.order);
+        MemberOrder { target: place.target, order }
+    };
+    places.iter().map(order_of).collect()
 }
 
 /// The log region of a target: `None` if it has no log.

@@ -20,6 +20,7 @@ use crate::target::limits::{
     QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX,
 };
 use crate::target::namespace::{NSID_MAX, NamespaceConfig, Namespaces};
+use crate::wire;
 
 /// NMIC bit 0: several controllers may have the namespace.
 const NMIC_SHARED: u8 = 1;
@@ -80,7 +81,10 @@ impl Admin {
         match (sqe.cns(), sqe.identify_csi()) {
             (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) if is_inactive => Ok([0; identify::LEN]),
             (cns::NAMESPACE | cns::ALLOCATED_NAMESPACE, _) => {
-                Ok(namespace_page(namespace()?).encode())
+                let config = namespace()?;
+                let mut page = namespace_page(config).encode();
+                wire::put_drive_order(&mut page, config.order);
+                Ok(page)
             }
             (cns::CONTROLLER, _) => Ok(io_controller_page(context, queue.cntlid, env)),
             (cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES, _)

@@ -12,6 +12,7 @@ use crate::target::capsule::Capsule;
 use crate::target::closed::Closed;
 use crate::target::commands::Stage;
 use crate::target::context::fenced_owner;
+use crate::target::drive_order::is_in_drive_order;
 use crate::target::env::TargetEnv;
 use crate::wire;
 
@@ -205,6 +206,10 @@ impl<E: TargetEnv> TargetConn<E> {
         let command = &mut context.commands[index];
         if !command.is_ordered {
             return match (command.early_status, admin) {
+                // A write in its drive's order stops those behind it if it fails.
+                (Some(_), None) if is_in_drive_order(&command.sqe) => {
+                    plain.on_ordered_data(context, index, env, outbox);
+                }
                 (Some(status), _) => context.complete_command(index, status, 0, outbox),
                 (None, Some(admin)) => admin.on_data_ready(context, index, env, outbox),
                 (None, None) => plain.on_data_ready(context, index, env, outbox),

@@ -7,6 +7,7 @@ use core::ops::{Deref, DerefMut};
 
 use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
 use riopipe_order::probe::{self, Rare};
+use riopipe_order::write_order::{EpochId, WriteOrder};
 
 /// A device that takes only a limited number of operations at once. Further operations wait, and
 /// are submitted in their order.
@@ -34,9 +35,11 @@ struct WaitingOperation<B> {
 
 #[derive(Debug)]
 enum OperationKind<B> {
-    Write { data: B },
+    Write { data: B, order: WriteOrder },
     Read { blocks: u64 },
     Flush,
+    FlushEpochs { before: EpochId },
+    StartStream { first: EpochId },
     WriteZeroes { blocks: u64 },
     Deallocate { blocks: u64 },
 }
@@ -69,6 +72,21 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
         Submitted::Pending
     }
 
+    /// Puts a write at the end of the waiting operations.
+    fn enqueue_write(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, D::Buf>,
+        order: WriteOrder,
+    ) -> Submitted<D::Buf> {
+        let data = match data {
+            Data::Borrowed(bytes) => (self.copy)(bytes),
+            Data::Owned(buf) => buf,
+        };
+        self.enqueue(op, lba, OperationKind::Write { data, order })
+    }
+
     /// Submits the waiting operations for which the device has space. The result of an operation
     /// that ends within the call is added to `done`.
     #[cold]
@@ -76,9 +94,13 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
         while self.device.in_flight() < self.depth {
             let Some(WaitingOperation { op, lba, kind }) = self.waiting.pop_front() else { return };
             let submitted = match kind {
-                OperationKind::Write { data } => self.device.write(op, lba, Data::Owned(data)),
+                OperationKind::Write { data, order } => {
+                    self.device.write_in_order(op, lba, Data::Owned(data), order)
+                }
                 OperationKind::Read { blocks } => self.device.read(op, lba, blocks),
                 OperationKind::Flush => self.device.flush(op),
+                OperationKind::FlushEpochs { before } => self.device.flush_epochs(op, before),
+                OperationKind::StartStream { first } => self.device.start_stream(op, first),
                 OperationKind::WriteZeroes { blocks } => self.device.write_zeroes(op, lba, blocks),
                 OperationKind::Deallocate { blocks } => self.device.deallocate(op, lba, blocks),
             };
@@ -97,11 +119,35 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
         if let Some(device) = self.device_with_space() {
             return device.write(op, lba, data);
         }
-        let data = match data {
-            Data::Borrowed(bytes) => (self.copy)(bytes),
-            Data::Owned(buf) => buf,
-        };
-        self.enqueue(op, lba, OperationKind::Write { data })
+        self.enqueue_write(op, lba, data, WriteOrder::Orderless)
+    }
+
+    #[inline]
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, D::Buf>,
+        order: WriteOrder,
+    ) -> Submitted<D::Buf> {
+        match self.device_with_space() {
+            Some(device) => device.write_in_order(op, lba, data, order),
+            None => self.enqueue_write(op, lba, data, order),
+        }
+    }
+
+    fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<D::Buf> {
+        match self.device_with_space() {
+            Some(device) => device.flush_epochs(op, before),
+            None => self.enqueue(op, 0, OperationKind::FlushEpochs { before }),
+        }
+    }
+
+    fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<D::Buf> {
+        match self.device_with_space() {
+            Some(device) => device.start_stream(op, first),
+            None => self.enqueue(op, 0, OperationKind::StartStream { first }),
+        }
     }
 
     #[inline]

@@ -15,7 +15,7 @@ use riopipe_order::topology::Topology;
 use super::super::calls::{Associations, TargetAnswer};
 use super::super::error::{CallFailure, Nonsense, VolumeOpenError};
 use super::super::labels;
-use super::super::members::{Members, namespaces, region_of};
+use super::super::members::{Members, member_orders, namespaces, region_of};
 use super::super::recovery::{RecoveryDriver, StepTimes};
 use super::failing::{label_error, status_error};
 use super::{
@@ -280,8 +280,9 @@ impl VolumeOpening {
     fn choose_intent(&mut self, members: &Members) -> Result<Intent, VolumeOpenError> {
         let extensions = members.controllers.iter().map(|controller| controller.extension);
         let logged = members.logged_targets(self.config.accept_lost_log);
+        let orders = member_orders(&members.places, &members.controllers);
         let Choice { engine, fallback } =
-            choose(members.head.engine, self.config.engine, extensions, logged).map_err(
+            choose(members.head.engine, self.config.engine, extensions, logged, &orders).map_err(
                 |hindrance| {
                     // An engine can be refused only if the caller insists on it.
                     let engine = self.config.engine.unwrap_or(members.head.engine);

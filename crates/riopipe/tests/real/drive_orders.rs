@@ -1,0 +1,65 @@
+//! Engines that need drives which keep an order by themselves.
+
+use std::time::Duration;
+
+use riopipe::{BLOCK_BYTES, CreateOptions, EngineKind, OpenOptions, StreamOptions, Until, Volume};
+
+use crate::site::{check, create_options, members, open_options, target, write};
+
+const WAIT: Option<Duration> = Some(Duration::from_secs(20));
+
+fn on(engine: EngineKind) -> CreateOptions {
+    CreateOptions { engine: Some(engine), ..create_options() }
+}
+
+#[test]
+fn barriers_keep_the_order_of_writes_of_all_sizes() {
+    for drives in [1, 2] {
+        let specs = ["ssd:flash,size=16M,order=barrier", "ssd:optane,size=16M,order=barrier"];
+        let target = target(&specs[..drives], None);
+        let members = members(&[&target], drives as u32);
+        let info = Volume::create("v", &members, &on(EngineKind::Barrier)).unwrap();
+        assert_eq!(info.engine, EngineKind::Barrier);
+        let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+        let mut streams: Vec<_> =
+            (0..2).map(|id| volume.stream(id, &StreamOptions::default()).unwrap()).collect();
+        // A large write waits until the target asks for its data. A small one behind it, which
+        // travels in its command, must not pass it.
+        let large = 128 * 1024 / BLOCK_BYTES;
+        for step in 0..40 {
+            for (stream, at) in streams.iter_mut().zip([0, 1000]) {
+                let (lba, blocks) = if step % 3 == 0 { (at, large) } else { (at + step % 5, 1) };
+                write(stream, lba, blocks, step, step % 16 == 15);
+                if step % 4 == 0 {
+                    stream.poll().unwrap();
+                }
+            }
+        }
+        for (stream, at) in streams.iter_mut().zip([0, 1000]) {
+            stream.wait(Until::Durable(stream.last()), WAIT).unwrap();
+            check(stream, at, 1, 39);
+            check(stream, at + 3, 1, 38);
+        }
+        drop(streams);
+        drop(volume);
+        let (volume, _) = Volume::open("v", &members, &open_options()).unwrap();
+        let mut stream = volume.stream(1, &StreamOptions::default()).unwrap();
+        check(&mut stream, 1000, 1, 39);
+        stream.close().unwrap();
+        volume.close().unwrap();
+        target.stop().unwrap();
+    }
+}
+
+#[test]
+fn t17_an_engine_is_refused_where_a_drive_does_not_keep_its_order() {
+    let target = target(&["ssd:flash,size=16M,order=barrier", "ssd:flash,size=16M"], None);
+    let both = members(&[&target], 2);
+    let error = Volume::create("v", &both, &on(EngineKind::Barrier)).unwrap_err().to_string();
+    assert!(error.contains("no cache barrier"), "{error}");
+    Volume::create("v", &both, &on(EngineKind::Sync)).unwrap();
+    let wanted = OpenOptions { engine: Some(EngineKind::Barrier), ..open_options() };
+    let error = Volume::open("v", &both, &wanted).unwrap_err().to_string();
+    assert!(error.contains("no cache barrier"), "{error}");
+    target.stop().unwrap();
+}
