@@ -400,6 +400,17 @@ impl<P: Pages> Ftl<P> {
         self.mapped.start(first);
     }
 
+    /// The streams that were used.
+    pub(super) fn used_streams(&self) -> Vec<u16> {
+        self.mapped.used()
+    }
+
+    /// Forgets all streams, which hold nothing back any more. They begin with the epoch `first`.
+    pub(super) fn reset(&mut self, first: u16) {
+        self.arrived.reset(first);
+        self.mapped.reset(first);
+    }
+
     /// Loses power while `in_flight` is in flight. Any of the pages that are not programmed may
     /// have been programmed at the last moment. Then what is in order survives.
     pub(super) fn power_cut(

@@ -148,3 +148,40 @@ fn a_write_fails_if_its_order_keeps_the_cache_from_being_written_back() {
     model.power_cut(END, 1);
     assert_eq!(model.pages().blocks, [1, 2]);
 }
+
+#[test]
+fn a_reset_ends_all_streams_and_what_they_hold_back() {
+    let order = Order::of(DriveOrder::Epochs, &FLASH);
+    let mut model = Model::with_order(&FLASH, order, Names::zeroes(4), 1);
+    let queue = model.open_queue();
+    let write = |lba, page, epoch| {
+        let own = EpochId { stream: 3, epoch };
+        let order = WriteOrder::Epochs(EpochWrite { own, follower: None, barrier: true });
+        Command::Write { lba, pages: PageList::One(page), order }
+    };
+    let flush = |stream, epoch| Command::FlushEpochs { before: EpochId { stream, epoch } };
+    model.submit(0, queue, 1, write(0, 7, 0));
+    model.submit(0, queue, 2, write(1, 8, 2)); // epoch 1 does not arrive
+    model.submit(0, queue, 3, flush(3, 3));
+    model.submit(0, queue, 4, flush(9, 1));
+    model.advance(END);
+    assert_eq!(completed_ops(&mut model, queue), [1, 2]);
+    assert!(model.has_waiting());
+
+    model.reset_streams(END, 65_535);
+    let mut done = Vec::new();
+    model.take_done(queue, &mut done);
+    assert!(done.len() == 2 && done.iter().all(|done| done.result.is_err()), "{done:?}");
+    assert!(!model.has_waiting());
+    assert_eq!(model.pages().read(0, 2).unwrap(), [7, 0], "what was in order stays");
+
+    model.submit(END, queue, 5, write(2, 9, 65_535));
+    model.submit(END, queue, 6, write(3, 10, 0));
+    model.submit(END, queue, 7, flush(3, 1));
+    model.advance(2 * END);
+    let mut completed = completed_ops(&mut model, queue);
+    completed.sort_unstable();
+    assert_eq!(completed, [5, 6, 7]);
+    model.power_cut(2 * END, 1);
+    assert_eq!(model.pages().read(0, 4).unwrap(), [7, 0, 9, 10]);
+}

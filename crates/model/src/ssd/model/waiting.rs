@@ -337,6 +337,26 @@ impl<P: Pages> Model<P> {
         count
     }
 
+    /// Resets the controller: all streams end, as with [`Command::StartStream`], and begin with the
+    /// epoch `first`.
+    pub fn reset_streams(&mut self, now: u64, first: u16) {
+        let used = match &self.contents {
+            Contents::Epochs(ftl) => ftl.used_streams(),
+            Contents::Barrier(_) => alloc::vec![0],
+            Contents::Orderless(_) => return,
+        };
+        for stream in used {
+            self.start_stream(EpochId { stream, epoch: 0 });
+        }
+        if let Contents::Epochs(ftl) = &mut self.contents {
+            ftl.reset(first);
+        }
+        // FLUSHes may wait for streams without a write.
+        let cause = Cause::Failed("the controller was reset".into());
+        self.end_waiting(|operation| operation.streams[0].is_some(), &cause);
+        self.wake(now);
+    }
+
     /// Begins a stream anew: see [`Command::StartStream`].
     pub(super) fn start_stream(&mut self, first: EpochId) {
         if let Contents::Barrier(store) = &mut self.contents {

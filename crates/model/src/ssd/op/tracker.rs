@@ -60,6 +60,8 @@ pub(super) struct Tracker {
     active: usize,
     /// The number of lists in which each page waits.
     lists: BTreeMap<VersionId, usize>,
+    /// The epoch with which streams begin that were not begun by a command.
+    first: u64,
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +101,7 @@ impl Tracker {
 
     /// The number of the first epoch of a stream that is not done.
     pub(super) fn next(&self, stream: u16) -> u64 {
-        self.stream(stream).map_or(0, |stream| stream.next)
+        self.stream(stream).map_or(self.first, |stream| stream.next)
     }
 
     /// The first epoch of a stream in which a write has failed.
@@ -164,7 +166,9 @@ impl Tracker {
     /// Counts the pages of a write. A barrier ends its epochs.
     pub(super) fn admit(&mut self, places: Places, pages: u64, barrier: bool) {
         for place in places.iter() {
-            let stream = self.streams.entry(Self::key(place.stream)).or_default();
+            let first = self.first;
+            let stream = self.streams.entry(Self::key(place.stream));
+            let stream = stream.or_insert_with(|| Stream { next: first, ..Stream::default() });
             self.active += usize::from(stream.epochs.is_empty());
             let index = (place.epoch - stream.next) as usize;
             if stream.epochs.len() <= index {
@@ -266,7 +270,9 @@ impl Tracker {
     pub(super) fn fail(&mut self, place: Place) {
         let mut failed = vec![place];
         while let Some(Place { stream, epoch }) = failed.pop() {
-            let stream = self.streams.entry(Self::key(stream)).or_default();
+            let first = self.first;
+            let stream = self.streams.entry(Self::key(stream));
+            let stream = stream.or_insert_with(|| Stream { next: first, ..Stream::default() });
             if stream.failed_at.is_some_and(|failed_at| failed_at <= epoch) {
                 continue;
             }
@@ -282,6 +288,16 @@ impl Tracker {
             self.failed_at(place.stream).is_some_and(|failed_at| place.epoch > failed_at)
         };
         places.iter().find(is_behind).map(|place| place.stream)
+    }
+
+    /// The streams that were used.
+    pub(super) fn used(&self) -> Vec<u16> {
+        self.streams.keys().copied().collect()
+    }
+
+    /// Forgets all streams. They begin with the epoch `first`.
+    pub(super) fn reset(&mut self, first: u16) {
+        *self = Self { first: first.into(), ..Self::default() };
     }
 
     /// Begins a stream anew. Its epochs are forgotten.
