@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The ratios shown in the summary: name in the report, heading.
-const COLUMNS: [(&str, &str); 10] = [
+const COLUMNS: [(&str, &str); 11] = [
     ("none_over_floor", "none/floor"),
     ("rio_over_none", "rio/none"),
     ("rio_cpu_over_none", "CPU"),
@@ -20,6 +20,7 @@ const COLUMNS: [(&str, &str); 10] = [
     ("rio_over_linux", "rio/linux"),
     ("rio_over_horae", "rio/horae"),
     ("rio_over_barrier", "rio/barrier"),
+    ("rio_over_opimq", "rio/opimq"),
 ];
 
 /// The meaning of headings in the summary that need one.

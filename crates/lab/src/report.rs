@@ -147,12 +147,13 @@ pub struct Ratio {
 /// The ratios of interest. Those with both contenders present are reported; of two with one name,
 /// the latter. (`none_seq` runs if merging needs sequential writes, and is then the right
 /// denominator.)
-pub const RATIOS: [Ratio; 12] = [
+pub const RATIOS: [Ratio; 13] = [
     ratio("none_over_floor", "none", "floor", Figure::Speed),
     ratio("rio_over_none", "rio", "none", Figure::Speed),
     ratio("rio_over_sync", "rio", "sync", Figure::Speed),
     ratio("rio_over_horae", "rio", "horae", Figure::Speed),
     ratio("rio_over_barrier", "rio", "barrier", Figure::Speed),
+    ratio("rio_over_opimq", "rio", "opimq", Figure::Speed),
     ratio("rio_over_linux", "rio", "linux", Figure::Speed),
     ratio("rio_cpu_over_none", "rio", "none", Figure::Cpu),
     ratio("rio_merged_over_none", "rio_merged", "none", Figure::Speed),

@@ -3,7 +3,7 @@
 use std::io;
 
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// The reason why a thread could not be pinned.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +51,13 @@ pub fn allowed_cores() -> Vec<usize> {
         |_| vec![0],
         |set| (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
     )
+}
+
+/// The core on which the calling thread runs now. It may move to another one at any time.
+#[must_use]
+#[inline]
+pub fn current_core() -> u32 {
+    sched_getcpu() as u32
 }
 
 fn not_allowed(core: usize) -> PinError {

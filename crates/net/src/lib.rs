@@ -28,7 +28,7 @@ mod wake;
 pub use adaptive_spin::{AdaptiveSpin, IdleStep, SpinPolicy, relax};
 pub use address::{HostPort, ParseAddressError};
 pub use connect::{ConnectError, Connecting, connect, resolve};
-pub use cores::{PinError, allowed_cores, pin_to_core};
+pub use cores::{PinError, allowed_cores, current_core, pin_to_core};
 pub use listener::{AcceptError, ListenError, Listener};
 pub use owned::{Owned, Taken};
 pub use poller::{Event, Interest, Poller, PollerError, Waker, wait_readable, wait_writable};

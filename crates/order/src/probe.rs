@@ -298,6 +298,19 @@ named! {
         ArrivalPassesBarrier = "arrival-passes-barrier",
         /// A target takes further ordered writes of a connection after one has failed.
         ArrivalNotStopped = "arrival-not-stopped",
+        /// Engine `opimq` sends a write into the queue of its core, not into that of its epoch.
+        OpimqNotPinned = "opimq-not-pinned",
+        /// Engine `opimq` sends two writes of the same block in one epoch.
+        OpimqOverlapInEpoch = "opimq-overlap-in-epoch",
+        /// Engine `opimq` sends a group for another drive while the groups before it are not
+        /// durable.
+        OpimqSwitchEarly = "opimq-switch-early",
+        /// Engine `opimq` sends a discard among ordered writes.
+        OpimqDiscardEarly = "opimq-discard-early",
+        /// Engine `opimq` reports groups as durable that are only complete.
+        OpimqNoFlush = "opimq-no-flush",
+        /// A target does not begin a stream of a drive anew before another host gets it.
+        OpimqStreamNotBegun = "opimq-stream-not-begun",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -307,7 +320,7 @@ named! {
 
 named! {
     /// A plant of the host's half of an order that drives keep ([`dispatch`](crate::dispatch)). The
-    /// oracles of `tests/dispatch` must notice it, not the simulator, which does not run it yet.
+    /// oracles of `tests/dispatch` must notice it.
     DispatchPlant {
         /// A write goes into the queue of its core, not of its epoch.
         EpochNotPinned = "epoch-not-pinned",
@@ -444,6 +457,15 @@ named! {
         ArrivalHeld = "arrival-held",
         /// A drive with a cache barrier began a new sequence of epochs after a failed write.
         SequenceBegun = "sequence-begun",
+        /// A write of engine `opimq` went into the queue of its epoch, although its stream had moved
+        /// to the core of another queue.
+        OpimqPinned = "opimq-pinned",
+        /// A group of engine `opimq` had two writes of the same block.
+        OpimqOverlap = "opimq-overlap",
+        /// A group of engine `opimq` waited until the groups before it were durable.
+        OpimqSwitch = "opimq-switch",
+        /// A drive began a stream anew, because the last host that used it had left.
+        OpimqStreamBegun = "opimq-stream-begun",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

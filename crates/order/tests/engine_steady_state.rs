@@ -41,7 +41,7 @@ fn allocations(kind: EngineKind, volatile: bool, merge: bool, flush_every: u64) 
             let writes = 1 + admitted as usize % 2;
             let durable = flush_every > 0 && admitted % flush_every == 0;
             admitted += u64::from(engine.admit(&mut group[..writes], 0, durable).is_ok());
-            for server in 0..2 {
+            for server in 0..2 * engine.queues_per_server() {
                 // Leaves something in the queues to be merged with.
                 while step % 3 == 0
                     && let Some(dispatch) = engine.next_request(server)

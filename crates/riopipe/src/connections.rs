@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use riopipe_net::{Interest, PollerError, Received, RecvBuf, Socket, now_ns};
+use riopipe_net::{Interest, PollerError, Received, RecvBuf, Socket, current_core, now_ns};
 use riopipe_session::initiator::stream_driver::StreamDriver;
 use riopipe_session::initiator::volume::error::Nonsense;
 
@@ -13,7 +13,7 @@ use crate::piece::Piece;
 use crate::sockets::PDU_BYTES_MAX;
 use crate::stream_handle::StreamHandle;
 
-/// A connection to one server: its socket, and the received bytes that are not used yet.
+/// The connection of one link: its socket, and the received bytes that are not used yet.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
@@ -22,43 +22,44 @@ pub(crate) struct Connection {
     is_write_watched: bool,
 }
 
-/// An error of the connection to one server.
+/// An error of the connection of one link.
 #[derive(Debug)]
 pub(crate) struct ConnectionError {
-    /// The number of the server in the volume.
-    pub(crate) server: usize,
+    /// The link.
+    pub(crate) link: usize,
     pub(crate) error: CallError,
 }
 
-/// The sockets of a stream, one for each server that it is connected to.
+/// The sockets of a stream, one for each [link](riopipe_session::initiator::stream) that is
+/// connected.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    pub(crate) servers: Vec<Option<Connection>>,
+    pub(crate) links: Vec<Option<Connection>>,
     pub(crate) handle: Arc<StreamHandle>,
 }
 
 impl Connections {
-    pub(crate) fn new(servers: usize, handle: Arc<StreamHandle>) -> Self {
+    pub(crate) fn new(links: usize, handle: Arc<StreamHandle>) -> Self {
         // The present messages are for an earlier incarnation, whose connections are closed.
         lock(&handle.messages).clear();
-        Self { servers: (0..servers).map(|_| None).collect(), handle }
+        Self { links: (0..links).map(|_| None).collect(), handle }
     }
 
-    /// Adds a connected socket to a server.
-    pub(crate) fn open(&mut self, server: usize, socket: Socket) -> Result<(), PollerError> {
-        self.handle.poller().add(&socket, server as u64, Interest::Read)?;
+    /// Adds the connected socket of a link.
+    pub(crate) fn open(&mut self, link: usize, socket: Socket) -> Result<(), PollerError> {
+        self.handle.poller().add(&socket, link as u64, Interest::Read)?;
         let recv_buf = RecvBuf::new(PDU_BYTES_MAX);
-        self.servers[server] = Some(Connection { socket, recv_buf, is_write_watched: false });
+        self.links[link] = Some(Connection { socket, recv_buf, is_write_watched: false });
         Ok(())
     }
 
-    /// Closes the socket to a server. The poller stops watching a socket when it is closed.
-    pub(crate) fn close(&mut self, server: usize) {
-        self.servers[server] = None;
+    /// Closes the socket of a link. The poller stops watching a socket when it is closed.
+    pub(crate) fn close(&mut self, link: usize) {
+        self.links[link] = None;
     }
 
     pub(crate) fn close_all(&mut self) {
-        self.servers.fill_with(|| None);
+        self.links.fill_with(|| None);
     }
 
     /// Receives once from each target, then sends all that may be sent after that. Returns whether any
@@ -83,9 +84,9 @@ impl Connections {
         read_sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, ConnectionError> {
         let mut has_received = false;
-        for server in 0..self.servers.len() {
-            let received = self.receive(driver, server, now, read_sink);
-            has_received |= received.map_err(|error| ConnectionError { server, error })?;
+        for link in 0..self.links.len() {
+            let received = self.receive(driver, link, now, read_sink);
+            has_received |= received.map_err(|error| ConnectionError { link, error })?;
         }
         report_time(driver);
         Ok(has_received)
@@ -99,46 +100,50 @@ impl Connections {
         now: u64,
     ) -> Result<bool, ConnectionError> {
         let mut has_sent = false;
+        note_core(driver);
         driver.pump(now);
         report_time(driver);
-        for server in 0..self.servers.len() {
-            let sent = self.send(driver, server);
-            has_sent |= sent.map_err(|error| ConnectionError { server, error })?;
+        for link in 0..self.links.len() {
+            let sent = self.send(driver, link);
+            has_sent |= sent.map_err(|error| ConnectionError { link, error })?;
         }
         Ok(has_sent)
     }
 
-    /// Receives once from a server, and passes the bytes to the driver. Returns whether any byte was
+    /// Receives once over a link, and passes the bytes to the driver. Returns whether any byte was
     /// received.
     fn receive(
         &mut self,
         driver: &mut StreamDriver<Piece>,
-        server: usize,
+        link: usize,
         now: u64,
         read_sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<bool, CallError> {
-        let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let server_number = server as u16;
-        if !driver.is_open(server_number) {
+        let Some(connection) = &mut self.links[link] else { return Ok(false) };
+        let link_number = link as u16;
+        if !driver.is_open(link_number) {
             return Ok(false);
         }
         match connection.recv_buf.fill(&connection.socket)? {
             Received::WouldBlock => return Ok(false),
             Received::Closed => return Err(CallError::Closed),
-            Received::Bytes(_) => self.handle.record_received(server, now),
+            Received::Bytes(_) => {
+                let server = driver.server_of(link_number);
+                self.handle.record_received(usize::from(server), now);
+            }
         }
-        let consumed = driver.received(server_number, now, connection.recv_buf.data(), read_sink);
+        let consumed = driver.received(link_number, now, connection.recv_buf.data(), read_sink);
         let consumed_bytes = match consumed {
             Ok(bytes) => bytes,
             Err(error) => {
                 // The outbox ends with a PDU that contains the reason. The connection is closed
                 // in any case, so an error of this send does not matter.
-                let _ = connection.socket.send(driver.outbox(server_number).slices());
+                let _ = connection.socket.send(driver.outbox(link_number).slices());
                 return Err(error.into());
             }
         };
         connection.recv_buf.consume(consumed_bytes);
-        let needed_bytes = driver.need(server_number, connection.recv_buf.data());
+        let needed_bytes = driver.need(link_number, connection.recv_buf.data());
         if connection.recv_buf.reserve(needed_bytes).is_err() {
             return Err(CallError::Nonsense(Nonsense::LargePdu));
         }
@@ -150,10 +155,10 @@ impl Connections {
     pub(crate) fn send(
         &mut self,
         driver: &mut StreamDriver<Piece>,
-        server: usize,
+        link: usize,
     ) -> Result<bool, CallError> {
-        let Some(connection) = &mut self.servers[server] else { return Ok(false) };
-        let outbox = driver.outbox(server as u16);
+        let Some(connection) = &mut self.links[link] else { return Ok(false) };
+        let outbox = driver.outbox(link as u16);
         let mut has_sent = false;
         while !outbox.is_empty() {
             let sent_bytes = connection.socket.send(outbox.slices())?;
@@ -168,10 +173,18 @@ impl Connections {
             connection.is_write_watched = must_watch_write;
             let interest = if must_watch_write { Interest::Both } else { Interest::Read };
             let poller = self.handle.poller();
-            let modified = poller.modify(&connection.socket, server as u64, interest);
+            let modified = poller.modify(&connection.socket, link as u64, interest);
             modified.map_err(poll_error)?;
         }
         Ok(has_sent)
+    }
+}
+
+/// Reports the core of this thread to the driver, if the engine has a queue for each core.
+#[inline]
+pub(crate) fn note_core(driver: &mut StreamDriver<Piece>) {
+    if driver.wants_core() {
+        driver.set_core(current_core());
     }
 }
 

@@ -479,7 +479,8 @@ fn open_volume(
     let members = &opened.members;
     let granted_queues = members.controllers.iter().map(|controller| controller.queues).collect();
     let has_logs = opened.engine.capabilities().keeps_log;
-    let mut state = VolumeState::new(members.head.streams, granted_queues, has_logs, FIRST_ATTEMPT);
+    let mut state =
+        VolumeState::new(members.head.streams, granted_queues, opened.engine, FIRST_ATTEMPT);
     let mut checker = BlockOwnershipChecker::default();
     for stream in streams_of(&opened.outcome, &opened.topology) {
         state.on_stream_recovered(stream.stream, stream.last, stream.pending());
@@ -495,6 +496,7 @@ fn open_volume(
         generation: opened.generation,
         flush_failures: FlushFailures::new(opened.topology.members().len()),
         read_barrier: ReadBarrier::new(opened.topology.servers().len()),
+        stream_numbers: Arc::default(),
         opening_config: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
         topology: opened.topology,

@@ -9,6 +9,7 @@ use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
 use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
+use riopipe_session::initiator::stream_driver::StreamNumbers;
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::state::{ReserveError, Reserved, VolumeState};
 use riopipe_session::stages::Stages;
@@ -48,6 +49,8 @@ pub(crate) struct OpenVolume {
     /// Makes reads wait while a stream replays, because the target may have lost what the stream
     /// replays (promise P9).
     pub(crate) read_barrier: Arc<ReadBarrier>,
+    /// The numbers of the volume's streams in commands to drives that keep their order.
+    pub(crate) stream_numbers: Arc<StreamNumbers>,
     /// Checks the declarations of the caller about blocks (traps T11, T15). `None` unless the
     /// options or a debug build require it.
     pub(crate) ownership_checker: Option<Mutex<BlockOwnershipChecker>>,

@@ -112,6 +112,7 @@ impl<'a> StartRun<'a> {
         let shared = StreamShared {
             flush_failures: Arc::clone(&volume.flush_failures),
             read_barrier: Arc::clone(&volume.read_barrier),
+            stream_numbers: Arc::clone(&volume.stream_numbers),
         };
         let begun = now_ns();
         Self {
@@ -119,8 +120,8 @@ impl<'a> StartRun<'a> {
             stream,
             handle,
             deadline: begun.saturating_add(nanos(timeout)),
+            connections: Connections::new(spec.qids.len(), Arc::clone(handle)),
             start: StreamStart::new(spec, shared, nanos(timeout), begun),
-            connections: Connections::new(volume.servers.len(), Arc::clone(handle)),
             last_connection_error: None,
         }
     }
@@ -149,7 +150,7 @@ impl<'a> StartRun<'a> {
             Ok(()) => Ok(()),
             Err(ConnectStepError::Unreachable(error)) => {
                 self.last_connection_error = Some(error);
-                self.start.put_off(request.server, now_ns());
+                self.start.put_off(request.link, now_ns());
                 Ok(())
             }
             Err(ConnectStepError::Failed(error)) => Err(error),
@@ -170,12 +171,12 @@ impl<'a> StartRun<'a> {
         let socket = open_socket(&server.addr, timeout).map_err(|error| {
             ConnectStepError::Unreachable(ConnectFailure(error.to_string()).into())
         })?;
-        self.connections.open(index, socket).map_err(|error| {
+        self.connections.open(usize::from(request.link), socket).map_err(|error| {
             let (stream, target) = (request.stream, server.name.clone());
             let source = poll_error(error);
             ConnectStepError::Failed(StreamError::Target { stream, target, source })
         })?;
-        self.start.connected(request.server, QueuePair::open(queue), now_ns());
+        self.start.connected(request.link, QueuePair::open(queue), now_ns());
         Ok(())
     }
 
@@ -183,7 +184,7 @@ impl<'a> StartRun<'a> {
     fn drive(&mut self) -> Result<(), StreamError> {
         let Some(driver) = self.start.driver() else { return Ok(()) };
         let worked = self.connections.receive_and_send(driver, now_ns(), &mut |_, _| ());
-        let ConnectionError { server, error } = match worked {
+        let ConnectionError { link, error } = match worked {
             Ok(true) => {
                 relax();
                 return Ok(());
@@ -196,16 +197,17 @@ impl<'a> StartRun<'a> {
         };
         match error {
             CallError::Session(error) => {
-                self.start.failed(server as u16, Some(error), now_ns());
+                self.start.failed(link as u16, Some(error), now_ns());
                 Ok(())
             }
             // Another attempt would meet the same error.
             CallError::Nonsense(_) | CallError::Exhausted(_) => {
+                let server = usize::from(driver.server_of(link as u16));
                 Err(self.target_error(server, error))
             }
             error => {
                 self.last_connection_error = Some(error);
-                self.start.failed(server as u16, None, now_ns());
+                self.start.failed(link as u16, None, now_ns());
                 Ok(())
             }
         }

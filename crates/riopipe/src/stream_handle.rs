@@ -41,8 +41,8 @@ pub(crate) struct StreamHandle {
 /// A message of a target's thread to a stream.
 #[derive(Debug)]
 pub(crate) enum StreamMessage {
-    /// A connection to a server, and the queue to open on it.
-    Connected { server: usize, socket: Socket, queue: Box<IoQueue> },
+    /// A connection for a link, and the queue to open on it.
+    Connected { link: usize, socket: Socket, queue: Box<IoQueue> },
     /// The association to which a server's connections belong has ended. The loss of the server
     /// counts from `since`, ns.
     AssociationEnded { server: usize, since: u64 },

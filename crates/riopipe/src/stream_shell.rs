@@ -22,7 +22,7 @@ use riopipe_session::initiator::stream_driver::{ROUNDS_MAX, StreamDriver, Stream
 use riopipe_session::rounded::Rounded;
 
 use crate::call_error::CallError;
-use crate::connections::{ConnectionError, Connections, poll_error, report_time};
+use crate::connections::{ConnectionError, Connections, note_core, poll_error, report_time};
 use crate::failure::{FailureCause, StreamFailure};
 use crate::lock::lock;
 use crate::open_volume::OpenVolume;
@@ -129,11 +129,12 @@ impl StreamShell {
     /// Sends all that may be sent, without receiving.
     pub(crate) fn send(&mut self) {
         self.request_awaited_durability();
+        note_core(&mut self.driver);
         self.driver.pump(now_ns());
         report_time(&mut self.driver);
-        for server in 0..self.connections.servers.len() {
-            if let Err(error) = self.connections.send(&mut self.driver, server) {
-                self.close_after_error(server, &error);
+        for link in 0..self.connections.links.len() {
+            if let Err(error) = self.connections.send(&mut self.driver, link) {
+                self.close_after_error(link, &error);
             }
         }
     }
@@ -147,7 +148,7 @@ impl StreamShell {
             match self.receive_and_send(read_sink) {
                 Ok(worked) => break worked,
                 // The other connections continue: the loop begins the round again without this one.
-                Err(ConnectionError { server, error }) => self.close_after_error(server, &error),
+                Err(ConnectionError { link, error }) => self.close_after_error(link, &error),
             }
         };
         if !worked {
@@ -192,7 +193,7 @@ impl StreamShell {
     #[cold]
     fn handle_event(&mut self, event: StreamEvent) {
         match event {
-            StreamEvent::ConnectionEnded { server } => self.connections.close(usize::from(server)),
+            StreamEvent::ConnectionEnded { link } => self.connections.close(usize::from(link)),
             StreamEvent::Connect(request) => {
                 let target = &self.volume.servers[usize::from(request.server)].target;
                 let is_given_up = |absence: Absence| absence.for_good || absence.given_up;
@@ -212,16 +213,17 @@ impl StreamShell {
         }
     }
 
-    /// Closes the connection to a server after an error. The driver decides what follows.
+    /// Closes the connection of a link after an error. The driver decides what follows.
     #[cold]
-    fn close_after_error(&mut self, server: usize, error: &CallError) {
+    fn close_after_error(&mut self, link: usize, error: &CallError) {
+        let server = usize::from(self.driver.server_of(link as u16));
         tracing::warn!(
             volume = %self.volume.name, stream = %self.id(),
             target = %self.volume.server_name(server), %error,
             "lost the connection of an ordered stream"
         );
-        self.driver.closed(server as u16, now_ns());
-        self.connections.close(server);
+        self.driver.closed(link as u16, now_ns());
+        self.connections.close(link);
     }
 
     /// Resets the waker, and handles the messages of the targets' threads.
@@ -258,12 +260,11 @@ impl StreamShell {
                 StreamMessage::AssociationEnded { server, since } => {
                     self.driver.association_ended(server as u16, since);
                 }
-                StreamMessage::Connected { server, socket, queue } => {
+                StreamMessage::Connected { link, socket, queue } => {
                     // The driver does not use a connection that it no longer requests.
-                    let is_used =
-                        self.driver.connected(server as u16, QueuePair::open(*queue), now);
-                    if is_used && let Err(error) = self.connections.open(server, socket) {
-                        self.close_after_error(server, &poll_error(error));
+                    let is_used = self.driver.connected(link as u16, QueuePair::open(*queue), now);
+                    if is_used && let Err(error) = self.connections.open(link, socket) {
+                        self.close_after_error(link, &poll_error(error));
                     }
                 }
             }

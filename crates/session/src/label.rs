@@ -291,6 +291,7 @@ const fn engine_code(engine: EngineKind) -> u8 {
         EngineKind::Linux => 4,
         EngineKind::Horae => 5,
         EngineKind::Barrier => 6,
+        EngineKind::Opimq => 7,
     }
 }
 

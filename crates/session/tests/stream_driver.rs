@@ -34,7 +34,12 @@ fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
         qids: (0..shape.servers()).map(|server| 5 + server).collect(),
         reads_only: false,
     };
-    StreamStart::new(spec, StreamShared { flush_failures, read_barrier }, START_NS, now)
+    StreamStart::new(
+        spec,
+        StreamShared { flush_failures, read_barrier, stream_numbers: std::sync::Arc::default() },
+        START_NS,
+        now,
+    )
 }
 
 /// Connects the start to every server.
@@ -155,7 +160,7 @@ impl Rig {
 
 fn request(server: u16, attempts: u32) -> ConnectRequest {
     let stream = StreamId(3);
-    ConnectRequest { stream, server, qid: 5 + server, depth: 24, attempts }
+    ConnectRequest { stream, server, link: server, qid: 5 + server, depth: 24, attempts }
 }
 
 /// The list of the stream's log with these entries, of which none is released.
@@ -381,7 +386,7 @@ fn p7_a_lost_connection_is_closed_and_asked_for_once() {
     rig.driver.closed(0, rig.now);
     assert!(!rig.driver.is_open(0) && rig.driver.is_open(1));
     assert!(!rig.driver.connected(0, new_queue(&rig.shape), rig.now), "it has not asked yet");
-    let over = StreamEvent::ConnectionEnded { server: 0 };
+    let over = StreamEvent::ConnectionEnded { link: 0 };
     assert_eq!(rig.events(), [over, StreamEvent::Connect(request(0, 0))]);
     assert_eq!(rig.events(), [], "once");
     rig.now += 3 * MS;
@@ -421,7 +426,7 @@ fn p6_a_server_that_is_given_up_fails_the_stream_and_the_failure_stays_the_same(
     let failure = rig.driver.marks().unwrap_err();
     assert_eq!((failure.seq, failure.cause), (Seq(2), Cause::Disconnected));
     rig.driver.give_up(0, Cause::Changed);
-    assert_eq!(rig.events(), [StreamEvent::ConnectionEnded { server: 0 }]);
+    assert_eq!(rig.events(), [StreamEvent::ConnectionEnded { link: 0 }]);
     assert_eq!(rig.driver.marks(), Err(failure));
     assert_eq!(rig.driver.delivered().complete, Seq(1));
     assert_eq!(rig.driver.finish_background_rounds(true, FLUSH_NS, rig.now), None);
@@ -551,7 +556,8 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         qids: vec![5],
         reads_only: true,
     };
-    let shared = StreamShared { flush_failures, read_barrier };
+    let shared =
+        StreamShared { flush_failures, read_barrier, stream_numbers: std::sync::Arc::default() };
     let mut start = StreamStart::new(spec, shared, START_NS, now);
     connect(&mut start, &shape, now);
     let (mut scripts, mut read) = (vec![Script::default()], vec![]);
@@ -567,7 +573,7 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         now += LOSS - 1;
         driver.closed(0, now);
         driver.check_connections(now);
-        assert_eq!(driver.next_event(), Some(StreamEvent::ConnectionEnded { server: 0 }));
+        assert_eq!(driver.next_event(), Some(StreamEvent::ConnectionEnded { link: 0 }));
         assert!(matches!(driver.next_event(), Some(StreamEvent::Connect(_))));
         assert_eq!(driver.read_step(now), None);
         assert!(driver.marks().is_ok());

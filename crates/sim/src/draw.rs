@@ -62,6 +62,7 @@ pub fn draw_with(engine: Engine) -> fn(u64) -> Scenario {
         Engine::Linux => |seed| general(seed, Some(Engine::Linux)),
         Engine::Horae => |seed| general(seed, Some(Engine::Horae)),
         Engine::Barrier => |seed| general(seed, Some(Engine::Barrier)),
+        Engine::Opimq => |seed| general(seed, Some(Engine::Opimq)),
         Engine::None => |seed| general(seed, Some(Engine::None)),
     }
 }
@@ -125,7 +126,7 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
             draw_second_volume(machines, volume, &mut Rng::new(seed ^ SECOND_VOLUMES));
     }
     choose_models(&mut scenario.machines, &mut Rng::new(seed ^ MODELS));
-    engines::choose_models(&mut scenario);
+    engines::choose_models(&mut scenario, &mut Rng::new(seed ^ DRIVE_ORDERS));
     extensions::choose(&mut scenario, &mut Rng::new(seed ^ EXTENSIONS));
     scenario
 }
@@ -175,6 +176,8 @@ const SECOND_VOLUMES: u64 = 0x6e65_6967_6862_6f75;
 const CLUSTERS: u64 = 0x636c_7573_7465_7273;
 /// The same for modelled SSDs.
 const MODELS: u64 = 0x6d6f_6465_6c73_0000;
+/// The same for drives that keep an order.
+const DRIVE_ORDERS: u64 = 0x6f72_6465_7273_0000;
 /// The same for writes that extend.
 const EXTENSIONS: u64 = 0x6578_7465_6e64_0000;
 

@@ -390,6 +390,13 @@ impl Drive {
         Submitted::Pending
     }
 
+    /// Resets the controller: all streams end, and begin with the epoch `first`.
+    pub fn reset_streams(&mut self, now: u64, first: u16) {
+        if let Some(modelled) = &mut self.modelled {
+            modelled.reset_streams(now, first);
+        }
+    }
+
     /// The order that the drive keeps.
     pub fn order(&self) -> DriveOrder {
         self.spec.model.map_or(DriveOrder::None, |model| model.order().kind)

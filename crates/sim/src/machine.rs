@@ -224,8 +224,15 @@ impl Machine {
             order: drive.order(),
         });
         let namespaces = Namespaces::new(drives.collect()).expect("ids are counted from 1");
-        self.env.shared =
-            Some(Shared::new(identity(self.index), namespaces, volumes, self.env.now));
+        // The process resets the controllers of its drives. Other epochs than 0 soon wrap.
+        let first_epoch =
+            if (self.index as u32 + self.incarnation).is_multiple_of(2) { 0 } else { 65_530 };
+        for drive in &mut self.env.drives {
+            drive.reset_streams(self.env.now, first_epoch);
+        }
+        let mut shared = Shared::new(identity(self.index), namespaces, volumes, self.env.now);
+        shared.set_first_epoch(first_epoch);
+        self.env.shared = Some(shared);
         self.up = true;
         self.begin_process();
     }

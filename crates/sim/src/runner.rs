@@ -7,13 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use riopipe_fs_core::probe as fs_probe;
+use riopipe_model::probe as drive_probe;
 use riopipe_order::probe::{self, Plant, Rare};
 
 use crate::attempt::{Bounded, Fault};
 use crate::core::Trace;
+use crate::draw::draw_with;
 use crate::fs::FsCounts;
 use crate::oracle::Violation;
-use crate::scenario::Scenario;
+use crate::scenario::{Engine, Scenario};
 use crate::shrink::shrink;
 
 /// A run of many seeds ends early after this number of failing seeds.
@@ -171,11 +173,25 @@ const FILE_SYSTEM_PLANTS: &[fs_probe::Plant] = &[
     fs_probe::Plant::InodeAlwaysFit,
 ];
 
-/// A planted bug: the removed defence of the cluster, or of a file system on it.
+/// The planted bugs of a modelled drive that keeps the order of epochs, as far as a cluster shows
+/// them. `crates/model/tests/plants` shows all of them.
+const DRIVE_PLANTS: &[drive_probe::Plant] = &[
+    drive_probe::Plant::FlushOvertakesEpoch,
+    drive_probe::Plant::EpochNotWidened,
+    drive_probe::Plant::ForcedEpoch,
+    drive_probe::Plant::ForcedMapping,
+    drive_probe::Plant::EpochEndedEarly,
+    drive_probe::Plant::BarrierPassesHeldWrite,
+    drive_probe::Plant::CompletedUnmapped,
+];
+
+/// A planted bug: the removed defence of the cluster, of its drives, or of a file system on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedBug {
     /// One of the cluster.
     Cluster(Plant),
+    /// One of a modelled drive that keeps the order of epochs.
+    Drive(drive_probe::Plant),
     /// One of RioFS.
     FileSystem(fs_probe::Plant),
 }
@@ -187,7 +203,8 @@ impl PlantedBug {
         if of_file_system {
             return FILE_SYSTEM_PLANTS.iter().copied().map(Self::FileSystem).collect();
         }
-        Plant::ALL.iter().copied().map(Self::Cluster).collect()
+        let of_drives = DRIVE_PLANTS.iter().copied().map(Self::Drive);
+        Plant::ALL.iter().copied().map(Self::Cluster).chain(of_drives).collect()
     }
 
     /// The name: that of the trap first, or `FS`.
@@ -195,14 +212,26 @@ impl PlantedBug {
     pub fn name(self) -> String {
         match self {
             Self::Cluster(plant) => plant.name().into(),
+            Self::Drive(plant) => format!("drive-{plant:?}"),
             Self::FileSystem(plant) => format!("FS-{plant:?}"),
         }
+    }
+
+    /// The engine without which it makes no difference, if a run has another engine most often.
+    fn engine(self) -> Option<Engine> {
+        let needs_epochs = match self {
+            Self::Cluster(plant) => plant.name().starts_with("opimq-"),
+            Self::Drive(_) => true,
+            Self::FileSystem(_) => false,
+        };
+        needs_epochs.then_some(Engine::Opimq)
     }
 
     /// Plants it in this process, or takes it out again.
     fn set(self, is_planted: bool) {
         match self {
             Self::Cluster(plant) => probe::plant(is_planted.then_some(plant)),
+            Self::Drive(plant) => drive_probe::plant(is_planted.then_some(plant)),
             Self::FileSystem(plant) => fs_probe::plant(is_planted.then_some(plant)),
         }
     }
@@ -232,9 +261,10 @@ pub fn try_plant(plant: PlantedBug, plan: &Plan, progress: &(dyn Fn(u64) + Sync)
     let start = Instant::now();
     let (run, other, endless) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let found: Mutex<Option<(u64, Violation)>> = Mutex::new(None);
+    let draw = plant.engine().map_or(plan.draw, draw_with);
     plant.set(true);
     each_seed(plan, start, |seed, bounded| {
-        let (_, fault) = bounded.run(&(plan.draw)(seed), None);
+        let (_, fault) = bounded.run(&draw(seed), None);
         progress(run.fetch_add(1, Ordering::Relaxed) + 1);
         match fault {
             None => true,

@@ -46,6 +46,8 @@ pub enum Engine {
     Horae,
     /// With drives that have a cache barrier.
     Barrier,
+    /// With drives that keep the order of epochs.
+    Opimq,
     /// Without order.
     None,
 }
@@ -60,6 +62,7 @@ impl Engine {
             Self::Linux => EngineKind::Linux,
             Self::Horae => EngineKind::Horae,
             Self::Barrier => EngineKind::Barrier,
+            Self::Opimq => EngineKind::Opimq,
             Self::None => EngineKind::None,
         }
     }

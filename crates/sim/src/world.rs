@@ -544,6 +544,7 @@ impl World {
             }
             self.each_oracle(|oracle, _| oracle.loses_power(at));
             self.machines[at].power_cut();
+            self.core.oracle.has_lost_power(at, &Drives(&self.machines));
         } else {
             machine.kill();
         }

@@ -219,7 +219,7 @@ Examples:
   rio bench run --engine rio --time 60 --metrics 127.0.0.1:9421     watched by `rio volume stat`
   rio bench run --volume scratch -m 192.0.2.10 -m 192.0.2.11 --threads 4 --overwrite")]
 pub struct Run {
-    /// Engines: none, sync, linux, horae, barrier, rio; several separated by commas
+    /// Engines: none, sync, linux, horae, barrier, opimq, rio; several separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "none,rio,sync")]
     #[arg(value_parser = engine)]
     pub engine: Vec<EngineKind>,

@@ -110,7 +110,7 @@ pub struct Create {
     /// Its drives.
     #[command(flatten)]
     pub members: Members,
-    /// Default engine of the volume: rio, horae, barrier, sync, linux or none [default: rio if every target supports it,
+    /// Default engine of the volume: rio, horae, barrier, opimq, sync, linux or none [default: rio if every target supports it,
     /// else sync]
     #[arg(long, value_name = "ENGINE", value_parser = super::bench::engine)]
     pub engine: Option<riopipe::EngineKind>,

@@ -189,10 +189,12 @@ impl SsdQueue {
         Submitted::Pending
     }
 
-    /// Checks that one more operation may be in flight, and that the file was not found gone.
+    /// Checks that one more operation may be in flight, and that the file was not found gone. The
+    /// depth is no limit for operations on streams of epochs: one that is held back must not keep
+    /// out the one for which it waits.
     #[inline]
-    fn check_admission(&self) -> Result<(), Cause> {
-        if self.in_flight >= self.depth {
+    fn check_admission(&self, has_epochs: bool) -> Result<(), Cause> {
+        if self.in_flight >= self.depth && !has_epochs {
             return Err(Cause::QueueFull { depth: self.depth });
         }
         match self.file.as_ref().and_then(|file| file.gone()) {
@@ -206,7 +208,7 @@ impl SsdQueue {
         if let Err(error) = self.limits.extent(what, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.check_admission() {
+        if let Err(cause) = self.check_admission(false) {
             return Submitted::Done(Err(self.limits.error(what, lba, blocks, cause)));
         }
         self.stage(op, Command::Zeroes { what, lba, blocks })
@@ -218,7 +220,8 @@ impl SsdQueue {
         if let Some(file) = &self.file {
             let _ = file.check();
         }
-        if let Err(cause) = self.check_admission() {
+        let has_epochs = matches!(command, Command::FlushEpochs { .. });
+        if let Err(cause) = self.check_admission(has_epochs) {
             return Submitted::Done(Err(self.limits.error(Operation::Flush, 0, 0, cause)));
         }
         self.stage(op, command)
@@ -268,7 +271,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.data(Operation::Write, lba, bytes.len()) {
             return Submitted::Done(Err(error));
         }
-        let mut admitted = self.check_admission();
+        let mut admitted = self.check_admission(matches!(order, WriteOrder::Epochs(_)));
         if admitted.is_ok() && self.reserved.len() < blocks {
             admitted = self.reserve_frames(blocks);
         }
@@ -293,7 +296,7 @@ impl BlockDevice for SsdQueue {
         if let Err(error) = self.limits.blocks(Operation::Read, lba, blocks) {
             return Submitted::Done(Err(error));
         }
-        if let Err(cause) = self.check_admission() {
+        if let Err(cause) = self.check_admission(false) {
             let error = self.limits.error(Operation::Read, lba, blocks, cause);
             return Submitted::Done(Err(error));
         }
@@ -309,7 +312,7 @@ impl BlockDevice for SsdQueue {
     }
 
     fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted {
-        match self.check_admission() {
+        match self.check_admission(true) {
             Ok(()) => self.stage(op, Command::StartStream { first }),
             Err(cause) => {
                 Submitted::Done(Err(self.limits.error(Operation::StartStream, 0, 0, cause)))

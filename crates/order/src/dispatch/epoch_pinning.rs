@@ -19,7 +19,7 @@
 
 use alloc::collections::BTreeMap;
 
-use crate::probe::{DispatchPlant, is_dispatch_bug_planted};
+use crate::probe::{DispatchPlant, Plant, is_bug_planted, is_dispatch_bug_planted};
 use crate::write_order::{EpochId, EpochWrite};
 
 /// A write that is about to be dispatched.
@@ -64,12 +64,12 @@ pub enum DispatchError {
 }
 
 /// The streams of a host.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct EpochPinning {
     streams: BTreeMap<u16, Stream>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Stream {
     /// The number of the next epoch, or of the open one.
     next: u64,
@@ -80,7 +80,7 @@ struct Stream {
 }
 
 /// An epoch whose last write was not dispatched.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct OpenEpoch {
     queue: usize,
     follower: Option<u16>,
@@ -100,6 +100,17 @@ impl EpochPinning {
         EpochId { stream, epoch }
     }
 
+    /// The queue into which the next write of a stream goes if the stream runs on the core with
+    /// `core_queue`.
+    #[must_use]
+    pub fn queue_of(&self, stream: u16, core_queue: usize) -> usize {
+        let open = self.streams.get(&stream).and_then(|stream| stream.open.as_ref());
+        match open {
+            Some(open) if !is_epoch_not_pinned() => open.queue,
+            _ => core_queue,
+        }
+    }
+
     /// Chooses the queue of a write, and gives it its epochs.
     ///
     /// # Errors
@@ -108,12 +119,9 @@ impl EpochPinning {
         self.check(write)?;
         let NextWrite { stream: own, follower, is_last, core_queue } = write;
         let own_epoch = self.next_epoch(own);
+        let queue = self.queue_of(own, core_queue);
         let stream = self.streams.entry(own).or_default();
         let open = stream.open.get_or_insert(OpenEpoch { queue: core_queue, follower });
-        let queue = match is_dispatch_bug_planted(DispatchPlant::EpochNotPinned) {
-            true => core_queue,
-            false => open.queue,
-        };
         let ended_follower = open.follower.filter(|_| is_last);
         if is_last {
             stream.open = None;
@@ -155,4 +163,9 @@ impl EpochPinning {
             false => Ok(()),
         }
     }
+}
+
+/// Whether writes go into the queue of their core, and not into that of their epoch: a plant.
+fn is_epoch_not_pinned() -> bool {
+    is_dispatch_bug_planted(DispatchPlant::EpochNotPinned) || is_bug_planted(Plant::OpimqNotPinned)
 }

@@ -41,6 +41,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     orders_at_target: false,
     can_replay: false,
     drive_order: DriveOrder::Barrier,
+    queues_per_server: 1,
 };
 
 /// The most requests among which the scheduler chooses the next one.

@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::write_order::DriveOrder;
 
-use super::{barrier, horae, linux, none, rio, sync};
+use super::{barrier, horae, linux, none, opimq, rio, sync};
 
 /// An engine, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,14 +19,17 @@ pub enum EngineKind {
     Horae,
     /// The barrier-enabled stack: the drive's cache barrier keeps the order.
     Barrier,
+    /// OPIMQ's method: streams and epochs on drives that keep their order, with a queue for each
+    /// core.
+    Opimq,
     /// Rio's method: ordering attributes and ordering logs.
     Rio,
 }
 
 impl EngineKind {
     /// All engines, in the order that tables print them.
-    pub const ALL: [Self; 6] =
-        [Self::Sync, Self::Linux, Self::Horae, Self::Barrier, Self::Rio, Self::None];
+    pub const ALL: [Self; 7] =
+        [Self::Sync, Self::Linux, Self::Horae, Self::Barrier, Self::Opimq, Self::Rio, Self::None];
 
     /// The engine of a new volume, unless the caller of the creation chooses another one.
     pub const PREFERRED: Self = Self::Rio;
@@ -44,6 +47,7 @@ impl EngineKind {
             Self::Linux => linux::CAPABILITIES,
             Self::Horae => horae::CAPABILITIES,
             Self::Barrier => barrier::CAPABILITIES,
+            Self::Opimq => opimq::CAPABILITIES,
             Self::Rio => rio::CAPABILITIES,
         }
     }
@@ -57,6 +61,7 @@ impl EngineKind {
             Self::Linux => "linux",
             Self::Horae => "horae",
             Self::Barrier => "barrier",
+            Self::Opimq => "opimq",
             Self::Rio => "rio",
         }
     }
@@ -83,6 +88,9 @@ impl EngineKind {
             }
             Self::Barrier => {
                 "after a crash a prefix of the groups; the group behind it may be there in part"
+            }
+            Self::Opimq => {
+                "after a crash a prefix of groups; the group cut by it may be there in part"
             }
             Self::Rio => "after a crash a prefix of whole groups, never a hole",
         }
@@ -116,6 +124,8 @@ pub struct Capabilities {
     /// The order that each drive of the volume must keep by itself
     /// ([`DriveOrder::None`] if any drive serves).
     pub drive_order: DriveOrder,
+    /// The number of queues, each with a connection of its own, that a stream has to each server.
+    pub queues_per_server: u16,
 }
 
 impl fmt::Display for EngineKind {

@@ -16,6 +16,7 @@
 //! | [`Linux`](linux::Linux) | transfer, PREFLUSH, commit block with FUA, as JBD2 on Linux |
 //! | [`Horae`](horae::Horae) | metadata in the targets' logs before the data is sent; joint FLUSH |
 //! | [`Barrier`](barrier::Barrier) | the drive's cache barrier |
+//! | [`Opimq`](opimq::Opimq) | the drive: stream and epoch in the command, a queue for each core |
 //! | [`Rio`](rio::Rio) | attributes, the target's log and gate, in-order completion |
 
 pub mod barrier;
@@ -25,6 +26,7 @@ pub mod horae;
 mod kind;
 pub mod linux;
 pub mod none;
+pub mod opimq;
 mod request_table;
 pub mod rio;
 mod sent;
@@ -329,7 +331,20 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         self.base().check_write(lba, blocks)
     }
 
-    /// Takes the next request that may go to `server` now. The caller must send it.
+    /// Notes the core on which the caller runs.
+    fn set_core(&mut self, core: u32) {
+        let _ = core;
+    }
+
+    /// The number of queues that the stream has to each server
+    /// ([`Capabilities::queues_per_server`]).
+    fn queues_per_server(&self) -> u16 {
+        1
+    }
+
+    /// Takes the next request that may go to a server now. The caller must send it. With several
+    /// queues to each server, `server` is the number of the queue among all: server × queues per
+    /// server + queue.
     fn next_request(&mut self, server: u16) -> Option<Dispatch> {
         let id = self.base_mut().queues[usize::from(server)].pop_front()?;
         Some(Dispatch { id, ordered: None })
@@ -466,6 +481,9 @@ pub struct Limits {
     pub merged_blocks_max: u32,
     /// The mark from which the stream continues. The first group has the next seq.
     pub start: Seq,
+    /// The number of the stream in commands, for an engine whose commands name it; never 0. Each
+    /// opening of a stream has another number, so that a drive does not take one for the other.
+    pub stream_number: u16,
 }
 
 impl Default for Limits {
@@ -475,6 +493,7 @@ impl Default for Limits {
             merge: true,
             merged_blocks_max: u32::MAX,
             start: Seq::ZERO,
+            stream_number: 1,
         }
     }
 }
@@ -489,6 +508,7 @@ const _: () = {
     is_send::<linux::Linux<()>>();
     is_send::<horae::Horae<()>>();
     is_send::<barrier::Barrier<()>>();
+    is_send::<opimq::Opimq<()>>();
     is_send::<rio::Rio<()>>();
 };
 
@@ -505,6 +525,7 @@ pub fn engine<P: Payload + 'static>(
         EngineKind::Linux => Box::new(linux::Linux::new(topology, limits)),
         EngineKind::Horae => Box::new(horae::Horae::new(topology, limits)),
         EngineKind::Barrier => Box::new(barrier::Barrier::new(topology, limits)),
+        EngineKind::Opimq => Box::new(opimq::Opimq::new(topology, limits)),
         EngineKind::Rio => Box::new(rio::Rio::new(topology, limits)),
     }
 }

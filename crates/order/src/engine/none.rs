@@ -20,6 +20,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     orders_at_target: false,
     can_replay: false,
     drive_order: DriveOrder::None,
+    queues_per_server: 1,
 };
 
 /// The `none` engine of one stream.

@@ -51,6 +51,7 @@ pub(super) const CAPABILITIES: Capabilities = Capabilities {
     orders_at_target: true,
     can_replay: true,
     drive_order: DriveOrder::None,
+    queues_per_server: 1,
 };
 
 /// The `rio` engine of one stream.

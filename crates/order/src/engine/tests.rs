@@ -13,6 +13,7 @@ use crate::topology::{MemberInfo, ServerInfo};
 mod barrier_paths;
 mod horae_paths;
 mod linux_journal;
+mod opimq_epochs;
 mod replay;
 
 /// Payload handle: (first block's number, blocks).
@@ -46,9 +47,10 @@ fn write(lba: u64, blocks: u32) -> Write<Piece> {
     Write { lba, blocks, op: Op::Write(Place::Fresh, Piece(lba as u32, blocks)) }
 }
 
-/// Takes all requests that may be sent.
+/// Takes all requests that may be sent, also over the second queue of each server if the engine has
+/// one.
 fn drain(engine: &mut dyn Engine<Piece>, servers: u16) -> Vec<Dispatch> {
-    (0..servers)
+    (0..servers * engine.queues_per_server())
         .flat_map(|s| core::iter::from_fn(|| engine.next_request(s)).collect::<Vec<_>>())
         .collect()
 }

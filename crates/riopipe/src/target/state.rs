@@ -341,7 +341,8 @@ impl ManagedAssociation {
                 let handle = self.stream_handles.get(&stream);
                 if let (Some(socket), Some(handle)) = (stream_socket.take(), handle) {
                     let queue = Box::new(queue);
-                    handle.post(StreamMessage::Connected { server, socket, queue });
+                    // Only streams with one queue to each server make new connections.
+                    handle.post(StreamMessage::Connected { link: server, socket, queue });
                 }
             }
         }

@@ -9,6 +9,7 @@ mod late;
 mod lease;
 mod lost_log;
 mod metrics;
+mod opimq;
 mod reads;
 mod reconnect;
 mod recovery;

@@ -12,6 +12,9 @@ pub struct ConnectRequest {
     pub stream: StreamId,
     /// The server, by its number in the volume's topology.
     pub server: u16,
+    /// The link of the stream that needs the connection; see
+    /// [`stream`](crate::initiator::stream).
+    pub link: u16,
     /// The queue to create.
     pub qid: u16,
     /// The number of commands for which the queue must have space.
@@ -118,7 +121,7 @@ mod tests {
     use super::*;
 
     fn request(stream: u16, attempts: u32) -> ConnectRequest {
-        ConnectRequest { stream: StreamId(stream), server: 1, qid: 2, depth: 8, attempts }
+        ConnectRequest { stream: StreamId(stream), server: 1, link: 1, qid: 2, depth: 8, attempts }
     }
 
     #[test]

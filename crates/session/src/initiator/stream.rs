@@ -1,5 +1,11 @@
 //! An ordered stream: one engine over one queue pair for each of the volume's targets.
 //!
+//! Some engines have several queue pairs to each target
+//! ([`Capabilities::queues_per_server`](riopipe_order::engine::Capabilities::queues_per_server)).
+//! Then each connection is a *link* with a number of its own: server × queues per server + queue.
+//! With one queue to each server, a link has the number of its server. The first link to a server
+//! carries the reads, too.
+//!
 //! The [stream driver](super::stream_driver) drives it. In each round the driver does this, in
 //! order:
 //!
@@ -124,7 +130,10 @@ pub struct StreamSession<P> {
     config: StreamConfig,
     engine: Box<dyn Engine<P>>,
     topology: Topology,
+    /// The connections, by link.
     connections: Vec<Connection<P>>,
+    /// The number of queues, and so of links, to each server.
+    queues_per_server: u16,
     /// The read in flight, if there is one.
     reading: Reading,
     /// The marks as of the last poll.
@@ -150,7 +159,7 @@ pub struct StreamSession<P> {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// A stream over `queues`, one for each server of the topology, none of them started. All
+    /// A stream over `queues`, one for each link, none of them started. All
     /// streams of a volume in this process share `flush_failures` and `barrier`.
     #[must_use]
     pub fn new(
@@ -161,12 +170,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         flush_failures: Arc<FlushFailures>,
         barrier: &Arc<ReadBarrier>,
     ) -> Self {
-        debug_assert_eq!(queues.len(), topology.servers().len());
+        let queues_per_server = engine.queues_per_server();
+        debug_assert_eq!(queues.len(), topology.servers().len() * usize::from(queues_per_server));
         debug_assert_eq!(config.nsids.len(), topology.members().len());
         let connections = queues
             .into_iter()
             .zip(0..)
-            .map(|(queue, server)| {
+            .map(|(queue, link): (_, u16)| {
+                let server = link / queues_per_server;
                 Connection::new(queue, barrier.participant(server), config.start)
             })
             .collect();
@@ -178,6 +189,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             engine,
             topology,
             connections,
+            queues_per_server,
             reading: Reading::default(),
             closing: false,
             bind_refused: None,
@@ -242,30 +254,85 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.is_connecting {
             self.continue_set_up(now);
         }
-        for server in 0..self.connections.len() as u16 {
-            let connection = &mut self.connections[usize::from(server)];
+        for link in 0..self.connections.len() as u16 {
+            let connection = &mut self.connections[usize::from(link)];
             if !connection.sends_requests() {
                 continue;
             }
             if connection.queue.in_flight() == 0 {
                 connection.last_progress = now;
             }
-            self.send_requests(server);
-            if self.reading.unsent_count > 0 {
-                self.reading.send_parts(server, &mut self.connections[usize::from(server)]);
+            self.send_requests(link);
+            if self.reading.unsent_count > 0
+                && let Some(server) = self.server_of_reads(link)
+            {
+                self.reading.send_parts(server, &mut self.connections[usize::from(link)]);
             }
-            self.send_idle_mark(server, now);
+            self.send_idle_mark(link, now);
+        }
+        if self.queues_per_server > 1 {
+            self.send_to_all_queues();
         }
     }
 
-    /// Sends the engine's requests to a server, until its queue has no space for more.
+    /// Sends more requests of an engine with several queues to a server: what one queue has taken
+    /// may let another one continue.
+    fn send_to_all_queues(&mut self) {
+        loop {
+            let mut has_sent = false;
+            for link in 0..self.connections.len() as u16 {
+                if self.connections[usize::from(link)].sends_requests() {
+                    has_sent |= self.send_requests(link);
+                }
+            }
+            if !has_sent {
+                return;
+            }
+        }
+    }
+
+    /// The server that is read over this link, if it carries reads.
+    fn server_of_reads(&self, link: u16) -> Option<u16> {
+        let queues = self.queues_per_server;
+        link.is_multiple_of(queues).then_some(link / queues)
+    }
+
+    /// The server of a link.
+    #[must_use]
+    pub fn server_of(&self, link: u16) -> u16 {
+        link / self.queues_per_server
+    }
+
+    /// The links to a server.
+    pub fn links_to(&self, server: u16) -> core::ops::Range<u16> {
+        let queues = self.queues_per_server;
+        server * queues..(server + 1) * queues
+    }
+
+    /// The number of queues that the stream has to each server.
     #[inline]
-    fn send_requests(&mut self, server: u16) {
+    #[must_use]
+    pub const fn queues_per_server(&self) -> u16 {
+        self.queues_per_server
+    }
+
+    /// Notes the core on which the caller runs, for an engine with a queue for each core.
+    #[inline]
+    pub fn set_core(&mut self, core: u32) {
+        self.engine.set_core(core);
+    }
+
+    /// Sends the engine's requests over a link, until its queue has no space for more. Returns
+    /// whether there were any.
+    #[inline]
+    fn send_requests(&mut self, link: u16) -> bool {
         let Self { connections, engine, config, tracer, .. } = self;
-        let connection = &mut connections[usize::from(server)];
+        let connection = &mut connections[usize::from(link)];
         let depth = connection.depth(config.queue_depth);
+        let mut has_sent = false;
         while connection.queue.in_flight() < depth {
-            let Some(dispatch) = engine.next_request(server) else { break };
+            let Some(dispatch) = engine.next_request(link) else { break };
+            has_sent = true;
             let request = engine.request(dispatch.id);
             tracer.on_sent(dispatch.id, request.seq, request.span);
             let nsid = config.nsids[usize::from(request.member.0)];
@@ -298,14 +365,15 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             let sent = connection.queue.submit(sqe, purpose, data, &mut connection.outbox);
             debug_assert!(sent.is_ok(), "the queue has space for its depth");
         }
+        has_sent
     }
 
     /// Sends the released mark of an idle stream to a server, in a command of its own (trap T1). So
     /// a crash of an idle initiator leaves a log that needs no recovery.
     #[inline]
-    fn send_idle_mark(&mut self, server: u16, now: u64) {
+    fn send_idle_mark(&mut self, link: u16, now: u64) {
         let Some(released) = idle_mark(&*self.engine, self.config.engine) else { return };
-        let connection = &mut self.connections[usize::from(server)];
+        let connection = &mut self.connections[usize::from(link)];
         if released <= connection.last_mark.seq {
             return;
         }
@@ -336,8 +404,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
         }
-        for (connection, server) in self.connections.iter().zip(0..) {
-            if connection.state == State::Dead {
+        for link in 0..self.connections.len() as u16 {
+            if self.connections[usize::from(link)].state == State::Dead
+                && let Some(server) = self.server_of_reads(link)
+            {
                 self.reading.give_up_server(server);
             }
         }
@@ -379,7 +449,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Takes in bytes that arrived from `server`. `sink` gets the bytes of the read in flight, with
+    /// Takes in bytes that arrived over a link. `sink` gets the bytes of the read in flight, with
     /// their offset in it. Returns the number of bytes of `buf` that were used up.
     ///
     /// # Errors
@@ -387,12 +457,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// [`lost`](Self::lost).
     pub fn receive(
         &mut self,
-        server: u16,
+        link: u16,
         now: u64,
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        let connection = &mut self.connections[usize::from(server)];
+        let server = self.server_of(link);
+        let connection = &mut self.connections[usize::from(link)];
         let mut handler = AnswerHandler {
             server,
             config: &self.config,
@@ -424,7 +495,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             connection.last_progress = now;
         }
         if let Some(event) = set_up_event {
-            self.handle_set_up(server, event, now);
+            self.handle_set_up(link, event, now);
         }
         Ok(used)
     }
@@ -453,7 +524,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.marks
     }
 
-    /// A server that has made no progress for too long although an answer from it is missing. The
+    /// A link that has made no progress for too long although an answer on it is missing. The
     /// caller closes the connection and calls [`lost`](Self::lost).
     #[must_use]
     pub fn stalled(&self, now: u64) -> Option<u16> {
@@ -461,7 +532,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             connection.awaits_answer()
                 && now.saturating_sub(connection.last_progress) >= self.config.timeout_ns
         };
-        self.connections.iter().position(is_stalled).map(|server| server as u16)
+        self.connections.iter().position(is_stalled).map(|link| link as u16)
     }
 
     /// Sends every target the released mark, to be recorded durably. This is for a clean close,
@@ -486,9 +557,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// # Errors
     /// A target could not record its mark.
     pub fn marks_confirmed(&self) -> Result<bool, TargetRefusal> {
-        for (connection, server) in self.connections.iter().zip(0..) {
+        for (connection, link) in self.connections.iter().zip(0..) {
             if let Some(status) = connection.mark_refused {
-                return Err(TargetRefusal { server, status });
+                return Err(TargetRefusal { server: self.server_of(link), status });
             }
         }
         let released = self.engine.released();
@@ -507,26 +578,26 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
 
     /// The length of the PDU at the start of `buf`, in bytes.
     #[must_use]
-    pub fn need(&self, server: u16, buf: &[u8]) -> usize {
-        self.connections[usize::from(server)].queue.need(buf)
+    pub fn need(&self, link: u16, buf: &[u8]) -> usize {
+        self.connections[usize::from(link)].queue.need(buf)
     }
 
-    /// The bytes to send to a server.
-    pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
-        &mut self.connections[usize::from(server)].outbox
+    /// The bytes to send over a link.
+    pub fn outbox(&mut self, link: u16) -> &mut Outbox<P> {
+        &mut self.connections[usize::from(link)].outbox
     }
 
-    /// The number of commands in flight to a server.
+    /// The number of commands in flight on a link.
     #[must_use]
-    pub fn in_flight(&self, server: u16) -> usize {
-        let connection = &self.connections[usize::from(server)];
+    pub fn in_flight(&self, link: u16) -> usize {
+        let connection = &self.connections[usize::from(link)];
         if connection.has_connection() { connection.queue.in_flight() } else { 0 }
     }
 
-    /// Whether a server has no connection: then no bytes are received from it or sent to it.
+    /// Whether a link has no connection: then no bytes are received or sent over it.
     #[must_use]
-    pub fn is_lost(&self, server: u16) -> bool {
-        !self.connections[usize::from(server)].has_connection()
+    pub fn is_lost(&self, link: u16) -> bool {
+        !self.connections[usize::from(link)].has_connection()
     }
 
     /// Whether some connection is down, is being set up, or replays, as of the last check.

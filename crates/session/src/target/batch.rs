@@ -265,7 +265,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if is_traced {
             self.tracer.on_submitted(env.instant());
         }
-        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+        if let Submitted::Done(result) = context.submit_flush_of(index, None, env) {
             if is_traced {
                 self.trace_device_result(&context.commands[index], env.instant());
             }
@@ -340,7 +340,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
         has_succeeded: bool,
         env: &mut E,
     ) {
-        if context.on_flush_ended(index, has_succeeded, env) {
+        if context.on_flush_ended(index, has_succeeded, !has_succeeded, env) {
             return;
         }
         if !has_succeeded {

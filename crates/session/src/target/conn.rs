@@ -308,6 +308,9 @@ impl<E: TargetEnv> TargetConn<E> {
         if index == OpId::NO_COMMAND {
             return;
         }
+        if index == OpId::STREAM_BEGUN {
+            return self.plain.on_stream_begun(env);
+        }
         let Some(command) =
             self.context.commands.get_used(index).filter(|command| command.is_on_device())
         else {
@@ -445,6 +448,7 @@ impl<E: TargetEnv> TargetConn<E> {
             why,
         });
         self.context.waiting_for_budget.clear();
+        self.plain.close_streams(&self.context, env);
         if let Some(ordered) = &mut self.ordered {
             ordered.end_stream(&mut self.context);
             // There is no peer, so the completions go into an outbox that is dropped.
@@ -479,6 +483,9 @@ impl<E: TargetEnv> TargetConn<E> {
     /// closed connection has.
     fn finish_if_idle(&mut self, env: &mut E) {
         if self.is_drained || self.context.commands.in_use_count() > 0 {
+            return;
+        }
+        if !self.plain.leave_streams(&self.context, env) {
             return;
         }
         self.return_stream(env, &mut Outbox::new());

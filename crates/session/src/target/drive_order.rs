@@ -160,6 +160,7 @@ impl PlainIo {
         {
             return Err(wire::status::POISONED.with_dnr());
         }
+        let order = self.order_on_drive(context, checked.ns_index, order, env)?;
         Ok((checked, order))
     }
 
@@ -221,8 +222,8 @@ impl PlainIo {
                 continue;
             }
             let command = &mut context.commands[index];
-            let order = wire::order_of(&command.sqe).unwrap_or_default();
-            let Some(buf) = command.buf.take() else {
+            let order = self.translated_order(&command.sqe, ns_index);
+            let (Some(buf), Some(order)) = (command.buf.take(), order) else {
                 debug_assert!(false, "a write that waits has its data");
                 self.refuse_ordered(context, index, Status::INTERNAL, outbox);
                 continue;

@@ -4,6 +4,7 @@
 
 use riopipe_order::block_device::{BlockDevice, Submitted};
 use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::write_order::EpochId;
 
 use super::commands::Stage;
 use super::context::{Context, update_shared};
@@ -11,25 +12,41 @@ use super::env::TargetEnv;
 use super::ids::OpId;
 
 impl<E: TargetEnv> Context<E> {
-    /// Submits the FLUSH of a command.
-    pub(super) fn submit_flush_of(&mut self, index: u16, env: &mut E) -> Submitted<E::Buf> {
+    /// Submits the FLUSH of a command: of all epochs of a stream before this one, or of all that has
+    /// completed.
+    pub(super) fn submit_flush_of(
+        &mut self,
+        index: u16,
+        before: Option<EpochId>,
+        env: &mut E,
+    ) -> Submitted<E::Buf> {
         let ns_index = usize::from(self.commands[index].ns_index);
         let namespace = self.namespaces.at(ns_index);
         // A drive without a volatile cache loses no data when a FLUSH fails, so its FLUSHes are not
         // counted.
         let ticket = namespace.config.volatile.then(|| namespace.state.flushes.begin());
         self.commands[index].flush_ticket = ticket;
-        env.device(ns_index).flush(OpId::new(self.key, index).0)
+        let op = OpId::new(self.key, index).0;
+        match before {
+            Some(before) => env.device(ns_index).flush_epochs(op, before),
+            None => env.device(ns_index).flush(op),
+        }
     }
 
     /// Takes in the result of a command's FLUSH. Returns whether the success of the FLUSH is in
     /// doubt. A command in doubt waits, and [`resolve_doubts`](Self::resolve_doubts) returns it
-    /// later.
-    pub(super) fn on_flush_ended(&mut self, index: u16, has_succeeded: bool, env: &mut E) -> bool {
+    /// later. `is_loss`: it has failed, and the drive may have lost writes.
+    pub(super) fn on_flush_ended(
+        &mut self,
+        index: u16,
+        has_succeeded: bool,
+        is_loss: bool,
+        env: &mut E,
+    ) -> bool {
         let command = &mut self.commands[index];
         let ns_index = usize::from(command.ns_index);
         let state = &self.namespaces.at(ns_index).state;
-        if !has_succeeded {
+        if is_loss {
             state.flushes.count_failure();
         }
         let Some(ticket) = command.flush_ticket.take() else { return false };

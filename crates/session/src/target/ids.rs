@@ -20,6 +20,8 @@ impl OpId {
     /// The slot in the id of an operation that belongs to no command. Its result is not used. A
     /// table of commands is smaller.
     pub(super) const NO_COMMAND: u16 = u16::MAX;
+    /// The slot in the id of an operation that begins a stream of a drive anew for the next host.
+    pub(super) const STREAM_BEGUN: u16 = u16::MAX - 1;
 
     /// The key of the connection.
     #[must_use]

@@ -22,6 +22,8 @@ mod core;
 mod dataset;
 mod drive_order;
 mod env;
+mod epoch_streams;
+mod epoch_use;
 mod flushes;
 mod flushing;
 mod guard;

@@ -18,6 +18,7 @@ use super::commands::Stage;
 use super::context::{Context, InsertedCommand, fenced_owner, is_in_capsule};
 use super::drive_order::{OrderedWrites, is_in_drive_order};
 use super::env::{TargetEnv, status_of};
+use super::epoch_use::{EpochUse, is_stream_failure};
 use super::ids::OpId;
 use super::limits::{BLOCK_SIZE, TRANSFER_BYTES_MAX};
 use crate::outbox::Outbox;
@@ -28,6 +29,8 @@ use crate::wire;
 pub(super) struct PlainIo {
     /// The writes with a place in their drive's order.
     pub(super) ordered_writes: OrderedWrites,
+    /// The streams of drives that the connection uses.
+    pub(super) epochs: EpochUse,
     /// By namespace index: how many FLUSHes of the drive had failed when this connection submitted
     /// the oldest of its plain writes that none of its FLUSHes has covered yet. `None` if there is
     /// no such write. If more FLUSHes have failed when a FLUSH succeeds, writes may be lost (trap
@@ -229,14 +232,21 @@ impl PlainIo {
         outbox: &mut Outbox<E::Buf>,
     ) -> Result<(), Closed> {
         let checked = context.namespace(sqe).map(|(ns_index, _)| ns_index);
+        let checked = checked
+            .and_then(|ns_index| Ok((ns_index, self.flush_before(context, sqe, ns_index, env)?)));
+        let before = checked.as_ref().ok().and_then(|(_, before)| *before);
+        let checked = checked.map(|(ns_index, _)| ns_index);
         let Some(InsertedCommand { index, ns_index }) =
             context.insert_or_refuse(sqe, Stage::Device, checked, outbox)?
         else {
             return Ok(());
         };
-        context.commands[index].failure_count_before =
-            self.failures_before_covered_writes(context, ns_index);
-        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+        context.commands[index].failure_count_before = match before {
+            Some((_, failures)) => Some(failures),
+            None => self.failures_before_covered_writes(context, ns_index),
+        };
+        let before = before.map(|(before, _)| before);
+        if let Submitted::Done(result) = context.submit_flush_of(index, before, env) {
             self.on_device_result(context, index, result, env, outbox);
         }
         Ok(())
@@ -355,7 +365,8 @@ impl PlainIo {
         }
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {
-            if context.on_flush_ended(index, result.is_ok(), env) {
+            let is_loss = matches!(&result, Err(error) if !is_stream_failure(error));
+            if context.on_flush_ended(index, result.is_ok(), is_loss, env) {
                 return;
             }
             if result.is_ok() {
@@ -363,6 +374,9 @@ impl PlainIo {
             }
         }
         let status = match result {
+            Err(error) if was_flush && is_stream_failure(&error) => {
+                wire::status::POISONED.with_dnr()
+            }
             Err(error) => status_of(&error, code == opcode::READ),
             // There is no peer, so the status does not matter.
             Ok(_) if context.is_closing => Status::SUCCESS,
@@ -394,7 +408,7 @@ impl PlainIo {
         // the host may still flush its other writes.
         context.commands[index].failure_count_before =
             self.failures_at_first_write.get(ns_index).copied().flatten();
-        if let Submitted::Done(result) = context.submit_flush_of(index, env) {
+        if let Submitted::Done(result) = context.submit_flush_of(index, None, env) {
             self.on_device_result(context, index, result, env, outbox);
         }
     }

@@ -23,6 +23,7 @@ pub(super) use self::controllers::{Attached, IoQueue};
 use self::notices::Fence;
 pub use self::notices::{FenceScope, Notice};
 use super::budget::{Budget, Reservation};
+use super::epoch_streams::EpochStreams;
 use super::identity::{DiscoveryPort, Identity};
 use super::ids::ConnId;
 use super::limits::MEMORY_BYTES;
@@ -71,6 +72,10 @@ pub struct Shared<R: Region> {
     /// Volumes, their owners and logs.
     pub(super) volumes: Volumes<R>,
     discovery_generation: u64,
+    /// By namespace index: the streams of its drive, if the drive keeps their order.
+    epoch_streams: Vec<EpochStreams>,
+    /// The epoch with which streams of drives begin.
+    first_epoch: u16,
 }
 
 impl<R: Region> Shared<R> {
@@ -102,7 +107,24 @@ impl<R: Region> Shared<R> {
             conns_to_wake: Vec::new(),
             volumes,
             discovery_generation: 1,
+            epoch_streams: Vec::new(),
+            first_epoch: 0,
         }
+    }
+
+    /// Sets the epoch with which all streams of the drives begin. A drive that has got its power
+    /// begins all with epoch 0.
+    pub fn set_first_epoch(&mut self, epoch: u16) {
+        self.first_epoch = epoch;
+    }
+
+    /// The streams of a namespace's drive.
+    pub(super) fn epoch_streams(&mut self, ns_index: usize) -> &mut EpochStreams {
+        let first = self.first_epoch;
+        if self.epoch_streams.len() <= ns_index {
+            self.epoch_streams.resize_with(ns_index + 1, || EpochStreams::new(first));
+        }
+        &mut self.epoch_streams[ns_index]
     }
 
     /// The identity and the settings of the subsystem.

@@ -59,6 +59,8 @@ pub const TOO_MANY_SLOTS: Status = Status(0x716);
 /// The directory of the log has no free record. Dword 0 of the completion is the number of volumes
 /// that the directory can hold.
 pub const LOG_DIRECTORY_FULL: Status = Status(0x717);
+/// Hosts use all streams that the target has on a drive which keeps their order (trap T28).
+pub const DRIVE_STREAMS_FULL: Status = Status(0x718);
 
 /// The file or the device under a drive is gone. The code is vendor specific, of the type of media
 /// errors (2h), so that a peer that does not know it takes it for a failure of the drive.
@@ -108,6 +110,7 @@ pub fn meaning(status: Status) -> Option<&'static str> {
             "the volume needs more log slots than the target keeps in memory beside those of its \
              other volumes: use fewer streams or slots"
         }
+        DRIVE_STREAMS_FULL => "hosts use all streams of the drive",
         LOG_DIRECTORY_FULL => {
             "the target's log region holds as many volumes as it can: replace one of that target \
              that is not needed, or give the target another log once no volume needs the present one"
@@ -128,7 +131,7 @@ mod tests {
 
     #[test]
     fn every_vendor_status_means_something_else() {
-        let meanings: Vec<_> = (0x701..=0x717).map(|s| meaning(Status(s))).collect();
+        let meanings: Vec<_> = (0x701..=0x718).map(|s| meaning(Status(s))).collect();
         for (i, text) in meanings.iter().enumerate() {
             assert!(text.is_some() && !meanings[..i].contains(text), "{text:?}");
         }
@@ -136,7 +139,7 @@ mod tests {
         assert_eq!(found, meanings[0], "with DNR and without");
         assert!(meaning(DRIVE_GONE.with_dnr()).is_some_and(|text| text.contains("deleted")));
         assert_eq!(DRIVE_GONE.sct(), Status::SCT_MEDIA);
-        for other in [0x700, 0x718, 0x001, 0x280, 0x2c1] {
+        for other in [0x700, 0x719, 0x001, 0x280, 0x2c1] {
             assert_eq!(meaning(Status(other)), None);
         }
     }

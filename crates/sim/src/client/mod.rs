@@ -411,8 +411,9 @@ impl Client {
                 TargetEvent::Connection(stream, wire, queue) => {
                     match self.streams.get_mut(usize::from(stream.0)) {
                         Some(Some(stream)) => {
-                            let server = at as u16;
-                            stream.post(StreamMessage::Connected { server, wire, queue });
+                            // Only streams with one queue to each server make new connections.
+                            let link = at as u16;
+                            stream.post(StreamMessage::Connected { link, wire, queue });
                         }
                         _ => wire.close(core),
                     }

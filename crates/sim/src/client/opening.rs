@@ -254,7 +254,7 @@ impl Client {
         }
         let streams = volume.members.head.streams;
         let queues = volume.members.controllers.iter().map(|controller| controller.queues);
-        let mut state = VolumeState::new(streams, queues.collect(), core.is_logged(), 0);
+        let mut state = VolumeState::new(streams, queues.collect(), volume.engine, 0);
         let mut ownership_checker = BlockOwnershipChecker::default();
         settle_streams(&volume.outcome, &volume.topology, &mut state, &mut ownership_checker);
         let end = self.end();
@@ -281,6 +281,7 @@ impl Client {
             shared: StreamShared {
                 flush_failures: FlushFailures::new(volume.topology.members().len()),
                 read_barrier: ReadBarrier::new(volume.topology.servers().len()),
+                stream_numbers: std::sync::Arc::default(),
             },
             config: volume.opening_config(),
             topology: volume.topology,

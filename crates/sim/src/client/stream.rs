@@ -32,10 +32,14 @@ const STALL_NS: u64 = 80 * MS;
 /// A target that sends nothing to an association for this time is lost, ns: see
 /// [`silence_limit_ns`](riopipe_session::initiator::manager::silence_limit_ns).
 const SILENCE_NS: u64 = ANSWER_NS;
+/// The cores of an initiator.
+const CORES: u64 = 3;
+/// Of 100 rounds of a stream, the number before which its thread moves to another core.
+const MIGRATIONS: u64 = 25;
 /// A stream that is not bound everywhere after this time cannot be started, ns.
 const START_NS: u64 = 200 * MS;
 
-/// A stream's connection to a server, with the bytes that have arrived and were not received yet.
+/// The connection of a link of a stream, with the bytes that have arrived and were not received yet.
 #[derive(Debug)]
 struct Connection {
     wire: Wire,
@@ -47,7 +51,7 @@ struct Connection {
 #[derive(Debug)]
 pub(super) enum StreamMessage {
     /// A connection that the stream has asked for.
-    Connected { server: u16, wire: Wire, queue: Box<IoQueue> },
+    Connected { link: u16, wire: Wire, queue: Box<IoQueue> },
     /// The association with a server has ended.
     AssociationEnded { server: u16, since: u64 },
     /// A server will not come back.
@@ -71,7 +75,7 @@ impl Connection {
     /// the connection has ended; it holds the session's error, if there is one.
     fn receive(
         &mut self,
-        server: u16,
+        link: u16,
         driver: &mut StreamDriver<Payload>,
         reading: &mut Reading,
         core: &mut Core,
@@ -82,7 +86,7 @@ impl Connection {
         let bytes = core::mem::take(&mut self.arrived);
         let into = &mut reading.bytes;
         let fed = self.wire.feed(&bytes, |bytes| {
-            driver.received(server, core.now, bytes, &mut |offset, bytes| {
+            driver.received(link, core.now, bytes, &mut |offset, bytes| {
                 if let Some(part) = into.get_mut(offset..offset + bytes.len()) {
                     part.copy_from_slice(bytes);
                 }
@@ -90,7 +94,7 @@ impl Connection {
         });
         fed.map(|()| true).map_err(|error| {
             // Send the cause to the target, in case it still reads.
-            self.wire.send(driver.outbox(server), core);
+            self.wire.send(driver.outbox(link), core);
             Some(error)
         })
     }
@@ -140,6 +144,7 @@ pub(super) struct Stream {
     body: Body,
     /// The stream was bound everywhere once.
     begun: bool,
+    /// The connections, by link.
     connections: Vec<Option<Connection>>,
     messages: Vec<StreamMessage>,
     /// The connections that the stream asks for.
@@ -152,17 +157,21 @@ pub(super) struct Stream {
     pub(super) watchers: Watchers,
     /// The end of the owner's call wakes the background driver.
     pub(super) wakes_background: bool,
+    /// The core on which the thread that drives it runs.
+    runs_on: u32,
     /// The last group that has been sent, as far as the connections allow.
     pub(super) sent: Seq,
     /// The time until which the thread that drives it sleeps, ns.
     wakes_at: Option<u64>,
     pub(super) reading: Reading,
-    /// For each connection, the last time at which it carried requests, ns; or the last sign of life
+    /// For each link, the last time at which it carried requests, ns; or the last sign of life
     /// of its target, if that is why it counts as lost.
     pub(super) carried: Vec<u64>,
-    /// For each server, whether its connection carried requests at the last check.
+    /// For each link, whether its connection carried requests at the last check.
     carries: Vec<bool>,
     replaying: Vec<bool>,
+    /// The distance from the queues of this stream to those of the next one.
+    qid_stride: u16,
     /// The number of times that connections were made again.
     reconnects: u16,
     /// The stream was opened before, and no recovery has ended that use.
@@ -192,13 +201,20 @@ impl Stream {
     pub(super) fn new(setup: &Setup<'_>, core: &Core) -> Self {
         let spec = &core.scenario.client;
         let kept_max = u64::from(spec.kept_blocks) * BLOCK as u64;
+        let engine = if setup.is_reader { EngineKind::None } else { setup.engine };
         let servers = setup.topology.servers().len();
+        let queues = usize::from(engine.capabilities().queues_per_server);
+        let links = servers * queues;
+        // The ids of a stream's queues on a target follow each other.
+        let stride = setup.engine.capabilities().queues_per_server;
+        let first_qid = setup.id * stride + 2;
+        let qids = (first_qid..).take(queues).collect::<Vec<u16>>().repeat(servers);
         let stream = StreamSpec {
             config: StreamConfig {
                 volume: core.id,
                 stream: StreamId(setup.id),
                 generation: setup.generation,
-                engine: if setup.is_reader { EngineKind::None } else { setup.engine },
+                engine,
                 start: setup.start,
                 nsids: setup.nsids.to_vec(),
                 queue_depth: spec.depth,
@@ -208,7 +224,7 @@ impl Stream {
             topology: setup.topology.clone(),
             kept_bytes_max: kept_max,
             merge: spec.merge,
-            qids: vec![setup.id + 2; servers],
+            qids,
             reads_only: setup.is_reader,
         };
         let start = StreamStart::new(stream, setup.shared.clone(), START_NS, core.now);
@@ -220,7 +236,7 @@ impl Stream {
             start: setup.start,
             body: Body::Starting(Box::new(start)),
             begun: false,
-            connections: (0..servers).map(|_| None).collect(),
+            connections: (0..links).map(|_| None).collect(),
             messages: Vec::new(),
             requests: Vec::new(),
             held: Arc::default(),
@@ -228,12 +244,14 @@ impl Stream {
             call: Call::None,
             watchers: Watchers::default(),
             wakes_background: false,
+            runs_on: 0,
             sent: setup.start,
             wakes_at: None,
             reading: Reading::default(),
-            carried: vec![core.now; servers],
-            carries: vec![false; servers],
-            replaying: vec![false; servers],
+            carried: vec![core.now; links],
+            carries: vec![false; links],
+            replaying: vec![false; links],
+            qid_stride: stride,
             reconnects: 0,
             opened_before: false,
             made_at: core.now,
@@ -297,7 +315,7 @@ impl Stream {
             Body::Starting(start) => format!("{start:?}"),
             Body::Open(driver) => {
                 let connections =
-                    (0..self.connections.len()).map(|server| driver.connection(server as u16));
+                    (0..self.connections.len()).map(|link| driver.connection(link as u16));
                 format!("{:?}", connections.collect::<Vec<ConnectionState>>())
             }
             Body::Over => "over".into(),
@@ -434,30 +452,30 @@ impl Stream {
         let Body::Starting(start) = &mut self.body else { return };
         let role = Role::Stream { stream: self.id, server: request.server };
         let conn = core.connect(ClientEnd { role, ..end }, usize::from(request.server));
-        start.connected(request.server, QueuePair::open(queue), core.now);
-        self.connections[usize::from(request.server)] = Some(Connection::new(Wire::new(conn)));
+        start.connected(request.link, QueuePair::open(queue), core.now);
+        self.connections[usize::from(request.link)] = Some(Connection::new(Wire::new(conn)));
     }
 
     /// Notes that a connection for the start of the stream cannot be made: the target is
     /// unreachable.
-    pub(super) fn cannot_connect(&mut self, server: u16, core: &Core) {
+    pub(super) fn cannot_connect(&mut self, link: u16, core: &Core) {
         if let Body::Starting(start) = &mut self.body {
-            start.put_off(server, core.now);
+            start.put_off(link, core.now);
         }
     }
 
-    /// The server to which a connection leads, if it is one of the stream's.
+    /// The link of a connection, if it is one of the stream's.
     #[must_use]
-    pub(super) fn server_of(&self, conn: usize) -> Option<u16> {
+    pub(super) fn link_of(&self, conn: usize) -> Option<u16> {
         let has_number = |connection: &Option<Connection>| {
             connection.as_ref().is_some_and(|c| c.wire.conn == conn)
         };
-        self.connections.iter().position(has_number).map(|server| server as u16)
+        self.connections.iter().position(has_number).map(|link| link as u16)
     }
 
-    /// Receives bytes of a server, or the end of the connection to it.
-    pub(super) fn arrives(&mut self, server: u16, bytes: Option<&[u8]>) {
-        if let Some(connection) = &mut self.connections[usize::from(server)] {
+    /// Receives bytes of a link, or the end of its connection.
+    pub(super) fn arrives(&mut self, link: u16, bytes: Option<&[u8]>) {
+        if let Some(connection) = &mut self.connections[usize::from(link)] {
             match bytes {
                 Some(bytes) => connection.arrived.extend_from_slice(bytes),
                 None => connection.ended = true,
@@ -470,6 +488,10 @@ impl Stream {
     /// (trap T8).
     fn on_another_queue(&mut self, request: ConnectRequest) -> ConnectRequest {
         self.reconnects += 1;
+        if self.qid_stride > 1 {
+            // The other queues are those of streams.
+            return request;
+        }
         ConnectRequest { qid: request.qid + 8 * (self.reconnects / 2 % 3), ..request }
     }
 
@@ -492,7 +514,7 @@ impl Stream {
             self.note_connections(core);
             match received {
                 Ok(worked) => break worked,
-                Err((server, error)) => self.lose(server, error, core),
+                Err((link, error)) => self.lose(link, error, core),
             }
         };
         if matches!(self.body, Body::Open(_)) {
@@ -500,10 +522,17 @@ impl Stream {
         }
         let Some(driver) = driver_of(&mut self.body) else { return worked };
         driver.want_durable(self.watchers.wanted(driver.last()));
+        if driver.wants_core() {
+            // The scheduler moves the thread to another core from time to time.
+            if core.rng.percent(MIGRATIONS) {
+                self.runs_on = core.rng.below(CORES) as u32;
+            }
+            driver.set_core(self.runs_on);
+        }
         driver.pump(core.now);
         self.sent = driver.last();
-        for (server, connection) in (0..).zip(&self.connections) {
-            let out = driver.outbox(server);
+        for (link, connection) in (0..).zip(&self.connections) {
+            let out = driver.outbox(link);
             if let Some(connection) = connection {
                 worked |= !out.is_empty();
                 connection.wire.send(out, core);
@@ -523,15 +552,15 @@ impl Stream {
     }
 
     /// Receives the bytes that have arrived from each server. Returns whether there were any. An
-    /// error names the server whose connection has ended.
+    /// error names the link whose connection has ended.
     fn receive(&mut self, core: &mut Core) -> Result<bool, (u16, Option<SessionError>)> {
         let mut received = false;
         let Self { body, connections, reading, .. } = self;
         let Some(driver) = driver_of(body) else { return Ok(false) };
-        for (server, connection) in (0..).zip(connections) {
-            if let Some(connection) = connection.as_mut().filter(|_| driver.is_open(server)) {
-                let result = connection.receive(server, driver, reading, core);
-                received |= result.map_err(|error| (server, error))?;
+        for (link, connection) in (0..).zip(connections) {
+            if let Some(connection) = connection.as_mut().filter(|_| driver.is_open(link)) {
+                let result = connection.receive(link, driver, reading, core);
+                received |= result.map_err(|error| (link, error))?;
             }
         }
         Ok(received)
@@ -540,7 +569,7 @@ impl Stream {
     fn handle_event(&mut self, event: StreamEvent, core: &mut Core) {
         let id = self.id;
         match event {
-            StreamEvent::ConnectionEnded { server } => self.close_connection(server, core),
+            StreamEvent::ConnectionEnded { link } => self.close_connection(link, core),
             StreamEvent::Connect(request) => {
                 let request = self.on_another_queue(request);
                 self.requests.push(request);
@@ -552,16 +581,16 @@ impl Stream {
     }
 
     /// Handles the end of a connection. `error` is the error of the session, if there is one.
-    fn lose(&mut self, server: u16, error: Option<SessionError>, core: &mut Core) {
+    fn lose(&mut self, link: u16, error: Option<SessionError>, core: &mut Core) {
         let id = self.id;
         core.trace(|| {
             let why = error.as_ref().map_or("it has ended".into(), ToString::to_string);
-            format!("stream {id}: lost target {server}: {why}")
+            format!("stream {id}: lost link {link}: {why}")
         });
-        self.close_connection(server, core);
+        self.close_connection(link, core);
         match &mut self.body {
-            Body::Starting(start) => start.failed(server, error, core.now),
-            Body::Open(driver) => driver.closed(server, core.now),
+            Body::Starting(start) => start.failed(link, error, core.now),
+            Body::Open(driver) => driver.closed(link, core.now),
             Body::Over => {}
         }
     }
@@ -591,21 +620,22 @@ impl Stream {
                 StreamMessage::AssociationEnded { server, since } => {
                     // A connection that the stream still has is lost by this. Its loss timeout
                     // counts from the target's last sign of life.
-                    let carries = self.carries[usize::from(server)];
-                    if carries && driver.is_open(server) {
-                        self.carries[usize::from(server)] = false;
-                        self.carried[usize::from(server)] =
-                            since.max(core.now.saturating_sub(SILENCE_NS));
+                    for link in (0..self.carries.len()).filter(|link| {
+                        driver.server_of(*link as u16) == server && driver.is_open(*link as u16)
+                    }) {
+                        if core::mem::take(&mut self.carries[link]) {
+                            self.carried[link] = since.max(core.now.saturating_sub(SILENCE_NS));
+                        }
                     }
                     driver.association_ended(server, since)
                 }
                 StreamMessage::GiveUp { server, cause } => driver.give_up(server, cause),
-                StreamMessage::Connected { server, wire, queue } => {
-                    if driver.connected(server, QueuePair::open(*queue), core.now) {
-                        self.close_connection(server, core);
-                        self.connections[usize::from(server)] = Some(Connection::new(wire));
+                StreamMessage::Connected { link, wire, queue } => {
+                    if driver.connected(link, QueuePair::open(*queue), core.now) {
+                        self.close_connection(link, core);
+                        self.connections[usize::from(link)] = Some(Connection::new(wire));
                         let id = self.id;
-                        core.trace(|| format!("stream {id}: connects to target {server} again"));
+                        core.trace(|| format!("stream {id}: connects link {link} again"));
                     } else {
                         wire.close(core);
                     }
@@ -617,18 +647,18 @@ impl Stream {
     /// Notes the state of the connections.
     fn note_connections(&mut self, core: &mut Core) {
         let Body::Open(driver) = &self.body else { return };
-        for server in 0..self.connections.len() {
-            let state = driver.connection(server as u16);
+        for link in 0..self.connections.len() {
+            let state = driver.connection(link as u16);
             // A connection carries requests until the stream learns that it is lost.
             let carries = matches!(state, ConnectionState::Up | ConnectionState::Replaying);
-            if core::mem::replace(&mut self.carries[server], carries) || carries {
-                self.carried[server] = core.now;
+            if core::mem::replace(&mut self.carries[link], carries) || carries {
+                self.carried[link] = core.now;
             }
             let replaying = state == ConnectionState::Replaying;
-            if replaying && !self.replaying[server] {
+            if replaying && !self.replaying[link] {
                 core.replays = (core.replays.0 + 1, core.events);
             }
-            self.replaying[server] = replaying;
+            self.replaying[link] = replaying;
         }
     }
 
@@ -638,14 +668,14 @@ impl Stream {
         self.replaying.contains(&true)
     }
 
-    fn close_connection(&mut self, server: u16, core: &mut Core) {
-        if let Some(connection) = self.connections[usize::from(server)].take() {
+    fn close_connection(&mut self, link: u16, core: &mut Core) {
+        if let Some(connection) = self.connections[usize::from(link)].take() {
             connection.wire.close(core);
         }
     }
 
     /// Closes all connections at once.
     pub(super) fn drop_connections(&mut self, core: &mut Core) {
-        (0..self.connections.len()).for_each(|server| self.close_connection(server as u16, core));
+        (0..self.connections.len()).for_each(|link| self.close_connection(link as u16, core));
     }
 }

@@ -22,8 +22,8 @@ impl Client {
         core: &mut Core,
     ) {
         let Some(Some(stream)) = self.streams.get_mut(usize::from(id)) else { return };
-        let Some(server) = stream.server_of(conn) else { return };
-        stream.arrives(server, bytes);
+        let Some(link) = stream.link_of(conn) else { return };
+        stream.arrives(link, bytes);
         self.wake_stream(id, drives, core);
         self.advance_streams(drives, core);
     }
@@ -174,7 +174,7 @@ impl Client {
             let server = &mut self.servers[usize::from(request.server)];
             match server.io_queue(request.qid, request.depth) {
                 Some(queue) => stream.connect(&request, queue, end, core),
-                None => stream.cannot_connect(request.server, core),
+                None => stream.cannot_connect(request.link, core),
             }
         }
         if let (Some(stream), Some(volume)) = (&mut self.streams[usize::from(id)], &mut self.volume)

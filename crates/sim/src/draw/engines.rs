@@ -6,12 +6,13 @@ use crate::drive::ModelKind;
 use crate::rng::Rng;
 use crate::scenario::{Engine, Fault, Scenario, What};
 
-/// Of 100 runs, the number that have engine `sync`, `linux`, `none`, `horae` or `barrier`.
+/// Of 100 runs, the number that have engine `sync`, `linux`, `none`, `horae`, `barrier` or `opimq`.
 const SYNC: u64 = 12;
 const LINUX: u64 = 10;
 const NONE: u64 = 8;
 const HORAE: u64 = 12;
 const BARRIER: u64 = 8;
+const OPIMQ: u64 = 8;
 
 /// Draws the engine of a scenario that was drawn for `rio`, and adapts the rest. With `wanted` it is
 /// that engine.
@@ -22,6 +23,7 @@ pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut 
         x if x < SYNC + LINUX + NONE => Engine::None,
         x if x < SYNC + LINUX + NONE + HORAE => Engine::Horae,
         x if x < SYNC + LINUX + NONE + HORAE + BARRIER => Engine::Barrier,
+        x if x < SYNC + LINUX + NONE + HORAE + BARRIER + OPIMQ => Engine::Opimq,
         _ => Engine::Rio,
     };
     let engine = wanted.unwrap_or(drawn);
@@ -37,14 +39,16 @@ pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut 
 }
 
 /// Gives the machines drives that keep the order which the engine needs.
-pub(super) fn choose_models(scenario: &mut Scenario) {
+pub(super) fn choose_models(scenario: &mut Scenario, rng: &mut Rng) {
     let needed = scenario.volume.engine.kind().capabilities().drive_order;
     for drive in scenario.machines.iter_mut().flat_map(|machine| &mut machine.drives) {
         drive.model = match (needed, drive.plp) {
             (DriveOrder::None, _) => continue,
             (DriveOrder::Barrier, false) => Some(ModelKind::FlashBarrier),
             (DriveOrder::Barrier, true) => Some(ModelKind::OptaneBarrier),
-            (DriveOrder::Epochs, _) => Some(ModelKind::FlashOp),
+            (DriveOrder::Epochs, false) if rng.one_in(3) => Some(ModelKind::FlashOpSmall),
+            (DriveOrder::Epochs, false) => Some(ModelKind::FlashOp),
+            (DriveOrder::Epochs, true) => Some(ModelKind::OptaneOp),
         };
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use riopipe_model::ssd::{
-    Command, ExchangeError, FLASH, Model, OPTANE, Order, PageList, Pages, Profile, QueueId,
+    Command, ExchangeError, FLASH, Model, OPTANE, Order, PageList, Pages, Profile, QueueId, Tables,
 };
 use riopipe_order::block_device::{Cause, Done, IoError};
 use riopipe_order::write_order::DriveOrder;
@@ -27,6 +27,10 @@ pub enum ModelKind {
     FlashOp,
     /// Optane with a cache barrier.
     OptaneBarrier,
+    /// Optane with an order-preserving FTL.
+    OptaneOp,
+    /// Flash with an order-preserving FTL whose tables are soon full.
+    FlashOpSmall,
 }
 
 impl ModelKind {
@@ -34,8 +38,8 @@ impl ModelKind {
     #[must_use]
     pub const fn profile(self) -> &'static Profile {
         match self {
-            Self::Flash | Self::FlashBarrier | Self::FlashOp => &FLASH,
-            Self::Optane | Self::OptaneBarrier => &OPTANE,
+            Self::Flash | Self::FlashBarrier | Self::FlashOp | Self::FlashOpSmall => &FLASH,
+            Self::Optane | Self::OptaneBarrier | Self::OptaneOp => &OPTANE,
         }
     }
 
@@ -47,7 +51,11 @@ impl ModelKind {
             Self::FlashBarrier | Self::OptaneBarrier => {
                 Order::of(DriveOrder::Barrier, self.profile())
             }
-            Self::FlashOp => Order::of(DriveOrder::Epochs, &FLASH),
+            Self::FlashOp | Self::OptaneOp => Order::of(DriveOrder::Epochs, self.profile()),
+            Self::FlashOpSmall => {
+                let tables = Tables { streams: 128, epochs: 3, entries: 6 };
+                Order { tables, ..Order::of(DriveOrder::Epochs, &FLASH) }
+            }
         }
     }
 }
@@ -111,6 +119,8 @@ pub(super) struct Modelled {
     refused: Vec<Done<Vec<Content>>>,
     /// When the last operations were submitted, ns.
     submitted_at: u64,
+    /// The time of the last call, ns.
+    now: u64,
 }
 
 impl fmt::Debug for Modelled {
@@ -125,7 +135,7 @@ impl Modelled {
         let mut model = Model::with_order(kind.profile(), kind.order(), names, seed);
         let queue = model.open_queue();
         let (in_flight, gathered, refused) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { model, queue, in_flight, next: 0, gathered, refused, submitted_at: 0 }
+        Self { model, queue, in_flight, next: 0, gathered, refused, submitted_at: 0, now: 0 }
     }
 
     /// Sets the content that a block holds from the start, durably.
@@ -157,6 +167,7 @@ impl Modelled {
     }
 
     pub(super) fn kick(&mut self, now: u64) {
+        self.now = now;
         for (number, command) in self.gathered.drain(..) {
             self.model.submit(now, self.queue, number, command);
         }
@@ -165,7 +176,12 @@ impl Modelled {
     }
 
     pub(super) fn poll(&mut self, now: u64) -> Vec<Finished> {
+        self.now = now;
         self.model.advance(now);
+        if self.in_flight.values().any(|in_flight| in_flight.op.is_none()) {
+            // Writes of a dead process that have landed may wait for others, too.
+            self.model.end_waiting_of(now, self.queue);
+        }
         let mut done = core::mem::take(&mut self.refused);
         self.model.take_done(self.queue, &mut done);
         let ended = done.into_iter().filter_map(|Done { op, result }| {
@@ -192,9 +208,25 @@ impl Modelled {
         !self.in_flight.is_empty()
     }
 
-    /// Continues the operations in flight after the process that asked for them has died.
+    /// Continues the operations in flight after the process that asked for them has died. Those
+    /// that wait for commands which the process has not sent end with its queue.
     pub(super) fn orphan(&mut self) {
         self.in_flight.values_mut().for_each(|in_flight| in_flight.op = None);
+        self.model.end_waiting_of(self.now, self.queue);
+        let mut done = Vec::new();
+        self.model.take_done(self.queue, &mut done);
+        // No poll is planned for the operations that have waited. They have failed.
+        let (failed, complete): (Vec<_>, Vec<_>) =
+            done.into_iter().partition(|done| done.result.is_err());
+        for Done { op, .. } in failed {
+            self.in_flight.remove(&op);
+        }
+        self.refused.extend(complete);
+    }
+
+    /// Resets the controller: all streams end, and begin with the epoch `first`.
+    pub(super) fn reset_streams(&mut self, now: u64, first: u16) {
+        self.model.reset_streams(now, first);
     }
 
     /// Cuts the power. It is back before the next operation.

@@ -15,6 +15,8 @@
 //!   this at each time, also while nothing fails: a block that shows a group shows that all groups of
 //!   the stream before it are there.
 //!
+//! - `opimq`: a power cut leaves a prefix of each stream, and perhaps some of the one group after it.
+//!
 //! Apart from `horae`, none of these engines undoes or replays anything. A lost connection fails the stream (promise P6), and
 //! the stream begins again behind its durable mark. An owner owns its volume on a target as long as
 //! its association exists.
@@ -99,12 +101,42 @@ impl Oracle {
 
     /// The last group of its stream whose writes to a block are surely older than a write that is
     /// submitted now.
-    pub(super) fn orders_behind(&self, era: Era, stream: u16, seq: Seq) -> Seq {
+    pub(super) fn orders_behind(
+        &self,
+        era: Era,
+        stream: u16,
+        seq: Seq,
+        writes: &[Submitted],
+    ) -> Seq {
         match self.promised.engine {
             EngineKind::Rio | EngineKind::Horae => Seq(u64::MAX),
+            EngineKind::Opimq if !self.is_sent_apart(writes) => Seq(u64::MAX),
             // The writes of one group have no order.
-            EngineKind::Sync | EngineKind::Linux | EngineKind::Barrier => Seq(seq.0 - 1),
+            EngineKind::Opimq | EngineKind::Sync | EngineKind::Linux | EngineKind::Barrier => {
+                Seq(seq.0 - 1)
+            }
             EngineKind::None => self.eras[era][usize::from(stream)].complete,
+        }
+    }
+
+    /// Whether engine `opimq` sends a group without an order: it is for several drives, or has a
+    /// discard.
+    fn is_sent_apart(&self, writes: &[Submitted]) -> bool {
+        let drive = |write: &Submitted| {
+            let at = self.blocks[write.block as usize].at;
+            (at.machine, at.drive)
+        };
+        let first = writes.first().map(drive);
+        writes.iter().any(|write| write.place == Place::Discard || Some(drive(write)) != first)
+    }
+
+    /// P1 of `opimq`: after a power cut of a machine, each stream has a prefix.
+    pub fn has_lost_power(&mut self, machine: usize, drives: &Drives<'_>) {
+        if self.promised.engine == EngineKind::Opimq {
+            let current = self.current;
+            let durable: Vec<Seq> =
+                self.eras[current].iter().map(|history| history.durable).collect();
+            self.check_left(&durable, Some(machine), drives);
         }
     }
 
@@ -360,14 +392,16 @@ impl Oracle {
             return self.broken(promise, what);
         }
         if self.promised.engine == EngineKind::Barrier {
-            self.check_left(durable, drives);
+            self.check_left(durable, None, drives);
         }
     }
 
-    /// P1 of `barrier`: if a block shows a group, all groups of the stream before it are there.
-    fn check_left(&mut self, durable: &[Seq], drives: &Drives<'_>) {
+    /// P1 of `barrier` and `opimq`: if a block shows a group, all groups of the stream before it are there.
+    /// With a machine, only its blocks show that: those of others may show what is in a cache.
+    fn check_left(&mut self, durable: &[Seq], machine: Option<usize>, drives: &Drives<'_>) {
         let mut reached = durable.to_vec();
-        for block in &self.blocks {
+        let is_shown = |block: &&Block| machine.is_none_or(|machine| block.at.machine == machine);
+        for block in self.blocks.iter().filter(is_shown) {
             let content = drives.of(block.at).block(block.at.lba);
             let shows = |wr: &&Wr| wr.place != Place::Discard && wr.is(content);
             for wr in block.writes.iter().filter(shows) {

@@ -343,7 +343,7 @@ impl Oracle {
             let what = format!("stream {stream}: group {seq} was admitted after group {last}");
             self.broken(Promise::P3, what);
         }
-        let follows = self.orders_behind(era, stream, seq);
+        let follows = self.orders_behind(era, stream, seq, writes);
         self.note_seqs(era, stream, seq, writes);
         if !self.is_stale(era) {
             for write in writes {

@@ -88,7 +88,7 @@ struct Args {
     /// Run RioFS on the simulated volume. A seed draws another cluster, faults and a program
     #[arg(long)]
     fs: bool,
-    /// Run only scenarios with this engine: rio, sync, linux, horae, barrier or none; with --fs only horae
+    /// Run only scenarios with this engine: rio, sync, linux, horae, barrier, opimq or none; with --fs only horae
     #[arg(long, value_name = "ENGINE", value_parser = engine, conflicts_with = "plant")]
     engine: Option<Engine>,
     /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
@@ -141,10 +141,19 @@ enum Format {
 
 /// The engine of this name.
 fn engine(name: &str) -> Result<Engine, String> {
-    let all =
-        [Engine::Rio, Engine::Sync, Engine::Linux, Engine::Horae, Engine::Barrier, Engine::None];
+    let all = [
+        Engine::Rio,
+        Engine::Sync,
+        Engine::Linux,
+        Engine::Horae,
+        Engine::Barrier,
+        Engine::Opimq,
+        Engine::None,
+    ];
     let found = all.into_iter().find(|engine| engine.kind().name() == name);
-    found.ok_or_else(|| "the engines are rio, sync, linux, horae, barrier and none".to_owned())
+    found.ok_or_else(|| {
+        "the engines are rio, sync, linux, horae, barrier, opimq and none".to_owned()
+    })
 }
 
 pub(crate) fn main() -> ExitCode {
@@ -208,6 +217,7 @@ impl Args {
             (false, Some(Engine::Linux)) => "--engine linux ",
             (false, Some(Engine::Horae)) => "--engine horae ",
             (false, Some(Engine::Barrier)) => "--engine barrier ",
+            (false, Some(Engine::Opimq)) => "--engine opimq ",
             (false, Some(Engine::None)) => "--engine none ",
         }
     }

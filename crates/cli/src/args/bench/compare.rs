@@ -36,6 +36,9 @@ pub enum Contender {
     /// As a journal on Linux: waiting for each write, and a FLUSH before the next if the drive needs
     /// one
     Linux,
+    /// The drive keeps the order of epochs, as with OPIMQ (ssd: drives only; it gets drives of its own,
+    /// with order=op and the cost of that)
+    Opimq,
     /// None on sequential writes: the denominator for rio_merged where that has to write so. It is
     /// added when it is needed
     #[value(name = "none_seq", hide = true)]
@@ -57,6 +60,7 @@ impl Contender {
             Self::Linux => "linux",
             Self::Horae => "horae",
             Self::Barrier => "barrier",
+            Self::Opimq => "opimq",
             Self::NoneSeq => "none_seq",
         }
     }
@@ -73,7 +77,7 @@ impl fmt::Display for Contender {
 #[command(after_help = "\
 Random writes, each a group of its own, to one target (or more) of its own on loopback. At each point the
 contenders take turns, in several rounds; figures are medians, ratios are of the same round. All write to
-the same drives, but barrier has its own. Each run is made twice: as --wait demands, and with both sides sleeping while they wait. The
+the same drives, but barrier and opimq have their own. Each run is made twice: as --wait demands, and with both sides sleeping while they wait. The
 CPU time per write comes from the second run, since polling uses time that no write needs.
 
 On a virtual machine, a run during which the host took more than 2 % of the machine's time is discarded and
@@ -97,6 +101,7 @@ Examples:
   rio bench compare --depth 32 --size 4K,8K,16K,32K,64K --engine none,rio,rio_dax
   rio bench compare --depth 32 --drive ssd:flash,size=1G --log-size 2M --engine none,rio,sync
   rio bench compare --depth 32 --drive ssd:optane,size=1G --log-size 2M --engine none,rio,sync
+  rio bench compare --depth 1,32 --drive ssd:flash,size=1G --engine none,rio,barrier,opimq
   rio bench compare --depth 1,32,128 --wait block
   rio bench compare --quick --rtt 100us --jitter 10us --bandwidth 25Gbit
   rio bench compare --depth 32 --block-log block:/dev/nvme1n1,plp --engine none,rio,rio_block")]

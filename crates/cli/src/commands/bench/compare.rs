@@ -22,6 +22,7 @@ use riopipe_lab::{
 };
 use riopipe_media::Drive;
 use riopipe_net::{SocketOptions, SpinPolicy};
+use riopipe_order::write_order::DriveOrder;
 use serde::Serialize;
 
 use super::{connect, floor, window};
@@ -114,6 +115,16 @@ fn sweep(args: &Args) -> Sweep {
     })
 }
 
+/// The contenders whose drives keep an order by themselves.
+const ORDERED: [(Contender, DriveOrder); 2] =
+    [(Contender::Barrier, DriveOrder::Barrier), (Contender::Opimq, DriveOrder::Epochs)];
+
+/// Whether drives with this specification, which may leave the order open, can keep an order.
+fn can_keep(drive: &str, order: DriveOrder) -> bool {
+    let is_open = !drive.contains(",order=");
+    drive.starts_with("ssd:") && (is_open || drive.contains(&format!(",order={order}")))
+}
+
 /// The requested contenders, each once, or all that the drive allows.
 fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
     let in_memory = args.drive.starts_with("mem:");
@@ -121,10 +132,12 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
         let what = format!("the floor needs a drive in memory (mem:…), not {}", args.drive);
         return Err(Failure::new(Code::Usage, what));
     }
-    let can_order = args.drive.starts_with("ssd:");
-    if !can_order && args.engine.contains(&Contender::Barrier) {
-        let what = format!("barrier needs a drive that keeps order (ssd:…), not {}", args.drive);
-        return Err(Failure::new(Code::Usage, what));
+    for (contender, order) in ORDERED {
+        let can_run = can_keep(&args.drive, order);
+        if !can_run && args.engine.contains(&contender) {
+            let what = format!("{contender} needs ssd:…,order={order}, not {}", args.drive);
+            return Err(Failure::new(Code::Usage, what));
+        }
     }
     let all = [
         Contender::Floor,
@@ -137,11 +150,14 @@ fn contenders(args: &Args) -> Result<Vec<Contender>, Failure> {
         Contender::Linux,
         Contender::Horae,
         Contender::Barrier,
+        Contender::Opimq,
     ];
     let wanted = |contender: &Contender| match args.engine.is_empty() {
         true => match contender {
             Contender::Floor => in_memory,
-            Contender::Barrier => can_order,
+            Contender::Barrier | Contender::Opimq => ORDERED
+                .iter()
+                .any(|(ordered, order)| ordered == contender && can_keep(&args.drive, *order)),
             _ => true,
         },
         false => args.engine.contains(contender),
@@ -187,8 +203,8 @@ struct Bench<'a> {
     args: &'a Args,
     interrupt: &'a Interrupt,
     drives: Vec<Arc<dyn Drive>>,
-    /// The drives with a cache barrier, once a run has needed them.
-    barrier_drives: Vec<Arc<dyn Drive>>,
+    /// The drives that keep an order, by its name, once a run has needed them.
+    ordered_drives: BTreeMap<&'static str, Vec<Arc<dyn Drive>>>,
     time: Duration,
     rounds: usize,
     /// Description of each log, by its contender.
@@ -202,7 +218,7 @@ impl<'a> Bench<'a> {
             args,
             interrupt,
             drives: drives(args, &args.drive)?,
-            barrier_drives: Vec::new(),
+            ordered_drives: BTreeMap::new(),
             time: args.time.unwrap_or(Duration::from_secs_f64(seconds)),
             rounds: args.rounds.unwrap_or(rounds) as usize,
             logs: BTreeMap::new(),
@@ -241,6 +257,7 @@ impl<'a> Bench<'a> {
             Contender::Horae => (EngineKind::Horae, self.file_log(), false),
             Contender::Barrier => (EngineKind::Barrier, self.file_log(), false),
             Contender::Linux => (EngineKind::Linux, self.file_log(), false),
+            Contender::Opimq => (EngineKind::Opimq, self.file_log(), false),
             Contender::Rio => (EngineKind::Rio, self.file_log(), false),
             Contender::RioMerged => (EngineKind::Rio, self.file_log(), true),
             Contender::RioDax => (EngineKind::Rio, self.log("dax", &self.args.dax_log), false),
@@ -249,7 +266,8 @@ impl<'a> Bench<'a> {
             }
         };
         let (drive, open) = match contender {
-            Contender::Barrier => self.barrier_drives()?,
+            Contender::Barrier => self.ordered_drives(DriveOrder::Barrier)?,
+            Contender::Opimq => self.ordered_drives(DriveOrder::Epochs)?,
             _ => (self.args.drive.clone(), self.drives.clone()),
         };
         let own = OwnTargets::start(&Plan {
@@ -284,16 +302,21 @@ impl<'a> Bench<'a> {
         load.run(engine, self.interrupt, || own.cpu_ns())
     }
 
-    /// The drives with a cache barrier, and their specification. They are opened once.
-    fn barrier_drives(&mut self) -> Result<(String, Vec<Arc<dyn Drive>>), Failure> {
+    /// The drives that keep this order, and their specification. They are opened once.
+    fn ordered_drives(
+        &mut self,
+        order: DriveOrder,
+    ) -> Result<(String, Vec<Arc<dyn Drive>>), Failure> {
         let spec = match self.args.drive.contains(",order=") {
             true => return Ok((self.args.drive.clone(), self.drives.clone())),
-            false => format!("{},order=barrier", self.args.drive),
+            false => format!("{},order={order}", self.args.drive),
         };
-        if self.barrier_drives.is_empty() {
-            self.barrier_drives = drives(self.args, &spec)?;
-        }
-        Ok((spec, self.barrier_drives.clone()))
+        let opened = match self.ordered_drives.get(order.name()) {
+            Some(opened) => opened.clone(),
+            None => drives(self.args, &spec)?,
+        };
+        self.ordered_drives.insert(order.name(), opened.clone());
+        Ok((spec, opened))
     }
 
     fn run_floor(

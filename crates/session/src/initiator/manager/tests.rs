@@ -66,7 +66,7 @@ fn cut(manager: &mut Manager, target: &mut ScriptedTarget, now: u64) {
 }
 
 fn request(attempts: u32) -> ConnectRequest {
-    ConnectRequest { stream: StreamId(3), server: 0, qid: 4, depth: 8, attempts }
+    ConnectRequest { stream: StreamId(3), server: 0, link: 0, qid: 4, depth: 8, attempts }
 }
 
 #[test]

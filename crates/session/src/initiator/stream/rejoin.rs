@@ -47,12 +47,13 @@ pub(super) enum SetUpEvent {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
-    /// Handles the loss of the connection to a server, also of one that has sent nothing for too
+    /// Handles the loss of a link, also of one over which nothing has arrived for too
     /// long. The loss timeout counts from `now`. The stream waits until [`rejoin`](Self::rejoin) gives it another connection (promise
     /// P7). If the engine cannot replay, or [`loss_ns`](super::StreamConfig::loss_ns) is 0, the
     /// stream is poisoned (promise P6).
-    pub fn lost(&mut self, server: u16, cause: Cause, now: u64) {
-        let connection = &mut self.connections[usize::from(server)];
+    pub fn lost(&mut self, link: u16, cause: Cause, now: u64) {
+        let server = self.server_of(link);
+        let connection = &mut self.connections[usize::from(link)];
         if !connection.has_connection() {
             return;
         }
@@ -63,7 +64,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             && self.engine.failure().is_none()
             && (!connection.was_bound || self.engine.suspend(server));
         if !waits_for_server {
-            return self.give_up(server, cause);
+            return self.give_up(link, cause);
         }
         connection.drop_connection();
         connection.state = State::Down;
@@ -73,30 +74,30 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         self.is_connecting = true;
     }
 
-    /// The time from which the loss of the connection to a server counts, ns, if it is lost. A
-    /// server that was given up keeps that time.
+    /// The time from which the loss of a link counts, ns, if it is lost. A link that was given up
+    /// keeps that time.
     #[must_use]
-    pub fn lost_since(&self, server: u16) -> Option<u64> {
-        self.connections.get(usize::from(server))?.loss.map(|loss| loss.since)
+    pub fn lost_since(&self, link: u16) -> Option<u64> {
+        self.connections.get(usize::from(link))?.loss.map(|loss| loss.since)
     }
 
-    /// The servers to which the stream needs a new connection.
+    /// The links that need a new connection.
     pub fn wants_rejoin(&self) -> impl Iterator<Item = u16> + '_ {
         let has_failed = self.engine.failure().is_some();
-        let servers = self.connections.iter().zip(0..);
-        servers.filter_map(move |(connection, server)| {
+        let links = self.connections.iter().zip(0..);
+        links.filter_map(move |(connection, link)| {
             let wants_connection = connection.state == State::Down && !has_failed;
-            wants_connection.then_some(server)
+            wants_connection.then_some(link)
         })
     }
 
-    /// Takes a queue on a new connection to a server that [needs one](Self::wants_rejoin), and
+    /// Takes a queue on a new connection for a link that [needs one](Self::wants_rejoin), and
     /// opens the handshake on it. From now on no bytes of the old connection may be passed to the
     /// session.
-    pub fn rejoin(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
-        let connection = &mut self.connections[usize::from(server)];
+    pub fn rejoin(&mut self, link: u16, queue: StreamQueue<P>, now: u64) {
+        let connection = &mut self.connections[usize::from(link)];
         if connection.state != State::Down {
-            debug_assert!(false, "no connection to server {server} was wanted");
+            debug_assert!(false, "no connection of link {link} was wanted");
             return;
         }
         connection.queue = queue;
@@ -106,16 +107,19 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         connection.queue.start(&mut connection.outbox);
     }
 
-    /// Gives up a server that will not come back. The stream is poisoned (promise P6).
-    pub fn give_up(&mut self, server: u16, cause: Cause) {
-        let connection = &mut self.connections[usize::from(server)];
+    /// Gives up a link to a server that will not come back. The stream is poisoned (promise P6).
+    pub fn give_up(&mut self, link: u16, cause: Cause) {
+        let server = self.server_of(link);
+        let connection = &mut self.connections[usize::from(link)];
         if connection.state == State::Dead {
             return;
         }
         connection.drop_connection();
         connection.state = State::Dead;
         self.is_connecting = true;
-        self.reading.give_up_server(server);
+        if self.server_of_reads(link).is_some() {
+            self.reading.give_up_server(server);
+        }
         probe::count_rare(Rare::GivenUp);
         self.marks = self.engine.poll();
         let member = self.topology.members().iter().position(|m| m.server == server).unwrap_or(0);
@@ -137,12 +141,16 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return;
         }
         self.failure_handled = true;
-        for (connection, server) in self.connections.iter_mut().zip(0..) {
+        for link in 0..self.connections.len() as u16 {
+            let server_of_reads = self.server_of_reads(link);
+            let connection = &mut self.connections[usize::from(link)];
             connection.participant.leave();
             if !connection.sends_requests() {
                 connection.drop_connection();
                 connection.state = State::Dead;
-                self.reading.give_up_server(server);
+                if let Some(server) = server_of_reads {
+                    self.reading.give_up_server(server);
+                }
             }
         }
     }
@@ -163,14 +171,14 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Gives up every server that has been unreachable for longer than
     /// [`loss_ns`](super::StreamConfig::loss_ns). [`pump`](Self::pump) does this, too.
     pub fn give_up_overdue_servers(&mut self, now: u64) {
-        for server in 0..self.connections.len() {
-            let connection = &self.connections[server];
+        for link in 0..self.connections.len() {
+            let connection = &self.connections[link];
             if let Some(loss) = connection.loss
                 && !connection.sends_requests()
                 && connection.state != State::Dead
                 && now.saturating_sub(loss.since) >= self.config.loss_ns
             {
-                self.give_up(server as u16, loss.cause);
+                self.give_up(link as u16, loss.cause);
             }
         }
     }
@@ -214,10 +222,10 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         earliest
     }
 
-    /// The state of the stream at a server.
+    /// The state of a link.
     #[must_use]
-    pub fn connection(&self, server: u16) -> ConnectionState {
-        match self.connections[usize::from(server)].state {
+    pub fn connection(&self, link: u16) -> ConnectionState {
+        match self.connections[usize::from(link)].state {
             State::Joining(_) => ConnectionState::Joining,
             State::Up => ConnectionState::Up,
             State::Replaying => ConnectionState::Replaying,

@@ -7,7 +7,7 @@ use super::{StreamDriver, StreamEvent};
 use crate::initiator::reconnect::ConnectRequest;
 use crate::initiator::stream::{ConnectionState, StreamQueue};
 
-/// The driver's state of a stream's connection to one server. The session has the rest.
+/// The driver's state of one link of a stream. The session has the rest.
 #[derive(Debug)]
 pub(super) struct ServerConnection {
     /// The id of its queue.
@@ -40,19 +40,19 @@ impl ServerConnection {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
-    /// Whether there is a connection to a server. If not, the shell drops everything that it still
-    /// receives from there.
+    /// Whether a link has a connection. If not, the shell drops everything that it still receives
+    /// there.
     #[inline]
     #[must_use]
-    pub fn is_open(&self, server: u16) -> bool {
-        !self.session.is_lost(server)
+    pub fn is_open(&self, link: u16) -> bool {
+        !self.session.is_lost(link)
     }
 
-    /// Handles the end of the connection to a server. The shell also calls this after the target
+    /// Handles the end of the connection of a link. The shell also calls this after the target
     /// has broken the protocol.
     #[cold]
-    pub fn closed(&mut self, server: u16, now: u64) {
-        self.session.lost(server, Cause::Disconnected, now);
+    pub fn closed(&mut self, link: u16, now: u64) {
+        self.session.lost(link, Cause::Disconnected, now);
         self.connections_changed = true;
     }
 
@@ -60,21 +60,21 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// started. Returns false if the stream does not need the connection any more. The shell then
     /// closes it.
     #[cold]
-    pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) -> bool {
-        let Some(connection) = self.servers.get_mut(usize::from(server)) else { return false };
+    pub fn connected(&mut self, link: u16, queue: StreamQueue<P>, now: u64) -> bool {
+        let Some(connection) = self.servers.get_mut(usize::from(link)) else { return false };
         let was_requested = core::mem::take(&mut connection.is_requested);
-        if !was_requested || self.session.connection(server) != ConnectionState::Down {
+        if !was_requested || self.session.connection(link) != ConnectionState::Down {
             return false;
         }
         connection.attempts += 1;
         connection.is_open = true;
-        self.session.rejoin(server, queue, now);
+        self.session.rejoin(link, queue, now);
         self.connections_changed = true;
         self.has_unsent = true;
         true
     }
 
-    /// Handles the end of a server's association: its connection counts as lost, also if it is
+    /// Handles the end of a server's association: its connections count as lost, also if they are
     /// open. The target may have lost its power while nothing was in flight. A connection that is
     /// being made could join the next association before the target is checked again (trap T27).
     /// Reads of other streams wait until this stream is bound again (promise P9).
@@ -83,24 +83,35 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     /// [`Absence::since`](crate::initiator::manager::Absence::since)).
     #[cold]
     pub fn association_ended(&mut self, server: u16, since: u64) {
-        let is_being_set_up = self.session.connection(server) == ConnectionState::Joining;
-        if self.is_open(server)
-            && !(is_being_set_up && probe::is_bug_planted(Plant::T27LateConnect))
-        {
-            self.closed(server, since);
+        for link in self.session.links_to(server) {
+            let is_being_set_up = self.session.connection(link) == ConnectionState::Joining;
+            if self.is_open(link)
+                && !(is_being_set_up && probe::is_bug_planted(Plant::T27LateConnect))
+            {
+                self.closed(link, since);
+            }
         }
     }
 
-    /// The time from which the loss of the connection to a server counts, ns, if it is lost.
+    /// The server of a link.
+    #[inline]
+    #[must_use]
+    pub fn server_of(&self, link: u16) -> u16 {
+        self.session.server_of(link)
+    }
+
+    /// The time from which the loss of the first lost link to a server counts, ns, if one is lost.
     #[must_use]
     pub fn lost_since(&self, server: u16) -> Option<u64> {
-        self.session.lost_since(server)
+        self.session.links_to(server).filter_map(|link| self.session.lost_since(link)).min()
     }
 
     /// Gives up a server that will not come back. The stream fails (promise P6).
     #[cold]
     pub fn give_up(&mut self, server: u16, cause: Cause) {
-        self.session.give_up(server, cause);
+        for link in self.session.links_to(server) {
+            self.session.give_up(link, cause);
+        }
         self.connections_changed = true;
     }
 
@@ -121,17 +132,17 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         let has_failed = self.session.engine().failure().is_some();
         let replayed_count = self.session.engine().replayed_count();
         let session = &self.session;
-        for (server, connection) in (0..).zip(&mut self.servers) {
-            let state = session.connection(server);
+        for (link, connection) in (0..).zip(&mut self.servers) {
+            let state = session.connection(link);
             match state {
                 ConnectionState::Down | ConnectionState::Dead => {
                     connection.loss.get_or_insert(ConnectionLoss {
-                        since: session.lost_since(server).unwrap_or(now),
+                        since: session.lost_since(link).unwrap_or(now),
                         replayed_before: replayed_count,
                     });
                     if connection.is_open {
                         connection.is_open = false;
-                        self.events.push_back(StreamEvent::ConnectionEnded { server });
+                        self.events.push_back(StreamEvent::ConnectionEnded { link });
                     }
                 }
                 ConnectionState::Joining | ConnectionState::Replaying => {}
@@ -139,7 +150,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                     connection.attempts = 0;
                     if let Some(loss) = connection.loss.take() {
                         self.events.push_back(StreamEvent::Back {
-                            server,
+                            server: session.server_of(link),
                             unreachable_ns: now.saturating_sub(loss.since),
                             replayed: replayed_count - loss.replayed_before,
                         });
@@ -152,15 +163,16 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
             self.connections_changed |= !is_settled && !has_failed;
         }
         let Self { session, servers, events, .. } = self;
-        for server in session.wants_rejoin() {
-            let connection = &mut servers[usize::from(server)];
+        for link in session.wants_rejoin() {
+            let connection = &mut servers[usize::from(link)];
             if connection.is_requested {
                 continue;
             }
             connection.is_requested = true;
             events.push_back(StreamEvent::Connect(ConnectRequest {
                 stream: session.config().stream,
-                server,
+                server: session.server_of(link),
+                link,
                 qid: connection.qid,
                 depth: connection.depth,
                 attempts: connection.attempts,

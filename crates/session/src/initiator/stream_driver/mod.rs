@@ -45,16 +45,16 @@ pub use background::{BackgroundConfig, BackgroundDriver, Finding, ROUNDS_MAX};
 pub use calls::{Closed, NotSubmitted, ReadFailure, Until, WaitEnd};
 use calls::{Closing, ReadCall};
 use connection::ServerConnection;
-pub use start::{StartError, StartStep, StreamShared, StreamSpec, StreamStart};
+pub use start::{StartError, StartStep, StreamNumbers, StreamShared, StreamSpec, StreamStart};
 pub use waitlist::{Entry, Mark, MarksSnapshot, Place, StreamIncarnation, Waitlist};
 
 /// An event that a stream's driver reports to its shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEvent {
-    /// The connection to a server has ended. The shell closes it.
+    /// The connection of a link has ended. The shell closes it.
     ConnectionEnded {
-        /// The server.
-        server: u16,
+        /// The link.
+        link: u16,
     },
     /// The driver requests a connection. The shell calls [`connected`](StreamDriver::connected)
     /// when the connection is made, or [`give_up`](StreamDriver::give_up). The request is not
@@ -100,7 +100,7 @@ struct IdleUndurable {
 /// The driver of an open stream; see the [module](self).
 pub struct StreamDriver<P> {
     session: StreamSession<P>,
-    /// The driver's state of each connection.
+    /// The driver's state of each link.
     servers: Vec<ServerConnection>,
     events: VecDeque<StreamEvent>,
     /// Whether [`check_connections`](Self::check_connections) has something to do.
@@ -130,7 +130,7 @@ pub struct StreamDriver<P> {
 }
 
 impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
-    /// The driver of a session; `queues` has for each server the id of its queue, and the number of
+    /// The driver of a session; `queues` has for each link the id of its queue, and the number of
     /// commands for which the queue has space.
     #[must_use]
     pub fn new(session: StreamSession<P>, queues: impl Iterator<Item = (u16, usize)>) -> Self {
@@ -232,7 +232,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.marks()
     }
 
-    /// Takes in the bytes that arrived from a server that [is open](Self::is_open); `sink` gets the
+    /// Takes in the bytes that arrived over a link that [is open](Self::is_open); `sink` gets the
     /// bytes of the read in flight, with their offset in it. Returns the number of bytes of `buf`
     /// that were used up.
     ///
@@ -242,19 +242,34 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     #[inline]
     pub fn received(
         &mut self,
-        server: u16,
+        link: u16,
         now: u64,
         buf: &[u8],
         sink: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<usize, SessionError> {
-        self.session.receive(server, now, buf, sink)
+        self.session.receive(link, now, buf, sink)
     }
 
     /// The length of the PDU at the start of `buf`, in bytes.
     #[inline]
     #[must_use]
-    pub fn need(&self, server: u16, buf: &[u8]) -> usize {
-        self.session.need(server, buf)
+    pub fn need(&self, link: u16, buf: &[u8]) -> usize {
+        self.session.need(link, buf)
+    }
+
+    /// Whether the driver needs to know the core on which the caller runs before each
+    /// [`pump`](Self::pump).
+    #[inline]
+    #[must_use]
+    pub fn wants_core(&self) -> bool {
+        self.session.queues_per_server() > 1
+    }
+
+    /// Notes the core on which the caller runs. An engine with a queue for each core sends what
+    /// follows over the queue of this one.
+    #[inline]
+    pub fn set_core(&mut self, core: u32) {
+        self.session.set_core(core);
     }
 
     /// Turns the requests that may be sent now into commands in the outboxes.
@@ -292,17 +307,17 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         if seq > self.durable_requested { Some(seq) } else { None }
     }
 
-    /// The bytes to send to a server.
+    /// The bytes to send over a link.
     #[inline]
-    pub fn outbox(&mut self, server: u16) -> &mut Outbox<P> {
-        self.session.outbox(server)
+    pub fn outbox(&mut self, link: u16) -> &mut Outbox<P> {
+        self.session.outbox(link)
     }
 
     /// Handles connections whose target has not answered for too long: they count as lost. The
     /// shell calls this after it has found that no bytes have arrived.
     pub fn timeout(&mut self, now: u64) {
-        while let Some(server) = self.session.stalled(now) {
-            self.session.lost(server, riopipe_order::engine::Cause::TimedOut, now);
+        while let Some(link) = self.session.stalled(now) {
+            self.session.lost(link, riopipe_order::engine::Cause::TimedOut, now);
             self.connections_changed = true;
         }
     }
@@ -433,13 +448,13 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         self.session.engine().replayed_count()
     }
 
-    /// The state of the stream's connection to a server.
+    /// The state of a link.
     #[must_use]
-    pub fn connection(&self, server: u16) -> ConnectionState {
-        self.session.connection(server)
+    pub fn connection(&self, link: u16) -> ConnectionState {
+        self.session.connection(link)
     }
 
-    /// The id of the stream's queue on each server.
+    /// The id of the queue of each link.
     pub fn qids(&self) -> impl Iterator<Item = u16> + '_ {
         self.servers.iter().map(|server| server.qid)
     }

@@ -1,7 +1,7 @@
 //! The start of a stream: a connection to every target is made, and the stream is bound on each.
 //!
 //! ```text
-//! Connecting: one connection for each server → Binding → Ready
+//! Connecting: one connection for each link → Binding → Ready
 //!      ↑____ Pausing ________|__________________|
 //! ```
 //!
@@ -14,6 +14,8 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use riopipe_order::engine::{Limits, Payload, engine};
 use riopipe_order::probe::{self, Plant};
@@ -40,11 +42,18 @@ pub struct StreamSpec {
     pub kept_bytes_max: u64,
     /// Whether adjacent requests are merged (trap T16), up to the data that a command can carry.
     pub merge: bool,
-    /// The id of the stream's queue on each server.
+    /// The id of the queue of each link.
     pub qids: Vec<u16>,
     /// Whether it only reads the volume, and is no stream of the volume; see
     /// [`StreamSession::reads_only`]. Its engine is then `EngineKind::None`.
     pub reads_only: bool,
+}
+
+impl StreamSpec {
+    /// The number of queues that the stream has to each server.
+    fn queues_per_server(&self) -> usize {
+        usize::from(self.config.engine.capabilities().queues_per_server)
+    }
 }
 
 /// The state that all streams of a volume share in one process.
@@ -54,6 +63,22 @@ pub struct StreamShared {
     pub flush_failures: Arc<FlushFailures>,
     /// The read barrier (promise P9).
     pub read_barrier: Arc<ReadBarrier>,
+    /// The numbers of streams in commands.
+    pub stream_numbers: Arc<StreamNumbers>,
+}
+
+/// The numbers that streams have in commands to drives that keep their order. Each opening of a
+/// stream gets another number. So commands of the last opening never belong to the next one, also
+/// if a target has not noticed the end of the last one yet.
+#[derive(Debug, Default)]
+pub struct StreamNumbers(AtomicU32);
+
+impl StreamNumbers {
+    /// The number for a stream that is opened now: 1 to 65534. 0 stands for no stream, and 65535
+    /// for the one sequence of a drive with a cache barrier.
+    fn next(&self) -> u16 {
+        (self.0.fetch_add(1, Ordering::Relaxed) % (u32::from(u16::MAX) - 1)) as u16 + 1
+    }
 }
 
 /// Why a stream could not be started.
@@ -103,7 +128,7 @@ pub enum StartStep {
 /// The pause before the start begins again, ns.
 const RETRY_DELAY_NS: u64 = 5_000_000;
 
-/// A connection to one server, while not all connections are made.
+/// The connection of one link, while not all connections are made.
 #[derive(Debug)]
 struct PendingConnection<P> {
     /// Whether the shell has been asked for it.
@@ -114,7 +139,7 @@ struct PendingConnection<P> {
 
 /// The progress of the start.
 enum Progress<P> {
-    /// The connections are being made, one for each server.
+    /// The connections are being made, one for each link.
     Connecting(Vec<PendingConnection<P>>),
     /// All connections are made. The stream is being bound, or is bound.
     Binding(Box<StreamDriver<P>>),
@@ -136,8 +161,8 @@ pub struct StreamStart<P> {
     timeout_ns: u64,
     /// The time at which the start is given up, ns.
     deadline: u64,
-    /// The server to which the next connection is requested first: the one that failed last.
-    first_server: u16,
+    /// The link whose connection is requested first: the one that failed last.
+    first_link: u16,
     progress: Progress<P>,
 }
 
@@ -145,10 +170,10 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     /// Begins to start a stream at `now`, ns. The start is given up after `timeout_ns`.
     #[must_use]
     pub fn new(spec: StreamSpec, shared: StreamShared, timeout_ns: u64, now: u64) -> Self {
-        debug_assert_eq!(spec.qids.len(), spec.topology.servers().len());
+        debug_assert_eq!(spec.qids.len(), spec.topology.servers().len() * spec.queues_per_server());
         let progress = Progress::Connecting(pending_connections(&spec));
         let deadline = now.saturating_add(timeout_ns);
-        Self { spec, shared, timeout_ns, deadline, first_server: 0, progress }
+        Self { spec, shared, timeout_ns, deadline, first_link: 0, progress }
     }
 
     /// The next action of the shell.
@@ -171,7 +196,9 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
                 Ok(true) => StartStep::Ready,
                 Ok(false) if now >= self.deadline => self.end_with_timeout(0, self.timeout_ns),
                 Ok(false) => match driver.session.stalled(now) {
-                    Some(server) => self.end_with_timeout(server, self.spec.config.timeout_ns),
+                    Some(link) => {
+                        self.end_with_timeout(self.server_of(link), self.spec.config.timeout_ns)
+                    }
                     None => StartStep::Drive,
                 },
                 Err(refusal) => self.end_with_error(StartError::Refused(refusal)),
@@ -181,20 +208,21 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     }
 
     /// The request for the next connection that the shell has not been asked for; `None` if it has
-    /// been asked for all of them. The server that failed last comes first.
+    /// been asked for all of them. The link that failed last comes first.
     fn next_connect_request(&mut self) -> Option<ConnectRequest> {
         let Progress::Connecting(pending) = &mut self.progress else { return None };
-        let servers = core::iter::once(self.first_server).chain(0..pending.len() as u16);
-        for server in servers {
-            let Some(connection) = pending.get_mut(usize::from(server)) else { continue };
+        let links = core::iter::once(self.first_link).chain(0..pending.len() as u16);
+        for link in links {
+            let Some(connection) = pending.get_mut(usize::from(link)) else { continue };
             if connection.is_requested {
                 continue;
             }
             connection.is_requested = true;
             return Some(ConnectRequest {
                 stream: self.spec.config.stream,
-                server,
-                qid: self.spec.qids[usize::from(server)],
+                server: link / self.spec.queues_per_server() as u16,
+                link,
+                qid: self.spec.qids[usize::from(link)],
                 depth: commands_per_queue(&self.spec),
                 attempts: 0,
             });
@@ -215,9 +243,9 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
 
     /// Takes a requested connection, with a queue that has not been started. Once all connections
     /// are made, begins to bind.
-    pub fn connected(&mut self, server: u16, queue: StreamQueue<P>, now: u64) {
+    pub fn connected(&mut self, link: u16, queue: StreamQueue<P>, now: u64) {
         let Progress::Connecting(pending) = &mut self.progress else { return };
-        if let Some(pending) = pending.get_mut(usize::from(server)) {
+        if let Some(pending) = pending.get_mut(usize::from(link)) {
             pending.queue = Some(queue);
         }
         if pending.iter().all(|pending| pending.queue.is_some()) {
@@ -228,18 +256,19 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
         }
     }
 
-    /// Handles the end of a connection. `error` is the error of the session, if it had one. The
+    /// Handles the end of a link's connection. `error` is the error of the session, if it had one. The
     /// start begins again if the target only waits for the end of the stream's last connection, or
     /// if the connection has ended without an error, as it does when a target dies.
-    pub fn failed(&mut self, server: u16, error: Option<SessionError>, now: u64) {
+    pub fn failed(&mut self, link: u16, error: Option<SessionError>, now: u64) {
         if matches!(self.progress, Progress::Failed(_)) {
             return;
         }
         match error {
             Some(error) if !error.is_passing() || now >= self.deadline => {
+                let server = self.server_of(link);
                 self.progress = Progress::Failed(StartError::Ended { server, error: Some(error) });
             }
-            _ => self.put_off(server, now),
+            _ => self.put_off(link, now),
         }
     }
 
@@ -248,7 +277,11 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
     pub fn association_ended(&mut self, server: u16, now: u64) {
         let is_affected = match &self.progress {
             Progress::Connecting(pending) => {
-                pending.get(usize::from(server)).is_some_and(|pending| pending.queue.is_some())
+                let has_queue = |link: u16| {
+                    let pending = pending.get(usize::from(link));
+                    pending.is_some_and(|pending| pending.queue.is_some())
+                };
+                self.links_to(server).any(has_queue)
             }
             Progress::Binding(_) => true,
             // An answer of the lost target has ended the start. It cannot be used any more, either.
@@ -261,18 +294,29 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             Progress::Pausing { .. } | Progress::Failed(_) => false,
         };
         if is_affected && !probe::is_bug_planted(Plant::T27LateConnect) {
-            self.put_off(server, now);
+            self.put_off(self.links_to(server).start, now);
         }
     }
 
-    /// Pauses, and then begins again with this server, until the time limit has passed. The shell
+    /// The server of a link.
+    fn server_of(&self, link: u16) -> u16 {
+        link / self.spec.queues_per_server() as u16
+    }
+
+    /// The links to a server.
+    fn links_to(&self, server: u16) -> Range<u16> {
+        let queues = self.spec.queues_per_server() as u16;
+        server * queues..(server + 1) * queues
+    }
+
+    /// Pauses, and then begins again with this link, until the time limit has passed. The shell
     /// calls this when a requested connection cannot be made because the target is unreachable.
-    pub fn put_off(&mut self, server: u16, now: u64) {
-        self.first_server = server;
+    pub fn put_off(&mut self, link: u16, now: u64) {
+        self.first_link = link;
         self.progress = if now < self.deadline {
             Progress::Pausing { until: now.saturating_add(RETRY_DELAY_NS), is_reported: false }
         } else {
-            Progress::Failed(StartError::Ended { server, error: None })
+            Progress::Failed(StartError::Ended { server: self.server_of(link), error: None })
         };
     }
 
@@ -328,6 +372,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             merge: *merge,
             merged_blocks_max,
             start: config.start,
+            stream_number: self.shared.stream_numbers.next(),
         };
         let engine = engine(config.engine, topology.clone(), limits);
         let session = StreamSession::new(

@@ -5,6 +5,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Seq, StreamId};
+use riopipe_order::engine::EngineKind;
 
 use super::ranges::InPlaceRange;
 use crate::initiator::association::DRIVES_QUEUE;
@@ -43,7 +44,7 @@ const READER_FIRST: u16 = 1 << 15;
 /// A stream that is reserved for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reserved {
-    /// Its queue on every target.
+    /// Its queues on every target: those of the first target first.
     pub qids: Vec<u16>,
     /// The group after which it continues.
     pub start: Seq,
@@ -58,13 +59,15 @@ pub struct VolumeState {
     /// Whether the streams write to ordering logs, so that a stream that ends without a close must
     /// be recovered.
     logged: bool,
+    /// The number of queues that a stream has on each target.
+    queues_per_server: usize,
     /// The group after which each stream continues.
     marks: Vec<Seq>,
     /// The number of queues that each target grants.
     granted: Vec<u16>,
     /// For each target, the granted queues that no stream uses.
     free: Vec<BTreeSet<u16>>,
-    /// Open streams, each with its queue on each target.
+    /// Open streams, each with its queues on each target.
     open: BTreeMap<StreamId, Vec<u16>>,
     /// Readers of the volume, each with its queue on each target.
     readers: BTreeMap<StreamId, Vec<u16>>,
@@ -83,12 +86,13 @@ pub struct VolumeState {
 impl VolumeState {
     /// The state of a volume that has been opened by the attempt with this number. It has `streams`
     /// streams, and no stream is open. `granted` has the number of I/O queues that each target
-    /// grants. `logged`: its engine writes to ordering logs.
+    /// grants.
     #[must_use]
-    pub fn new(streams: u16, granted: Vec<u16>, logged: bool, attempt: u32) -> Self {
+    pub fn new(streams: u16, granted: Vec<u16>, engine: EngineKind, attempt: u32) -> Self {
         let queues = |granted: &u16| (DRIVES_QUEUE + 1..=*granted).collect();
         Self {
-            logged,
+            logged: engine.capabilities().keeps_log,
+            queues_per_server: usize::from(engine.capabilities().queues_per_server),
             marks: alloc::vec![Seq::ZERO; usize::from(streams)],
             free: granted.iter().map(queues).collect(),
             granted,
@@ -101,7 +105,7 @@ impl VolumeState {
         }
     }
 
-    /// Reserves a stream, and a queue on each target for it.
+    /// Reserves a stream, and its queues on each target.
     ///
     /// # Errors
     /// [`ReserveError`]: nothing was reserved.
@@ -116,18 +120,21 @@ impl VolumeState {
             return Err(ReserveError::Pending { updates: updates.len() });
         }
         let unrecovered = self.logged && self.unrecovered.contains(&stream);
-        let qids = self.reserve_queues(stream)?;
+        let qids = self.reserve_queues(stream, self.queues_per_server)?;
         self.open.insert(stream, qids.clone());
         Ok(Reserved { qids, start, unrecovered })
     }
 
-    /// Reserves a queue on each target for a stream or a reader.
-    fn reserve_queues(&mut self, stream: StreamId) -> Result<Vec<u16>, ReserveError> {
+    /// Reserves `count` queues on each target for a stream or a reader.
+    fn reserve_queues(&mut self, stream: StreamId, count: usize) -> Result<Vec<u16>, ReserveError> {
         if let Some(qids) = self.ended.remove(&stream) {
             return Ok(qids);
         }
-        let Some(server) = self.free.iter().position(BTreeSet::is_empty) else {
-            return Ok(self.free.iter_mut().filter_map(BTreeSet::pop_first).collect());
+        let Some(server) = self.free.iter().position(|free| free.len() < count) else {
+            let take = |free: &mut BTreeSet<u16>| -> Vec<u16> {
+                core::iter::from_fn(|| free.pop_first()).take(count).collect()
+            };
+            return Ok(self.free.iter_mut().flat_map(take).collect());
         };
         // The last queues of another stream that has ended can be used: a target grants them once
         // the writes of that stream have come back. That is not safe without a log. The ended
@@ -146,9 +153,14 @@ impl VolumeState {
         self.set_mark(stream, released);
         self.unrecovered.remove(&stream);
         if let Some(qids) = self.open.remove(&stream) {
-            for (free, qid) in self.free.iter_mut().zip(qids) {
-                free.insert(qid);
-            }
+            self.free_queues(&qids, self.queues_per_server);
+        }
+    }
+
+    /// Frees `count` queues on each target.
+    fn free_queues(&mut self, qids: &[u16], count: usize) {
+        for (free, qids) in self.free.iter_mut().zip(qids.chunks(count)) {
+            free.extend(qids);
         }
     }
 
@@ -207,7 +219,7 @@ impl VolumeState {
     pub fn reserve_reader(&mut self) -> Result<(StreamId, Vec<u16>), ReserveError> {
         let ids_in_use = self.readers.keys().zip(READER_FIRST..).take_while(|(id, at)| id.0 == *at);
         let id = StreamId(READER_FIRST + ids_in_use.count() as u16);
-        let qids = self.reserve_queues(id)?;
+        let qids = self.reserve_queues(id, 1)?;
         self.readers.insert(id, qids.clone());
         Ok((id, qids))
     }
@@ -215,9 +227,7 @@ impl VolumeState {
     /// Frees the queues of a reader whose connections are closed.
     pub fn on_reader_closed(&mut self, reader: StreamId) {
         if let Some(qids) = self.readers.remove(&reader) {
-            for (free, qid) in self.free.iter_mut().zip(qids) {
-                free.insert(qid);
-            }
+            self.free_queues(&qids, 1);
         }
     }
 
@@ -254,7 +264,7 @@ mod tests {
     use alloc::vec;
 
     fn state() -> VolumeState {
-        VolumeState::new(8, vec![3, 3], true, 0)
+        VolumeState::new(8, vec![3, 3], EngineKind::Rio, 0)
     }
 
     #[test]
@@ -282,7 +292,7 @@ mod tests {
 
     #[test]
     fn t8_without_a_log_a_stream_keeps_its_queues_until_it_is_opened_again() {
-        let mut state = VolumeState::new(8, vec![3], false, 0);
+        let mut state = VolumeState::new(8, vec![3], EngineKind::None, 0);
         assert_eq!(state.reserve(StreamId(7)).unwrap().qids, [2]);
         assert!(state.on_stream_ended(StreamId(7)));
         assert_eq!(state.reserve(StreamId(0)).unwrap().qids, [3]);
@@ -293,8 +303,22 @@ mod tests {
 
     #[test]
     fn a_volume_keeps_a_log_or_not_as_its_engine_does() {
-        let is_logged = |logged| VolumeState::new(8, vec![3], logged, 0).is_logged();
-        assert_eq!([true, false].map(is_logged), [true, false]);
+        let is_logged = |engine| VolumeState::new(8, vec![3], engine, 0).is_logged();
+        assert_eq!([EngineKind::Rio, EngineKind::Sync].map(is_logged), [true, false]);
+    }
+
+    #[test]
+    fn a_stream_of_an_engine_with_a_queue_for_each_core_has_several_queues_on_each_target() {
+        let mut state = VolumeState::new(8, vec![6, 7], EngineKind::Opimq, 0);
+        assert_eq!(state.reserve(StreamId(1)).unwrap().qids, [2, 3, 2, 3]);
+        assert_eq!(state.reserve_reader().unwrap().1, [4, 4], "a reader needs one");
+        assert_eq!(state.reserve(StreamId(2)).unwrap().qids, [5, 6, 5, 6]);
+        let refused = state.reserve(StreamId(3));
+        assert_eq!(refused, Err(ReserveError::NoQueue { server: 0, queues: 6 }));
+        state.on_stream_closed(StreamId(1), Seq(0));
+        state.on_stream_ended(StreamId(2));
+        assert_eq!(state.reserve(StreamId(3)).unwrap().qids, [2, 3, 2, 3]);
+        assert_eq!(state.reserve(StreamId(2)).unwrap().qids, [5, 6, 5, 6], "its own (T8)");
     }
 
     #[test]

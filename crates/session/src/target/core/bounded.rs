@@ -11,6 +11,11 @@ use riopipe_order::write_order::{EpochId, WriteOrder};
 
 /// A device that takes only a limited number of operations at once. Further operations wait, and
 /// are submitted in their order.
+///
+/// The limit does not hold for operations on streams of epochs. The device may hold such an
+/// operation back until another one arrives ([`EpochWrite`](riopipe_order::write_order::EpochWrite)).
+/// If that one waited here, both would wait for ever. Each belongs to a command, so their number is
+/// bounded all the same.
 #[derive(Debug)]
 pub struct BoundedDevice<D: BlockDevice + ?Sized> {
     /// The most operations that the device may have at once.
@@ -38,7 +43,6 @@ enum OperationKind<B> {
     Write { data: B, order: WriteOrder },
     Read { blocks: u64 },
     Flush,
-    FlushEpochs { before: EpochId },
     StartStream { first: EpochId },
     WriteZeroes { blocks: u64 },
     Deallocate { blocks: u64 },
@@ -99,7 +103,6 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
                 }
                 OperationKind::Read { blocks } => self.device.read(op, lba, blocks),
                 OperationKind::Flush => self.device.flush(op),
-                OperationKind::FlushEpochs { before } => self.device.flush_epochs(op, before),
                 OperationKind::StartStream { first } => self.device.start_stream(op, first),
                 OperationKind::WriteZeroes { blocks } => self.device.write_zeroes(op, lba, blocks),
                 OperationKind::Deallocate { blocks } => self.device.deallocate(op, lba, blocks),
@@ -130,6 +133,9 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
         data: Data<'_, D::Buf>,
         order: WriteOrder,
     ) -> Submitted<D::Buf> {
+        if let WriteOrder::Epochs(_) = order {
+            return self.device.write_in_order(op, lba, data, order);
+        }
         match self.device_with_space() {
             Some(device) => device.write_in_order(op, lba, data, order),
             None => self.enqueue_write(op, lba, data, order),
@@ -137,15 +143,14 @@ impl<D: BlockDevice + ?Sized> BlockDevice for BoundedDevice<D> {
     }
 
     fn flush_epochs(&mut self, op: u64, before: EpochId) -> Submitted<D::Buf> {
-        match self.device_with_space() {
-            Some(device) => device.flush_epochs(op, before),
-            None => self.enqueue(op, 0, OperationKind::FlushEpochs { before }),
-        }
+        self.device.flush_epochs(op, before)
     }
 
     fn start_stream(&mut self, op: u64, first: EpochId) -> Submitted<D::Buf> {
         match self.device_with_space() {
             Some(device) => device.start_stream(op, first),
+            // A stream of epochs. The one sequence of a drive with a cache barrier has no number.
+            None if first.stream > 0 => self.device.start_stream(op, first),
             None => self.enqueue(op, 0, OperationKind::StartStream { first }),
         }
     }
