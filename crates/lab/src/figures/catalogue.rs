@@ -12,6 +12,13 @@ macro_rules! rio {
     };
 }
 
+/// Title of the paper on the barrier-enabled stack, for sources.
+macro_rules! barrier_stack {
+    ($place:literal) => {
+        concat!("Barrier-Enabled IO Stack, FAST '18, ", $place)
+    };
+}
+
 /// A figure that can be measured.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Entry {
@@ -66,6 +73,8 @@ pub enum FileSystemView {
 /// Ordered writes on a volume: one parameter varies, and the engines take turns at each value.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
+    /// The paper.
+    pub paper: Paper,
     /// The drives of each target.
     pub targets: &'static [&'static [Drive]],
     /// The parameter that varies.
@@ -78,6 +87,15 @@ pub struct Block {
     pub claims: &'static [Claim],
     /// The paper's conclusion, as a part of a sentence.
     pub conclusion: &'static str,
+}
+
+/// The paper of a figure of ordered writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paper {
+    /// Rio, EuroSys '23.
+    Rio,
+    /// Barrier-Enabled IO Stack, FAST '18.
+    Barrier,
 }
 
 /// A modelled drive.
@@ -194,6 +212,8 @@ pub enum Measure {
     InitiatorCpu,
     /// CPU time of the targets for each write, µs.
     TargetCpu,
+    /// Mean number of writes in flight: the rate times the mean latency (Little's law).
+    InFlight,
 }
 
 impl Measure {
@@ -207,6 +227,7 @@ impl Measure {
             Self::TargetEfficiency => "CPU efficiency, targets, orderless = 1",
             Self::InitiatorCpu => "CPU time of a write, initiator, µs",
             Self::TargetCpu => "CPU time of a write, targets, µs",
+            Self::InFlight => "writes in flight, mean",
         }
     }
 }
@@ -232,9 +253,12 @@ pub const ORDERLESS: &str = "orderless";
 pub const LINUX: &str = "Linux";
 /// The name of the contender that sends ordering metadata first.
 pub const HORAE: &str = "HORAE";
+/// The name of the contender whose drive keeps the order.
+pub const BARRIER: &str = "barrier";
 
 const WITH_LINUX: Contender = Contender { name: LINUX, engine: "linux", merge: true };
 const WITH_HORAE: Contender = Contender { name: HORAE, engine: "horae", merge: true };
+const WITH_BARRIER: Contender = Contender { name: BARRIER, engine: "barrier", merge: true };
 const RIO: Contender = Contender { name: "Rio", engine: "rio", merge: true };
 const RIO_APART: Contender = Contender { name: "Rio w/o merge", engine: "rio", merge: false };
 const NONE: Contender = Contender { name: ORDERLESS, engine: "none", merge: true };
@@ -274,9 +298,33 @@ const MERGE_CLAIMS: &[Claim] = &[
 const ONE_FLASH: &[&[Drive]] = &[&[Drive::Flash]];
 const ONE_OPTANE: &[&[Drive]] = &[&[Drive::Optane]];
 
+/// The contenders of the figures with threads. A cache barrier orders the writes of one drive, so
+/// `barrier` takes part where there is one. The paper's figures do not have it.
+const ON_ONE_DRIVE: &[Contender] = &[WITH_LINUX, WITH_HORAE, WITH_BARRIER, RIO, NONE];
+const ON_SEVERAL_DRIVES: &[Contender] = &[WITH_LINUX, WITH_HORAE, RIO, NONE];
+
+/// Waiting for each transfer, barriers, and no order, on one drive (Barrier-Enabled IO Stack,
+/// figure 9).
+const fn queue_depths(
+    targets: &'static [&'static [Drive]],
+    claims: &'static [Claim],
+    conclusion: &'static str,
+) -> Block {
+    Block {
+        paper: Paper::Barrier,
+        targets,
+        axis: Axis::Threads,
+        contenders: &[WITH_LINUX, WITH_BARRIER, RIO, NONE],
+        panels: &[Measure::Writes, Measure::InFlight],
+        claims,
+        conclusion,
+    }
+}
+
 /// Figure 2 without and with power-loss protection; they differ in the drive only.
 const fn motivation(targets: &'static [&'static [Drive]], claims: &'static [Claim]) -> Block {
     Block {
+        paper: Paper::Rio,
         targets,
         axis: Axis::JournalThreads,
         contenders: &[WITH_LINUX, WITH_HORAE, NONE],
@@ -292,9 +340,13 @@ const fn threads(
     conclusion: &'static str,
 ) -> Block {
     Block {
+        paper: Paper::Rio,
         targets,
         axis: Axis::Threads,
-        contenders: &[WITH_LINUX, WITH_HORAE, RIO, NONE],
+        contenders: match targets.len() == 1 && targets[0].len() == 1 {
+            true => ON_ONE_DRIVE,
+            false => ON_SEVERAL_DRIVES,
+        },
         panels: SPEED_AND_EFFICIENCY,
         claims,
         conclusion,
@@ -303,6 +355,7 @@ const fn threads(
 
 const fn sizes(pattern: Pattern) -> Block {
     Block {
+        paper: Paper::Rio,
         targets: ONE_OPTANE,
         axis: Axis::Size(pattern),
         contenders: &[WITH_LINUX, WITH_HORAE, RIO, NONE],
@@ -314,6 +367,7 @@ const fn sizes(pattern: Pattern) -> Block {
 
 const fn batches(threads: u32) -> Block {
     Block {
+        paper: Paper::Rio,
         targets: ONE_OPTANE,
         axis: Axis::Batch { threads, pattern: Pattern::Sequential },
         contenders: &[WITH_LINUX, WITH_HORAE, RIO_APART, RIO, NONE],
@@ -375,6 +429,7 @@ pub const CATALOGUE: &[Entry] = &[
             &[
                 claim("Rio", "Linux", Measure::Writes, Some(100.0), 20.0),
                 claim("Rio", "HORAE", Measure::Writes, Some(2.8), 1.5),
+                claim("Rio", BARRIER, Measure::Writes, None, 0.8),
                 claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
                 claim("Rio", "Linux", Measure::InitiatorEfficiency, Some(18.0), 1.2),
                 claim("Rio", "HORAE", Measure::InitiatorEfficiency, Some(1.7), 1.2),
@@ -396,6 +451,7 @@ pub const CATALOGUE: &[Entry] = &[
                 claim("Rio", "Linux", Measure::Writes, Some(9.4), 2.0),
                 claim("Rio", "HORAE", Measure::Writes, Some(3.3), 1.5),
                 claim("HORAE", "Linux", Measure::Writes, Some(2.8), 1.2),
+                claim("Rio", BARRIER, Measure::Writes, None, 0.8),
                 claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
                 claim("Rio", "Linux", Measure::InitiatorEfficiency, Some(1.7), 1.2),
                 claim("Rio", "HORAE", Measure::InitiatorEfficiency, Some(1.7), 1.2),
@@ -522,10 +578,41 @@ pub const CATALOGUE: &[Entry] = &[
         question: "How long does a recovery take in the worst case?",
         experiment: Experiment::Recovery,
     },
+    Entry {
+        id: "barrier-9a",
+        title: "Ways to order writes, flash",
+        source: barrier_stack!("figure 9, plain-SSD"),
+        question: "What does it bring to let the drive keep the order, if it has a volatile cache?",
+        experiment: Experiment::Block(queue_depths(
+            ONE_FLASH,
+            &[
+                claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
+                claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
+                claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
+            ],
+            "barriers keep the drive's queue full, and waits keep it empty",
+        )),
+    },
+    Entry {
+        id: "barrier-9b",
+        title: "Ways to order writes, power-loss protection",
+        source: barrier_stack!("figure 9, supercap-SSD"),
+        question: "What does it bring to let the drive keep the order, if a write needs no FLUSH?",
+        experiment: Experiment::Block(queue_depths(
+            ONE_OPTANE,
+            &[
+                claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
+                claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
+                claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
+            ],
+            "barriers keep the drive's queue full, and waits keep it empty",
+        )),
+    },
 ];
 
 const fn merging(targets: &'static [&'static [Drive]]) -> Block {
     Block {
+        paper: Paper::Rio,
         targets,
         axis: Axis::Batch { threads: 1, pattern: Pattern::Sequential },
         contenders: &[NONE_APART, NONE],

@@ -1,6 +1,6 @@
 //! The runs of one figure: at each point the contenders take turns, on the same drives.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use riopipe::{ConnectOptions, EngineKind, StreamOptions};
 use riopipe_lab::{
@@ -17,6 +17,7 @@ use riopipe_lab::{
 };
 use riopipe_media::Drive;
 use riopipe_net::SpinPolicy;
+use riopipe_order::write_order::DriveOrder;
 
 use super::store::Partial;
 use crate::{
@@ -40,7 +41,8 @@ pub(super) struct Bench<'a> {
     quick: bool,
     machine: Machine,
     interrupt: &'a Interrupt,
-    drives: Vec<Arc<dyn Drive>>,
+    /// The drives, by the order that they keep: of the contenders some need drives with an order.
+    drives: BTreeMap<&'static str, Vec<Arc<dyn Drive>>>,
     contenders: Vec<Contender>,
     retakes: Retakes,
     measured: Partial,
@@ -56,13 +58,21 @@ impl<'a> Bench<'a> {
         let kinds = experiment.targets.iter().flat_map(|drives| drives.iter());
         let contenders: Vec<Contender> =
             experiment.contenders.iter().filter(|one| one.kind().is_some()).copied().collect();
+        let mut drives = BTreeMap::new();
+        // The time of a trip is measured without an order.
+        for order in contenders.iter().map(order_of).chain([DriveOrder::None]) {
+            if !drives.contains_key(order.name()) {
+                let open = kinds.clone().map(|kind| open_drive(&spec(kind, order)));
+                drives.insert(order.name(), open.collect::<Result<_, _>>()?);
+            }
+        }
         let runs = experiment.axis.values(quick).len() * contenders.len() * rounds(quick);
         Ok(Self {
             experiment,
             quick,
             machine,
             interrupt,
-            drives: kinds.map(|kind| open_drive(&spec(kind))).collect::<Result<_, _>>()?,
+            drives,
             contenders,
             retakes: Retakes::new(runs as u64, Retakes::PERCENT),
             measured: Partial {
@@ -173,6 +183,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Sample, Failure> {
         // Contenders without an engine have been left out.
         let engine = contender.kind().unwrap_or(EngineKind::None);
+        let order = order_of(contender);
         let connect = waiting(ConnectOptions::default(), spin);
         let targets = self.experiment.targets;
         let own = OwnTargets::start(&Plan {
@@ -186,8 +197,8 @@ impl<'a> Bench<'a> {
             connect: connect.clone(),
             spin,
             // Only for the configuration: these drives are open already.
-            drive: spec(&targets[0][0]),
-            open: self.drives.clone(),
+            drive: spec(&targets[0][0], order),
+            open: self.drives.get(order.name()).cloned().unwrap_or_default(),
             ..Plan::default()
         })?;
         let load = Load {
@@ -204,9 +215,14 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The order that the drives of a contender must keep.
+fn order_of(contender: &Contender) -> DriveOrder {
+    contender.kind().map_or(DriveOrder::None, |kind| kind.capabilities().drive_order)
+}
+
 /// The specification of a drive.
-fn spec(kind: &Kind) -> String {
-    format!("ssd:{},size={DRIVE_SIZE}", kind.profile())
+fn spec(kind: &Kind, order: DriveOrder) -> String {
+    format!("ssd:{},size={DRIVE_SIZE},order={order}", kind.profile())
 }
 
 /// Number of rounds: an interval needs six.
