@@ -681,11 +681,18 @@ impl BlockDevice for Drive {
         let request = Request::Write(lba as u32, contents.clone());
         let lba = match self.take_fault(&request) {
             None => lba,
-            // A write beyond the last block fails in the model, with all that follows from that.
             Some(_) => {
                 let failed = (lba as u32..).zip(contents.iter().copied()).collect();
                 self.reported.push(DriveEvent::WriteFailed(failed));
-                self.blocks.len() as u64
+                match &mut self.modelled {
+                    // It fails when it would have completed.
+                    Some(modelled) if self.rng.one_in(2) => {
+                        modelled.fail(&contents);
+                        lba
+                    }
+                    // The model refuses a write beyond the last block at once.
+                    _ => self.blocks.len() as u64,
+                }
             }
         };
         self.submit_to_model(op, Command::Write { lba, pages: modelled::pages(contents), order })

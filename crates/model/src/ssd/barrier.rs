@@ -100,6 +100,7 @@ impl<P: Pages> BarrierStore<P> {
     pub(super) fn start(&mut self) {
         let Some(last) = self.failed.last_mut().filter(|last| last.end == u64::MAX) else { return };
         self.open_epoch += 1;
+        self.ended_due = self.open_due;
         last.end = self.open_epoch;
         if self.failed.len() > FAILED_MAX {
             // Epochs between the two count as failed, too. Few of them can still be in flight.

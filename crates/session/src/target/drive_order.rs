@@ -10,7 +10,8 @@
 //! When an ordered write fails or is refused, the connection *stops* its ordered writes to that
 //! drive: none behind it is carried out. A drive with a cache barrier has one sequence of epochs for
 //! all its hosts. A write that fails there ends the sequence, so the connections of all hosts stop.
-//! The next connection that begins with ordered writes lets the drive begin a new sequence.
+//! The next connection that begins with ordered writes lets the drive begin a new sequence, once no
+//! write of the old one is in flight.
 
 use alloc::vec::Vec;
 
@@ -31,30 +32,98 @@ use crate::outbox::Outbox;
 use crate::wire;
 
 /// The sequence of epochs of a drive with a cache barrier, as all cores share it.
+///
+/// One atomic word has the number of the sequence in its upper half, and in its lower half the
+/// number of writes that are in flight to the drive or in it. The two lowest bits of the number are
+/// the phase.
+///
+/// ```text
+/// RUNS --a write fails--> ENDED --no write is in flight--> STARTING --the drive has begun--> RUNS
+/// ```
+///
+/// A write is counted before it goes to the drive, and until its result is known. So no write of
+/// the old sequence gets into the new one, whichever core it comes from.
 #[derive(Debug, Default)]
 pub(super) struct EpochSequence {
-    /// The number of the sequence. It is odd after an ordered write has failed, until the drive has
-    /// begun a new sequence.
-    number: AtomicU64,
+    word: AtomicU64,
+}
+
+/// The width of the count of writes.
+const COUNT_BITS: u32 = 32;
+/// The phases.
+const RUNS: u64 = 0;
+const ENDED: u64 = 1;
+const STARTING: u64 = 2;
+const PHASES: u64 = 4;
+
+/// The answer to a write that wants to go to its drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    /// It is counted, and belongs to the sequence with this number.
+    Entered(u64),
+    /// The drive must begin a new sequence first. The caller starts it.
+    MustStart,
+    /// The write must be refused: its sequence has ended, or another connection starts a new one.
+    Refused,
 }
 
 impl EpochSequence {
-    /// The number of the sequence, and whether it goes on.
-    fn current(&self) -> (u64, bool) {
-        let number = self.number.load(Ordering::Acquire);
-        (number, number.is_multiple_of(2))
+    /// Lets in a write of a connection that has begun in the sequence `joined`, or has not begun.
+    fn enter(&self, joined: Option<u64>) -> Entry {
+        // Only a plant forgets where the connection has begun.
+        let joined = joined.filter(|_| !probe::is_bug_planted(Plant::ArrivalNotStopped));
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            let (number, count) = (word >> COUNT_BITS, word & ((1 << COUNT_BITS) - 1));
+            let (next, entry) = match (number % PHASES, joined) {
+                (RUNS, None) => (word + 1, Entry::Entered(number)),
+                (RUNS, Some(joined)) if joined == number => (word + 1, Entry::Entered(number)),
+                (ENDED, None) if count == 0 => {
+                    ((number - ENDED + STARTING) << COUNT_BITS, Entry::MustStart)
+                }
+                _ => return Entry::Refused,
+            };
+            match self.word.compare_exchange(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return entry,
+                Err(now) => word = now,
+            }
+        }
     }
 
-    /// Ends the sequence `number`, if it goes on.
-    fn end(&self, number: u64) {
-        let _ =
-            self.number.compare_exchange(number, number + 1, Ordering::AcqRel, Ordering::Acquire);
+    /// Notes the result of a write that was let in. If it has failed, its sequence ends.
+    fn leave(&self, joined: Option<u64>, has_failed: bool) {
+        if has_failed && let Some(joined) = joined {
+            let mut word = self.word.load(Ordering::Acquire);
+            while word >> COUNT_BITS == joined {
+                let ended = word + (ENDED << COUNT_BITS);
+                match self.word.compare_exchange(word, ended, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => break,
+                    Err(now) => word = now,
+                }
+            }
+        }
+        // The failure is noted before the write counts no more.
+        self.word.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Notes that the drive has begun a new sequence after `ended`. Another core may have noted it
-    /// before.
-    fn begin_after(&self, ended: u64) {
-        let _ = self.number.compare_exchange(ended, ended + 1, Ordering::AcqRel, Ordering::Acquire);
+    /// Whether the sequence goes on.
+    fn runs(&self) -> bool {
+        (self.word.load(Ordering::Acquire) >> COUNT_BITS).is_multiple_of(PHASES)
+    }
+
+    /// Notes the result of the start. Returns the number of the new sequence, which has begun with
+    /// one write in flight; `None` if the drive has not begun one.
+    fn on_started(&self, has_begun: bool) -> Option<u64> {
+        // Nothing else changes the word in this phase.
+        let number = self.word.load(Ordering::Acquire) >> COUNT_BITS;
+        debug_assert_eq!(number % PHASES, STARTING);
+        let (next, new_writes) = match has_begun {
+            true => (number - STARTING + PHASES, 1),
+            false => (number - STARTING + ENDED, 0),
+        };
+        let change = (next.wrapping_sub(number) << COUNT_BITS).wrapping_add(new_writes);
+        self.word.fetch_add(change, Ordering::AcqRel);
+        has_begun.then_some(next)
     }
 }
 
@@ -64,6 +133,8 @@ struct DriveWrites {
     arrived: ArrivedWrites<u16>,
     /// The drive's sequence of epochs in which the connection has begun.
     sequence: Option<u64>,
+    /// The write for which the drive begins a new sequence. All others wait until it has.
+    starting: Option<u16>,
 }
 
 /// The ordered writes of a connection, by namespace index.
@@ -107,17 +178,20 @@ impl PlainIo {
             }
         };
         let CheckedWrite { ns_index, data_len, is_in_capsule } = checked;
-        self.join_sequence(context, ns_index, env);
-        let arrived = &mut self.ordered_writes.of(ns_index).arrived;
-        if is_in_capsule && arrived.can_submit_at_once(order) {
-            let index = context.insert_command(sqe, Stage::Device, ns_index)?;
+        let stage = if is_in_capsule { Stage::Gate } else { Stage::Budget };
+        let index = context.insert_command(sqe, stage, ns_index)?;
+        let writes = self.ordered_writes.of(ns_index);
+        if is_in_capsule
+            && writes.starting.is_none()
+            && writes.arrived.can_submit_at_once(order)
+            && self.enter(context, ns_index)
+        {
+            context.commands[index].stage = Stage::Device;
             let data = Data::Borrowed(data);
             self.submit_in_order(context, index, order, data, env, outbox);
             return Ok(());
         }
-        let stage = if is_in_capsule { Stage::Gate } else { Stage::Budget };
-        let index = context.insert_command(sqe, stage, ns_index)?;
-        arrived.push(index, order, is_in_capsule);
+        self.ordered_writes.of(ns_index).arrived.push(index, order, is_in_capsule);
         if !is_in_capsule {
             if context.charge_or_enqueue(index, data_len, outbox) {
                 self.request_ordered_data(context, index, env, outbox);
@@ -130,6 +204,7 @@ impl PlainIo {
             Some(mut copy) => {
                 copy.as_mut().copy_from_slice(data);
                 context.commands[index].buf = Some(copy);
+                self.submit_waiting(context, ns_index, env, outbox);
             }
             None => self.refuse_ordered(context, index, Status::INTERNAL, outbox),
         }
@@ -152,38 +227,36 @@ impl PlainIo {
         if !namespace.config.order.keeps(order) || sqe.fua() {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        let (number, _) = namespace.state.sequence.current();
-        let writes = self.ordered_writes.of(checked.ns_index);
-        let has_ended = writes.sequence.is_some_and(|sequence| sequence != number);
-        if (writes.arrived.is_stopped() || has_ended)
-            && !probe::is_bug_planted(Plant::ArrivalNotStopped)
-        {
+        if self.ordered_writes.of(checked.ns_index).arrived.is_stopped() {
             return Err(wire::status::POISONED.with_dnr());
         }
         let order = self.order_on_drive(context, checked.ns_index, order, env)?;
         Ok((checked, order))
     }
 
-    /// Lets the connection take part in the drive's sequence of epochs, if it has not yet. If a
-    /// write has ended the last sequence by its failure, the drive begins a new one.
-    fn join_sequence<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize, env: &mut E) {
-        let writes = self.ordered_writes.of(ns_index);
+    /// Lets a write into the drive's sequence of epochs, if it goes on and the connection belongs to
+    /// it or has not begun. Returns whether the write may be submitted.
+    fn enter<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) -> bool {
         let namespace = context.namespaces.at(ns_index);
-        if writes.sequence.is_some() || namespace.config.order != DriveOrder::Barrier {
-            return;
+        if namespace.config.order != DriveOrder::Barrier {
+            return true;
         }
+        let writes = self.ordered_writes.of(ns_index);
+        // A start must not begin here: the caller has no place for it.
         let sequence = &namespace.state.sequence;
-        let (number, goes_on) = sequence.current();
-        writes.sequence = Some(number);
-        if !goes_on {
-            probe::count_rare(Rare::SequenceBegun);
-            // The queue to the drive keeps the order, so the first write need not wait for this. A
-            // write by another core may still reach the drive before. It then fails, and ends the
-            // new sequence.
-            let op = OpId::new(context.key, OpId::NO_COMMAND);
-            let _ = env.device(ns_index).start_stream(op.0, EpochId { stream: 0, epoch: 0 });
-            sequence.begin_after(number);
-            writes.sequence = Some(number + 1);
+        match writes.sequence {
+            None if !sequence.runs() => false,
+            joined => match sequence.enter(joined) {
+                Entry::Entered(number) => {
+                    writes.sequence = Some(number);
+                    true
+                }
+                Entry::MustStart => {
+                    sequence.on_started(false);
+                    false
+                }
+                Entry::Refused => false,
+            },
         }
     }
 
@@ -215,7 +288,20 @@ impl PlainIo {
         }
         let ns_index = usize::from(command.ns_index);
         self.ordered_writes.of(ns_index).arrived.on_data(index);
-        while let Some(index) = self.ordered_writes.of(ns_index).arrived.next_to_submit() {
+        self.submit_waiting(context, ns_index, env, outbox);
+    }
+
+    /// Submits the writes that wait and may be submitted now.
+    fn submit_waiting<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        ns_index: usize,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        while self.ordered_writes.of(ns_index).starting.is_none()
+            && let Some(index) = self.ordered_writes.of(ns_index).arrived.next_to_submit()
+        {
             // Another host may have claimed the volume while the write waited (trap T21).
             if let Err(status) = context.guard(ns_index, env) {
                 self.refuse_ordered(context, index, status, outbox);
@@ -228,8 +314,75 @@ impl PlainIo {
                 self.refuse_ordered(context, index, Status::INTERNAL, outbox);
                 continue;
             };
-            command.stage = Stage::Device;
-            self.submit_in_order(context, index, order, Data::Owned(buf), env, outbox);
+            let joined = self.ordered_writes.of(ns_index).sequence;
+            let namespace = context.namespaces.at(ns_index);
+            let entry = match namespace.config.order {
+                DriveOrder::Barrier => namespace.state.sequence.enter(joined),
+                DriveOrder::None | DriveOrder::Epochs => Entry::Entered(0),
+            };
+            let command = &mut context.commands[index];
+            match entry {
+                Entry::Entered(number) => {
+                    self.ordered_writes.of(ns_index).sequence = Some(number);
+                    command.stage = Stage::Device;
+                    self.submit_in_order(context, index, order, Data::Owned(buf), env, outbox);
+                }
+                Entry::MustStart => {
+                    probe::count_rare(Rare::SequenceBegun);
+                    (command.buf, command.stage) = (Some(buf), Stage::Device);
+                    self.ordered_writes.of(ns_index).starting = Some(index);
+                    let op = OpId::new(context.key, index);
+                    let first = EpochId { stream: 0, epoch: 0 };
+                    if let Submitted::Done(result) = env.device(ns_index).start_stream(op.0, first)
+                    {
+                        let result = result.map(|_| ());
+                        self.on_sequence_started(context, index, result, env, outbox);
+                    }
+                }
+                Entry::Refused => {
+                    let status = wire::status::POISONED.with_dnr();
+                    self.refuse_ordered(context, index, status, outbox);
+                }
+            }
+        }
+    }
+
+    /// Takes in the result of the start of a new sequence, and submits the write that has waited for
+    /// it.
+    fn on_sequence_started<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        index: u16,
+        result: Result<(), IoError>,
+        env: &mut E,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        let ns_index = usize::from(context.commands[index].ns_index);
+        let sequence = &context.namespaces.at(ns_index).state.sequence;
+        let begun = sequence.on_started(result.is_ok());
+        let writes = self.ordered_writes.of(ns_index);
+        (writes.starting, writes.sequence) = (None, begun);
+        if begun.is_none() {
+            let status = wire::status::POISONED.with_dnr();
+            return self.refuse_ordered(context, index, status, outbox);
+        }
+        let refusal = match context.is_closing {
+            true => Some(Status::ABORT_REQUESTED),
+            false => context.guard(ns_index, env).err(),
+        };
+        let command = &mut context.commands[index];
+        let order = wire::order_of(&command.sqe).unwrap_or_default();
+        match (refusal, command.buf.take()) {
+            (None, Some(buf)) => {
+                self.submit_in_order(context, index, order, Data::Owned(buf), env, outbox);
+                self.submit_waiting(context, ns_index, env, outbox);
+            }
+            (refusal, _) => {
+                let sequence = &context.namespaces.at(ns_index).state.sequence;
+                sequence.leave(begun, false);
+                let status = refusal.unwrap_or(Status::INTERNAL);
+                self.refuse_ordered(context, index, status, outbox);
+            }
         }
     }
 
@@ -249,28 +402,47 @@ impl PlainIo {
         let op = OpId::new(context.key, index);
         if let Submitted::Done(result) = env.device(ns_index).write_in_order(op.0, lba, data, order)
         {
-            self.on_ordered_result(context, index, result.map(|_| ()), outbox);
+            self.on_ordered_result(context, index, result.map(|_| ()), env, outbox);
         }
     }
 
-    /// Takes in the drive's result of an ordered write.
+    /// Takes in the drive's result of an ordered write, or of the start that it has waited for.
     pub(super) fn on_ordered_result<E: TargetEnv>(
         &mut self,
         context: &mut Context<E>,
         index: u16,
         result: Result<(), IoError>,
+        env: &mut E,
         outbox: &mut Outbox<E::Buf>,
     ) {
+        let ns_index = usize::from(context.commands[index].ns_index);
+        let writes = self.ordered_writes.of(ns_index);
+        if writes.starting == Some(index) {
+            return self.on_sequence_started(context, index, result, env, outbox);
+        }
+        let namespace = context.namespaces.at(ns_index);
+        if namespace.config.order == DriveOrder::Barrier {
+            namespace.state.sequence.leave(writes.sequence, result.is_err());
+        }
         match result {
             Ok(()) => context.complete_command(index, Status::SUCCESS, 0, outbox),
             Err(error) => {
-                let ns_index = usize::from(context.commands[index].ns_index);
-                let namespace = context.namespaces.at(ns_index);
-                if let Some(number) = self.ordered_writes.of(ns_index).sequence {
-                    namespace.state.sequence.end(number);
-                }
                 self.refuse_ordered(context, index, status_of(&error, false), outbox);
             }
+        }
+    }
+
+    /// Stops the ordered writes behind a command that was refused before it was read.
+    pub(super) fn on_unread_command<E: TargetEnv>(
+        &mut self,
+        context: &mut Context<E>,
+        sqe: &Sqe,
+        outbox: &mut Outbox<E::Buf>,
+    ) {
+        if is_in_drive_order(sqe)
+            && let Ok((ns_index, _)) = context.namespace(sqe)
+        {
+            self.stop_writes(context, ns_index, outbox);
         }
     }
 
@@ -306,5 +478,34 @@ impl PlainIo {
                 _ => context.complete_command(index, status, 0, outbox),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_sequence_begins_when_no_write_of_the_old_one_is_in_flight() {
+        let sequence = EpochSequence::default();
+        assert_eq!(sequence.enter(None), Entry::Entered(0));
+        assert_eq!(sequence.enter(Some(0)), Entry::Entered(0));
+        sequence.leave(Some(0), true);
+        assert!(!sequence.runs());
+        assert_eq!(sequence.enter(Some(0)), Entry::Refused, "its sequence has ended");
+        assert_eq!(sequence.enter(None), Entry::Refused, "a write is in flight");
+        sequence.leave(Some(0), true);
+        assert_eq!(sequence.enter(None), Entry::MustStart);
+        assert_eq!(sequence.enter(None), Entry::Refused, "another connection starts it");
+        assert_eq!(sequence.on_started(false), None, "the drive has lost its power, say");
+        assert_eq!(sequence.enter(None), Entry::MustStart);
+        let begun = sequence.on_started(true);
+        assert_eq!(begun, Some(PHASES));
+        assert_eq!(sequence.enter(Some(0)), Entry::Refused);
+        assert_eq!(sequence.enter(None), Entry::Entered(PHASES));
+        sequence.leave(begun, false);
+        // A late failure in an old sequence does not end the new one.
+        sequence.leave(Some(0), true);
+        assert_eq!(sequence.enter(begun), Entry::Entered(PHASES));
     }
 }

@@ -361,7 +361,7 @@ impl PlainIo {
         let (ns_index, stage, code) =
             (usize::from(command.ns_index), command.stage, command.sqe.opcode());
         if is_in_drive_order(&command.sqe) {
-            return self.on_ordered_result(context, index, result.map(|_| ()), outbox);
+            return self.on_ordered_result(context, index, result.map(|_| ()), env, outbox);
         }
         let was_flush = stage == Stage::DeviceFlush || code == opcode::FLUSH;
         if was_flush {

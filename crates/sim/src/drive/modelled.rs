@@ -1,7 +1,7 @@
 //! The modelled SSD as a simulated drive: the same model that `ssd:` drives run, over names of
 //! contents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use riopipe_model::ssd::{
@@ -61,7 +61,11 @@ impl ModelKind {
 }
 
 /// The names of the contents of the blocks.
-struct Names(Vec<Content>);
+struct Names {
+    blocks: Vec<Content>,
+    /// The contents whose writes fail.
+    failing: BTreeSet<Content>,
+}
 
 impl Pages for Names {
     type Page = Content;
@@ -69,7 +73,7 @@ impl Pages for Names {
     const ZEROES: Content = ZERO;
 
     fn blocks(&self) -> u64 {
-        self.0.len() as u64
+        self.blocks.len() as u64
     }
 
     fn exchange(
@@ -78,13 +82,16 @@ impl Pages for Names {
         page: Content,
         _keep_old: bool,
     ) -> Result<Content, ExchangeError> {
-        Ok(core::mem::replace(&mut self.0[lba as usize], page))
+        if self.failing.remove(&page) {
+            return Err(ExchangeError::Medium(Cause::Failed("a broken block".into())));
+        }
+        Ok(core::mem::replace(&mut self.blocks[lba as usize], page))
     }
 
     fn release(&mut self, _page: Content) {}
 
     fn read(&self, lba: u64, blocks: u64) -> Result<Vec<Content>, Cause> {
-        Ok(self.0[lba as usize..(lba + blocks) as usize].to_vec())
+        Ok(self.blocks[lba as usize..(lba + blocks) as usize].to_vec())
     }
 }
 
@@ -131,7 +138,7 @@ impl fmt::Debug for Modelled {
 
 impl Modelled {
     pub(super) fn new(kind: ModelKind, blocks: u32, seed: u64) -> Self {
-        let names = Names(vec![ZERO; blocks as usize]);
+        let names = Names { blocks: vec![ZERO; blocks as usize], failing: BTreeSet::new() };
         let mut model = Model::with_order(kind.profile(), kind.order(), names, seed);
         let queue = model.open_queue();
         let (in_flight, gathered, refused) = (BTreeMap::new(), Vec::new(), Vec::new());
@@ -140,11 +147,16 @@ impl Modelled {
 
     /// Sets the content that a block holds from the start, durably.
     pub(super) fn preset(&mut self, lba: u32, content: Content) {
-        self.model.pages_mut().0[lba as usize] = content;
+        self.model.pages_mut().blocks[lba as usize] = content;
     }
 
     pub(super) fn block(&self, lba: u32) -> Content {
-        self.model.pages().0[lba as usize]
+        self.model.pages().blocks[lba as usize]
+    }
+
+    /// Lets the write of these contents fail when it completes.
+    pub(super) fn fail(&mut self, contents: &[Content]) {
+        self.model.pages_mut().failing.extend(contents);
     }
 
     /// The contents of a block before each write that a power cut may still undo, oldest first.
@@ -234,6 +246,7 @@ impl Modelled {
         self.gathered.clear();
         self.in_flight.clear();
         self.refused.clear();
+        self.model.pages_mut().failing.clear();
         self.model.power_cut(now, seed);
         // The results of operations that failed with the power are dropped.
         self.model.take_done(self.queue, &mut Vec::new());

@@ -60,6 +60,7 @@ impl<E: TargetEnv> TargetConn<E> {
             context.sqhd = 0;
         }
         if context.commands.has_cid(cid) {
+            self.plain.on_unread_command(context, capsule.sqe, outbox);
             context.send_completion(cid, Status::COMMAND_ID_CONFLICT.with_dnr(), 0, outbox);
             return Ok(());
         }
@@ -113,10 +114,12 @@ impl<E: TargetEnv> TargetConn<E> {
         let Self { context, plain, ordered, .. } = self;
         let cid = sqe.cid();
         if !is_digest_valid {
+            plain.on_unread_command(context, sqe, outbox);
             context.send_completion(cid, Status::TRANSIENT_TRANSPORT, 0, outbox);
             return Ok(());
         }
         if sqe.fuse() != 0 {
+            plain.on_unread_command(context, sqe, outbox);
             context.send_completion(cid, Status::INVALID_FIELD.with_dnr(), 0, outbox);
             return Ok(());
         }

@@ -5,7 +5,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 
-use riopipe_order::block_device::{BlockDevice, Data, Done, Submitted};
+use riopipe_order::block_device::{BlockDevice, Data, Done, IoError, Submitted};
 use riopipe_order::probe::{self, Rare};
 use riopipe_order::write_order::{EpochId, WriteOrder};
 
@@ -46,6 +46,13 @@ enum OperationKind<B> {
     StartStream { first: EpochId },
     WriteZeroes { blocks: u64 },
     Deallocate { blocks: u64 },
+}
+
+impl<B> WaitingOperation<B> {
+    /// Whether it is a write with a place in the drive's order.
+    fn is_ordered(&self) -> bool {
+        matches!(&self.kind, OperationKind::Write { order, .. } if *order != WriteOrder::Orderless)
+    }
 }
 
 impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
@@ -96,7 +103,9 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
     #[cold]
     fn submit_waiting(&mut self, done: &mut Vec<Done<D::Buf>>) {
         while self.device.in_flight() < self.depth {
-            let Some(WaitingOperation { op, lba, kind }) = self.waiting.pop_front() else { return };
+            let Some(waiting) = self.waiting.pop_front() else { return };
+            let is_ordered = waiting.is_ordered();
+            let WaitingOperation { op, lba, kind } = waiting;
             let submitted = match kind {
                 OperationKind::Write { data, order } => {
                     self.device.write_in_order(op, lba, Data::Owned(data), order)
@@ -107,10 +116,26 @@ impl<D: BlockDevice + ?Sized> BoundedDevice<D> {
                 OperationKind::WriteZeroes { blocks } => self.device.write_zeroes(op, lba, blocks),
                 OperationKind::Deallocate { blocks } => self.device.deallocate(op, lba, blocks),
             };
-            if let Submitted::Done(result) = submitted {
-                done.push(Done { op, result });
+            let Submitted::Done(result) = submitted else { continue };
+            if let Err(error) = &result
+                && is_ordered
+            {
+                self.refuse_ordered(error, done);
             }
+            done.push(Done { op, result });
         }
+    }
+
+    /// Refuses the writes with an order that wait, because one before them was refused with this
+    /// error. Their submitters learn of it only after this call, so they would pass it.
+    fn refuse_ordered(&mut self, error: &IoError, done: &mut Vec<Done<D::Buf>>) {
+        self.waiting.retain(|waiting| {
+            let is_ordered = waiting.is_ordered();
+            if is_ordered {
+                done.push(Done { op: waiting.op, result: Err(error.clone()) });
+            }
+            !is_ordered
+        });
     }
 }
 
