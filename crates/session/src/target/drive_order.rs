@@ -69,7 +69,8 @@ enum Entry {
 
 impl EpochSequence {
     /// Lets in a write of a connection that has begun in the sequence `joined`, or has not begun.
-    fn enter(&self, joined: Option<u64>) -> Entry {
+    /// Without `may_start` a write that would have to start a new sequence is refused.
+    fn enter(&self, joined: Option<u64>, may_start: bool) -> Entry {
         // Only a plant forgets where the connection has begun.
         let joined = joined.filter(|_| !probe::is_bug_planted(Plant::ArrivalNotStopped));
         let mut word = self.word.load(Ordering::Acquire);
@@ -78,7 +79,7 @@ impl EpochSequence {
             let (next, entry) = match (number % PHASES, joined) {
                 (RUNS, None) => (word + 1, Entry::Entered(number)),
                 (RUNS, Some(joined)) if joined == number => (word + 1, Entry::Entered(number)),
-                (ENDED, None) if count == 0 => {
+                (ENDED, None) if count == 0 && may_start => {
                     ((number - ENDED + STARTING) << COUNT_BITS, Entry::MustStart)
                 }
                 _ => return Entry::Refused,
@@ -104,11 +105,6 @@ impl EpochSequence {
         }
         // The failure is noted before the write counts no more.
         self.word.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Whether the sequence goes on.
-    fn runs(&self) -> bool {
-        (self.word.load(Ordering::Acquire) >> COUNT_BITS).is_multiple_of(PHASES)
     }
 
     /// Notes the result of the start. Returns the number of the new sequence, which has begun with
@@ -180,11 +176,10 @@ impl PlainIo {
         let CheckedWrite { ns_index, data_len, is_in_capsule } = checked;
         let stage = if is_in_capsule { Stage::Gate } else { Stage::Budget };
         let index = context.insert_command(sqe, stage, ns_index)?;
-        let writes = self.ordered_writes.of(ns_index);
         if is_in_capsule
-            && writes.starting.is_none()
-            && writes.arrived.can_submit_at_once(order)
-            && self.enter(context, ns_index)
+            && self.ordered_writes.of(ns_index).arrived.can_submit_at_once(order)
+            // A start takes time. The write then waits with the others.
+            && matches!(self.enter(context, ns_index, false), Entry::Entered(_))
         {
             context.commands[index].stage = Stage::Device;
             let data = Data::Borrowed(data);
@@ -234,30 +229,23 @@ impl PlainIo {
         Ok((checked, order))
     }
 
-    /// Lets a write into the drive's sequence of epochs, if it goes on and the connection belongs to
-    /// it or has not begun. Returns whether the write may be submitted.
-    fn enter<E: TargetEnv>(&mut self, context: &Context<E>, ns_index: usize) -> bool {
+    /// Lets a write into the drive's sequence of epochs; see [`EpochSequence::enter`].
+    fn enter<E: TargetEnv>(
+        &mut self,
+        context: &Context<E>,
+        ns_index: usize,
+        may_start: bool,
+    ) -> Entry {
         let namespace = context.namespaces.at(ns_index);
         if namespace.config.order != DriveOrder::Barrier {
-            return true;
+            return Entry::Entered(0);
         }
         let writes = self.ordered_writes.of(ns_index);
-        // A start must not begin here: the caller has no place for it.
-        let sequence = &namespace.state.sequence;
-        match writes.sequence {
-            None if !sequence.runs() => false,
-            joined => match sequence.enter(joined) {
-                Entry::Entered(number) => {
-                    writes.sequence = Some(number);
-                    true
-                }
-                Entry::MustStart => {
-                    sequence.on_started(false);
-                    false
-                }
-                Entry::Refused => false,
-            },
+        let entry = namespace.state.sequence.enter(writes.sequence, may_start);
+        if let Entry::Entered(number) = entry {
+            writes.sequence = Some(number);
         }
+        entry
     }
 
     /// Requests the data of an ordered write. If there is no memory for it, the write is refused.
@@ -314,16 +302,10 @@ impl PlainIo {
                 self.refuse_ordered(context, index, Status::INTERNAL, outbox);
                 continue;
             };
-            let joined = self.ordered_writes.of(ns_index).sequence;
-            let namespace = context.namespaces.at(ns_index);
-            let entry = match namespace.config.order {
-                DriveOrder::Barrier => namespace.state.sequence.enter(joined),
-                DriveOrder::None | DriveOrder::Epochs => Entry::Entered(0),
-            };
+            let entry = self.enter(context, ns_index, true);
             let command = &mut context.commands[index];
             match entry {
-                Entry::Entered(number) => {
-                    self.ordered_writes.of(ns_index).sequence = Some(number);
+                Entry::Entered(_) => {
                     command.stage = Stage::Device;
                     self.submit_in_order(context, index, order, Data::Owned(buf), env, outbox);
                 }
@@ -488,24 +470,24 @@ mod tests {
     #[test]
     fn a_new_sequence_begins_when_no_write_of_the_old_one_is_in_flight() {
         let sequence = EpochSequence::default();
-        assert_eq!(sequence.enter(None), Entry::Entered(0));
-        assert_eq!(sequence.enter(Some(0)), Entry::Entered(0));
+        assert_eq!(sequence.enter(None, true), Entry::Entered(0));
+        assert_eq!(sequence.enter(Some(0), true), Entry::Entered(0));
         sequence.leave(Some(0), true);
-        assert!(!sequence.runs());
-        assert_eq!(sequence.enter(Some(0)), Entry::Refused, "its sequence has ended");
-        assert_eq!(sequence.enter(None), Entry::Refused, "a write is in flight");
+        assert_eq!(sequence.enter(Some(0), true), Entry::Refused, "its sequence has ended");
+        assert_eq!(sequence.enter(None, true), Entry::Refused, "a write is in flight");
         sequence.leave(Some(0), true);
-        assert_eq!(sequence.enter(None), Entry::MustStart);
-        assert_eq!(sequence.enter(None), Entry::Refused, "another connection starts it");
+        assert_eq!(sequence.enter(None, false), Entry::Refused, "it may not start one");
+        assert_eq!(sequence.enter(None, true), Entry::MustStart);
+        assert_eq!(sequence.enter(None, true), Entry::Refused, "another connection starts it");
         assert_eq!(sequence.on_started(false), None, "the drive has lost its power, say");
-        assert_eq!(sequence.enter(None), Entry::MustStart);
+        assert_eq!(sequence.enter(None, true), Entry::MustStart);
         let begun = sequence.on_started(true);
         assert_eq!(begun, Some(PHASES));
-        assert_eq!(sequence.enter(Some(0)), Entry::Refused);
-        assert_eq!(sequence.enter(None), Entry::Entered(PHASES));
+        assert_eq!(sequence.enter(Some(0), true), Entry::Refused);
+        assert_eq!(sequence.enter(None, true), Entry::Entered(PHASES));
         sequence.leave(begun, false);
         // A late failure in an old sequence does not end the new one.
         sequence.leave(Some(0), true);
-        assert_eq!(sequence.enter(begun), Entry::Entered(PHASES));
+        assert_eq!(sequence.enter(begun, true), Entry::Entered(PHASES));
     }
 }

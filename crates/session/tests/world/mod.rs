@@ -13,7 +13,7 @@ use riopipe_order::gate::Cause;
 use riopipe_order::log_region::{HEADER_BYTES, LogKind, LogRegion};
 use riopipe_order::ordering_log::{Scan, StreamLog};
 use riopipe_order::region::{MemRegion, Region, RegionError};
-use riopipe_order::write_order::DriveOrder;
+use riopipe_order::write_order::{DriveOrder, EpochId, WriteOrder};
 use riopipe_session::outbox::Outbox;
 use riopipe_session::stages::Spent;
 use riopipe_session::target::{
@@ -105,6 +105,7 @@ pub(crate) enum What {
     Read(u64),
     Flush,
     Zero { blocks: u64, deallocate: bool },
+    StartStream,
 }
 
 /// An operation that a drive has not finished.
@@ -155,7 +156,7 @@ impl Drive {
             What::Read(count) => {
                 Some((lba..lba + *count).flat_map(|lba| self.block(lba)).collect())
             }
-            What::Flush => None,
+            What::Flush | What::StartStream => None,
             What::Zero { blocks, .. } => {
                 for lba in lba..lba + blocks {
                     self.blocks.remove(&lba);
@@ -220,6 +221,18 @@ impl BlockDevice for Drive {
 
     fn write(&mut self, op: u64, lba: u64, data: Data<'_, Vec<u8>>) -> Submitted<Vec<u8>> {
         self.begin(op, lba, What::Write(data.bytes().to_vec()))
+    }
+    fn write_in_order(
+        &mut self,
+        op: u64,
+        lba: u64,
+        data: Data<'_, Vec<u8>>,
+        _: WriteOrder,
+    ) -> Submitted<Vec<u8>> {
+        self.write(op, lba, data)
+    }
+    fn start_stream(&mut self, op: u64, _: EpochId) -> Submitted<Vec<u8>> {
+        self.begin(op, 0, What::StartStream)
     }
     fn read(&mut self, op: u64, lba: u64, blocks: u64) -> Submitted<Vec<u8>> {
         self.begin(op, lba, What::Read(blocks))
@@ -367,13 +380,24 @@ impl World {
         parts: Parts,
         volumes: Volumes<Part>,
     ) -> Self {
+        Self::over_ordered(volatile, DriveOrder::None, identity, parts, volumes)
+    }
+
+    /// Drives that keep this order by themselves.
+    pub(crate) fn over_ordered(
+        volatile: &[bool],
+        order: DriveOrder,
+        identity: Identity,
+        parts: Parts,
+        volumes: Volumes<Part>,
+    ) -> Self {
         let namespaces = volatile.iter().zip(1..).map(|(volatile, nsid)| NamespaceConfig {
             nsid,
             blocks: BLOCKS,
             nguid: [nsid as u8; 16],
             uuid: [0x10 + nsid as u8; 16],
             volatile: *volatile,
-            order: DriveOrder::None,
+            order,
         });
         let namespaces = Namespaces::new(namespaces.collect()).unwrap();
         let host = TestHost {
