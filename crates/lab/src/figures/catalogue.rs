@@ -295,6 +295,12 @@ const MERGE_CLAIMS: &[Claim] = &[
     claim(ORDERLESS, "orderless w/o merge", Measure::TargetEfficiency, None, 1.1),
 ];
 
+const QUEUE_DEPTH_CLAIMS: &[Claim] = &[
+    claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
+    claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
+    claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
+];
+
 const ONE_FLASH: &[&[Drive]] = &[&[Drive::Flash]];
 const ONE_OPTANE: &[&[Drive]] = &[&[Drive::Optane]];
 
@@ -305,19 +311,15 @@ const ON_SEVERAL_DRIVES: &[Contender] = &[WITH_LINUX, WITH_HORAE, RIO, NONE];
 
 /// Waiting for each transfer, barriers, and no order, on one drive (Barrier-Enabled IO Stack,
 /// figure 9).
-const fn queue_depths(
-    targets: &'static [&'static [Drive]],
-    claims: &'static [Claim],
-    conclusion: &'static str,
-) -> Block {
+const fn queue_depths(targets: &'static [&'static [Drive]]) -> Block {
     Block {
         paper: Paper::Barrier,
         targets,
         axis: Axis::Threads,
         contenders: &[WITH_LINUX, WITH_BARRIER, RIO, NONE],
         panels: &[Measure::Writes, Measure::InFlight],
-        claims,
-        conclusion,
+        claims: QUEUE_DEPTH_CLAIMS,
+        conclusion: "barriers keep the drive's queue full, and waits keep it empty",
     }
 }
 
@@ -583,30 +585,14 @@ pub const CATALOGUE: &[Entry] = &[
         title: "Ways to order writes, flash",
         source: barrier_stack!("figure 9, plain-SSD"),
         question: "What does it bring to let the drive keep the order, if it has a volatile cache?",
-        experiment: Experiment::Block(queue_depths(
-            ONE_FLASH,
-            &[
-                claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
-                claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
-                claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
-            ],
-            "barriers keep the drive's queue full, and waits keep it empty",
-        )),
+        experiment: Experiment::Block(queue_depths(ONE_FLASH)),
     },
     Entry {
         id: "barrier-9b",
         title: "Ways to order writes, power-loss protection",
         source: barrier_stack!("figure 9, supercap-SSD"),
         question: "What does it bring to let the drive keep the order, if a write needs no FLUSH?",
-        experiment: Experiment::Block(queue_depths(
-            ONE_OPTANE,
-            &[
-                claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
-                claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
-                claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
-            ],
-            "barriers keep the drive's queue full, and waits keep it empty",
-        )),
+        experiment: Experiment::Block(queue_depths(ONE_OPTANE)),
     },
 ];
 

@@ -20,12 +20,13 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::base::{Base, has_base};
+use super::group_place::GroupPlace;
 use super::none::FlushRound;
 use super::{
     Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId,
     Write,
 };
-use crate::attribute::{Kind, Member, Seq};
+use crate::attribute::{Kind, Seq};
 use crate::dispatch::epoch_scheduler::{EpochScheduler, Scheduled, Wish};
 use crate::probe::{self, Plant, Rare};
 use crate::topology::Topology;
@@ -55,7 +56,7 @@ pub struct Barrier<P> {
     /// The groups that wait for a switch, oldest first.
     waiting: VecDeque<WaitingGroup>,
     /// The place of the groups that were started last.
-    started_on: Place,
+    started_on: GroupPlace,
     /// The last group that was started.
     last_started: Seq,
     /// The requests of the started groups on one drive.
@@ -64,27 +65,14 @@ pub struct Barrier<P> {
     position: u64,
     /// Empty lists for [`WaitingGroup::requests`], so that their memory is used again.
     spare_lists: Vec<Vec<RequestId>>,
-    /// The memory of [`has_overlap`](Self::has_overlap): the blocks of a group.
-    extents: Vec<(u64, u64)>,
 }
 
 /// A group that was admitted and not started.
 #[derive(Debug)]
 struct WaitingGroup {
     seq: Seq,
-    place: Place,
+    place: GroupPlace,
     requests: Vec<RequestId>,
-}
-
-/// The drives on which a group lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// None: the group has no writes.
-    Nowhere,
-    /// Writes on one drive, which keeps their order.
-    Drive(Member),
-    /// Several drives, or a discard. Nothing keeps their order.
-    Unordered,
 }
 
 impl<P: Payload> Barrier<P> {
@@ -94,28 +82,13 @@ impl<P: Payload> Barrier<P> {
         Self {
             flush: FlushRound::default(),
             waiting: VecDeque::new(),
-            started_on: Place::Nowhere,
+            started_on: GroupPlace::Nowhere,
             last_started: limits.start,
             scheduler: EpochScheduler::default(),
             position: 0,
             spare_lists: Vec::new(),
-            extents: Vec::new(),
             base: Base::new(topology, limits),
         }
-    }
-
-    /// The place of the shaped group.
-    fn place_of_shaped(&self) -> Place {
-        let mut place = Place::Nowhere;
-        for id in &self.base.shaped {
-            let request = self.base.request(*id);
-            let own = match request.kind {
-                Kind::Write => Place::Drive(request.member),
-                Kind::Discard | Kind::Flush => Place::Unordered,
-            };
-            place = if place == Place::Nowhere || place == own { own } else { Place::Unordered };
-        }
-        place
     }
 
     /// Starts the waiting groups, up to one that needs a switch. If all groups before that one are
@@ -126,9 +99,9 @@ impl<P: Payload> Barrier<P> {
         {
             let place = group.place;
             let needs_switch = match (self.started_on, place) {
-                (Place::Nowhere, _) | (_, Place::Nowhere) => false,
-                (Place::Drive(one), Place::Drive(other)) => one != other,
-                (Place::Unordered, _) | (_, Place::Unordered) => true,
+                (GroupPlace::Nowhere, _) | (_, GroupPlace::Nowhere) => false,
+                (GroupPlace::Drive(one), GroupPlace::Drive(other)) => one != other,
+                (GroupPlace::Unordered, _) | (_, GroupPlace::Unordered) => true,
             };
             if needs_switch
                 && self.base.window.durable() < self.last_started
@@ -143,7 +116,7 @@ impl<P: Payload> Barrier<P> {
             if needs_switch {
                 probe::count_rare(Rare::BarrierSwitch);
             }
-            if place != Place::Nowhere {
+            if place != GroupPlace::Nowhere {
                 self.started_on = place;
             }
             if let Some(group) = self.waiting.pop_front() {
@@ -158,14 +131,14 @@ impl<P: Payload> Barrier<P> {
         self.last_started = seq;
         if requests.is_empty() {
             self.base.window.complete_empty_group();
-        } else if place == Place::Unordered {
+        } else if place == GroupPlace::Unordered {
             self.base.shaped.append(&mut requests);
             self.base.note_dirty(seq);
             self.base.enqueue();
         } else {
             self.base.shaped.append(&mut requests);
             self.base.note_dirty(seq);
-            let has_overlap = self.has_overlap();
+            let has_overlap = self.base.has_overlap();
             let last = self.base.shaped.len() - 1;
             for (index, id) in self.base.shaped.drain(..).enumerate() {
                 let is_barrier = index == last || has_overlap;
@@ -174,21 +147,6 @@ impl<P: Payload> Barrier<P> {
             }
         }
         self.spare_lists.push(requests);
-    }
-
-    /// Whether two requests of the shaped group, all on one drive, touch the same block.
-    fn has_overlap(&mut self) -> bool {
-        let Self { base, extents, .. } = self;
-        if base.shaped.len() < 2 {
-            return false;
-        }
-        extents.clear();
-        extents.extend(base.shaped.iter().map(|id| {
-            let request = base.request(*id);
-            (request.lba, request.lba + u64::from(request.blocks))
-        }));
-        extents.sort_unstable();
-        extents.windows(2).any(|pair| pair[1].0 < pair[0].1)
     }
 
     /// The place in the scheduler of the request to send next: the first one from the last position
@@ -216,7 +174,7 @@ impl<P: Payload> Engine<P> for Barrier<P> {
         let is_durable_when_complete = !self.base.has_volatile_member;
         let request_count = self.base.shaped.len() as u32;
         self.base.window.add_group(request_count, is_durable_when_complete, bytes);
-        let place = self.place_of_shaped();
+        let place = self.base.place_of_shaped();
         let mut requests = self.spare_lists.pop().unwrap_or_default();
         requests.append(&mut self.base.shaped);
         self.waiting.push_back(WaitingGroup { seq, place, requests });
@@ -267,10 +225,7 @@ impl<P: Payload> Engine<P> for Barrier<P> {
     }
 
     fn poll(&mut self) -> Marks {
-        let marks = self.base.window.deliver();
-        // This engine never replays, so it need not keep a complete group.
-        self.base.window.free_groups(self.base.window.complete());
-        marks
+        self.base.deliver_without_replay()
     }
 
     fn ask_durable(&mut self, seq: Seq) {

@@ -18,7 +18,8 @@ use alloc::vec::Vec;
 use super::request_table::RequestTable;
 use super::window::Window;
 use super::{
-    Bound, Cause, Failure, Limits, Op, Path, Payload, Place, Refusal, Request, RequestId, Write,
+    Bound, Cause, Failure, Limits, Marks, Op, Path, Payload, Place, Refusal, Request, RequestId,
+    Write,
 };
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, SPAN_MAX, Seq};
 use crate::block_device::BLOCK_BYTES;
@@ -73,6 +74,8 @@ pub struct Base<P> {
     /// Whether the volume has a volatile member.
     pub(super) has_volatile_member: bool,
     pub(super) requests: RequestTable<P>,
+    /// The memory of [`has_overlap`](Self::has_overlap).
+    pub(super) extents: Vec<(u64, u64)>,
 }
 
 /// The most groups that may be in flight, or kept for replay, at once. This bounds the groups
@@ -100,6 +103,7 @@ impl<P: Payload> Base<P> {
             last_write: alloc::vec![Seq::ZERO; member_count],
             has_volatile_member,
             requests: RequestTable::new(),
+            extents: Vec::new(),
         }
     }
 
@@ -135,6 +139,13 @@ impl<P: Payload> Base<P> {
     #[inline]
     pub(super) fn complete_and_free(&mut self, id: RequestId) {
         self.requests.complete_and_free(id);
+    }
+
+    /// Delivers the marks of an engine that never replays, so that it need not keep complete groups.
+    pub(super) fn deliver_without_replay(&mut self) -> Marks {
+        let marks = self.window.deliver();
+        self.window.free_groups(self.window.complete());
+        marks
     }
 
     /// Checks a group before it is turned into requests, and returns the size of its payload in

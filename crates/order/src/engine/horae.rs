@@ -463,10 +463,7 @@ impl<P: Payload> Engine<P> for Horae<P> {
     }
 
     fn poll(&mut self) -> Marks {
-        let marks = self.base.window.deliver();
-        // This engine never replays, so it need not keep a complete group.
-        self.base.window.free_groups(self.base.window.complete());
-        marks
+        self.base.deliver_without_replay()
     }
 
     fn ask_durable(&mut self, seq: Seq) {

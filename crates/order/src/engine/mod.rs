@@ -22,6 +22,7 @@
 pub mod barrier;
 mod base;
 mod credits;
+mod group_place;
 pub mod horae;
 mod kind;
 pub mod linux;

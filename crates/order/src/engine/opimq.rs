@@ -27,6 +27,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::base::{Base, has_base};
+use super::group_place::GroupPlace;
 use super::{
     Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, Payload, Refusal, RequestId,
     Write,
@@ -84,8 +85,6 @@ pub struct Opimq<P> {
     flush_sent: Seq,
     /// The last group that a FLUSH covers which has ended.
     flushed: Seq,
-    /// Blocks of the group that is being admitted.
-    ranges: Vec<(u64, u64)>,
     /// Empty lists for [`Group::requests`], so that their memory is used again.
     spare_lists: Vec<Vec<RequestId>>,
 }
@@ -96,17 +95,6 @@ struct Group {
     seq: Seq,
     place: GroupPlace,
     requests: Vec<RequestId>,
-}
-
-/// Where a group goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GroupPlace {
-    /// To one drive, as epochs of the stream.
-    Drive(Member),
-    /// To several drives, or with a discard.
-    Apart,
-    /// Nowhere: it has no writes.
-    Nowhere,
 }
 
 /// A group that is sent apart.
@@ -181,37 +169,17 @@ impl<P: Payload> Opimq<P> {
             wanted: limits.start,
             flush_sent: limits.start,
             flushed: limits.start,
-            ranges: Vec::new(),
             spare_lists: Vec::new(),
             base: Base::new(topology, limits),
         }
     }
 
-    /// Where the shaped group goes.
-    fn place(&self) -> GroupPlace {
-        let Some(first) = self.base.shaped.first() else { return GroupPlace::Nowhere };
-        let member = self.base.request(*first).member;
-        let is_ordered = self.base.shaped.iter().all(|id| {
-            let request = self.base.request(*id);
-            request.member == member
-                && (request.kind == Kind::Write || probe::is_bug_planted(Plant::OpimqDiscardEarly))
-        });
-        if is_ordered { GroupPlace::Drive(member) } else { GroupPlace::Apart }
-    }
-
     /// Gives each request of the shaped group its place in the order of the drive. The numbers of
     /// the epochs follow when the requests are sent.
     fn divide_into_epochs(&mut self) {
-        let Self { base, ranges, stream, .. } = self;
-        let extents = base.shaped.iter().map(|id| {
-            let request = base.requests.get(*id);
-            (request.lba, request.lba + u64::from(request.blocks))
-        });
-        ranges.clear();
-        ranges.extend(extents);
-        ranges.sort_unstable();
-        let overlaps = ranges.windows(2).any(|pair| pair[0].1 > pair[1].0)
-            && !probe::is_bug_planted(Plant::OpimqOverlapInEpoch);
+        let overlaps =
+            self.base.has_overlap() && !probe::is_bug_planted(Plant::OpimqOverlapInEpoch);
+        let Self { base, stream, .. } = self;
         let mut end = 0;
         for index in 0..base.shaped.len() {
             let request = base.requests.get_mut(base.shaped[index]);
@@ -247,7 +215,7 @@ impl<P: Payload> Opimq<P> {
             let is_first = self.base.window.durable().next() >= seq;
             let continues = match place {
                 GroupPlace::Drive(member) => self.drive == Some(member),
-                GroupPlace::Apart => false,
+                GroupPlace::Unordered => false,
                 GroupPlace::Nowhere => self.apart.is_none(),
             };
             if !is_first && !continues && !probe::is_bug_planted(Plant::OpimqSwitchEarly) {
@@ -276,7 +244,7 @@ impl<P: Payload> Opimq<P> {
                 self.drive = Some(member);
                 self.base.enqueue();
             }
-            GroupPlace::Apart => {
+            GroupPlace::Unordered => {
                 self.drive = None;
                 let outstanding = self.base.shaped.len() as u32;
                 self.apart = Some(Apart { seq, outstanding, is_flushing: false });
@@ -419,7 +387,7 @@ has_base!(Opimq);
 impl<P: Payload> Engine<P> for Opimq<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let (seq, bytes) = self.base.shape_and_number(writes, tag, durable)?;
-        let place = self.place();
+        let place = self.base.place_of_shaped();
         if let GroupPlace::Drive(_) = place {
             self.divide_into_epochs();
         }
@@ -493,10 +461,7 @@ impl<P: Payload> Engine<P> for Opimq<P> {
     }
 
     fn poll(&mut self) -> Marks {
-        let marks = self.base.window.deliver();
-        // This engine never replays, so it need not keep a complete group.
-        self.base.window.free_groups(self.base.window.complete());
-        marks
+        self.base.deliver_without_replay()
     }
 
     fn ask_durable(&mut self, seq: Seq) {
