@@ -134,11 +134,15 @@ impl Flags {
     /// not list them after a crash. Only for [`Kind::Write`], and never with
     /// [`IN_PLACE`](Self::IN_PLACE).
     pub const EXTEND: Self = Self(1 << 4);
+    /// Redirected update: the data is in the prepare area of the drive, and is written home later.
+    /// The entry has the number of the first block there. Only for a [`Kind::Write`] that is in
+    /// place or extends.
+    pub const REDIRECTED: Self = Self(1 << 5);
     /// The bits that decide what undo does with the blocks. A fresh write has none of them.
     pub const PLACE: Self = Self(Self::IN_PLACE.0 | Self::EXTEND.0);
 
     /// Bits that this version defines.
-    pub const KNOWN: u8 = 0x1f;
+    pub const KNOWN: u8 = 0x3f;
 
     /// Whether this version gives an entry of this kind these flags. It does if it defines all of
     /// them and they do not contradict each other.
@@ -149,7 +153,9 @@ impl Flags {
             Kind::Write => !self.has(Self::PLACE),
             Kind::Discard | Kind::Flush => !self.has(Self::EXTEND),
         };
-        is_place_possible && self.0 & !Self::KNOWN == 0
+        let is_update = matches!(kind, Kind::Write) && self.0 & Self::PLACE.0 != 0;
+        let is_redirection_possible = !self.has(Self::REDIRECTED) || is_update;
+        is_place_possible && is_redirection_possible && self.0 & !Self::KNOWN == 0
     }
 
     /// Whether all bits of `other` are set.
@@ -223,13 +229,15 @@ pub struct Attribute {
     /// The place of this entry among the entries of the group, `0..num`.
     pub index: u16,
     /// The place of this entry among the stream's entries on this server. Each binding counts from
-    /// 1 without gaps. This is the paper's `prev` plus one.
+    /// 1 without gaps. This is the paper's `prev` plus one. A
+    /// [redirected](Flags::REDIRECTED) entry in a log, and in a list of it, has the number of its
+    /// [first block in the prepare area](Self::prepared_block) here instead.
     pub ordinal: u32,
     /// The drive, by its index in the volume's member list.
     pub member: Member,
     /// The effect of the entry on its drive.
     pub kind: Kind,
-    /// The flags: boundary, flush, in place, split, extend.
+    /// The flags: boundary, flush, in place, split, extend, redirected.
     pub flags: Flags,
     /// The first block on the drive, below 2⁴⁸; 0 for [`Kind::Flush`].
     pub lba: u64,
@@ -244,6 +252,13 @@ impl Attribute {
     #[must_use]
     pub const fn seq_end(&self) -> Seq {
         Seq(self.seq.0 + self.span as u64 - 1)
+    }
+
+    /// The first block of the entry's data in the prepare area of its drive, counted from the start
+    /// of that area; `None` if the entry is not redirected. Only for an entry of a log or a list.
+    #[must_use]
+    pub const fn prepared_block(&self) -> Option<u32> {
+        if self.flags.has(Flags::REDIRECTED) { Some(self.ordinal) } else { None }
     }
 
     /// Whether a FLUSH of the drive follows this entry.
@@ -283,7 +298,10 @@ mod tests {
         for kind in [Kind::Write, Kind::Discard, Kind::Flush] {
             assert!(Flags::default().are_known(kind));
             assert!(!both.are_known(kind), "{kind:?}");
-            assert!(!Flags(1 << 5).are_known(kind), "{kind:?}: of a later version");
+            assert!(!Flags(1 << 6).are_known(kind), "{kind:?}: of a later version");
+            assert!(!Flags::REDIRECTED.are_known(kind), "{kind:?}: only updates are redirected");
+            let redirected = Flags::REDIRECTED.with(Flags::IN_PLACE);
+            assert_eq!(redirected.are_known(kind), kind == Kind::Write, "{kind:?}");
             assert_eq!(Flags::EXTEND.are_known(kind), kind == Kind::Write, "{kind:?}");
             assert!(Flags::IN_PLACE.with(Flags::SPLIT).are_known(kind));
         }

@@ -109,6 +109,9 @@ pub struct StreamLog<R> {
     fenced: u64,
     /// The first position of this binding. Entries before it belong to older bindings.
     binding_start: u64,
+    /// All entries of this binding before this position have been recorded as durable by
+    /// [`persist_up_to`](Self::persist_up_to).
+    persisted: u64,
     /// The released mark in memory.
     released: Seq,
     /// The newest group with an entry before `head`, and the tag that the caller gave to the group.
@@ -202,6 +205,7 @@ impl<R: Region> StreamLog<R> {
             head_slot,
             fenced: mark.head,
             binding_start: mark.head,
+            persisted: mark.head,
             released: mark.released,
             newest_tag: mark.newest_tag,
             durable_mark: mark,
@@ -264,6 +268,23 @@ impl<R: Region> StreamLog<R> {
         }
         assert!(position.0 < self.next, "{position:?} was not appended");
         self.write_persist_word(position, self.durable_mark.origin);
+    }
+
+    /// Records that the data of all groups up to `seq` is durable: sets the persist word of each of
+    /// their entries. The entries stay in the log. The record is durable after the next
+    /// [`fence`](Self::fence).
+    ///
+    /// The entries must have been appended in order of their groups, and in this binding.
+    pub fn persist_up_to(&mut self, seq: Seq) {
+        let mut position = self.persisted.max(self.head).max(self.binding_start);
+        while position < self.next {
+            if self.ends[self.slot_of(Position(position)) as usize].seq > seq {
+                break;
+            }
+            self.write_persist_word(Position(position), self.durable_mark.origin);
+            position += 1;
+        }
+        self.persisted = position;
     }
 
     /// Makes all appends, persist words and marks so far durable.

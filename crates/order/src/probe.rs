@@ -311,6 +311,24 @@ named! {
         OpimqNoFlush = "opimq-no-flush",
         /// A target does not begin a stream of a drive anew before another host gets it.
         OpimqStreamNotBegun = "opimq-stream-not-begun",
+        /// Engine `horae` reads redirected blocks from their home.
+        HoraeReadHome = "horae-read-home",
+        /// Engine `horae` does not record `flushed` where redirected updates keep a log's entries.
+        HoraeFlushedForgotten = "horae-flushed-forgotten",
+        /// Engine `horae` writes updates home that no joint FLUSH has covered.
+        HoraeHomeUnflushed = "horae-home-unflushed",
+        /// Engine `horae` releases redirected updates before they are durable at home.
+        HoraeReleasedEarly = "horae-released-early",
+        /// Of several redirected updates of a block, engine `horae` writes the oldest one home.
+        HoraeOlderCommitted = "horae-older-committed",
+        /// Of several redirected updates of a block, recovery copies the oldest one home.
+        HoraeOlderCopied = "horae-older-copied",
+        /// Recovery copies no redirected update home.
+        HoraeNotCopied = "horae-not-copied",
+        /// Engine `horae` uses blocks of the prepare area again while they are being read.
+        HoraeAreaReusedEarly = "horae-area-reused-early",
+        /// After the recovery of a stream its redirected blocks are still read.
+        HoraeRolledBackRead = "horae-rolled-back-read",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -466,6 +484,16 @@ named! {
         OpimqSwitch = "opimq-switch",
         /// A drive began a stream anew, because the last host that used it had left.
         OpimqStreamBegun = "opimq-stream-begun",
+        /// Engine `horae` wrote redirected updates home.
+        HoraeCommit = "horae-commit",
+        /// A group did not fit into the prepare area now.
+        PrepareAreaFull = "prepare-area-full",
+        /// Blocks of the prepare area waited for reads before they were used again.
+        PrepareAreaRead = "prepare-area-read",
+        /// A read found some of its blocks in the prepare area.
+        RedirectedRead = "redirected-read",
+        /// Recovery copied redirected updates home.
+        RedirectedCopied = "redirected-copied",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.
         FellBack = "fell-back",
         /// A volume without a log was forgotten to free its place for another.

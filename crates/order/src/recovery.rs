@@ -5,6 +5,7 @@
 //! 2. The initiator takes the lists of all targets, and [`decide`]s for each stream: which group is
 //!    the last of the prefix, and which blocks of the groups beyond it must be undone?
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
@@ -90,6 +91,16 @@ pub struct InPlace {
     pub extent: DriveExtent,
 }
 
+/// A redirected update inside the prefix that may not be at its home. Its data is in the prepare
+/// area of its drive, and is copied home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Redirected {
+    /// The drive, and the blocks at home.
+    pub home: DriveExtent,
+    /// The first block of the data, counted from the start of the prepare area.
+    pub prepared_block: u32,
+}
+
 /// The plan of a recovery for one stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamPlan {
@@ -113,7 +124,11 @@ pub struct StreamPlan {
     pub undo: Vec<DriveExtent>,
     /// The writes of which `undo` has the blocks, in order of seq.
     pub undone_writes: Vec<InPlace>,
-    /// The in-place updates of dropped groups, in order of seq.
+    /// The redirected updates inside the prefix that are copied home. Each block is there once, with
+    /// the newest update.
+    pub redirected: Vec<Redirected>,
+    /// The in-place updates of dropped groups, in order of seq. A redirected one is not there: its
+    /// home is as it was.
     pub in_place: Vec<InPlace>,
     /// Whether a log was given up. Then no server undoes anything (trap T26).
     pub log_given_up: bool,
@@ -281,6 +296,7 @@ pub fn decide(
         dropped: beyond().map(|group| u64::from(group[0].attribute.span)).sum(),
         undo: join(undone_writes.iter().map(|write| write.extent).collect()),
         undone_writes,
+        redirected: redirected_updates(lists, released, k),
         in_place,
         log_given_up: given_up,
         in_doubt,
@@ -470,6 +486,10 @@ fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksB
                 lba: attribute.lba,
                 blocks: u64::from(attribute.blocks),
             };
+            if attribute.flags.has(Flags::REDIRECTED) && !given_up {
+                // Its home is as it was.
+                continue;
+            }
             let is_update = attribute.flags.has(Flags::IN_PLACE);
             let is_extension = attribute.flags.has(Flags::EXTEND);
             if is_update && !probe::is_bug_planted(Plant::T11NotListed)
@@ -498,6 +518,56 @@ fn blocks_beyond_prefix(lists: &[StreamList], k: Seq, given_up: bool) -> BlocksB
         listed.dedup();
     }
     BlocksBeyondPrefix { undone_writes, in_place, in_doubt }
+}
+
+/// Finds the redirected updates that are to be copied home: those that are durable and behind the
+/// released mark. Of several updates of a block the newest counts.
+///
+/// An entry up to the released mark is not needed: its update is durable at home. Nor is one of a
+/// log that is settled: it was copied before. If a log was given up, k may end before the state that
+/// the caller knows. Then the other logs' durable entries count, also those beyond k (trap T26).
+fn redirected_updates(lists: &[StreamList], released: Seq, k: Seq) -> Vec<Redirected> {
+    let given_up = lists.iter().any(|list| list.in_doubt);
+    let valid_lists = lists.iter().filter(|list| !list.settled && !list.in_doubt);
+    let mut entries: Vec<&ListedEntry> = valid_lists
+        .flat_map(|list| &list.entries)
+        .filter(|ListedEntry { attribute, durable, .. }| {
+            let is_inside = attribute.seq_end() <= k || given_up && *durable;
+            attribute.kind != Kind::Flush && attribute.seq_end() > released && is_inside
+        })
+        .collect();
+    entries.sort_by_key(|entry| stream_order(&entry.attribute));
+    if probe::is_bug_planted(Plant::HoraeOlderCopied) {
+        entries.reverse();
+    }
+    if probe::is_bug_planted(Plant::HoraeNotCopied) {
+        entries.clear();
+    }
+    let mut newest = BTreeMap::new();
+    for ListedEntry { attribute, .. } in entries {
+        for at in 0..attribute.blocks {
+            let block = (attribute.member, attribute.lba + u64::from(at));
+            match attribute.prepared_block() {
+                Some(first) => newest.insert(block, first.saturating_add(at)),
+                None => newest.remove(&block),
+            };
+        }
+    }
+    let mut redirected: Vec<Redirected> = Vec::new();
+    for ((member, lba), prepared_block) in newest {
+        match redirected.last_mut() {
+            Some(Redirected { home, prepared_block: first })
+                if home.member == member
+                    && home.lba + home.blocks == lba
+                    && u64::from(*first) + home.blocks == u64::from(prepared_block) =>
+            {
+                home.blocks += 1;
+            }
+            _ => redirected
+                .push(Redirected { home: DriveExtent { member, lba, blocks: 1 }, prepared_block }),
+        }
+    }
+    redirected
 }
 
 /// Sorts extents, and joins those that touch or overlap.

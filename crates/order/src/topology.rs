@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use crate::attribute::Member;
+use crate::attribute::{Member, StreamId};
 
 /// One drive of a volume, and the part of it that the volume uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +48,19 @@ pub struct Topology {
     unit_blocks: u32,
     /// The number of stripes: as many as whole units fit on the smallest member.
     stripes: u64,
+    /// The size of the prepare area of each member in blocks; 0 if the volume has none.
+    prepare_blocks: u32,
+    /// The number of streams that have a part of it.
+    prepare_parts: u16,
+}
+
+/// The part of the prepare area that belongs to a stream. It is the same on each member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PreparePart {
+    /// The first block, counted from the start of the area.
+    pub first: u32,
+    /// The number of blocks; 0: updates in place are not redirected.
+    pub blocks: u32,
 }
 
 /// A part of a write that lies on one member.
@@ -141,7 +154,38 @@ impl Topology {
             }
             stripes = stripes.min(member.blocks / u64::from(unit_blocks));
         }
-        Ok(Self { members, servers, unit_blocks, stripes })
+        Ok(Self { members, servers, unit_blocks, stripes, prepare_blocks: 0, prepare_parts: 0 })
+    }
+
+    /// The same volume with a prepare area of `blocks` blocks on each member, right before the data
+    /// area. Engine `horae` writes updates in place there first. Each of the `streams` streams has a
+    /// part of its own.
+    #[must_use]
+    pub fn with_prepare_area(self, blocks: u32, streams: u16) -> Self {
+        debug_assert!(self.members.iter().all(|member| member.start > u64::from(blocks)));
+        Self { prepare_blocks: blocks, prepare_parts: streams, ..self }
+    }
+
+    /// The part of a stream in the prepare area of each member.
+    #[must_use]
+    pub fn prepare_part(&self, stream: StreamId) -> PreparePart {
+        if stream.0 >= self.prepare_parts {
+            return PreparePart::default();
+        }
+        let blocks = self.prepare_blocks / u32::from(self.prepare_parts);
+        PreparePart { first: u32::from(stream.0) * blocks, blocks }
+    }
+
+    /// The size of the prepare area of each member in blocks; 0 if the volume has none.
+    #[must_use]
+    pub const fn prepare_blocks(&self) -> u32 {
+        self.prepare_blocks
+    }
+
+    /// The first block of a member's prepare area on its drive.
+    #[must_use]
+    pub fn prepare_start(&self, member: Member) -> u64 {
+        self.member(member).start - u64::from(self.prepare_blocks)
     }
 
     /// The size of the volume in blocks.

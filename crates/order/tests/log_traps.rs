@@ -23,7 +23,7 @@ fn what_was_appended_is_found() {
         ordinal: u32::MAX,
         member: Member(255),
         kind: Kind::Discard,
-        flags: Flags(Flags::KNOWN & !Flags::EXTEND.0),
+        flags: Flags(Flags::KNOWN & !Flags::EXTEND.0 & !Flags::REDIRECTED.0),
         lba: (1 << 48) - (1 << 16),
         blocks: 1 << 16,
         tag: u64::MAX,
@@ -50,6 +50,41 @@ fn what_was_appended_is_found() {
     assert_eq!(found, [(written, false), (flush, true), (extension, false)]);
     assert!(scan.entries.iter().all(|e| e.origin == ORIGIN));
     assert!(!scan.is_clean());
+}
+
+#[test]
+fn what_is_durable_may_stay_in_the_log() {
+    let mut log = fresh(8);
+    let redirected = Attribute {
+        flags: Flags::IN_PLACE.with(Flags::REDIRECTED),
+        ordinal: 0xf1e2_d3c4,
+        ..write(2, 0)
+    };
+    assert_eq!(redirected.prepared_block(), Some(0xf1e2_d3c4));
+    for attribute in [write(1, 1), redirected, Attribute { num: 2, ..write(3, 3) }] {
+        log.append(&attribute).unwrap();
+    }
+    log.fence().unwrap();
+    log.persist_up_to(Seq(2));
+    log.append(&Attribute { num: 2, index: 1, ..write(3, 4) }).unwrap();
+    log.fence().unwrap();
+    let persisted = |region: MemRegion| {
+        let (_, scan) = reopen(region);
+        assert_eq!(scan.released, Seq::ZERO);
+        assert!(scan.entries.iter().any(|entry| entry.attribute == redirected));
+        scan.entries.iter().map(|entry| entry.persisted).collect::<Vec<_>>()
+    };
+    assert_eq!(persisted(log.region().clone().crash(1)), [true, true, false, false]);
+    log.persist_up_to(Seq(3));
+    log.fence().unwrap();
+    assert_eq!(persisted(log.region().clone().crash(2)), [true; 4]);
+    // A crash before the fence may lose the record, of any of the entries.
+    log.append(&write(4, 5)).unwrap();
+    log.fence().unwrap();
+    log.persist_up_to(Seq(4));
+    let kept = (0..20).map(|seed| persisted(log.region().clone().crash(seed))[4]);
+    let kept: Vec<bool> = kept.collect();
+    assert!(kept.contains(&true) && kept.contains(&false));
 }
 
 #[test]

@@ -35,6 +35,10 @@ pub struct CreateOptions {
     pub engine: Option<EngineKind>,
     /// Log slots for each stream on each target. 0: as many as fit.
     pub slots: u32,
+    /// Blocks of 4096 bytes on each drive for the prepare area of engine `horae`, to which updates in
+    /// place are redirected. `None`: 1024 for each stream, but at most a sixteenth of the drive; 0: no
+    /// such area. At least 64 for each stream.
+    pub prepare_blocks: Option<u32>,
     /// Use drives that are in use. What a drive holds, such as a file system, is lost, and its
     /// signatures are erased. If a drive belongs to a volume already, that volume and all its data
     /// are lost, also if it waits for recovery. A volume that has an owner is refused. The logs of the targets given
@@ -53,6 +57,7 @@ impl Default for CreateOptions {
             streams: 8,
             engine: None,
             slots: 0,
+            prepare_blocks: None,
             force: false,
             connect: ConnectOptions::default(),
         }
@@ -95,6 +100,7 @@ fn run_creation(
         streams: options.streams,
         engine: options.engine,
         slots: options.slots,
+        prepare_blocks: options.prepare_blocks,
         force: options.force,
         crc32c: crate::crc32c,
     };
@@ -168,6 +174,9 @@ fn create_error(
         }
         VolumeCreateError::TooFewSlots { target, slots, needed } => {
             CreateError::TooFewSlots { target: targets.name(target), have: slots, need: needed }
+        }
+        VolumeCreateError::PrepareAreaTooSmall { blocks, needed } => {
+            CreateError::PrepareAreaTooSmall { blocks, needed }
         }
         VolumeCreateError::LogDirectoryFull { target, volumes } => {
             CreateError::LogDirectoryFull { target: targets.name(target), volumes }

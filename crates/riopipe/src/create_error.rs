@@ -127,6 +127,17 @@ pub enum CreateError {
         /// Slots that each stream needs.
         need: u32,
     },
+    /// The prepare area has too few blocks for the streams.
+    #[error(
+        "a prepare area of {blocks} blocks per drive is too small for the streams: at least {needed}, \
+         or 0 for none"
+    )]
+    PrepareAreaTooSmall {
+        /// Blocks of the area on each drive.
+        blocks: u32,
+        /// Blocks that it needs.
+        needed: u32,
+    },
     /// The directory of the target's log has no free record.
     #[error(
         "the log region of {target} holds {volumes} volumes, which is all that it can: create the \

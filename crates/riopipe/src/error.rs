@@ -495,6 +495,11 @@ pub enum Bound {
     /// The replay memory of the stream (trap T14):
     /// [`StreamOptions::kept_bytes_max`](crate::StreamOptions::kept_bytes_max).
     Memory,
+    /// The stream's part of the prepare area of engine `horae` on this member.
+    PrepareArea {
+        /// The member, counted from 0.
+        member: usize,
+    },
 }
 
 impl fmt::Display for Bound {
@@ -502,6 +507,9 @@ impl fmt::Display for Bound {
         match self {
             Self::Log { target } => write!(f, "the ordering log of target {target} is full"),
             Self::Memory => f.write_str("the bound of the replay memory is reached"),
+            Self::PrepareArea { member } => {
+                write!(f, "the prepare area of member {member} is full")
+            }
         }
     }
 }

@@ -146,6 +146,7 @@ mod reader;
 mod reading;
 mod recover;
 mod recovery;
+mod redirections;
 mod signal;
 mod sockets;
 mod staged;

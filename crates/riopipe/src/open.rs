@@ -497,6 +497,7 @@ fn open_volume(
         flush_failures: FlushFailures::new(opened.topology.members().len()),
         read_barrier: ReadBarrier::new(opened.topology.servers().len()),
         stream_numbers: Arc::default(),
+        redirections: Arc::default(),
         opening_config: opened.opening_config(),
         nsids: members.namespaces.iter().map(|namespace| namespace.nsid).collect(),
         topology: opened.topology,

@@ -8,7 +8,7 @@ use riopipe_order::attribute::{Member, Seq, StreamId, VolumeId};
 use riopipe_order::engine::EngineKind;
 use riopipe_order::topology::Topology;
 use riopipe_session::initiator::opening::OpeningConfig;
-use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
+use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier, SharedRedirections};
 use riopipe_session::initiator::stream_driver::StreamNumbers;
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::state::{ReserveError, Reserved, VolumeState};
@@ -20,6 +20,7 @@ use crate::identity::ConnectOptions;
 use crate::info::VolumeInfo;
 use crate::lock::lock;
 use crate::recovery::StreamRecovery;
+use crate::redirections::LockedRedirections;
 use crate::signal::Signal;
 use crate::stream_handle::StreamHandle;
 use crate::target::Target;
@@ -51,6 +52,8 @@ pub(crate) struct OpenVolume {
     pub(crate) read_barrier: Arc<ReadBarrier>,
     /// The numbers of the volume's streams in commands to drives that keep their order.
     pub(crate) stream_numbers: Arc<StreamNumbers>,
+    /// The blocks that its streams have redirected.
+    pub(crate) redirections: Arc<LockedRedirections>,
     /// Checks the declarations of the caller about blocks (traps T11, T15). `None` unless the
     /// options or a debug build require it.
     pub(crate) ownership_checker: Option<Mutex<BlockOwnershipChecker>>,
@@ -129,6 +132,7 @@ impl OpenVolume {
     pub(crate) fn on_stream_recovered(&self, recovery: &StreamRecovery) {
         let StreamRecovery { stream, last, .. } = *recovery;
         lock(&self.state).on_stream_recovered(stream, last, recovery.pending());
+        self.redirections.with(&mut |redirections| redirections.forget(stream));
         if let Some(checker) = &self.ownership_checker {
             lock(checker).on_recovered(stream, last);
         }

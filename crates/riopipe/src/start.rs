@@ -25,6 +25,7 @@ use crate::error::{RecoverError, StreamError};
 use crate::open_volume::{OpenVolume, Server};
 use crate::options::{ReaderOptions, StreamOptions};
 use crate::piece::Piece;
+use crate::redirections::LockedRedirections;
 use crate::stream_handle::{StreamHandle, StreamMessage};
 use crate::stream_shell::StreamShell;
 use crate::time::nanos;
@@ -113,6 +114,7 @@ impl<'a> StartRun<'a> {
             flush_failures: Arc::clone(&volume.flush_failures),
             read_barrier: Arc::clone(&volume.read_barrier),
             stream_numbers: Arc::clone(&volume.stream_numbers),
+            redirections: Arc::<LockedRedirections>::clone(&volume.redirections),
         };
         let begun = now_ns();
         Self {

@@ -26,7 +26,10 @@ use crate::wire::{array_at, u16_at, u32_at, u64_at};
 /// The bytes of a label: one block.
 pub const LABEL_LEN: usize = 4096;
 /// The version of the label format that this code writes and reads.
-pub const LABEL_VERSION: u32 = 1;
+pub const LABEL_VERSION: u32 = 2;
+/// The version of the labels of a volume without a prepare area. Programs that know no prepare area
+/// read these labels, too.
+const LABEL_VERSION_PLAIN: u32 = 1;
 /// The first block of the data area on every member.
 pub const DATA_START: u64 = 256;
 /// The most members of a volume, because a label has no space for more.
@@ -54,6 +57,8 @@ mod offset {
     pub(super) const MEMBER_COUNT: usize = 126;
     pub(super) const GENERATION: usize = 128;
     pub(super) const SEQUENCE: usize = 132;
+    /// Since version 2.
+    pub(super) const PREPARE_BLOCKS: usize = 136;
     /// The list of members: for each its NGUID, and the id of its log region.
     pub(super) const MEMBERS: usize = 256;
 }
@@ -84,6 +89,9 @@ pub struct Label {
     pub unit_blocks: u32,
     /// The number of blocks of this member's data area.
     pub data_blocks: u64,
+    /// The number of blocks of this member's prepare area, which lies right before the data area; 0
+    /// if the volume has none.
+    pub prepare_blocks: u32,
     /// The number of streams.
     pub streams: u16,
     /// The engine for which the volume was created.
@@ -130,7 +138,8 @@ impl Label {
             bytes[offset..offset + field.len()].copy_from_slice(field);
         };
         put(offset::MAGIC, &MAGIC);
-        put(offset::VERSION, &LABEL_VERSION.to_le_bytes());
+        put(offset::VERSION, &version_of(self.prepare_blocks > 0).to_le_bytes());
+        put(offset::PREPARE_BLOCKS, &self.prepare_blocks.to_le_bytes());
         put(offset::VOLUME, &self.volume.0);
         put(offset::NAME, self.name.as_bytes());
         put(offset::BLOCK_SIZE, &self.block_size.to_le_bytes());
@@ -168,7 +177,8 @@ impl Label {
             return Err(LabelError::Newer(version));
         }
         let checksum = crc32c(0, &bytes[offset::VOLUME..LABEL_LEN]);
-        let is_version_valid = version == LABEL_VERSION || accepts_newer;
+        let has_area = u32_at(bytes, offset::PREPARE_BLOCKS) > 0;
+        let is_version_valid = version == version_of(has_area) || accepts_newer;
         if checksum != u32_at(bytes, offset::CHECKSUM) || !is_version_valid {
             return Err(LabelError::Damaged);
         }
@@ -204,6 +214,7 @@ impl Label {
             block_size: BLOCK_SIZE,
             unit_blocks,
             data_blocks: u64_at(bytes, offset::DATA_BLOCKS),
+            prepare_blocks: u32_at(bytes, offset::PREPARE_BLOCKS),
             streams,
             engine: engine_of(bytes[offset::ENGINE])?,
             index,
@@ -274,6 +285,11 @@ impl Label {
     pub const fn block_of(sequence: u32) -> u64 {
         sequence as u64 % 2
     }
+}
+
+/// The version of the labels of a volume with or without a prepare area.
+const fn version_of(has_area: bool) -> u32 {
+    if has_area { LABEL_VERSION } else { LABEL_VERSION_PLAIN }
 }
 
 /// Whether a volume may have this name: 1 to [`NAME_MAX`] bytes without control characters.
@@ -462,6 +478,7 @@ fn describes_same_volume(label: &Label, other: &Label) -> bool {
     let nguids_of_other = other.members.iter().map(|member| member.nguid);
     nguids_of_label.eq(nguids_of_other)
         && label.unit_blocks == other.unit_blocks
+        && label.prepare_blocks == other.prepare_blocks
         && label.streams == other.streams
         && (label.name == other.name || label.generation != other.generation)
 }
@@ -505,6 +522,7 @@ pub(crate) mod tests {
             block_size: 4096,
             unit_blocks: 16,
             data_blocks: 1000,
+            prepare_blocks: 0,
             streams: 8,
             engine: EngineKind::Rio,
             index,
@@ -533,8 +551,8 @@ pub(crate) mod tests {
         }
         assert_eq!(Label::decode(&[0; LABEL_LEN], crc), Err(LabelError::Blank));
         let mut newer = good.clone();
-        newer[8] = 2;
-        assert_eq!(Label::newest([&good, &newer], crc), Err(LabelError::Newer(2)));
+        newer[8] = 3;
+        assert_eq!(Label::newest([&good, &newer], crc), Err(LabelError::Newer(3)));
         let mut torn = good.clone();
         torn[200] ^= 1;
         assert_eq!(Label::newest([&torn, &good], crc), Ok(label(1)), "the other copy counts");
@@ -575,6 +593,7 @@ pub(crate) mod tests {
             name: "n".repeat(NAME_MAX),
             unit_blocks: 0x8001_0203,
             data_blocks: 0x8182_8384_8586_8788,
+            prepare_blocks: 0,
             streams: 0x0304,
             engine: EngineKind::Sync,
             index: 0x0067,
@@ -595,6 +614,17 @@ pub(crate) mod tests {
         assert_eq!(bytes[120..128], [4, 3, 2, 0, 0x67, 0, 120, 0]);
         assert_eq!(bytes[128..136], [0x94, 0x93, 0x92, 0x91, 0xa4, 0xa3, 0xa2, 0xa1]);
         assert_eq!((bytes[256 + 32], bytes[256 + 47], bytes[272 + 32]), (1, 1, 0xfe));
+    }
+
+    #[test]
+    fn a_label_with_a_prepare_area_has_the_version_that_earlier_programs_refuse() {
+        let with_area = Label { prepare_blocks: 0x8182_8384, ..label(1) };
+        let mut bytes = with_area.encode(crc);
+        assert_eq!((bytes[8], &bytes[136..140]), (2, &[0x84, 0x83, 0x82, 0x81][..]));
+        assert_eq!(Label::decode(&bytes, crc), Ok(with_area));
+        bytes[8] = 1;
+        assert_eq!(Label::decode(&bytes, crc), Err(LabelError::Damaged));
+        assert_eq!(label(1).encode(crc)[8], 1);
     }
 
     #[test]
@@ -639,6 +669,7 @@ pub(crate) mod tests {
         };
         let contradiction = Err(AssembleError::Contradiction { given: 1 });
         assert_eq!(with(|l| l.unit_blocks = 8), contradiction);
+        assert_eq!(with(|l| l.prepare_blocks = 8), contradiction);
         assert_eq!(with(|l| l.streams = 9), contradiction);
         assert_eq!(with(|l| l.name = "log".into()), contradiction);
         assert_eq!(with(|l| l.members[2].nguid = [9; 16]), contradiction);

@@ -38,9 +38,9 @@ pub use claim::{CLAIM_LEN, CLAIM_NAMESPACES_MAX, Claim, STREAMS_MAX, in_order};
 pub use commands::{
     ADMIN_CLAIM, ADMIN_DIRECTORY, ADMIN_LIST, ADMIN_RELEASE, ADMIN_SETTLE, ADMIN_STATUS, IO_BIND,
     IO_LIST, IO_MARK, IO_ORDER, ListRequest, ReleaseRequest, bind_command, bind_resumes,
-    bind_stream, claim_command, directory_command, discard_command, list_command, list_request,
-    mark_command, mark_of, order_command, own_list_command, release_command, release_request,
-    resume_command, settle_command, status_command, volume_of,
+    bind_stream, claim_command, directory_command, discard_command, durable_command, list_command,
+    list_request, mark_command, mark_keeps_entries, mark_of, order_command, own_list_command,
+    release_command, release_request, resume_command, settle_command, status_command, volume_of,
 };
 pub use directory::{DIRECTORY_LEN, LogDirectory, LogVolume};
 pub use drive_order::{
@@ -49,7 +49,8 @@ pub use drive_order::{
 };
 pub use extension::{EXTENSION_MAGIC, EXTENSION_OFFSET, EXTENSION_VERSION, Extension};
 pub use ordered_request::{
-    BadAttribute, DTYPE_ORDERED, attribute, is_ordered, order_attribute, put_attribute,
+    BadAttribute, DTYPE_ORDERED, OrderMetadata, attribute, is_ordered, order_metadata,
+    put_attribute, put_prepared_block,
 };
 pub(crate) use ordered_request::{directive_type, without_attribute};
 pub use volume_status::{STATUS_LEN, VolumeStatus};

@@ -16,8 +16,9 @@ use riopipe_session::initiator::stream_driver::{
 };
 use riopipe_session::stages::{ONE_IN, Stage};
 use riopipe_testkit::peer;
+use std::sync::Arc;
 use stream_rig::{BIND, LIST, LOSS, MARK, MS, Piece, Shape, TIMEOUT, all, block, log, new_queue};
-use stream_rig::{shared, status, write};
+use stream_rig::{Redirected, shared, status, write};
 
 const FLUSH_NS: u64 = 1000 * MS;
 const START_NS: u64 = 10_000 * MS;
@@ -34,12 +35,10 @@ fn start(shape: &Shape, now: u64) -> StreamStart<Piece> {
         qids: (0..shape.servers()).map(|server| 5 + server).collect(),
         reads_only: false,
     };
-    StreamStart::new(
-        spec,
-        StreamShared { flush_failures, read_barrier, stream_numbers: std::sync::Arc::default() },
-        START_NS,
-        now,
-    )
+    let redirections = Arc::<Redirected>::default();
+    let stream_numbers = Arc::default();
+    let shared = StreamShared { flush_failures, read_barrier, stream_numbers, redirections };
+    StreamStart::new(spec, shared, START_NS, now)
 }
 
 /// Connects the start to every server.
@@ -556,8 +555,9 @@ fn a_reader_binds_nothing_and_asks_again_on_its_next_connection() {
         qids: vec![5],
         reads_only: true,
     };
-    let shared =
-        StreamShared { flush_failures, read_barrier, stream_numbers: std::sync::Arc::default() };
+    let redirections = Arc::<Redirected>::default();
+    let stream_numbers = Arc::default();
+    let shared = StreamShared { flush_failures, read_barrier, stream_numbers, redirections };
     let mut start = StreamStart::new(spec, shared, START_NS, now);
     connect(&mut start, &shape, now);
     let (mut scripts, mut read) = (vec![Script::default()], vec![]);

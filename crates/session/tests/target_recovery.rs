@@ -725,3 +725,37 @@ fn flush_entries_are_listed_and_cover_others() {
     assert_eq!(page.entries[2].attribute.kind, Kind::Flush);
     assert_eq!(durable(&page), [1, 3], "on its own drive only (T4)");
 }
+
+#[test]
+fn what_a_mark_reports_durable_may_stay_in_the_log() {
+    let order = |cid, a: &Attribute, prepared: Option<u32>| {
+        let mut sqe = wire::order_command(1, a.kind, a.lba, a.blocks);
+        wire::put_attribute(&mut sqe, a, Seq(0));
+        if let Some(block) = prepared {
+            wire::put_prepared_block(&mut sqe, block);
+        }
+        riopipe_bytes(&sqe).cid(cid)
+    };
+    let mut w = World::new(&[true]);
+    let Owner { io, .. } = w.owner();
+    let flags = Flags::BOUNDARY.with(Flags::IN_PLACE).with(Flags::REDIRECTED);
+    let redirected = Attribute { flags, ..attribute(1, 1) };
+    assert_eq!(w.call(io, order(1, &redirected, Some(0x8182_8384)), &[]).status, 0);
+    assert_eq!(w.call(io, order(2, &attribute(2, 2), None), &[]).status, 0);
+    assert_eq!(w.call(io, order(3, &attribute(3, 3), None), &[]).status, 0);
+    let mark = riopipe_bytes(&wire::durable_command(Seq(2))).cid(4);
+    assert_eq!(w.call(io, mark, &[]).status, 0);
+    let found = w.scan(0, 7);
+    assert_eq!(found.released, Seq(0), "nothing is released");
+    let entries = found.entries.iter().map(|e| (e.attribute.seq.0, e.persisted));
+    assert_eq!(entries.collect::<Vec<_>>(), [(1, true), (2, true), (3, false)]);
+    assert_eq!(found.entries[0].attribute.prepared_block(), Some(0x8182_8384));
+    // The released mark drops them.
+    let mark = riopipe_bytes(&wire::mark_command(Seq(2), true)).cid(5);
+    assert_eq!(w.call(io, mark, &[]).status, 0);
+    let left: Vec<u64> = w.scan(0, 7).entries.iter().map(|e| e.attribute.seq.0).collect();
+    assert_eq!(left, [3]);
+    // Only the metadata of an update can be redirected.
+    let fresh = Attribute { flags: Flags::REDIRECTED, ..attribute(4, 4) };
+    assert_eq!(w.call(io, order(6, &fresh, Some(1)), &[]).status, 0x708);
+}

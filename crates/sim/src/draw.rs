@@ -120,6 +120,11 @@ fn general(seed: u64, engine: Option<Engine>) -> Scenario {
     // The engine has random numbers of its own, so the other drawings of a seed do not depend on
     // it.
     engines::choose(&mut scenario, engine, &mut Rng::new(seed ^ ENGINES));
+    if scenario.volume.engine == Engine::Horae
+        && let Some(special) = coincidence::redirected::draw(seed)
+    {
+        return special;
+    }
     if scenario.volume.engine.is_logged() {
         let Scenario { machines, volume, .. } = &mut scenario;
         scenario.second_volume =
@@ -294,6 +299,8 @@ fn volume(machines: &[MachineSpec], rng: &mut Rng) -> VolumeSpec {
         members,
         start,
         engine: Engine::Rio,
+
+        prepare: 0,
     }
 }
 

@@ -395,6 +395,10 @@ impl User {
             Ok(()) => {
                 self.model = after;
                 self.is_clean = true;
+                if !storage.wait_home() {
+                    // A crash cut it off. Recovery brings the blocks home.
+                    return End::Unmounted;
+                }
                 let image = cluster(|world| world.image());
                 match check_image(&image) {
                     Ok(()) => End::Unmounted,

@@ -449,6 +449,7 @@ pub fn label(machines: &mut [Machine], (id, name): (VolumeId, &str), volume: &Vo
                 block_size: BLOCK as u32,
                 unit_blocks: volume.unit,
                 data_blocks: u64::from(blocks - volume.first),
+                prepare_blocks: volume.prepare,
                 streams: volume.streams,
                 engine,
                 index: index as u16,

@@ -614,6 +614,9 @@ fn deliver(client: &mut Client, ev: Ev, drives: &Drives<'_>, core: &mut Core) {
 fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, usize) -> bool) {
     let inside: HashSet<(usize, usize, u32)> =
         core.map.iter().map(|at| (at.machine, at.drive, at.lba)).collect();
+    let volume = &core.scenario.volume;
+    let area = volume.first - volume.prepare..volume.first;
+    let has_area = volume.members.clone();
     for (machine, is) in machines.iter_mut().enumerate() {
         let blocks = is.spec().blocks;
         let drives = is.env.drives.iter_mut().enumerate();
@@ -621,6 +624,9 @@ fn mark_outside(machines: &mut [Machine], core: &mut Core, of: impl Fn(usize, us
             for lba in
                 (LABEL_BLOCKS..blocks).filter(|lba| !inside.contains(&(machine, drive, *lba)))
             {
+                if area.contains(&lba) && has_area.contains(&(machine, drive)) {
+                    continue;
+                }
                 let content = core.oracle.next_number();
                 drives.preset(lba, content);
                 core.oracle.outside(Where { machine, drive, lba }, content);

@@ -27,6 +27,17 @@ pub fn block_size(text: &str) -> Result<u32, String> {
     u32::try_from(bytes).map_err(|_| format!("{text} is more than 4G"))
 }
 
+/// The size of a prepare area in bytes: 0, or as [`block_size`].
+///
+/// # Errors
+/// The problem, for the user.
+pub fn prepare_area(text: &str) -> Result<u32, String> {
+    match parse_size(text) {
+        Ok(0) => Ok(0),
+        _ => block_size(text),
+    }
+}
+
 /// The number of log slots of a stream; 0 lets the target choose.
 ///
 /// # Errors

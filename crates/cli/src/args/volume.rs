@@ -125,6 +125,10 @@ pub struct Create {
     #[arg(long, value_name = "COUNT", default_value = "0", hide_default_value = true)]
     #[arg(value_parser = values::slots)]
     pub slots: u32,
+    /// Space on each drive to which engine horae redirects updates in place, 0 for none; the streams
+    /// share it [default: 4M per stream, at most a sixteenth of the drive]
+    #[arg(long, value_name = "SIZE", value_parser = values::prepare_area)]
+    pub prepare_area: Option<u32>,
     /// Erase what the drives hold: another volume, a file system, or anything else. A volume that has
     /// an owner is refused all the same
     #[arg(long)]

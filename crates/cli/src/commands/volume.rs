@@ -49,6 +49,7 @@ fn create(args: &Create, output: &Output) -> Result<(), Failure> {
         streams: args.streams,
         engine: args.engine,
         slots: args.slots,
+        prepare_blocks: args.prepare_area.map(|bytes| bytes / riopipe::BLOCK_BYTES as u32),
         force: args.force,
         connect: connect_options(&args.members.connect),
     };

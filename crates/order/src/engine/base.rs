@@ -537,21 +537,27 @@ impl<P: Payload> Base<P> {
         let data = self.requests.get(of);
         let (seq, num, index, tag) = (data.seq, data.num, data.index, data.tag);
         let (member, server, kind, flags) = (data.member, data.server, data.kind, data.flags);
-        let (lba, blocks) = (data.lba, data.blocks);
+        let (lba, blocks, prepared_lba) = (data.lba, data.blocks, data.prepared_lba);
         let entry = self.requests.get_mut(id);
         (entry.seq, entry.num, entry.index, entry.tag) = (seq, num, index, tag);
         (entry.member, entry.server, entry.kind, entry.flags) = (member, server, kind, flags);
         (entry.lba, entry.blocks, entry.path) = (lba, blocks, Path::Control);
+        entry.prepared_lba = prepared_lba;
         self.shaped.push(id);
     }
 
-    /// Adds to `shaped` the record for the log of `server` that all groups up to `seq` are durable.
-    pub(super) fn add_flushed_record(&mut self, server: u16, seq: Seq) {
+    /// Adds to `shaped` a record on this path for the log of `server`, about all groups up to `seq`.
+    pub(super) fn add_record(&mut self, path: Path, server: u16, seq: Seq) {
         let members = self.topology.members();
         let member = members.iter().position(|member| member.server == server).unwrap_or(0);
-        self.add_flush(Member(member as u8), seq, 0);
+        self.add_flush_on(path, Member(member as u8), seq);
+    }
+
+    /// Adds a request without blocks on this path to `shaped`.
+    pub(super) fn add_flush_on(&mut self, path: Path, member: Member, seq: Seq) {
+        self.add_flush(member, seq, 0);
         if let Some(id) = self.shaped.last() {
-            self.requests.get_mut(*id).path = Path::Flushed;
+            self.requests.get_mut(*id).path = path;
         }
     }
 

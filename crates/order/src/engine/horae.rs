@@ -18,25 +18,33 @@
 //!   finds no entry behind the mark durable.
 //! - *Space.* The log's head moves with `flushed`. When half of a log is used, the engine begins a
 //!   joint FLUSH by itself.
+//! - *Updates in place* are redirected to the prepare area, if the volume has one. Recovery rolls
+//!   those behind `flushed` back, because their homes are as they were. A commit writes the others
+//!   home. The log's head then stays before the oldest update that is not home.
+//! - Without a prepare area updates in place are written home at once, and recovery lists those
+//!   behind `flushed`, as with engine `rio` (trap T11).
 //!
-//! HORAE redirects updates in place, and writes them home later. This engine has no redirection:
-//! updates in place are written home at once, and recovery lists those behind `flushed`, as with
-//! engine `rio` (trap T11).
+//! An extension of redirected blocks is redirected, too. Any other write of such blocks waits until
+//! they are home: its entry follows when no log has theirs any more.
 
-use alloc::collections::VecDeque;
+mod commit;
+
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use super::base::{Base, has_base};
 use super::credits::Credits;
+use super::redirect::{Redirection, Redirects};
 use super::{
     Bound, Capabilities, Cause, Dispatch, Engine, Failure, Limits, Marks, OrderedDispatch, Path,
     Payload, Refusal, RequestId, Write,
 };
-use crate::attribute::{GROUP_ENTRIES_MAX, Kind, Member, Seq};
+use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, Seq};
 use crate::gate::Filter;
 use crate::probe::{self, Plant, Rare};
 use crate::topology::{Extent, Topology};
 use crate::write_order::DriveOrder;
+use commit::Commit;
 
 /// The capabilities of the engine.
 pub(super) const CAPABILITIES: Capabilities = Capabilities {
@@ -72,6 +80,8 @@ pub struct Horae<P> {
     /// The data of the groups whose metadata is durable, until it is complete.
     data_blocks: Filter,
     flush: JointFlush,
+    redirects: Redirects<P>,
+    commit: Commit,
     /// Empty lists for [`Group::data`], so that their memory is used again.
     spare_lists: Vec<Vec<RequestId>>,
 }
@@ -114,6 +124,8 @@ struct FlushInFlight {
     /// The number of requests of the current step that have not ended.
     outstanding: u32,
     step: FlushStep,
+    /// Whether the entries of the groups stay in the logs, because redirected updates are not home.
+    keeps_entries: bool,
 }
 
 /// The steps of a joint FLUSH.
@@ -141,6 +153,8 @@ impl<P: Payload> Horae<P> {
             held: Vec::new(),
             data_blocks: Filter::new(slots),
             flush: JointFlush { wanted: limits.start, ..JointFlush::default() },
+            redirects: Redirects::new(&topology, limits.prepare, limits.start),
+            commit: Commit::new(limits.start, topology.members().len()),
             spare_lists: Vec::new(),
             base: Base::new(topology, limits),
         }
@@ -150,6 +164,12 @@ impl<P: Payload> Horae<P> {
     fn order_next(&mut self) {
         if self.ordering.is_some() || self.base.failure.is_some() {
             return;
+        }
+        let Some(group) = self.waiting.front() else { return };
+        if let Some(seq) = self.redirected_under(group) {
+            // A write home beside a redirected update could be overwritten by it, now or by
+            // recovery.
+            return self.want_home(seq);
         }
         let Some(group) = self.waiting.pop_front() else { return };
         debug_assert!(self.base.shaped.is_empty());
@@ -172,12 +192,82 @@ impl<P: Payload> Horae<P> {
         }
     }
 
+    /// The newest earlier group with a redirected update under a write of `group` that goes home.
+    fn redirected_under(&self, group: &Group) -> Option<Seq> {
+        if self.redirects.is_empty() {
+            return None;
+        }
+        let homes = group.data.iter().map(|id| self.base.request(*id));
+        let homes = homes.filter(|request| !request.is_redirected());
+        let under = homes.filter_map(|request| {
+            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
+            self.redirects.newest_touching(&Extent { member, lba, blocks, offset: 0 }, request.seq)
+        });
+        under.max()
+    }
+
+    /// Redirects the updates of the shaped group, of this seq, to the prepare area.
+    ///
+    /// # Errors
+    /// The area has no space. The requests of the group are freed.
+    fn redirect_shaped(&mut self, seq: Seq) -> Result<(), Refusal> {
+        for index in 0..self.base.shaped.len() {
+            let id = self.base.shaped[index];
+            let request = self.base.request(id);
+            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
+            let extent = Extent { member, lba, blocks, offset: 0 };
+            // An extension of a redirected update of the same group, or of an earlier one.
+            let extends_redirected = || {
+                request.flags.has(Flags::EXTEND)
+                    && self.redirects.newest_touching(&extent, seq.next()).is_some()
+            };
+            let is_update = request.kind == Kind::Write
+                && (request.flags.has(Flags::IN_PLACE) || extends_redirected());
+            if !is_update {
+                continue;
+            }
+            let (place, server) = ((seq, request.index), request.server);
+            let Some(prepared_lba) = self.redirects.add(place, &extent, server) else {
+                let refusal = self.redirects.refusal(member, self.update_blocks_on(member));
+                self.redirects.free_refused(seq);
+                self.base.discard_shaped();
+                return Err(refusal);
+            };
+            let request = self.base.request_mut(id);
+            request.prepared_lba = prepared_lba;
+            request.flags = request.flags.with(Flags::REDIRECTED);
+        }
+        Ok(())
+    }
+
+    /// The number of blocks on a drive that the shaped group redirects, whatever earlier groups have
+    /// redirected.
+    fn update_blocks_on(&self, member: Member) -> u64 {
+        let mut updated = BTreeSet::new();
+        let mut count = 0;
+        for request in self.base.shaped.iter().map(|id| self.base.request(*id)) {
+            let blocks = request.lba..request.lba + u64::from(request.blocks);
+            let extends_update = || {
+                request.flags.has(Flags::EXTEND)
+                    && blocks.clone().any(|block| updated.contains(&block))
+            };
+            let is_there = request.member == member && request.kind == Kind::Write;
+            if is_there && (request.flags.has(Flags::IN_PLACE) || extends_update()) {
+                count += u64::from(request.blocks);
+                updated.extend(blocks);
+            }
+        }
+        count
+    }
+
     /// Sends the data of the group on the control path. Only for a plant.
     fn send_data_early(&mut self) {
         let Some(ordering) = &mut self.ordering else { return };
         let mut data = core::mem::take(&mut ordering.group.data);
         for id in &data {
-            self.count_blocks(*id);
+            if !self.base.request(*id).is_redirected() {
+                self.count_blocks(*id);
+            }
         }
         self.base.shaped.append(&mut data);
         self.base.enqueue();
@@ -206,8 +296,11 @@ impl<P: Payload> Horae<P> {
     fn send_or_hold(&mut self, mut data: Vec<RequestId>) {
         debug_assert!(self.base.shaped.is_empty());
         for id in data.drain(..) {
-            // The filter may be wrong in one direction, so the requests decide.
-            if self.count_blocks(id) && self.overlaps_earlier_data(id) {
+            // The filter may be wrong in one direction, so the requests decide. Redirected updates
+            // of the same blocks have different blocks in the area.
+            if self.base.request(id).is_redirected() {
+                self.base.shaped.push(id);
+            } else if self.count_blocks(id) && self.overlaps_earlier_data(id) {
                 probe::count_rare(Rare::HoraeOverlap);
                 self.held.push(id);
             } else {
@@ -231,7 +324,7 @@ impl<P: Payload> Horae<P> {
         let request = self.base.request(id);
         let (member, lba, blocks) = (request.member, request.lba, request.blocks);
         let extent = Extent { member, lba, blocks, offset: 0 };
-        self.base.requests.is_any_data_before((request.seq, request.index), &extent)
+        self.base.requests.is_any_before(Path::Data, (request.seq, request.index), &extent)
     }
 
     /// Sends the data that waited for a write that has ended.
@@ -258,10 +351,13 @@ impl<P: Payload> Horae<P> {
     /// delay it until a log is full.
     fn want_space(&mut self) {
         let (last, durable) = (self.base.window.last(), self.base.window.durable());
-        if self.flush.for_space.is_none_or(|seq| seq <= durable) {
-            self.flush.for_space = Some(last);
+        let seq = self.flush.for_space.filter(|seq| *seq > durable).unwrap_or(last);
+        self.flush.for_space = Some(seq);
+        if self.commit.for_space.is_none_or(|seq| seq <= self.commit.released) {
+            self.commit.for_space = Some(seq);
         }
         self.flush_if_due();
+        self.commit_if_due();
     }
 
     /// Begins a joint FLUSH if one is wanted, none is in flight, and the wanted groups are complete.
@@ -293,7 +389,8 @@ impl<P: Payload> Horae<P> {
         }
         self.base.enqueue();
         let (covers_up_to, step) = (complete, FlushStep::Drives);
-        self.flush.in_flight = Some(FlushInFlight { covers_up_to, outstanding, step });
+        self.flush.in_flight =
+            Some(FlushInFlight { covers_up_to, outstanding, step, keeps_entries: false });
         if outstanding == 0 || probe::is_bug_planted(Plant::HoraeFlushedEarly) {
             self.record_flushed();
         }
@@ -302,23 +399,42 @@ impl<P: Payload> Horae<P> {
     /// Records `flushed` in each log with entries of the groups that the joint FLUSH covers.
     fn record_flushed(&mut self) {
         let Some(flush) = &mut self.flush.in_flight else { return };
+        if flush.step == FlushStep::Logs {
+            return;
+        }
         let covers_up_to = flush.covers_up_to;
+        let durable = self.base.window.durable();
+        // The entries of redirected updates must stay until these are home. Those of all later
+        // groups stay, too.
+        let keeps_entries = self.redirects.oldest().is_some_and(|seq| seq <= covers_up_to);
+        flush.keeps_entries = keeps_entries;
         flush.step = FlushStep::Logs;
         debug_assert!(self.base.shaped.is_empty());
         for (server, slots) in self.slots.iter().enumerate() {
-            if slots.front().is_some_and(|seq| *seq <= covers_up_to) {
-                self.base.add_flushed_record(server as u16, covers_up_to);
+            let old_count = slots.partition_point(|seq| keeps_entries && *seq <= durable);
+            if slots.get(old_count).is_some_and(|seq| *seq <= covers_up_to) {
+                let path = if keeps_entries { Path::Persisted } else { Path::Flushed };
+                self.base.add_record(path, server as u16, covers_up_to);
             }
         }
+        if keeps_entries && probe::is_bug_planted(Plant::HoraeFlushedForgotten) {
+            self.base.discard_shaped();
+        }
         flush.outstanding += self.base.shaped.len() as u32;
-        debug_assert!(flush.outstanding > 0, "each group has an entry in some log");
         self.base.enqueue_first();
+        self.continue_flush();
     }
 
     /// Notes that a request of the joint FLUSH has succeeded.
     fn on_flush_request_done(&mut self) {
         let Some(flush) = &mut self.flush.in_flight else { return };
         flush.outstanding -= 1;
+        self.continue_flush();
+    }
+
+    /// Begins the next step of the joint FLUSH, or ends it, if the current one has no request left.
+    fn continue_flush(&mut self) {
+        let Some(flush) = &mut self.flush.in_flight else { return };
         if flush.outstanding > 0 {
             return;
         }
@@ -326,14 +442,14 @@ impl<P: Payload> Horae<P> {
         match flush.step {
             FlushStep::Drives => self.record_flushed(),
             FlushStep::Logs => {
+                let keeps_entries = flush.keeps_entries;
                 self.flush.in_flight = None;
-                for slots in &mut self.slots {
-                    while slots.front().is_some_and(|seq| *seq <= covers_up_to) {
-                        slots.pop_front();
-                    }
+                if !keeps_entries {
+                    self.free_slots(covers_up_to);
                 }
                 self.base.window.set_durable(covers_up_to);
                 self.flush_if_due();
+                self.commit_if_due();
             }
         }
     }
@@ -350,6 +466,7 @@ impl<P: Payload> Horae<P> {
         for id in groups.flat_map(|group| group.data).chain(self.held.drain(..)) {
             self.base.complete_and_free(id);
         }
+        self.discard_commit();
     }
 
     /// Checks whether the entries of the shaped group fit into the logs. If not, its requests are
@@ -377,16 +494,28 @@ has_base!(Horae);
 impl<P: Payload> Engine<P> for Horae<P> {
     fn admit(&mut self, writes: &mut [Write<P>], tag: u64, durable: bool) -> Result<Seq, Refusal> {
         let bytes = self.base.check_group(writes, durable)?;
-        if self.is_half_full() {
+        if self.is_half_full() || self.redirects.is_half_full() {
             self.want_space();
         }
         if !self.base.has_space(bytes) {
+            if !self.redirects.is_empty() {
+                // The payload of an update is kept until it is home.
+                self.want_space();
+            }
             return Err(Refusal::Full(Bound::Memory));
         }
         let seq = self.base.window.last().next();
         self.base.shape(writes, seq, tag)?;
         self.base.number_requests()?;
         if let Err(refusal) = self.check_space() {
+            if matches!(refusal, Refusal::Full(_)) {
+                self.want_space();
+            }
+            return Err(refusal);
+        }
+        if self.redirects.is_enabled()
+            && let Err(refusal) = self.redirect_shaped(seq)
+        {
             if matches!(refusal, Refusal::Full(_)) {
                 self.want_space();
             }
@@ -399,6 +528,9 @@ impl<P: Payload> Engine<P> for Horae<P> {
         // A group without writes is complete when its entry is durable.
         let request_count = self.base.shaped.len().max(1) as u32;
         self.base.window.add_group(request_count, false, bytes);
+        if self.redirects.is_enabled() {
+            self.base.window.set_home(self.redirects.oldest().map(|seq| Seq(seq.0 - 1)));
+        }
         let mut data = self.spare_lists.pop().unwrap_or_default();
         data.append(&mut self.base.shaped);
         let is_empty = data.is_empty();
@@ -420,6 +552,16 @@ impl<P: Payload> Engine<P> for Horae<P> {
         if new_entries.iter().sum::<u32>() > u32::from(GROUP_ENTRIES_MAX) {
             return Err(Refusal::TooManyEntries);
         }
+        if self.redirects.is_enabled() {
+            // The write may be an update in place.
+            let mut redirected = alloc::vec![0; base.topology.members().len()];
+            base.topology.for_each_extent(lba, blocks, |extent| {
+                redirected[usize::from(extent.member.0)] += u64::from(extent.blocks);
+            });
+            for (member, blocks) in redirected.into_iter().enumerate() {
+                self.redirects.check_size(Member(member as u8), blocks)?;
+            }
+        }
         self.credits.check_space(&new_entries, |_| 0)
     }
 
@@ -438,13 +580,25 @@ impl<P: Payload> Engine<P> for Horae<P> {
         let request = self.base.request(id);
         let (first, last) = (request.seq, request.seq_end());
         let (path, kind) = (request.path, request.kind);
+        let (prepared_lba, index) = (request.prepared_lba, request.index);
         let (drive, lba, end) =
             (request.member.0, request.lba, request.lba + u64::from(request.blocks));
         if let Err(cause) = result {
-            self.base.poison_by_request(id, cause);
+            if path == Path::Home || path == Path::Released {
+                // The groups of the commit are durable, and stay so.
+                let (seq, flush) = (self.base.window.durable().next(), kind == Kind::Flush);
+                let member = Member(drive);
+                self.base.poison(Failure { seq, member, flush, cause });
+            } else {
+                self.base.poison_by_request(id, cause);
+            }
             self.base.complete_and_free(id);
             self.discard_unsent();
             return;
+        }
+        if prepared_lba > 0 && path == Path::Data && self.base.failure.is_none() {
+            let pieces = core::mem::take(&mut self.base.request_mut(id).pieces);
+            self.redirects.on_prepared((first, index), prepared_lba, pieces);
         }
         self.base.complete_and_free(id);
         if self.base.failure.is_some() {
@@ -452,9 +606,14 @@ impl<P: Payload> Engine<P> for Horae<P> {
         }
         match (path, kind) {
             (Path::Control, _) => self.on_ordered(),
-            (Path::Flushed, _) | (Path::Data, Kind::Flush) => self.on_flush_request_done(),
+            (Path::Flushed | Path::Persisted, _) | (Path::Data, Kind::Flush) => {
+                self.on_flush_request_done();
+            }
+            (Path::Home | Path::Released, _) => self.on_commit_request_done(),
             (Path::Data, Kind::Write | Kind::Discard) => {
-                self.data_blocks.remove(drive, lba, end);
+                if prepared_lba == 0 {
+                    self.data_blocks.remove(drive, lba, end);
+                }
                 self.base.window.count_request(first, last);
                 self.send_held();
                 self.flush_if_due();
@@ -463,7 +622,13 @@ impl<P: Payload> Engine<P> for Horae<P> {
     }
 
     fn poll(&mut self) -> Marks {
-        self.base.deliver_without_replay()
+        let marks = self.base.window.deliver();
+        // This engine never replays, so it need not keep a complete group.
+        // The payload of a redirected update is needed until it is home.
+        let complete = self.base.window.complete();
+        let freed = self.redirects.freed_up_to().map_or(complete, |seq| seq.min(complete));
+        self.base.window.free_groups(freed);
+        marks
     }
 
     fn ask_durable(&mut self, seq: Seq) {
@@ -473,5 +638,32 @@ impl<P: Payload> Engine<P> for Horae<P> {
     fn poison(&mut self, failure: Failure) {
         self.base.poison(failure);
         self.discard_unsent();
+    }
+
+    fn on_flush_failed_elsewhere(&mut self, member: Member) {
+        let failure = self.base.failure_by_shared_flush(member);
+        if let Some(failure) = failure.or_else(|| self.commit_failure_by_shared_flush(member)) {
+            self.poison(failure);
+        }
+    }
+
+    fn ask_home(&mut self, seq: Seq) {
+        self.want_home(seq.min(self.base.window.last()));
+    }
+
+    fn has_redirections(&self) -> bool {
+        !self.redirects.is_empty() && self.base.failure.is_none()
+    }
+
+    fn next_redirection(&mut self) -> Option<Redirection> {
+        self.redirects.next_change()
+    }
+
+    fn awaits_reads(&self) -> bool {
+        self.redirects.awaits_reads()
+    }
+
+    fn note_oldest_read(&mut self, oldest: Option<Seq>) {
+        self.redirects.note_oldest_read(oldest);
     }
 }

@@ -84,7 +84,7 @@ impl EngineKind {
                 "groups in order; the group cut by a crash may be there in part, but the last write of a durable group only behind all others"
             }
             Self::Horae => {
-                "after a crash the prefix of whole groups that the last joint FLUSH covered, never a hole"
+                "after a crash the prefix of whole groups that the last joint FLUSH covered, never a hole; with a prepare area updates in place behind it are rolled back"
             }
             Self::Barrier => {
                 "after a crash a prefix of the groups; the group behind it may be there in part"

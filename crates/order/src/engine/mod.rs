@@ -28,6 +28,7 @@ mod kind;
 pub mod linux;
 pub mod none;
 pub mod opimq;
+mod redirect;
 mod request_table;
 pub mod rio;
 mod sent;
@@ -39,10 +40,11 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::attribute::{Attribute, Flags, Kind, Member, Seq};
-use crate::topology::{Extent, Topology};
+use crate::topology::{Extent, PreparePart, Topology};
 use crate::write_order::{EpochId, WriteOrder};
 
 pub use kind::{Capabilities, EngineKind};
+pub use redirect::Redirection;
 
 /// A handle on payload bytes. The bytes stay where they are, and a clone costs a counted reference.
 /// If a write is split, each part gets a handle on its own bytes.
@@ -68,7 +70,8 @@ pub enum Place {
     /// at the *released* mark, not merely freed a moment ago. Undo may zero the blocks.
     Fresh,
     /// The write overwrites live data. Undo does not touch the blocks, and recovery lists them
-    /// after a crash.
+    /// after a crash. Engine `horae` redirects the write if the volume has a prepare area: recovery
+    /// then rolls it back.
     InPlace,
     /// For every state to which the volume may still recover, the new content serves as well as the
     /// old. An example is the last block of a log that is written again with more records behind
@@ -174,6 +177,9 @@ pub struct Request<P> {
     /// The epoch before which a FLUSH makes all epochs of its stream durable. `None`: an ordinary
     /// FLUSH.
     pub flush_before: Option<EpochId>,
+    /// The first block of the request's data in the prepare area, on the drive; 0 if the request is
+    /// not redirected.
+    prepared_lba: u64,
     /// The payload, in order of the blocks. Each merged write has a piece of its own.
     pub pieces: Vec<P>,
     /// Whether the request is in use and not complete.
@@ -190,8 +196,18 @@ pub enum Path {
     /// The ordering metadata of a request, which the server appends to its log. The drive gets
     /// nothing. Engine `horae` sends it before the request itself.
     Control,
-    /// A record in the server's log that all groups up to the request's seq are durable.
+    /// A record in the server's log that all groups up to the request's seq are durable, and that
+    /// their entries are not needed any more.
     Flushed,
+    /// A record in the server's log that all groups up to the request's seq are durable. Their
+    /// entries stay.
+    Persisted,
+    /// A command to the drive that brings redirected updates home: the Write of one, or the Flush
+    /// after all of them.
+    Home,
+    /// A record in the server's log that all redirected updates up to the request's seq are durable
+    /// at home, so that the entries up to it are not needed any more.
+    Released,
 }
 
 impl<P> Request<P> {
@@ -199,6 +215,18 @@ impl<P> Request<P> {
     #[must_use]
     pub fn seq_end(&self) -> Seq {
         Seq(self.seq.0 + u64::from(self.span) - 1)
+    }
+
+    /// The first block on the drive to which the data of the request goes.
+    #[must_use]
+    pub const fn data_lba(&self) -> u64 {
+        if self.prepared_lba > 0 { self.prepared_lba } else { self.lba }
+    }
+
+    /// Whether the data of the request goes to the prepare area.
+    #[must_use]
+    pub const fn is_redirected(&self) -> bool {
+        self.prepared_lba > 0
     }
 
     /// Whether the request touches a block of this extent.
@@ -287,6 +315,12 @@ pub enum Bound {
     },
     /// The memory for requests that may have to be replayed.
     Memory,
+    /// The stream's part of the prepare area of a drive, to which engine `horae` redirects updates
+    /// in place.
+    PrepareArea {
+        /// The drive.
+        member: Member,
+    },
 }
 
 /// Why a group is refused. A refused group changes nothing.
@@ -321,8 +355,8 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
 
     /// Checks whether a group of one write of `blocks` blocks at volume block `lba` fits into all
     /// bounds once nothing else is in flight. With `durable`, the group is durable, and each drive
-    /// may need a FLUSH. The caller has checked that the blocks lie within the volume. Nothing
-    /// changes.
+    /// may need a FLUSH. The place of the write is not known: it may be in place. The caller has
+    /// checked that the blocks lie within the volume. Nothing changes.
     ///
     /// # Errors
     /// The refusal that [`admit`](Self::admit) would return for such a group; never
@@ -420,6 +454,35 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
     /// Asks the engine to make all groups up to `seq` durable without waiting for a later group.
     fn ask_durable(&mut self, seq: Seq);
 
+    /// Asks the engine to bring all redirected updates up to `seq` home, so that the groups up to it
+    /// can be released.
+    fn ask_home(&mut self, seq: Seq) {
+        let _ = seq;
+    }
+
+    /// Whether redirected updates of the stream are not home.
+    fn has_redirections(&self) -> bool {
+        false
+    }
+
+    /// The next change of the blocks that the stream has redirected. The caller makes the changes
+    /// visible to all readers of the volume, in order, before it does anything else with the stream.
+    fn next_redirection(&mut self) -> Option<Redirection> {
+        None
+    }
+
+    /// Whether blocks of the prepare area wait for readers: the engine uses them again only after
+    /// [`note_oldest_read`](Self::note_oldest_read).
+    fn awaits_reads(&self) -> bool {
+        false
+    }
+
+    /// Notes the oldest group of the stream of which a read of the prepare area is in flight, in any
+    /// stream of the volume; `None`: there is no such read.
+    fn note_oldest_read(&mut self, oldest: Option<Seq>) {
+        let _ = oldest;
+    }
+
     /// The seq up to which the engine has freed the payload of the groups.
     fn payload_freed_up_to(&self) -> Seq {
         self.base().window.freed_up_to()
@@ -485,6 +548,8 @@ pub struct Limits {
     /// The number of the stream in commands, for an engine whose commands name it; never 0. Each
     /// opening of a stream has another number, so that a drive does not take one for the other.
     pub stream_number: u16,
+    /// The stream's part of the volume's prepare area.
+    pub prepare: PreparePart,
 }
 
 impl Default for Limits {
@@ -495,6 +560,7 @@ impl Default for Limits {
             merged_blocks_max: u32::MAX,
             start: Seq::ZERO,
             stream_number: 1,
+            prepare: PreparePart::default(),
         }
     }
 }

@@ -57,12 +57,12 @@ impl<P> RequestTable<P> {
         self.requests.iter().any(|request| request.is_incomplete && request.touches(extent))
     }
 
-    /// Whether data that comes before the request with this (seq, index), and is not complete,
-    /// touches these blocks.
-    pub(super) fn is_any_data_before(&self, place: (Seq, u16), extent: &Extent) -> bool {
+    /// Whether a request on this path that comes before the one with this (seq, index), and is not
+    /// complete, touches these blocks.
+    pub(super) fn is_any_before(&self, path: Path, place: (Seq, u16), extent: &Extent) -> bool {
         self.requests.iter().any(|request| {
             request.is_incomplete
-                && request.path == Path::Data
+                && request.path == path
                 && (request.seq, request.index) < place
                 && request.touches(extent)
         })
@@ -86,6 +86,7 @@ impl<P> RequestTable<P> {
         request.fua = false;
         request.order = WriteOrder::Orderless;
         request.flush_before = None;
+        request.prepared_lba = 0;
         request.is_incomplete = true;
         request.is_replayed = false;
         (id, request)
@@ -110,6 +111,7 @@ impl<P> RequestTable<P> {
             fua: false,
             order: WriteOrder::Orderless,
             flush_before: None,
+            prepared_lba: 0,
             pieces: Vec::new(),
             is_incomplete: false,
             is_replayed: false,

@@ -12,6 +12,7 @@ use crate::topology::{MemberInfo, ServerInfo};
 
 mod barrier_paths;
 mod horae_paths;
+mod horae_redirects;
 mod linux_journal;
 mod opimq_epochs;
 mod replay;

@@ -65,6 +65,9 @@ pub(super) struct Window {
     released_before: Seq,
     /// All groups up to this one are complete on all servers, durable and delivered.
     released: Seq,
+    /// The last group that may be released by the state of the redirected updates: those up to it
+    /// are home.
+    home: Seq,
 }
 
 /// A bound that no group reaches.
@@ -86,6 +89,7 @@ impl Window {
             durable_before: NO_BOUND,
             released_before: NO_BOUND,
             released: start,
+            home: NO_BOUND,
         }
     }
 
@@ -234,9 +238,17 @@ impl Window {
         if probe::is_bug_planted(Plant::T1ReleaseUndurable) {
             mark = self.internal.map_or(self.delivered, |s| self.delivered.min(Seq(s.0 - 1)));
         }
+        let mark = mark.min(self.home);
         if mark < self.released_before {
             self.released = mark;
         }
+    }
+
+    /// Sets the last group that may be released by the state of the redirected updates; `None`: all
+    /// of them are home.
+    pub(super) fn set_home(&mut self, seq: Option<Seq>) {
+        self.home = seq.unwrap_or(NO_BOUND);
+        self.move_released();
     }
 
     /// Notes that all groups up to `seq` are durable, although no group covers them.

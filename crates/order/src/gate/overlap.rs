@@ -66,6 +66,13 @@ impl Filter {
         may_overlap
     }
 
+    /// Whether an entry that was counted *may* touch one of the blocks `lba..end` of a drive.
+    pub(crate) fn may_contain(&self, drive: u8, lba: u64, end: u64) -> bool {
+        self.large_count > 0
+            || end - lba > SMALL_BLOCKS && self.small_count > 0
+            || (lba..end).any(|block| self.cells[self.cell_of(drive, block)] > 0)
+    }
+
     /// Removes an entry that [`add`](Self::add) has counted with the same blocks.
     #[inline]
     pub(crate) fn remove(&mut self, drive: u8, lba: u64, end: u64) {

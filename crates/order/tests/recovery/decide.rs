@@ -3,7 +3,8 @@
 use riopipe_order::attribute::{Attribute, Flags, GroupTag, Kind, Member, Seq, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::recovery::{
-    DecideError, DriveExtent, InPlace, ListedEntry, StreamList, StreamPlan, decide, join,
+    DecideError, DriveExtent, InPlace, ListedEntry, Redirected, StreamList, StreamPlan, decide,
+    join,
 };
 
 use crate::{flush, merged, write, write_at};
@@ -182,6 +183,64 @@ fn t11_in_place_updates_beyond_are_left_and_listed() {
     assert_eq!(found.undo, [extent(1, 9, 1)], "what a fresh write touched, too, is zeroed");
     let listed = [(7, extent(3, 7, 1)), (8, extent(1, 8, 1)), (10, extent(1, 9, 2))];
     assert_eq!(found.in_place, listed.map(|(seq, extent)| InPlace { seq: Seq(seq), extent }));
+}
+
+/// A redirected update of one block at its group's seq.
+fn redirected(seq: u64, member: u8, lba: u64, prepared: u32) -> Attribute {
+    let flags = Flags::BOUNDARY.with(Flags::IN_PLACE).with(Flags::REDIRECTED);
+    Attribute { flags, ordinal: prepared, ..write_at(seq, member, lba, 1) }
+}
+
+fn copied(member: u8, lba: u64, blocks: u64, prepared_block: u32) -> Redirected {
+    Redirected { home: extent(member, lba, blocks), prepared_block }
+}
+
+#[test]
+fn redirected_updates_of_the_prefix_are_copied_home_and_the_others_are_forgotten() {
+    // A1 → B2 → A3 on one block, and a home write under the first of them.
+    let entries = |last_durable| {
+        [
+            (write_at(5, 0, 9, 1), true),
+            (redirected(6, 0, 9, 0), true),
+            (redirected(7, 1, 9, 0), true),
+            (redirected(8, 0, 9, 1), last_durable),
+        ]
+    };
+    let all = plan(&[list(0, 4, &entries(true)), list(1, 4, &[])]);
+    assert_eq!((all.k, &all.in_place[..]), (Seq(8), &[][..]));
+    assert_eq!(all.redirected, [copied(0, 9, 1, 1), copied(1, 9, 1, 0)], "the newest");
+    let two = plan(&[list(0, 4, &entries(false)), list(1, 4, &[])]);
+    assert_eq!((two.k, two.dropped), (Seq(7), 1));
+    assert_eq!(two.redirected, [copied(0, 9, 1, 0), copied(1, 9, 1, 0)]);
+    assert_eq!((&two.in_place[..], &two.undo[..]), (&[][..], &[][..]), "its home is as it was");
+    // What is released is home, also where another log's mark shows it (T1).
+    let released = plan(&[list(0, 4, &entries(false)), list(1, 6, &[])]);
+    assert_eq!(released.redirected, [copied(1, 9, 1, 0)]);
+    // An interrupted recovery has copied before it settled (T9).
+    let settled = plan(&[settled(0, 7, &entries(false)[3..]), list(1, 4, &[])]);
+    assert_eq!((settled.k, &settled.redirected[..]), (Seq(7), &[][..]));
+}
+
+#[test]
+fn adjacent_blocks_are_copied_at_once() {
+    let wide = Attribute { blocks: 4, ..redirected(5, 0, 20, 8) };
+    let entries =
+        [(wide, true), (redirected(6, 0, 22, 12), true), (redirected(7, 0, 24, 13), true)];
+    let found = plan(&[list(0, 4, &entries), list(1, 4, &[])]);
+    let expected =
+        [copied(0, 20, 2, 8), copied(0, 22, 1, 12), copied(0, 23, 1, 11), copied(0, 24, 1, 13)];
+    assert_eq!(found.redirected, expected);
+}
+
+#[test]
+fn t26_durable_updates_are_copied_from_valid_logs_also_beyond_the_prefix() {
+    let valid = list(0, 4, &[(redirected(6, 0, 9, 3), true), (redirected(7, 0, 10, 4), false)]);
+    let lost = StreamList { in_doubt: true, ..list(1, 4, &[(redirected(5, 2, 9, 5), true)]) };
+    let found = plan(&[valid, lost]);
+    assert_eq!((found.k, found.log_given_up), (Seq(4), true));
+    assert_eq!(found.redirected, [copied(0, 9, 1, 3)]);
+    let listed: Vec<u64> = found.in_place.iter().map(|update| update.seq.0).collect();
+    assert_eq!(listed, [5, 6, 7]);
 }
 
 #[test]

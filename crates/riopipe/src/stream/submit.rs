@@ -190,5 +190,6 @@ fn bound_with_address(bound: engine::Bound, volume: &OpenVolume) -> Bound {
             Bound::Log { target: volume.server_name(usize::from(server)) }
         }
         engine::Bound::Memory => Bound::Memory,
+        engine::Bound::PrepareArea { member } => Bound::PrepareArea { member: member.0.into() },
     }
 }

@@ -13,6 +13,7 @@ mod opimq;
 mod reads;
 mod reconnect;
 mod recovery;
+mod redirect;
 mod reopen;
 mod site;
 mod slow;

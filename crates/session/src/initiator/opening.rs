@@ -53,6 +53,9 @@ pub const IO_COMMANDS_MAX: usize = 64;
 /// Largest number of blocks of one Write Zeroes command: 8 MiB, so that no command occupies a drive
 /// for long.
 pub const UNDO_BLOCKS_MAX: u32 = 2048;
+/// Largest number of blocks of a redirected update that are copied home at a time: every target
+/// takes a block in a capsule.
+pub const COPY_BLOCKS_MAX: u32 = 1;
 
 /// A drive of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +66,8 @@ pub struct OpeningMember {
     pub start: u64,
     /// The number of blocks of the data area.
     pub blocks: u64,
+    /// The number of blocks of the prepare area, right before the data area; 0 if there is none.
+    pub prepare_blocks: u32,
     /// Whether the drive has a volatile write cache.
     pub volatile: bool,
 }
@@ -137,9 +142,9 @@ pub enum Phase {
     List,
     /// A pause: the recovered seq of every stream is known, and nothing has been undone.
     Decided,
-    /// Zeroing fresh blocks beyond the prefix.
+    /// Zeroing fresh blocks beyond the prefix, and copying redirected updates inside it home.
     Undo,
-    /// Flushing the zeroed blocks.
+    /// Flushing the zeroed and the copied blocks.
     Flush,
     /// Recording the prefix in all logs, and shortening them.
     Settle,
@@ -236,10 +241,14 @@ pub enum Call {
         /// The number of bytes that the target returns; 0 if none.
         receive: usize,
     },
-    /// On an I/O queue of the owner, without data.
+    /// On an I/O queue of the owner.
     Io {
         /// The command.
         sqe: Sqe,
+        /// The data to send with it; empty if there is none.
+        send: Vec<u8>,
+        /// The number of bytes that the target returns; 0 if none.
+        receive: usize,
     },
 }
 
@@ -301,6 +310,8 @@ pub struct Opening {
     logs_invalid: bool,
     /// The streams whose partitions are to be settled, from [`Phase::Decided`] on.
     streams_to_settle: Vec<SettleStream>,
+    /// The data of redirected updates that was read, and is not written home yet.
+    copied: BTreeMap<u32, Vec<u8>>,
     outcome: Outcome,
 }
 
@@ -341,6 +352,7 @@ impl Opening {
             log_error: None,
             logs_invalid,
             streams_to_settle: Vec::new(),
+            copied: BTreeMap::new(),
             outcome: Outcome::default(),
         };
         opening.begin_first_phase()?;
@@ -354,7 +366,9 @@ impl Opening {
         }
         let queue = self.queues.get_mut(server)?;
         let limit = match queue.waiting.front()?.job {
-            Job::Undo(_) | Job::Flush(_) => IO_COMMANDS_MAX,
+            Job::Undo(_) | Job::ReadPrepared(_) | Job::WriteHome { .. } | Job::Flush(_) => {
+                IO_COMMANDS_MAX
+            }
             // A target remembers its position in one long list only.
             Job::List { from, .. } if from > Position(0) => 1,
             _ => ADMIN_COMMANDS_MAX,

@@ -49,6 +49,7 @@ pub(super) fn label(nsid: u32, generation: u32) -> Label {
         block_size: 4096,
         unit_blocks: 8,
         data_blocks: 900,
+        prepare_blocks: 0,
         streams: 1,
         engine: EngineKind::Rio,
         index: nsid as u16,

@@ -21,6 +21,7 @@ mod answers;
 mod barrier;
 mod connection;
 mod reading;
+mod redirections;
 mod rejoin;
 mod sync;
 mod tracer;
@@ -47,6 +48,8 @@ pub use connection::ConnectionState;
 use connection::{Connection, State};
 pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
+use redirections::RedirectionAccess;
+pub use redirections::{Redirections, SharedRedirections};
 use rejoin::SetUpEvent;
 use tracer::Tracer;
 
@@ -78,6 +81,10 @@ pub struct StreamConfig {
 /// The shortest time between two marks that an idle stream sends, ns. The pause keeps a stream with
 /// single writes from sending a mark for each write.
 const IDLE_MARK_NS: u64 = 50_000_000;
+
+/// The time for which a stream is idle before its redirected updates are written home, ns. A stream
+/// with single durable updates would otherwise write each of them twice at once.
+const IDLE_COMMIT_NS: u64 = 50_000_000;
 
 /// The number of commands for which a queue must have space beside the requests: reads, marks,
 /// bind.
@@ -155,6 +162,11 @@ pub struct StreamSession<P> {
     flush_failures: Arc<FlushFailures>,
     /// The failures among them that this stream has handled.
     handled_failures: HandledFailures,
+    /// The redirected blocks of all streams of the volume; `None`: the volume redirects none.
+    redirections: Option<RedirectionAccess>,
+    /// The last group and the time, ns, since which the stream is idle, with redirected updates that
+    /// are durable and not home.
+    commit_due_since: Option<(Seq, u64)>,
     tracer: Tracer,
 }
 
@@ -198,7 +210,22 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             reads_only: false,
             flush_failures,
             handled_failures,
+            redirections: None,
+            commit_due_since: None,
         }
+    }
+
+    /// Lets the session use the record of redirected blocks that all streams of the volume share. The
+    /// record drops the blocks of an earlier run of the stream: its logs have been recovered since, or
+    /// it was closed.
+    #[must_use]
+    pub fn redirecting(self, shared: &Arc<dyn SharedRedirections>) -> Self {
+        if self.topology.prepare_blocks() == 0 {
+            return self;
+        }
+        let stream = self.config.stream;
+        shared.with(&mut |redirections| redirections.forget(stream));
+        Self { redirections: Some(RedirectionAccess::new(Arc::clone(shared))), ..self }
     }
 
     /// Turns the session into one that only reads: no group may be admitted, and the engine needs
@@ -254,6 +281,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         if self.is_connecting {
             self.continue_set_up(now);
         }
+        self.update_redirections();
+        self.commit_if_idle(now);
         for link in 0..self.connections.len() as u16 {
             let connection = &mut self.connections[usize::from(link)];
             if !connection.sends_requests() {
@@ -272,6 +301,43 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
         if self.queues_per_server > 1 {
             self.send_to_all_queues();
+        }
+    }
+
+    /// Makes the engine's changes of the redirected blocks visible to the readers of the volume, and
+    /// lets the engine use blocks again that no reader reads any more.
+    #[inline]
+    fn update_redirections(&mut self) {
+        let Self { redirections: Some(access), engine, config, reading, .. } = self else { return };
+        while let Some(change) = engine.next_redirection() {
+            access.with(&mut |redirections| redirections.apply(config.stream, change));
+        }
+        if reading.outstanding_count == 0 {
+            access.end_reads();
+        }
+        if engine.awaits_reads() {
+            let mut oldest = None;
+            access.with(&mut |redirections| oldest = redirections.oldest_read(config.stream));
+            engine.note_oldest_read(oldest);
+        }
+    }
+
+    /// Brings redirected updates home when the stream has been idle for a while, so that its groups
+    /// are released. A caller may wait for that.
+    #[inline]
+    fn commit_if_idle(&mut self, now: u64) {
+        if self.redirections.is_none() {
+            return;
+        }
+        let last = self.engine.last_admitted();
+        let is_due =
+            self.engine.has_redirections() && self.engine.is_idle() && self.marks.durable >= last;
+        let since = self.commit_due_since.filter(|(group, _)| is_due && *group == last);
+        let (_, since) = since.unwrap_or((last, now));
+        self.commit_due_since = is_due.then_some((last, since));
+        if is_due && now.saturating_sub(since) >= IDLE_COMMIT_NS {
+            self.engine.ask_home(last);
+            self.commit_due_since = None;
         }
     }
 
@@ -337,15 +403,18 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             tracer.on_sent(dispatch.id, request.seq, request.span);
             let nsid = config.nsids[usize::from(request.member.0)];
             let mut sqe = match (request.path, request.kind) {
-                (Path::Data, Kind::Write) => Sqe::write(nsid, request.lba, request.blocks),
-                (Path::Data, Kind::Discard) => {
+                (Path::Data | Path::Home, Kind::Write) => {
+                    Sqe::write(nsid, request.data_lba(), request.blocks)
+                }
+                (Path::Data | Path::Home, Kind::Discard) => {
                     Sqe::write_zeroes(nsid, request.lba, request.blocks, true)
                 }
-                (Path::Data, Kind::Flush) => Sqe::flush(nsid),
+                (Path::Data | Path::Home, Kind::Flush) => Sqe::flush(nsid),
                 (Path::Control, kind) => {
                     wire::order_command(nsid, kind, request.lba, request.blocks)
                 }
-                (Path::Flushed, _) => wire::mark_command(request.seq, true),
+                (Path::Flushed | Path::Released, _) => wire::mark_command(request.seq, true),
+                (Path::Persisted, _) => wire::durable_command(request.seq),
             };
             if request.fua && !probe::is_bug_planted(Plant::LinuxNoFua) {
                 sqe.set_fua(true);
@@ -356,9 +425,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             }
             if let Some(OrderedDispatch { ordinal, released }) = dispatch.ordered {
                 wire::put_attribute(&mut sqe, &request.attribute(ordinal), released);
+                if request.is_redirected() {
+                    let area = self.topology.prepare_start(request.member);
+                    wire::put_prepared_block(&mut sqe, (request.data_lba() - area) as u32);
+                }
             }
             let data = match (request.path, request.kind) {
-                (Path::Data, Kind::Write) => Data::Write(&request.pieces),
+                (Path::Data | Path::Home, Kind::Write) => Data::Write(&request.pieces),
                 _ => Data::None,
             };
             let purpose = Purpose::Request(dispatch.id);
@@ -387,20 +460,31 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// [`read_must_wait`](Self::read_must_wait) is false for each. There is one read at a time: an
     /// earlier one that has not ended is given up.
     pub fn start_read(&mut self, extents: &[ReadExtent]) {
-        let Self { reading, topology, config, .. } = self;
-        reading.begin();
+        self.give_up_read();
+        let Self { reading, topology, config, redirections, .. } = self;
         let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
             topology.for_each_extent(*lba, *blocks, |extent| {
-                reading.add(ReadPart {
-                    server: topology.member(extent.member).server,
-                    nsid: config.nsids[usize::from(extent.member.0)],
-                    lba: extent.lba,
-                    blocks: extent.blocks,
-                    offset: bytes_before + extent.offset as usize * wire::BLOCK_BYTES,
-                    is_sent: false,
-                    has_ended: false,
-                });
+                let mut add = |lba, blocks, offset: u32| {
+                    reading.add(ReadPart {
+                        server: topology.member(extent.member).server,
+                        nsid: config.nsids[usize::from(extent.member.0)],
+                        lba,
+                        blocks,
+                        offset: bytes_before
+                            + (extent.offset + offset) as usize * wire::BLOCK_BYTES,
+                        is_sent: false,
+                        has_ended: false,
+                    });
+                };
+                match redirections {
+                    Some(access) if !probe::is_bug_planted(Plant::HoraeReadHome) => {
+                        for part in access.begin_read(&extent) {
+                            add(part.lba, part.blocks, part.offset);
+                        }
+                    }
+                    _ => add(extent.lba, extent.blocks, 0),
+                }
             });
             bytes_before += *blocks as usize * wire::BLOCK_BYTES;
         }
@@ -416,6 +500,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Gives up the read in flight, if there is one: later replies for it are dropped.
     pub fn give_up_read(&mut self) {
         self.reading.begin();
+        if let Some(access) = &mut self.redirections {
+            access.end_reads();
+        }
     }
 
     /// Whether a read command has no answer yet. Until then no stream can replay on its server
@@ -480,7 +567,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             set_up_event: None,
         };
         let mut has_events = false;
-        let used = connection.queue.receive(buf, &mut connection.outbox, |event| {
+        let received = connection.queue.receive(buf, &mut connection.outbox, |event| {
             has_events = true;
             match event {
                 Event::Ready { .. } => handler.set_up_event = Some(SetUpEvent::Connected),
@@ -489,11 +576,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 }
                 Event::Done { context, cqe } => handler.on_completion(context, cqe),
             }
-        })?;
+        });
         let set_up_event = handler.set_up_event;
         if has_events {
             connection.last_progress = now;
         }
+        self.update_redirections();
+        let used = received?;
         if let Some(event) = set_up_event {
             self.handle_set_up(link, event, now);
         }
@@ -610,6 +699,11 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     /// Requests that all groups up to `seq` become durable.
     pub fn ask_durable(&mut self, seq: Seq) {
         self.engine.ask_durable(seq);
+    }
+
+    /// Requests that all redirected updates up to `seq` are written home.
+    pub fn ask_home(&mut self, seq: Seq) {
+        self.engine.ask_home(seq);
     }
 
     /// The engine.

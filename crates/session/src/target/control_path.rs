@@ -1,9 +1,9 @@
 //! The control path of a stream: order commands, which append the ordering metadata of requests to
 //! the log (engine `horae`).
 //!
-//! The requests themselves come later, as plain commands. The gate does not know them. So the log
-//! shows no entry of such a stream as durable: its owner records with Mark commands how far the
-//! stream is durable, and recovery rolls back everything behind that mark.
+//! The requests themselves come later, as plain commands. The gate does not know them. So only the
+//! owner knows which of them are durable, and records that with Mark commands: recovery rolls back
+//! everything behind the last one. A mark drops the entries, or keeps them as durable ones.
 
 use riopipe_nvme::command::Status;
 use riopipe_order::attribute::{Attribute, Kind, Member};
@@ -17,7 +17,7 @@ use super::context::Context;
 use super::env::TargetEnv;
 use super::ordered::OrderedQueue;
 use crate::outbox::Outbox;
-use crate::wire;
+use crate::wire::{self, OrderMetadata};
 
 impl<E: TargetEnv> OrderedQueue<E> {
     /// Takes in an order command: checks it and appends its entry to the log. The completion is sent
@@ -79,8 +79,8 @@ impl<E: TargetEnv> OrderedQueue<E> {
         if !data.is_empty() {
             return Err(Status::SGL_LENGTH_INVALID.with_dnr());
         }
-        let (attribute, released) =
-            wire::order_attribute(sqe, self.highest_seq).map_err(|_| bad_attribute())?;
+        let OrderMetadata { mut attribute, released, prepared_block } =
+            wire::order_metadata(sqe, self.highest_seq).map_err(|_| bad_attribute())?;
         let ns_index = match attribute.kind {
             Kind::Flush => context.namespace(sqe)?.0,
             Kind::Write | Kind::Discard => context.check_blocks(sqe)?,
@@ -93,7 +93,13 @@ impl<E: TargetEnv> OrderedQueue<E> {
         }
         self.last_ordered = attribute.ordinal;
         self.highest_seq = self.highest_seq.max(attribute.seq_end());
-        self.log.release(released);
+        if let Some(released) = released {
+            self.log.release(released);
+        }
+        if let Some(block) = prepared_block {
+            // The log has the block in the place of the ordinal.
+            attribute.ordinal = block;
+        }
         Ok((attribute, ns_index))
     }
 }

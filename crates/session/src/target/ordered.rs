@@ -16,6 +16,7 @@ use riopipe_order::attribute::{Attribute, Member, Seq, VolumeId};
 use riopipe_order::gate::{Cause, Gate, MemberCache, Step, Ticket};
 use riopipe_order::ordering_log::{AppendError, StreamLog};
 use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::region::RegionError;
 
 use super::commands::Commands;
 use super::context::{Context, fenced_owner};
@@ -218,7 +219,7 @@ impl<E: TargetEnv> OrderedQueue<E> {
     }
 
     /// Carries out a Mark command: releases the entries of the log up to the owner's mark (trap
-    /// T1).
+    /// T1), or records that they are durable, and keeps them.
     pub(super) fn release_mark(
         &mut self,
         context: &mut Context<E>,
@@ -227,14 +228,20 @@ impl<E: TargetEnv> OrderedQueue<E> {
     ) {
         let mark = wire::mark_of(sqe);
         let must_be_durable = sqe.dword(10) & 1 != 0;
+        let keeps_entries = wire::mark_keeps_entries(sqe);
         let status = if context.is_fenced {
             fenced_owner()
         } else if mark.0 > SEQ_MAX {
             wire::status::BAD_ATTRIBUTE.with_dnr()
         } else {
             self.highest_seq = self.highest_seq.max(mark);
-            if must_be_durable {
-                self.release_durably(context, mark)
+            if keeps_entries {
+                self.log.persist_up_to(mark);
+                let recorded = self.log.fence();
+                self.status_of_record(context, recorded)
+            } else if must_be_durable {
+                let recorded = self.log.release_now(mark);
+                self.status_of_record(context, recorded)
             } else {
                 self.log.release(mark);
                 Status::SUCCESS
@@ -243,10 +250,14 @@ impl<E: TargetEnv> OrderedQueue<E> {
         context.send_completion(sqe.cid(), status, 0, outbox);
     }
 
-    /// Releases the entries up to `mark`, so that the mark is durable. Returns the status of the
-    /// command. A failure of the log stops the stream.
-    fn release_durably(&mut self, context: &mut Context<E>, mark: Seq) -> Status {
-        if self.log.release_now(mark).is_ok() {
+    /// The status of a Mark command whose record in the log has succeeded or failed. A failure of
+    /// the log stops the stream.
+    fn status_of_record(
+        &mut self,
+        context: &mut Context<E>,
+        recorded: Result<(), RegionError>,
+    ) -> Status {
+        if recorded.is_ok() {
             return Status::SUCCESS;
         }
         probe::count_rare(Rare::LogFailed);

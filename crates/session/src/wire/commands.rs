@@ -10,7 +10,7 @@
 //! | list | admin | [`list::Page`] to the host | position | length | stream | volume |
 //! | settle | admin | [`list::Settle`] to the target | | length | | |
 //! | bind | I/O | none | released mark | stream, bit 31 resume | generation | volume |
-//! | mark | I/O | none | released mark | bit 0 durable | | |
+//! | mark | I/O | none | released mark | bit 0 durable, bit 1 keeps the entries | | |
 //! | order | I/O | none | as in an ordered request | first block | first block | as in an ordered request, CDW13 7:0 kind |
 //! | list | I/O | [`list::Page`] to the host | position | length | | |
 
@@ -40,7 +40,9 @@ pub const ADMIN_SETTLE: u8 = 0xc9;
 /// incarnation.
 pub const IO_BIND: u8 = 0x84;
 /// I/O: report the released mark in CDW2–3. With CDW10 bit 0, the mark must be durable before the
-/// completion; this is used at a clean close, or if the log is full.
+/// completion; this is used at a clean close, or if the log is full. With bit 1, the groups up to it
+/// are durable and not released: the target records that in their entries, and keeps these. This
+/// record is durable before the completion.
 pub const IO_MARK: u8 = 0x88;
 /// I/O: append the ordering metadata of a request to the log of the stream. The drive gets nothing.
 /// With the completion the metadata is durable in the log. Except for the opcode and the kind
@@ -205,6 +207,24 @@ pub fn mark_command(released: Seq, durable: bool) -> Sqe {
     sqe
 }
 
+/// CDW10 of [`IO_MARK`]: the groups are durable, and their entries stay.
+const MARK_KEEPS_ENTRIES: u32 = 1 << 1;
+
+/// The mark command that records that all groups of the stream up to `durable` are durable, and
+/// keeps their entries.
+#[must_use]
+pub fn durable_command(durable: Seq) -> Sqe {
+    let mut sqe = mark_command(durable, false);
+    sqe.set_dword(10, MARK_KEEPS_ENTRIES);
+    sqe
+}
+
+/// Whether a mark command keeps the entries of the groups that it reports.
+#[must_use]
+pub fn mark_keeps_entries(sqe: &Sqe) -> bool {
+    sqe.dword(10) & MARK_KEEPS_ENTRIES != 0
+}
+
 /// The order command for a request of this kind, without its attribute
 /// ([`put_attribute`](super::put_attribute)).
 #[must_use]
@@ -285,6 +305,10 @@ mod tests {
             assert_eq!((mark_sqe.opcode(), mark_sqe.dword(10)), (IO_MARK, flag.into()));
             assert_eq!((volume_of(&release), mark_of(&mark_sqe)), (volume, mark));
         }
+        let durable = durable_command(mark);
+        assert_eq!((durable.opcode(), durable.dword(10), mark_of(&durable)), (IO_MARK, 2, mark));
+        let keeps = [durable, mark_command(mark, true)].map(|sqe| mark_keeps_entries(&sqe));
+        assert_eq!(keeps, [true, false]);
         let discard = discard_command(volume);
         assert_eq!((discard.opcode(), discard.dword(10)), (ADMIN_RELEASE, 3));
         assert_eq!(volume_of(&discard), volume);

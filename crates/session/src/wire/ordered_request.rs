@@ -47,6 +47,12 @@ pub fn put_attribute(sqe: &mut Sqe, attribute: &Attribute, released: Seq) {
     sqe.set_dwords(14, attribute.tag as u32, (attribute.tag >> 32) as u32);
 }
 
+/// Puts the first block of a redirected request in the prepare area, counted from the start of that
+/// area, into its order command. It lies where other commands have the released mark (CDW4).
+pub fn put_prepared_block(sqe: &mut Sqe, block: u32) {
+    sqe.set_dword(4, block);
+}
+
 /// The directive type of a Write, Write Zeroes or Flush command. Other commands use these bits
 /// differently: bind, for example, has a part of a volume's id there.
 #[inline]
@@ -90,22 +96,53 @@ pub fn attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute>
         opcode::FLUSH => Kind::Flush,
         _ => return Err(BadAttribute::Opcode),
     };
-    attribute_of(sqe, kind, near)
+    let attribute = attribute_of(sqe, kind, near)?;
+    if attribute.flags.has(Flags::REDIRECTED) {
+        return Err(BadAttribute::Flags);
+    }
+    Ok((attribute, released_of(sqe, &attribute)?))
 }
 
-/// Reads the attribute and the released mark of an order command, as [`attribute`] does of an
-/// ordered request.
+/// The ordering metadata in an order command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderMetadata {
+    /// The attribute of the request.
+    pub attribute: Attribute,
+    /// The released mark. The command of a redirected request has none.
+    pub released: Option<Seq>,
+    /// The first block of a redirected request in the prepare area.
+    pub prepared_block: Option<u32>,
+}
+
+/// Reads the metadata of an order command, as [`attribute`] reads that of an ordered request.
 ///
 /// # Errors
 /// [`BadAttribute`] names the field that is not valid (trap T18).
-pub fn order_attribute(sqe: &Sqe, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
+pub fn order_metadata(sqe: &Sqe, near: Seq) -> Result<OrderMetadata, BadAttribute> {
     let kind = Kind::from_code(sqe.dword(13) as u8).ok_or(BadAttribute::Kind)?;
-    attribute_of(sqe, kind, near)
+    let attribute = attribute_of(sqe, kind, near)?;
+    if attribute.flags.has(Flags::REDIRECTED) {
+        let prepared_block = Some(sqe.dword(4));
+        return Ok(OrderMetadata { attribute, released: None, prepared_block });
+    }
+    let released = Some(released_of(sqe, &attribute)?);
+    Ok(OrderMetadata { attribute, released, prepared_block: None })
 }
 
-/// Reads the attribute and the released mark of a request of this kind.
+/// Reads the released mark of a request with this attribute.
 #[inline]
-fn attribute_of(sqe: &Sqe, kind: Kind, near: Seq) -> Result<(Attribute, Seq), BadAttribute> {
+fn released_of(sqe: &Sqe, attribute: &Attribute) -> Result<Seq, BadAttribute> {
+    let released = Seq::widen(sqe.dword(4), attribute.seq);
+    // A group that is not submitted yet can't be released.
+    if released >= attribute.seq {
+        return Err(BadAttribute::Released);
+    }
+    Ok(released)
+}
+
+/// Reads the attribute of a request of this kind.
+#[inline]
+fn attribute_of(sqe: &Sqe, kind: Kind, near: Seq) -> Result<Attribute, BadAttribute> {
     let (counts, span_flags_member) = (sqe.dword(5), sqe.dword(13));
     let flags = Flags((span_flags_member >> 16) as u8);
     let is_flush = matches!(kind, Kind::Flush);
@@ -140,12 +177,7 @@ fn attribute_of(sqe: &Sqe, kind: Kind, near: Seq) -> Result<(Attribute, Seq), Ba
     if is_flush && !attribute.is_flush() {
         return Err(BadAttribute::Flags);
     }
-    let released = Seq::widen(sqe.dword(4), attribute.seq);
-    // A group that is not submitted yet can't be released.
-    if released >= attribute.seq {
-        return Err(BadAttribute::Released);
-    }
-    Ok((attribute, released))
+    Ok(attribute)
 }
 
 /// The field of an ordered request that is not valid.
@@ -220,10 +252,30 @@ mod tests {
             put_attribute(&mut sqe, &a, Seq(0xffff_fff0));
             assert_eq!((sqe.opcode(), sqe.nsid()), (IO_ORDER, 3));
             assert!(!is_ordered(&sqe), "it has no effect on a drive");
-            assert_eq!(order_attribute(&sqe, Seq(0xffff_ffff)), Ok((a, Seq(0xffff_fff0))));
+            let released = Some(Seq(0xffff_fff0));
+            let found = OrderMetadata { attribute: a, released, prepared_block: None };
+            assert_eq!(order_metadata(&sqe, Seq(0xffff_ffff)), Ok(found));
             sqe.set_dword(13, sqe.dword(13) & !0xff | 9);
-            assert_eq!(order_attribute(&sqe, Seq(0)), Err(BadAttribute::Kind), "T18");
+            assert_eq!(order_metadata(&sqe, Seq(0)), Err(BadAttribute::Kind), "T18");
         }
+    }
+
+    #[test]
+    fn the_block_of_a_redirected_update_survives_an_order_command() {
+        use crate::wire::order_command;
+        let flags = Flags::IN_PLACE.with(Flags::REDIRECTED);
+        let a = Attribute { flags, ..sample() };
+        let mut sqe = order_command(3, Kind::Write, a.lba, a.blocks);
+        put_attribute(&mut sqe, &a, Seq(0xffff_fff0));
+        put_prepared_block(&mut sqe, 0xf1e2_d3c4);
+        let (released, prepared_block) = (None, Some(0xf1e2_d3c4));
+        let found = OrderMetadata { attribute: a, released, prepared_block };
+        assert_eq!(order_metadata(&sqe, Seq(0xffff_ffff)), Ok(found));
+        assert_eq!(sqe.dword(4), 0xf1e2_d3c4);
+        let mut write = Sqe::write(3, a.lba, a.blocks);
+        put_attribute(&mut write, &a, Seq(0xffff_fff0));
+        let refused = attribute(&write, Seq(0xffff_ffff));
+        assert_eq!(refused, Err(BadAttribute::Flags), "T18: only metadata can be redirected");
     }
 
     #[test]

@@ -7,4 +7,5 @@ mod errors;
 mod given_up;
 mod hostile;
 mod owner;
+mod redirected;
 mod world;

@@ -21,6 +21,8 @@ pub(crate) const VOLUME: VolumeId = VolumeId([7; 16]);
 /// The data area of every drive.
 pub(crate) const START: u64 = 256;
 pub(crate) const BLOCKS: u64 = 10_000;
+/// The blocks of the prepare area before it.
+pub(crate) const PREPARE: u32 = 100;
 /// The content of a deallocated block: anything (T10).
 pub(crate) const JUNK: u32 = 0xdead;
 
@@ -121,7 +123,7 @@ impl Target {
     fn handle(&mut self, initiator: u32, call: &Call) -> Result<Vec<u8>, Status> {
         let (sqe, send, receive) = match call {
             Call::Admin { sqe, send, receive } => (sqe, &send[..], *receive),
-            Call::Io { sqe } => (sqe, &[][..], 0),
+            Call::Io { sqe, send, receive } => (sqe, &send[..], *receive),
         };
         if self.busy > 0 {
             self.busy -= 1;
@@ -142,6 +144,12 @@ impl Target {
                 self.settle(initiator, &Settle::decode(send).unwrap())
             }
             (Call::Io { .. }, opcode::WRITE_ZEROES) => self.zero(initiator, sqe),
+            (Call::Io { .. }, opcode::READ) => {
+                let drive = &self.drives[&sqe.nsid()];
+                let blocks = sqe.slba()..sqe.slba() + u64::from(sqe.nlb());
+                Ok(blocks.flat_map(|lba| block_of(drive.reads(lba))).collect())
+            }
+            (Call::Io { .. }, opcode::WRITE) => self.write(initiator, sqe, send),
             (Call::Io { .. }, opcode::FLUSH) => {
                 self.drives.get_mut(&sqe.nsid()).unwrap().flush();
                 Ok(Vec::new())
@@ -263,6 +271,17 @@ impl Target {
         Ok(Vec::new())
     }
 
+    fn write(&mut self, initiator: u32, sqe: &Sqe, send: &[u8]) -> Result<Vec<u8>, Status> {
+        self.owned_by(initiator)?;
+        assert_eq!(send.len(), sqe.nlb() as usize * 4096);
+        let drive = self.drives.get_mut(&sqe.nsid()).unwrap();
+        for (lba, block) in (sqe.slba()..).zip(send.chunks(4096)) {
+            assert!((START..START + BLOCKS).contains(&lba), "only data blocks are copied");
+            drive.write(lba, u32::from_le_bytes(block[..4].try_into().unwrap()));
+        }
+        Ok(Vec::new())
+    }
+
     fn zero(&mut self, initiator: u32, sqe: &Sqe) -> Result<Vec<u8>, Status> {
         self.owned_by(initiator)?;
         let drive = self.drives.get_mut(&sqe.nsid()).unwrap();
@@ -328,6 +347,11 @@ pub(crate) struct World {
 /// contents but the earlier one ([`old`]), zeroes and junk.
 fn content(at: usize) -> u32 {
     1 + at as u32
+}
+
+/// The bytes of a block with this content.
+fn block_of(content: u32) -> Vec<u8> {
+    content.to_le_bytes().repeat(1024)
 }
 
 /// The content of every block before the history.
@@ -399,6 +423,7 @@ impl World {
                     place: MemberNamespace { member: Member(member), nsid: nsid_of(member) },
                     start: START,
                     blocks: BLOCKS,
+                    prepare_blocks: PREPARE,
                     volatile: target.drives[&nsid_of(member)].volatile,
                 })
                 .collect(),
@@ -563,7 +588,7 @@ impl Driver {
 
 pub(crate) fn sqe_of(call: &Call) -> &Sqe {
     match call {
-        Call::Admin { sqe, .. } | Call::Io { sqe } => sqe,
+        Call::Admin { sqe, .. } | Call::Io { sqe, .. } => sqe,
     }
 }
 

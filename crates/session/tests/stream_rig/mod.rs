@@ -11,7 +11,8 @@ use riopipe_order::engine::{EngineKind, Limits, Op, Payload, Place, Write, engin
 use riopipe_order::topology::{MemberInfo, ServerInfo, Topology};
 use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
 use riopipe_session::initiator::stream::{
-    FlushFailures, ReadBarrier, StreamConfig, StreamQueue, StreamSession,
+    FlushFailures, ReadBarrier, Redirections, SharedRedirections, StreamConfig, StreamQueue,
+    StreamSession,
 };
 use riopipe_session::outbox::Outbox;
 
@@ -37,6 +38,16 @@ pub(crate) mod status {
     pub(crate) const NO_SUCH_STREAM: u16 = 0x70e;
     pub(crate) const NOT_BOUND: u16 = 0x70f;
     pub(crate) const LOG_LOST: u16 = 0x710;
+}
+
+/// The redirected blocks that the streams of a test share.
+#[derive(Debug, Default)]
+pub(crate) struct Redirected(std::sync::Mutex<Redirections>);
+
+impl SharedRedirections for Redirected {
+    fn with(&self, change: &mut dyn FnMut(&mut Redirections)) {
+        change(&mut self.0.lock().unwrap());
+    }
 }
 
 /// Some blocks of a shared buffer.

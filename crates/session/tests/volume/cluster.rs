@@ -174,6 +174,7 @@ pub(crate) fn creating(targets: usize) -> VolumeCreationConfig {
         streams: 2,
         engine: None,
         slots: 64,
+        prepare_blocks: None,
         force: false,
         crc32c: crc,
     }

@@ -8,7 +8,7 @@ use riopipe_session::wire;
 pub(super) fn call(call: &Call) -> String {
     match call {
         Call::Admin { sqe, send, .. } => admin_command(sqe, send),
-        Call::Io { sqe } => io(sqe),
+        Call::Io { sqe, .. } => io(sqe),
     }
 }
 

@@ -8,7 +8,9 @@ use riopipe_session::initiator::association::AssociationConfig;
 use riopipe_session::initiator::manager::ManagerConfig;
 use riopipe_session::initiator::opening::{Call, OpeningError, Outcome, Phase};
 use riopipe_session::initiator::reconnect::BackOff;
-use riopipe_session::initiator::stream::{FlushFailures, ReadBarrier};
+use riopipe_session::initiator::stream::{
+    FlushFailures, ReadBarrier, Redirections, SharedRedirections,
+};
 use riopipe_session::initiator::stream_driver::StreamShared;
 use riopipe_session::initiator::volume::block_ownership::BlockOwnershipChecker;
 use riopipe_session::initiator::volume::error::VolumeOpenError;
@@ -92,7 +94,7 @@ impl Client {
             timeout_ns: ANSWER_NS,
             attempt: 0,
             layout: Layout {
-                start: volume.first.into(),
+                start: (volume.first - volume.prepare).into(),
                 request_blocks_max: volume.request_blocks,
             },
             crc32c,
@@ -282,6 +284,7 @@ impl Client {
                 flush_failures: FlushFailures::new(volume.topology.members().len()),
                 read_barrier: ReadBarrier::new(volume.topology.servers().len()),
                 stream_numbers: std::sync::Arc::default(),
+                redirections: std::sync::Arc::<LockedRedirections>::default(),
             },
             config: volume.opening_config(),
             topology: volume.topology,
@@ -292,6 +295,16 @@ impl Client {
         self.accept_lost = false;
         self.take_over = false;
         self.run(drives, core);
+    }
+}
+
+/// The blocks that the streams of an initiator's process have redirected.
+#[derive(Debug, Default)]
+struct LockedRedirections(std::sync::Mutex<Redirections>);
+
+impl SharedRedirections for LockedRedirections {
+    fn with(&self, change: &mut dyn FnMut(&mut Redirections)) {
+        change(&mut self.0.lock().expect("the simulator has one thread"));
     }
 }
 

@@ -115,6 +115,7 @@ impl Client {
                     let (id, last) = (found.plan.stream, found.plan.k);
                     self.recovered.insert(id.0, (last, found.plan.tag));
                     volume.ownership_checker.on_recovered(id, last);
+                    volume.shared.redirections.with(&mut |redirections| redirections.forget(id));
                     volume.state.on_stream_recovered(
                         id,
                         last,

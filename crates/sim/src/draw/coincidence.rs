@@ -16,6 +16,7 @@ use crate::scenario::{
 
 mod orders;
 mod owners;
+pub(super) mod redirected;
 
 /// Of 100 seeds, the number that are about a coincidence.
 const SHARE: u64 = 50;
@@ -99,6 +100,8 @@ pub(super) fn cluster(data_blocks: u32, rng: &mut Rng) -> Scenario {
             members: vec![(0, 0)],
             start: 0,
             engine: Engine::Rio,
+
+            prepare: 0,
         },
         client: ClientSpec {
             depth: 16,

@@ -28,6 +28,10 @@ pub(super) fn choose(scenario: &mut Scenario, wanted: Option<Engine>, rng: &mut 
     };
     let engine = wanted.unwrap_or(drawn);
     set(scenario, engine);
+    if engine == Engine::Horae {
+        let blocks = *rng.pick(&[0, 2, 4, 8, 8, 16, 64]);
+        redirect(scenario, blocks);
+    }
     if engine.is_logged() {
         return;
     }
@@ -59,6 +63,24 @@ pub(super) fn set(scenario: &mut Scenario, engine: Engine) {
     if engine.is_logged() && !engine.replays() {
         // Without replay there is no reason to wait for a target.
         scenario.client.loss_ms = 0;
+    }
+}
+
+/// Gives the volume a prepare area with so many blocks for each stream, before its data area.
+pub(super) fn redirect(scenario: &mut Scenario, blocks: u32) {
+    let volume = &mut scenario.volume;
+    let prepare = blocks * u32::from(volume.streams);
+    let first = volume.first;
+    (volume.first, volume.prepare) = (first + prepare, prepare);
+    for machine in &mut scenario.machines {
+        machine.blocks += prepare;
+    }
+    for fault in &mut scenario.faults {
+        if let What::PlainHost { lba, .. } = &mut fault.what
+            && *lba >= first
+        {
+            *lba += prepare;
+        }
     }
 }
 

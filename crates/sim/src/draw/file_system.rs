@@ -15,6 +15,9 @@ const FILE_SYSTEMS: u64 = 0x7269_6f66_7300_0000;
 /// The first block of the data area on each drive.
 const FIRST: u32 = 8;
 
+/// Separates the random numbers for prepare areas from those of the other drawings.
+const PREPARE_AREAS: u64 = 0x7072_6570_6172_6573;
+
 /// One of this number of runs has engine `horae`.
 const HORAE_ONE_IN: u64 = 6;
 
@@ -23,7 +26,7 @@ const HORAE_ONE_IN: u64 = 6;
 pub fn draw_file_system(seed: u64) -> Scenario {
     let mut scenario = on_rio(seed);
     if Rng::new(seed ^ ENGINES).one_in(HORAE_ONE_IN) {
-        engines::set(&mut scenario, Engine::Horae);
+        set_horae(&mut scenario, seed);
     }
     scenario
 }
@@ -32,8 +35,15 @@ pub fn draw_file_system(seed: u64) -> Scenario {
 #[must_use]
 pub fn draw_file_system_on_horae(seed: u64) -> Scenario {
     let mut scenario = on_rio(seed);
-    engines::set(&mut scenario, Engine::Horae);
+    set_horae(&mut scenario, seed);
     scenario
+}
+
+/// Sets engine `horae`. Two of three volumes redirect updates in place; a group of the file system
+/// has up to 64 blocks.
+fn set_horae(scenario: &mut Scenario, seed: u64) {
+    engines::set(scenario, Engine::Horae);
+    engines::redirect(scenario, *Rng::new(seed ^ PREPARE_AREAS).pick(&[0, 64, 200]));
 }
 
 /// The scenario with a file system on engine `rio`.
@@ -74,6 +84,8 @@ fn on_rio(seed: u64) -> Scenario {
             members,
             start: *rng.pick(&[0, 0, (1 << 32) - 20]),
             engine: Engine::Rio,
+
+            prepare: 0,
         },
         client: client(&mut rng),
         net: net(&mut rng),

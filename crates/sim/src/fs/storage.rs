@@ -304,6 +304,15 @@ impl ClusterStorage {
         result
     }
 
+    /// Waits until all blocks of the volume are at home, as the close of the volume does. Returns
+    /// whether they are.
+    pub(super) fn wait_home(&self) -> bool {
+        (0..self.streams()).map(StreamNo).all(|stream| {
+            let last = self.known_marks(stream).durable;
+            self.wait_released(stream, last).is_ok()
+        })
+    }
+
     /// Whether a request has failed. Errors of the file system may come from that.
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)

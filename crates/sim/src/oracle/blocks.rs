@@ -149,6 +149,13 @@ impl Block {
         all.any(|wr| wr.number == number && wr.place == Place::Discard)
     }
 
+    /// Whether the write with this number may be redirected by engine `horae`.
+    pub(super) fn is_update(&self, number: u64) -> bool {
+        let of_number = |wr: &&Wr| wr.number == number;
+        let place = self.writes.iter().find(of_number).map(|wr| wr.place);
+        matches!(place, Some(Place::InPlace | Place::Extend))
+    }
+
     /// Whether a stream has ever updated the block in place beyond its prefix. Then the block may
     /// be listed.
     pub(super) fn was_updated_beyond(&self, stream: u16, last: Seq) -> bool {
@@ -213,12 +220,14 @@ impl Block {
             || self.of_era(era, due.past).any(|wr| !is_older(wr) && wr.is(content))
     }
 
-    /// Checks the content of the block, given the last group of each stream's prefix.
+    /// Checks the content of the block, given the last group of each stream's prefix. `listed`:
+    /// recovery has listed an update of it. `redirects`: updates beyond the prefix are rolled back.
     pub(super) fn check(
         &self,
         prefix: &[Seq],
         drives: &Drives<'_>,
         listed: bool,
+        redirects: bool,
     ) -> Result<(), (Promise, String)> {
         let drive = drives.of(self.at);
         let inside = |wr: &Wr| wr.seq <= prefix[usize::from(wr.stream)];
@@ -247,10 +256,12 @@ impl Block {
             // and more, unless it extends an update beyond the prefix.
             let update =
                 written.is_some_and(|at| left[..=at].iter().any(|wr| wr.place == Place::InPlace));
-            if written.is_some() && (listed || !update) {
+            if written.is_some() && (!update || listed && !redirects) {
                 continue;
             }
-            let (promise, why) = if update {
+            let (promise, why) = if update && redirects {
+                (Promise::P1, "a redirected update beyond the prefix that was not rolled back")
+            } else if update {
                 (Promise::P1, "an in-place update beyond the prefix that was not listed")
             } else if beyond.iter().any(|wr| wr.is(content)) {
                 (Promise::P1, "a fresh write beyond the prefix that was not undone")

@@ -41,6 +41,7 @@ impl Oracle {
             let lost = |(block, number): &&(u32, u64)| {
                 let block = &self.blocks[*block as usize];
                 !block.survives(*number, drives.of(block.at).durable(block.at.lba))
+                    && !self.is_durable_in_area(block, *number, drives)
             };
             group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
         });
@@ -70,7 +71,10 @@ impl Oracle {
             let missing = durable.iter().find_map(|group| {
                 let lost = |(block, number): &&(u32, u64)| {
                     let block = &self.blocks[*block as usize];
-                    !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
+                    // A redirected update that is not home is lost with its log.
+                    let may_be_lost = self.promised.redirects() && block.is_update(*number);
+                    !may_be_lost
+                        && !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
                 };
                 group.writes.iter().find(lost).map(|(block, _)| (group.seq, *block))
             });
@@ -192,7 +196,8 @@ impl Oracle {
             if only.is_some_and(|stream| !block.has_beyond(stream, prefix[usize::from(stream)])) {
                 return None;
             }
-            let what = block.check(prefix, drives, listed(block.at)).err()?;
+            let redirects = self.promised.redirects();
+            let what = block.check(prefix, drives, listed(block.at), redirects).err()?;
             Some((what.0, format!("block {number} on {}: {}", block.at, what.1)))
         });
         if let Some((promise, what)) = wrong {

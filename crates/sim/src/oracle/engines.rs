@@ -22,6 +22,7 @@
 //! its association exists.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::EngineKind;
@@ -51,6 +52,8 @@ pub(super) struct Promised {
     /// For each machine, the number of the first write that was submitted after its last power
     /// loss.
     cuts: Vec<u64>,
+    /// The blocks of the prepare area on each drive; empty if updates are not redirected.
+    area: Range<u32>,
 }
 
 impl Promised {
@@ -62,7 +65,19 @@ impl Promised {
             groups: Vec::new(),
             commits: BTreeMap::new(),
             cuts: vec![0; scenario.machines.len()],
+            area: scenario.volume.first - scenario.volume.prepare..scenario.volume.first,
         }
+    }
+
+    /// Whether updates in place are redirected. Behind the prefix they are then not there, in the
+    /// place of being listed.
+    pub(super) fn redirects(&self) -> bool {
+        self.engine == EngineKind::Horae && !self.area.is_empty()
+    }
+
+    /// Whether a block of a drive is in the prepare area.
+    pub(super) fn is_in_area(&self, lba: u32) -> bool {
+        self.area.contains(&lba)
     }
 
     /// Whether it is an engine with an ordering log.
@@ -93,6 +108,23 @@ impl Promised {
 }
 
 impl Oracle {
+    /// Whether write `number` of a block is durable in the prepare area of its drive, or a newer one
+    /// that may take its place.
+    pub(super) fn is_durable_in_area(
+        &self,
+        block: &Block,
+        number: u64,
+        drives: &Drives<'_>,
+    ) -> bool {
+        let drive = drives.of(block.at);
+        let is_content = |content: Content| {
+            let is_of_block = block.writes.iter().any(|wr| wr.number == content);
+            is_of_block && block.survives(number, content)
+        };
+        let mut area = self.promised.area.clone();
+        self.promised.redirects() && area.any(|lba| is_content(drive.durable(lba)))
+    }
+
     /// Notes whether the owner has an association with a machine that has no log, and so no record
     /// of the owner.
     pub fn holds(&mut self, machine: usize, there: bool) {

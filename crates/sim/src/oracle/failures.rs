@@ -78,10 +78,18 @@ impl Oracle {
             }
             DriveEvent::WriteFailed(failed) => {
                 let at = |lba: u32| (machine, drive, lba);
-                let Self { blocks, eras, .. } = self;
+                let Self { blocks, eras, promised, .. } = self;
                 for block in blocks {
                     let place = (block.at.machine, block.at.drive, block.at.lba);
-                    let Some((_, content)) = failed.iter().find(|(lba, _)| at(*lba) == place)
+                    let is_redirected = |lba: u32, content| {
+                        promised.redirects()
+                            && promised.is_in_area(lba)
+                            && (machine, drive) == (place.0, place.1)
+                            && block.writes.iter().any(|wr| wr.number == content)
+                    };
+                    let Some((_, content)) = failed
+                        .iter()
+                        .find(|(lba, content)| at(*lba) == place || is_redirected(*lba, *content))
                     else {
                         continue;
                     };
@@ -99,7 +107,12 @@ impl Oracle {
             DriveEvent::FlushFailed(lost) => {
                 for block in &mut self.blocks {
                     let here = block.at.machine == machine && block.at.drive == drive;
-                    let lost = here && lost.iter().any(|(lba, _)| *lba == block.at.lba);
+                    let lost = here
+                        && lost.iter().any(|(lba, content)| {
+                            *lba == block.at.lba
+                                || self.promised.is_in_area(*lba)
+                                    && block.writes.iter().any(|wr| wr.number == *content)
+                        });
                     block.failures += u32::from(lost);
                 }
                 self.flush_may_have_failed((machine, drive), now);
@@ -111,9 +124,11 @@ impl Oracle {
     /// whether the write or the FLUSH behind it has failed.
     fn flush_may_have_failed(&mut self, (machine, drive): (usize, usize), now: u64) {
         self.failures.flushes.push((machine, drive, now));
-        let Self { blocks, eras, current, .. } = self;
+        let Self { blocks, eras, current, promised, .. } = self;
         for history in &mut eras[*current] {
-            let undurable = &history.groups[history.upto(history.durable)..];
+            // Redirected updates are written home later, and the drive is flushed for that.
+            let durable = if promised.redirects() { history.start } else { history.durable };
+            let undurable = &history.groups[history.upto(durable)..];
             let there = |block: u32| {
                 let at = blocks[block as usize].at;
                 at.machine == machine && at.drive == drive

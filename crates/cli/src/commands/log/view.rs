@@ -193,6 +193,7 @@ impl EntryView {
             (Flags::IN_PLACE, "in_place"),
             (Flags::SPLIT, "split"),
             (Flags::EXTEND, "extend"),
+            (Flags::REDIRECTED, "redirected"),
         ];
         Self {
             position: entry.position.0,

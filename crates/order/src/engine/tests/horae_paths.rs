@@ -5,18 +5,22 @@ use alloc::vec::Vec;
 
 use super::*;
 
-type Horae = horae::Horae<Piece>;
+pub(super) type Horae = horae::Horae<Piece>;
 
 /// The requests that may be sent now, as text, and their ids.
-fn step(engine: &mut Horae, servers: u16) -> (String, Vec<RequestId>) {
+pub(super) fn step(engine: &mut Horae, servers: u16) -> (String, Vec<RequestId>) {
     let sent = drain(engine, servers);
     let text = sent.iter().map(|dispatch| {
         let request = engine.request(dispatch.id);
         assert_eq!(dispatch.ordered.is_some(), request.path == Path::Control);
+        let lba = request.data_lba();
         let ordinal = dispatch.ordered.map(|ordered| alloc::format!("#{}", ordered.ordinal));
         match request.path {
             Path::Flushed => alloc::format!("Flushed {}", request.seq),
-            Path::Data => alloc::format!("{:?} {}@{}", request.kind, request.member.0, request.lba),
+            Path::Persisted => alloc::format!("Persisted {}", request.seq),
+            Path::Released => alloc::format!("Released {}", request.seq),
+            Path::Home => alloc::format!("Home {:?} {}@{lba}", request.kind, request.member.0),
+            Path::Data => alloc::format!("{:?} {}@{lba}", request.kind, request.member.0),
             Path::Control => {
                 let ordinal = ordinal.unwrap_or_default();
                 alloc::format!("Order{ordinal} {:?} {}", request.kind, request.member.0)
@@ -27,14 +31,14 @@ fn step(engine: &mut Horae, servers: u16) -> (String, Vec<RequestId>) {
     (text.join(", "), sent.iter().map(|dispatch| dispatch.id).collect())
 }
 
-fn end(engine: &mut Horae, ids: &[RequestId]) {
+pub(super) fn end(engine: &mut Horae, ids: &[RequestId]) {
     for id in ids {
         engine.on_request_done(*id, Ok(()));
     }
 }
 
 /// Runs the engine until nothing is in flight. Returns the steps.
-fn steps(engine: &mut Horae, servers: u16) -> Vec<String> {
+pub(super) fn steps(engine: &mut Horae, servers: u16) -> Vec<String> {
     let mut steps = Vec::new();
     loop {
         let (text, ids) = step(engine, servers);

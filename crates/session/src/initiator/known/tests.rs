@@ -114,6 +114,7 @@ fn t27_labels_are_checked_again() {
         block_size: 4096,
         unit_blocks: 1,
         data_blocks: 100,
+        prepare_blocks: 0,
         streams: 1,
         engine: EngineKind::Rio,
         index: 8,

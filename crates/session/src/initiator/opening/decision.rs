@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Attribute, Kind, Member, StreamId};
 use riopipe_order::probe::{self, Plant};
-use riopipe_order::recovery::{self, DriveExtent, StreamList, StreamPlan};
+use riopipe_order::recovery::{self, DriveExtent, Redirected, StreamList, StreamPlan};
 
-use super::{Mode, Opening, OpeningError, StreamOutcome, UNDO_BLOCKS_MAX};
+use super::{COPY_BLOCKS_MAX, Mode, Opening, OpeningError, StreamOutcome, UNDO_BLOCKS_MAX};
 use crate::wire::list::SettleStream;
 
 impl Opening {
@@ -115,7 +115,10 @@ impl Opening {
         }
         let Some((_, member)) = self.find_member(attribute.member) else { return true };
         let end = attribute.lba + u64::from(attribute.blocks);
-        attribute.lba >= member.start && end <= member.start + member.blocks
+        let is_in_data_area = attribute.lba >= member.start && end <= member.start + member.blocks;
+        let prepared_end =
+            attribute.prepared_block().map(|first| u64::from(first) + u64::from(attribute.blocks));
+        is_in_data_area && prepared_end.is_none_or(|end| end <= u64::from(member.prepare_blocks))
     }
 
     /// Finds the recovered seq of one stream, and the blocks to undo.
@@ -140,6 +143,24 @@ impl Opening {
                 let blocks = (end - lba).min(u64::from(UNDO_BLOCKS_MAX));
                 cut.push(DriveExtent { member, lba, blocks });
                 lba += blocks;
+            }
+        }
+        cut
+    }
+
+    /// The redirected updates to be copied home, of all streams, cut to the limit of one command.
+    pub(super) fn updates_to_copy(&self) -> Vec<Redirected> {
+        let plans = self.outcome.streams.iter().map(|stream| &stream.plan);
+        let mut cut = Vec::new();
+        for Redirected { mut home, mut prepared_block } in
+            plans.flat_map(|plan| plan.redirected.iter().copied())
+        {
+            while home.blocks > 0 {
+                let blocks = home.blocks.min(COPY_BLOCKS_MAX.into());
+                cut.push(Redirected { home: DriveExtent { blocks, ..home }, prepared_block });
+                home.lba += blocks;
+                home.blocks -= blocks;
+                prepared_block += blocks as u32;
             }
         }
         cut

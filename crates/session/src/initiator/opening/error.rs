@@ -106,6 +106,24 @@ pub enum OpeningError {
         /// The status that the target answered.
         status: Status,
     },
+    /// A redirected update could not be copied to its home.
+    #[error(
+        "copying blocks {lba} to {} of member {member} from the prepare area failed: {}; the logs \
+         are as they were: when the drive works again, open the volume again",
+        lba + u64::from(*.blocks) - 1, Meaning(*.status)
+    )]
+    Copy {
+        /// The target.
+        server: usize,
+        /// The member.
+        member: u8,
+        /// The first block at home.
+        lba: u64,
+        /// The number of blocks.
+        blocks: u32,
+        /// The status that the target answered.
+        status: Status,
+    },
     /// A drive could not be flushed.
     #[error(
         "flushing member {member} after undo failed: {}; the logs are as they were: when the drive \
@@ -145,6 +163,7 @@ impl OpeningError {
             | Self::Nonsense { server, .. }
             | Self::Outside { server, .. }
             | Self::Undo { server, .. }
+            | Self::Copy { server, .. }
             | Self::Flush { server, .. } => Some(*server),
             Self::Claim(error) => error.target(),
             Self::Decide(DecideError::WrongServer { server, .. }) => Some(usize::from(*server)),

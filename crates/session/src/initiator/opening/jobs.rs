@@ -6,7 +6,7 @@ use riopipe_nvme::command::{Sqe, Status};
 use riopipe_order::attribute::{Member, StreamId};
 use riopipe_order::entry::Position;
 use riopipe_order::probe::{self, Plant, Rare};
-use riopipe_order::recovery::DriveExtent;
+use riopipe_order::recovery::{DriveExtent, Redirected};
 
 use super::{Call, Mode, Opening, OpeningError, Pending};
 use crate::claim::ClaimError;
@@ -24,6 +24,10 @@ pub(super) enum Job {
     List { stream: StreamId, from: Position },
     /// Zero these blocks.
     Undo(DriveExtent),
+    /// Read these blocks of a redirected update in the prepare area.
+    ReadPrepared(Redirected),
+    /// Write them home. `copy` is the number of their data.
+    WriteHome { home: DriveExtent, copy: u32 },
     /// Flush this drive.
     Flush(Member),
     /// Record the prefixes of this batch of streams.
@@ -35,6 +39,7 @@ impl Opening {
     pub(super) fn command_for(&self, server: usize, job: &Job) -> Call {
         let volume = self.config.volume;
         let admin = |sqe: Sqe, send: Vec<u8>, receive| Call::Admin { sqe, send, receive };
+        let io = |sqe: Sqe| Call::Io { sqe, send: Vec::new(), receive: 0 };
         match *job {
             Job::Ask => admin(wire::status_command(volume), Vec::new(), STATUS_LEN),
             Job::Claim => admin(wire::claim_command(), self.claim_on(server).encode(), 0),
@@ -53,16 +58,37 @@ impl Opening {
                 admin(wire::settle_command(), settle.encode(), 0)
             }
             // Without DEAC: deallocated blocks may read as anything (trap T10).
-            Job::Undo(DriveExtent { member, lba, blocks }) => Call::Io {
-                sqe: Sqe::write_zeroes(
-                    self.nsid(member),
-                    lba,
-                    blocks as u32,
-                    probe::is_bug_planted(Plant::T10Deallocate),
-                ),
-            },
-            Job::Flush(member) => Call::Io { sqe: Sqe::flush(self.nsid(member)) },
+            Job::Undo(DriveExtent { member, lba, blocks }) => io(Sqe::write_zeroes(
+                self.nsid(member),
+                lba,
+                blocks as u32,
+                probe::is_bug_planted(Plant::T10Deallocate),
+            )),
+            Job::ReadPrepared(Redirected { home, prepared_block }) => {
+                let area = self.find_member(home.member).map_or(0, |(_, member)| {
+                    member.start.saturating_sub(u64::from(member.prepare_blocks))
+                });
+                let lba = area + u64::from(prepared_block);
+                let sqe = Sqe::read(self.nsid(home.member), lba, home.blocks as u32);
+                let receive = home.blocks as usize * wire::BLOCK_BYTES;
+                Call::Io { sqe, send: Vec::new(), receive }
+            }
+            Job::WriteHome { home, copy } => {
+                let sqe = Sqe::write(self.nsid(home.member), home.lba, home.blocks as u32);
+                let send = self.copied.get(&copy).cloned().unwrap_or_default();
+                Call::Io { sqe, send, receive: 0 }
+            }
+            Job::Flush(member) => io(Sqe::flush(self.nsid(member))),
         }
+    }
+
+    /// Takes the data of a redirected update that was read, and queues the write of it home.
+    fn write_home(&mut self, server: usize, home: DriveExtent, data: &[u8]) {
+        let copy = self.copied.last_key_value().map_or(0, |(last, _)| last.wrapping_add(1));
+        self.copied.insert(copy, data.to_vec());
+        self.queues[server]
+            .waiting
+            .push_front(Pending { job: Job::WriteHome { home, copy }, attempts: 0 });
     }
 
     /// The claim of the volume on a target.
@@ -121,6 +147,21 @@ impl Opening {
                 probe::count_rare(Rare::Undo);
                 self.outcome.counts.undos += 1;
                 self.outcome.counts.undone_blocks += blocks;
+            }
+            Job::ReadPrepared(Redirected { home, .. }) => {
+                let data = answer.map_err(copy_error(server, home))?;
+                if data.len() != home.blocks as usize * wire::BLOCK_BYTES {
+                    let what = "a read of the prepare area has another length than asked for";
+                    return Err(OpeningError::Nonsense { server, stream: None, what });
+                }
+                self.write_home(server, home, data);
+                return Ok(());
+            }
+            Job::WriteHome { home, copy } => {
+                answer.map_err(copy_error(server, home))?;
+                self.copied.remove(&copy);
+                probe::count_rare(Rare::RedirectedCopied);
+                self.outcome.counts.copied_blocks += home.blocks;
             }
             Job::Flush(member) => {
                 if let Err(status) = answer {
@@ -233,6 +274,18 @@ impl Opening {
             }
             None => Ok(true),
         }
+    }
+}
+
+/// The error that a redirected update could not be copied home.
+fn copy_error(server: usize, home: DriveExtent) -> impl Fn(Status) -> OpeningError {
+    let DriveExtent { member, lba, blocks } = home;
+    move |status| OpeningError::Copy {
+        server,
+        member: member.0,
+        lba,
+        blocks: blocks as u32,
+        status,
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Counts {
     pub undos: u64,
     /// The number of zeroed blocks.
     pub undone_blocks: u64,
+    /// The number of blocks of redirected updates that were copied home.
+    pub copied_blocks: u64,
     /// The number of flushed drives.
     pub flushes: u64,
     /// The number of settle commands that were done.

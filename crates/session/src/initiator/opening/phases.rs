@@ -69,6 +69,11 @@ impl Opening {
                         self.queue_job(server, Job::Undo(extent));
                     }
                 }
+                for redirected in self.updates_to_copy() {
+                    if let Some((server, _)) = self.find_member(redirected.home.member) {
+                        self.queue_job(server, Job::ReadPrepared(redirected));
+                    }
+                }
             }
             Phase::Flush => {
                 for (server, member) in self.drives_to_flush() {

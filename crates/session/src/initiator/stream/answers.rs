@@ -138,7 +138,7 @@ impl<P: Payload + AsRef<[u8]>> AnswerHandler<'_, P> {
 /// Whether the request is a FLUSH, or a write with FUA. A target may carry out FUA as a FLUSH of the
 /// drive behind the write. The status does not show which of the two failed.
 fn has_flush<P>(request: &Request<P>) -> bool {
-    request.path == Path::Data && (request.kind == Kind::Flush || request.fua)
+    matches!(request.path, Path::Data | Path::Home) && (request.kind == Kind::Flush || request.fua)
 }
 
 /// Whether a FLUSH ended with this status because the drive failed. The data in the drive's cache

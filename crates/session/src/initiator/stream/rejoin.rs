@@ -212,6 +212,13 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 _ => {}
             }
         }
+        if let Some((_, since)) = self.commit_due_since {
+            add(since.saturating_add(super::IDLE_COMMIT_NS));
+        }
+        if self.redirections.is_some() && self.engine.awaits_reads() {
+            // No event reports the end of another stream's read.
+            add(now.saturating_add(CHECK_NS));
+        }
         // A read that waits for the read barrier is tried again (promise P9).
         let may_wait_for_barrier = |connection: &super::Connection<P>| {
             connection.sends_requests() && connection.reads_in_flight == 0

@@ -92,7 +92,7 @@ pub struct Closed {
 pub(super) enum Closing {
     /// All submitted groups up to this one are durable.
     GroupsDurable(Seq),
-    /// Nothing is in flight.
+    /// Nothing is in flight, and all redirected updates are home.
     StreamIdle,
     /// Every target has confirmed the released mark. `last` is the last group.
     MarksConfirmed { last: Seq },
@@ -126,7 +126,10 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
         match until {
             Until::Complete(seq) => marks.complete >= seq,
             Until::Durable(seq) => marks.durable >= seq,
-            Until::Space => engine.payload_freed_up_to() > self.freed_up_to || engine.is_idle(),
+            Until::Space => {
+                let is_idle = engine.is_idle() && !engine.awaits_reads();
+                engine.payload_freed_up_to() > self.freed_up_to || is_idle
+            }
             Until::Idle => engine.is_idle(),
             Until::Moved => self.present_marks() != self.last_reported,
             Until::Woken => self.attention.is_woken(),
@@ -272,6 +275,7 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
     pub fn begin_close(&mut self) {
         let last = self.session.engine().last_admitted();
         self.session.ask_durable(last);
+        self.session.ask_home(last);
         self.has_unsent = true;
         self.closing = Some(Closing::GroupsDurable(last));
     }
@@ -295,7 +299,9 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 }
                 // The engine may have inserted a flush of its own, as a group after the one that
                 // was the last. So the driver reads the last group again.
-                Some(Closing::StreamIdle) if self.reached(Until::Idle) => {
+                Some(Closing::StreamIdle)
+                    if self.reached(Until::Idle) && !self.session.engine().has_redirections() =>
+                {
                     let last = self.session.marks().durable;
                     self.session.send_marks();
                     self.has_unsent = true;

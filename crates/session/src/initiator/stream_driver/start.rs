@@ -25,8 +25,8 @@ use super::StreamDriver;
 use crate::initiator::queue_pair::SessionError;
 use crate::initiator::reconnect::ConnectRequest;
 use crate::initiator::stream::{
-    CONTROL_COMMANDS, FlushFailures, ReadBarrier, StreamConfig, StreamQueue, StreamSession,
-    TargetRefusal,
+    CONTROL_COMMANDS, FlushFailures, ReadBarrier, SharedRedirections, StreamConfig, StreamQueue,
+    StreamSession, TargetRefusal,
 };
 use crate::wire::BLOCK_BYTES;
 
@@ -65,6 +65,8 @@ pub struct StreamShared {
     pub read_barrier: Arc<ReadBarrier>,
     /// The numbers of streams in commands.
     pub stream_numbers: Arc<StreamNumbers>,
+    /// The redirected blocks (promise P9).
+    pub redirections: Arc<dyn SharedRedirections>,
 }
 
 /// The numbers that streams have in commands to drives that keep their order. Each opening of a
@@ -373,6 +375,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             merged_blocks_max,
             start: config.start,
             stream_number: self.shared.stream_numbers.next(),
+            prepare: topology.prepare_part(config.stream),
         };
         let engine = engine(config.engine, topology.clone(), limits);
         let session = StreamSession::new(
@@ -383,6 +386,7 @@ impl<P: Payload + AsRef<[u8]> + 'static> StreamStart<P> {
             Arc::clone(&self.shared.flush_failures),
             &self.shared.read_barrier,
         );
+        let session = session.redirecting(&self.shared.redirections);
         let session = if *reads_only { session.reads_only() } else { session };
         let depth = commands_per_queue(&self.spec);
         StreamDriver::new(session, qids.iter().map(|qid| (*qid, depth)))

@@ -400,6 +400,7 @@ impl VolumeCreation {
         })?;
         self.fallback = fallback;
         let drives = Drives::new(controllers, namespaces, &self.config.places);
+        self.config.check_prepare_area(engine)?;
         self.label = Some(self.config.label(&drives, engine)?);
         self.drives = Some(drives);
         if self.config.slots != 0 && self.keeps_log() {

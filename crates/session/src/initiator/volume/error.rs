@@ -49,6 +49,12 @@ pub enum VolumeOptionsError {
     /// The number of blocks of a stripe unit.
     #[error("a stripe unit has 1 to 1048576 blocks")]
     UnitBlocks,
+    /// A prepare area for an engine that uses none.
+    #[error("only engine horae has a prepare area, not {engine}")]
+    PrepareArea {
+        /// The engine.
+        engine: EngineKind,
+    },
 }
 
 /// Why a command did not succeed.
@@ -206,6 +212,14 @@ pub enum VolumeCreateError {
         blocks: u64,
         /// The number of blocks that it needs.
         needed: u64,
+    },
+    /// The prepare area is too small.
+    #[error("a prepare area of {blocks} blocks per drive; its streams need at least {needed}")]
+    PrepareAreaTooSmall {
+        /// The number of its blocks on each drive.
+        blocks: u32,
+        /// The number of blocks that it needs.
+        needed: u32,
     },
     /// The drive belongs to a volume already.
     #[error("member {member} belongs to volume \"{volume}\" already")]

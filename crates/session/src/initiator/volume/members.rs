@@ -23,7 +23,8 @@ use crate::wire::{BLOCK_BYTES, Claim, VolumeStatus};
 /// The layout of a volume's blocks on its drives, beside the part that the labels give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// First block of the data area on every drive.
+    /// First block behind the labels on every drive: of the prepare area, if the volume has one, and
+    /// else of the data area.
     pub start: u64,
     /// Largest number of blocks of one request, also if the target takes larger ones.
     pub request_blocks_max: u32,
@@ -179,7 +180,7 @@ impl Members {
     pub fn unused_blocks(&self, member: usize) -> u64 {
         let unit = u64::from(self.head.unit_blocks.max(1));
         let stripes = self.labels.iter().map(|label| label.data_blocks / unit).min().unwrap_or(0);
-        let used = self.layout.start.saturating_add(stripes.saturating_mul(unit));
+        let used = self.data_start().saturating_add(stripes.saturating_mul(unit));
         self.namespaces.get(member).map_or(0, |namespace| namespace.blocks.saturating_sub(used))
     }
 
@@ -193,10 +194,10 @@ impl Members {
         let blocks = self.namespaces.iter().map(|namespace| namespace.blocks).enumerate();
         let (member, blocks) = blocks.min_by_key(|(_, blocks)| *blocks).unwrap_or_default();
         let unit_blocks = u64::from(self.head.unit_blocks.max(1));
-        let grown = blocks.saturating_sub(self.layout.start) / unit_blocks * unit_blocks;
+        let grown = blocks.saturating_sub(self.data_start()) / unit_blocks * unit_blocks;
         let used = self.labels.iter().map(|label| label.data_blocks).min().unwrap_or(0);
         if grown <= used / unit_blocks * unit_blocks {
-            let needed = self.layout.start.saturating_add(used).saturating_add(unit_blocks);
+            let needed = self.data_start().saturating_add(used).saturating_add(unit_blocks);
             return Err(MembersError::NothingToGrow { member, blocks, needed });
         }
         Ok(grown)
@@ -245,8 +246,9 @@ impl Members {
         let servers = self.controllers.iter().enumerate().map(|(at, controller)| {
             let member = |place: MemberNamespace| OpeningMember {
                 place,
-                start: self.layout.start,
+                start: self.data_start(),
                 blocks: self.labels[usize::from(place.member.0)].data_blocks,
+                prepare_blocks: self.head.prepare_blocks,
                 volatile: controller.vwc,
             };
             OpeningServer {
@@ -287,14 +289,20 @@ impl Members {
             let controller = &self.controllers[place.target];
             MemberLayout {
                 server: place.target as u16,
-                start: self.layout.start,
+                start: self.data_start(),
                 blocks: label.data_blocks,
                 request_blocks_max: (controller.mdts_bytes / BLOCK_BYTES as u32)
                     .clamp(1, self.layout.request_blocks_max.max(1)),
                 volatile: controller.vwc,
             }
         });
-        Topology::new(members.collect(), servers.collect(), self.head.unit_blocks)
+        let topology = Topology::new(members.collect(), servers.collect(), self.head.unit_blocks)?;
+        Ok(topology.with_prepare_area(self.head.prepare_blocks, self.head.streams))
+    }
+
+    /// The first block of the data area on every drive.
+    fn data_start(&self) -> u64 {
+        self.layout.start.saturating_add(self.head.prepare_blocks.into())
     }
 
     /// The claim with which an owner of the volume claims it again on a target that it has lost
@@ -389,7 +397,8 @@ impl Layout {
     /// The number of blocks that the drive with this label must have: all before the data area, and
     /// the data area.
     fn blocks_needed(&self, label: &Label) -> u64 {
-        self.start.saturating_add(label.data_blocks)
+        let prepare_blocks = u64::from(label.prepare_blocks);
+        self.start.saturating_add(prepare_blocks).saturating_add(label.data_blocks)
     }
 }
 

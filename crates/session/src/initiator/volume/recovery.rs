@@ -286,17 +286,16 @@ impl RecoveryDriver {
 /// A command in the form that an association takes: its queue, the command and its data.
 #[must_use]
 pub fn command_of<P>(call: &Call) -> (ControlQueue, Sqe, Data<'_, P>) {
-    match call {
-        Call::Admin { sqe, send, receive } => {
-            let data = match (send.is_empty(), *receive) {
-                (false, _) => Data::Bytes(send),
-                (true, 0) => Data::None,
-                (true, len) => Data::Read(len as u32),
-            };
-            (ControlQueue::Admin, *sqe, data)
-        }
-        Call::Io { sqe } => (ControlQueue::Drives, *sqe, Data::None),
-    }
+    let (queue, sqe, send, receive) = match call {
+        Call::Admin { sqe, send, receive } => (ControlQueue::Admin, sqe, send, *receive),
+        Call::Io { sqe, send, receive } => (ControlQueue::Drives, sqe, send, *receive),
+    };
+    let data = match (send.is_empty(), receive) {
+        (false, _) => Data::Bytes(send),
+        (true, 0) => Data::None,
+        (true, len) => Data::Read(len as u32),
+    };
+    (queue, *sqe, data)
 }
 
 #[cfg(test)]

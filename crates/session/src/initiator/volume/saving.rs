@@ -211,6 +211,7 @@ mod tests {
             kept: 0,
             dropped: 1,
             undo: join(undo.clone()),
+            redirected: Vec::new(),
             undone_writes: (1..)
                 .zip(undo)
                 .map(|(seq, extent)| InPlace { seq: Seq(seq), extent })

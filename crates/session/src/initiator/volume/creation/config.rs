@@ -26,6 +26,19 @@ const MEMBERS_ON_TARGET_MAX: usize = 16;
 /// The most blocks of a stripe unit.
 const UNIT_BLOCKS_MAX: u32 = 1 << 20;
 
+/// The fewest blocks of the prepare area for each stream: the largest request must fit, and another
+/// one beside it.
+const PREPARE_BLOCKS_MIN: u32 = 64;
+/// The number of blocks of the prepare area that a stream gets without a choice of the caller: 4 MiB.
+const PREPARE_BLOCKS_USEFUL: u32 = 1024;
+/// Without a choice of the caller the prepare area takes this part of a drive at most.
+const PREPARE_SHARE: u64 = 16;
+
+/// The number of blocks of the smallest drive.
+fn smallest_drive(namespaces: &[Namespace]) -> u64 {
+    namespaces.iter().map(|namespace| namespace.blocks).min().unwrap_or(0)
+}
+
 /// The options for a new volume.
 #[derive(Clone, Debug)]
 pub struct VolumeCreationConfig {
@@ -46,6 +59,9 @@ pub struct VolumeCreationConfig {
     pub engine: Option<EngineKind>,
     /// The number of log slots per stream and target; 0: as many as fit.
     pub slots: u32,
+    /// The number of blocks of the prepare area on each drive, for engine `horae`; `None`: as many as
+    /// are useful, 0: none.
+    pub prepare_blocks: Option<u32>,
     /// Whether volumes to which the drives belong are given up with all their data. A volume that
     /// has an owner is never given up.
     pub force: bool,
@@ -115,7 +131,8 @@ impl VolumeCreationConfig {
         drives: &Drives,
         engine: EngineKind,
     ) -> Result<Label, TopologyError> {
-        let data_blocks = self.data_blocks_per_member(&drives.namespaces);
+        let prepare_blocks = self.prepare_blocks_per_member(engine, &drives.namespaces);
+        let data_blocks = self.data_blocks_per_member(prepare_blocks, &drives.namespaces);
         self.check_topology(data_blocks, drives.controllers.len())?;
         let keeps_log = engine.capabilities().keeps_log;
         let member_id = |(place, namespace): (&MemberPlace, &Namespace)| {
@@ -129,6 +146,7 @@ impl VolumeCreationConfig {
             block_size: BLOCK_BYTES as u32,
             unit_blocks: self.unit_blocks,
             data_blocks,
+            prepare_blocks,
             streams: self.streams,
             engine,
             index: 0,
@@ -138,11 +156,43 @@ impl VolumeCreationConfig {
         })
     }
 
+    /// The number of blocks of the prepare area on each member. Without a choice of the caller each
+    /// stream gets [`PREPARE_BLOCKS_USEFUL`], and the area at most one
+    /// [`PREPARE_SHARE`]th of the smallest drive. A drive too small for that has none.
+    fn prepare_blocks_per_member(&self, engine: EngineKind, namespaces: &[Namespace]) -> u32 {
+        if engine != EngineKind::Horae {
+            return 0;
+        }
+        let streams = u32::from(self.streams);
+        let chosen = self.prepare_blocks.unwrap_or_else(|| {
+            let share = smallest_drive(namespaces) / PREPARE_SHARE;
+            let useful = streams * PREPARE_BLOCKS_USEFUL;
+            useful.min(u32::try_from(share).unwrap_or(u32::MAX))
+        });
+        let is_usable = chosen >= streams * PREPARE_BLOCKS_MIN;
+        if is_usable { chosen / streams * streams } else { 0 }
+    }
+
+    /// Checks the size of the prepare area that the caller requests for this engine.
+    pub(super) fn check_prepare_area(&self, engine: EngineKind) -> Result<(), VolumeCreateError> {
+        let needed = u32::from(self.streams) * PREPARE_BLOCKS_MIN;
+        match self.prepare_blocks {
+            None | Some(0) => Ok(()),
+            Some(_) if engine != EngineKind::Horae => {
+                Err(VolumeOptionsError::PrepareArea { engine }.into())
+            }
+            Some(blocks) if blocks < needed => {
+                Err(VolumeCreateError::PrepareAreaTooSmall { blocks, needed })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
     /// The number of data blocks on each member: the whole stripe units of the smallest drive.
-    fn data_blocks_per_member(&self, namespaces: &[Namespace]) -> u64 {
-        let smallest = namespaces.iter().map(|namespace| namespace.blocks).min().unwrap_or(0);
+    fn data_blocks_per_member(&self, prepare_blocks: u32, namespaces: &[Namespace]) -> u64 {
         let unit_blocks = u64::from(self.unit_blocks);
-        smallest.saturating_sub(DATA_START) / unit_blocks * unit_blocks
+        let taken = DATA_START + u64::from(prepare_blocks);
+        smallest_drive(namespaces).saturating_sub(taken) / unit_blocks * unit_blocks
     }
 
     /// Checks that the members make a volume, as opening the volume will check it.

@@ -19,6 +19,7 @@ fn driver(attempt: u32) -> RecoveryDriver {
         transfer_bytes_max: 1 << 20,
         members: vec![OpeningMember {
             place: MemberNamespace { member: Member(at), nsid: 1 },
+            prepare_blocks: 0,
             start: 256,
             blocks: 1000,
             volatile: false,

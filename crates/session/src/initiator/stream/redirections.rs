@@ -1,0 +1,252 @@
+//! The blocks of a volume that engine `horae` has redirected, and the reads of them.
+//!
+//! The newest content of a redirected block is in the prepare area of its drive. All streams and
+//! readers of the volume in this process share the record, because each of them must read it there
+//! (promise P9). Readers also note which part of the area they read. A stream uses blocks of its
+//! part again only when no read of them is in flight.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use riopipe_order::attribute::{Member, Seq, StreamId};
+use riopipe_order::engine::Redirection;
+use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::topology::Extent;
+
+/// Access to the [`Redirections`] that the streams of a volume share. The program has the lock.
+pub trait SharedRedirections: Send + Sync + core::fmt::Debug {
+    /// Calls `change` while no other thread has access.
+    fn with(&self, change: &mut dyn FnMut(&mut Redirections));
+}
+
+/// The place of the newest content of a redirected block.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    stream: StreamId,
+    /// The group and the index of the update.
+    id: (Seq, u16),
+    /// The block in the prepare area, on the drive.
+    prepared_lba: u64,
+}
+
+/// The redirected blocks of a volume, and the reads of the prepare area that are in flight.
+#[derive(Debug, Default)]
+pub struct Redirections {
+    /// By member and block at home.
+    places: BTreeMap<(Member, u64), Place>,
+    /// The updates whose blocks in the area are being read, with the number of these reads.
+    reads: BTreeMap<(StreamId, Seq), u32>,
+}
+
+/// A part of an extent to read: adjacent blocks on the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// The first block on the drive: at home, or in the prepare area.
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+    /// The number of blocks of the extent before this part.
+    pub(super) offset: u32,
+}
+
+/// The reads of the prepare area that belong to one read of a stream.
+#[derive(Debug, Default)]
+pub(super) struct AreaReads(Vec<(StreamId, Seq)>);
+
+impl AreaReads {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Redirections {
+    /// Makes a change of `stream`.
+    pub(super) fn apply(&mut self, stream: StreamId, change: Redirection) {
+        match change {
+            Redirection::Prepared { id, member, lba, prepared_lba, blocks } => {
+                for at in 0..u64::from(blocks) {
+                    let place = Place { stream, id, prepared_lba: prepared_lba + at };
+                    let known = self.places.entry((member, lba + at)).or_insert(place);
+                    // A block passes to another stream only when the update of the last one is
+                    // home (trap T15).
+                    if known.stream != stream || known.id < id {
+                        *known = place;
+                    }
+                }
+            }
+            Redirection::Home(up_to) => {
+                self.places.retain(|_, place| place.stream != stream || place.id.0 > up_to);
+            }
+        }
+    }
+
+    /// Forgets what a stream has redirected: its logs have been recovered, so that the updates of
+    /// its prefix are home and the others are rolled back.
+    pub fn forget(&mut self, stream: StreamId) {
+        if !probe::is_bug_planted(Plant::HoraeRolledBackRead) {
+            self.places.retain(|_, place| place.stream != stream);
+        }
+    }
+
+    /// Splits an extent that is to be read into parts at home and parts in the prepare area, and
+    /// notes the latter in `reads` until [`end_reads`](Self::end_reads).
+    pub(super) fn begin_read(&mut self, extent: &Extent, reads: &mut AreaReads) -> Vec<Part> {
+        let Extent { member, lba, blocks, .. } = *extent;
+        let end = lba + u64::from(blocks);
+        let redirected = self.places.range((member, lba)..(member, end));
+        let mut redirected = redirected.map(|((_, block), place)| (*block, *place)).peekable();
+        let mut parts: Vec<Part> = Vec::new();
+        for block in lba..end {
+            let place = redirected.next_if(|(at, _)| *at == block).map(|(_, place)| place);
+            if let Some(Place { stream, id, .. }) = place {
+                probe::count_rare(Rare::RedirectedRead);
+                let read = (stream, id.0);
+                if reads.0.last() != Some(&read) {
+                    reads.0.push(read);
+                    *self.reads.entry(read).or_default() += 1;
+                }
+            }
+            let at = place.map_or(block, |place| place.prepared_lba);
+            match parts.last_mut() {
+                Some(part) if part.lba + u64::from(part.blocks) == at => part.blocks += 1,
+                _ => parts.push(Part { lba: at, blocks: 1, offset: (block - lba) as u32 }),
+            }
+        }
+        parts
+    }
+
+    /// Notes that reads of the prepare area have ended.
+    pub(super) fn end_reads(&mut self, reads: &mut AreaReads) {
+        for read in reads.0.drain(..) {
+            if let Some(count) = self.reads.get_mut(&read) {
+                *count -= 1;
+                if *count == 0 {
+                    self.reads.remove(&read);
+                }
+            }
+        }
+    }
+
+    /// The oldest group of a stream of which the prepare area is being read.
+    pub(super) fn oldest_read(&self, stream: StreamId) -> Option<Seq> {
+        let mut of_stream = self.reads.range((stream, Seq::ZERO)..=(stream, Seq(u64::MAX)));
+        of_stream.next().map(|((_, seq), _)| *seq)
+    }
+}
+
+/// A stream's access to the redirections of its volume.
+#[derive(Debug)]
+pub(super) struct RedirectionAccess {
+    shared: Arc<dyn SharedRedirections>,
+    /// The reads of the prepare area that are in flight in this stream.
+    reads: AreaReads,
+}
+
+impl RedirectionAccess {
+    pub(super) fn new(shared: Arc<dyn SharedRedirections>) -> Self {
+        Self { shared, reads: AreaReads::default() }
+    }
+
+    pub(super) fn with(&self, change: &mut dyn FnMut(&mut Redirections)) {
+        self.shared.with(change);
+    }
+
+    /// The parts of an extent that is to be read. The reads of the area count until
+    /// [`end_reads`](Self::end_reads).
+    pub(super) fn begin_read(&mut self, extent: &Extent) -> Vec<Part> {
+        let Self { shared, reads } = self;
+        let mut parts = Vec::new();
+        shared.with(&mut |redirections| parts = redirections.begin_read(extent, reads));
+        parts
+    }
+
+    /// Notes that the stream has no read of the prepare area in flight any more.
+    pub(super) fn end_reads(&mut self) {
+        if !self.reads.is_empty() {
+            let Self { shared, reads } = self;
+            shared.with(&mut |redirections| redirections.end_reads(reads));
+        }
+    }
+}
+
+impl Drop for RedirectionAccess {
+    fn drop(&mut self) {
+        self.end_reads();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: StreamId = StreamId(0);
+    const B: StreamId = StreamId(1);
+
+    fn prepared(seq: u64, lba: u64, prepared_lba: u64, blocks: u32) -> Redirection {
+        Redirection::Prepared { id: (Seq(seq), 0), member: Member(0), lba, prepared_lba, blocks }
+    }
+
+    fn read(redirections: &mut Redirections, lba: u64, blocks: u32) -> (Vec<Part>, AreaReads) {
+        let mut reads = AreaReads::default();
+        let extent = Extent { member: Member(0), lba, blocks, offset: 0 };
+        (redirections.begin_read(&extent, &mut reads), reads)
+    }
+
+    fn part(lba: u64, blocks: u32, offset: u32) -> Part {
+        Part { lba, blocks, offset }
+    }
+
+    #[test]
+    fn p9_a_read_that_straddles_redirected_blocks_finds_each_where_it_is() {
+        let mut redirections = Redirections::default();
+        redirections.apply(A, prepared(1, 102, 8, 2));
+        redirections.apply(A, prepared(2, 103, 10, 1));
+        redirections.apply(B, prepared(1, 106, 20, 1));
+        let (parts, _) = read(&mut redirections, 100, 8);
+        let expected = [
+            part(100, 2, 0),
+            part(8, 1, 2),
+            part(10, 1, 3),
+            part(104, 2, 4),
+            part(20, 1, 6),
+            part(107, 1, 7),
+        ];
+        assert_eq!(parts, expected);
+    }
+
+    #[test]
+    fn p9_the_newest_update_counts_whatever_ends_first() {
+        let mut redirections = Redirections::default();
+        redirections.apply(A, prepared(3, 7, 12, 1));
+        redirections.apply(A, prepared(2, 7, 11, 1));
+        assert_eq!(read(&mut redirections, 7, 1).0, [part(12, 1, 0)]);
+        redirections.apply(A, Redirection::Home(Seq(2)));
+        assert_eq!(read(&mut redirections, 7, 1).0, [part(12, 1, 0)]);
+        redirections.apply(A, Redirection::Home(Seq(3)));
+        assert_eq!(read(&mut redirections, 7, 1).0, [part(7, 1, 0)]);
+    }
+
+    #[test]
+    fn p9_the_area_is_free_when_its_reads_have_ended() {
+        let mut redirections = Redirections::default();
+        redirections.apply(A, prepared(3, 7, 12, 1));
+        redirections.apply(A, prepared(5, 9, 13, 1));
+        let (_, mut first) = read(&mut redirections, 7, 3);
+        let (_, mut second) = read(&mut redirections, 9, 1);
+        assert_eq!(redirections.oldest_read(A), Some(Seq(3)));
+        assert_eq!(redirections.oldest_read(B), None);
+        redirections.end_reads(&mut first);
+        assert_eq!(redirections.oldest_read(A), Some(Seq(5)));
+        redirections.end_reads(&mut second);
+        assert_eq!(redirections.oldest_read(A), None);
+    }
+
+    #[test]
+    fn what_a_recovered_stream_had_redirected_is_forgotten() {
+        let mut redirections = Redirections::default();
+        redirections.apply(A, prepared(3, 7, 12, 1));
+        redirections.apply(B, prepared(3, 8, 20, 1));
+        redirections.forget(A);
+        assert_eq!(read(&mut redirections, 7, 2).0, [part(7, 1, 0), part(20, 1, 1)]);
+    }
+}

@@ -1,0 +1,48 @@
+//! Coincidences of the prepare area of engine `horae`.
+
+use super::{at, cluster, drive, write};
+use crate::draw::engines;
+use crate::network::NetSpec;
+use crate::rng::Rng;
+use crate::scenario::{Engine, Op, Place, Scenario, Step, What};
+
+/// One of so many scenarios with engine `horae` is one of these.
+const ONE_IN: u64 = 8;
+/// Separates these random numbers from those of the other drawings.
+const SALT: u64 = 0x7265_6469_7265_6374;
+
+/// The scenario of a seed with engine `horae` that is about a coincidence.
+pub(in crate::draw) fn draw(seed: u64) -> Option<Scenario> {
+    let mut rng = Rng::new(seed ^ SALT);
+    rng.one_in(ONE_IN).then(|| read_while_it_is_used_again(&mut rng))
+}
+
+/// A stream updates a few blocks again and again, in a tiny prepare area. Another stream reads them.
+/// The drive is slow now and then, so that a read outlives the update that it reads: its blocks in
+/// the area must not be used again before it ends (promise P9).
+fn read_while_it_is_used_again(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    let with_protection = rng.one_in(2);
+    let drive = drive(&mut scenario);
+    (drive.plp, drive.latency_us, drive.slow) = (with_protection, 20, *rng.pick(&[10, 40]));
+    scenario.volume.streams = 3;
+    scenario.volume.slots = *rng.pick(&[8, 64]);
+    scenario.client.think_ns = *rng.pick(&[0, 5_000]);
+    scenario.net = NetSpec { delay_min: 500, delay_max: 1_500, split: 0 };
+    for _ in 0..rng.range(30, 90) {
+        let block = rng.below(2) as u32;
+        scenario.steps.push(write(0, block, 1, Place::InPlace, rng.percent(20)));
+        for stream in [1, 2] {
+            let op = Op::Read(rng.below(2) as u32, *rng.pick(&[1, 1, 3]));
+            scenario.steps.push(Step { stream, op });
+        }
+    }
+    if rng.one_in(3) {
+        let (machine, effects, fences, down_us) = (0, rng.below(6) as u32, rng.one_in(2), 10);
+        let cut = What::PowerCut { machine, effects, fences, down_us };
+        scenario.faults.push(at(rng.range(200, 900), cut));
+    }
+    engines::set(&mut scenario, Engine::Horae);
+    engines::redirect(&mut scenario, *rng.pick(&[2, 3, 4]));
+    scenario
+}
