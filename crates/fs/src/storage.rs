@@ -213,8 +213,8 @@ impl Storage for VolumeStorage {
     fn wait_released(&self, stream: StreamNo, seq: GroupSeq) -> Result<(), StorageError> {
         let stream = self.stream(stream)?;
         stream.wait_durable(seq)?;
-        // What is durable is released, unless a target is being replayed. That ends soon, or the
-        // stream fails.
+        // What is durable is released, unless a target is being replayed, or engine `horae` has not
+        // written an update home. That ends soon, or the stream fails.
         while stream.marks().released < seq {
             stream.check()?;
             std::thread::sleep(RELEASE_POLL);

@@ -327,8 +327,6 @@ named! {
         HoraeNotCopied = "horae-not-copied",
         /// Engine `horae` uses blocks of the prepare area again while they are being read.
         HoraeAreaReusedEarly = "horae-area-reused-early",
-        /// After the recovery of a stream its redirected blocks are still read.
-        HoraeRolledBackRead = "horae-rolled-back-read",
         /// Engine `none` reports groups as durable that are only complete.
         NoneNoFlush = "none-no-flush",
         /// Replays do not wait for reads.
@@ -492,6 +490,10 @@ named! {
         PrepareAreaRead = "prepare-area-read",
         /// A read found some of its blocks in the prepare area.
         RedirectedRead = "redirected-read",
+        /// The place of a read is found again, because a stream of engine `horae` has failed meanwhile.
+        ReadPlacedAgain = "read-placed-again",
+        /// Redirected updates are written home in time, without a need for space.
+        HomeInTime = "home-in-time",
         /// Recovery copied redirected updates home.
         RedirectedCopied = "redirected-copied",
         /// A volume fell back to engine `sync`, since a target could not run `rio`.

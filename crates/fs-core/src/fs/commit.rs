@@ -104,7 +104,7 @@ impl Fs {
     /// Commits the running transaction.
     fn commit(&self, state: &mut CommitState, held: Held) -> Result<Committed, FsError> {
         let cut = self.cut(held).map_err(|error| self.fail("preparing a commit", &error))?;
-        let Some(cut) = cut else { return Ok(Committed::HeldFirst) };
+        let Some(mut cut) = cut else { return Ok(Committed::HeldFirst) };
         self.wait_barriers(None)?;
         let order = self.options.mode.keep_order();
         for (&stream, &seq) in &cut.data {
@@ -123,21 +123,31 @@ impl Fs {
         if cut.blocks.is_empty() {
             return Ok(Committed::Nothing);
         }
-        self.write_transaction(&cut).map_err(|error| self.fail("writing the journal", &error))?;
+        let last = self.write_transaction(&cut);
+        let last = last.map_err(|error| self.fail("writing the journal", &error))?;
         self.durable.store(cut.tid.0, Ordering::Release);
         self.stat.commits.fetch_add(1, Ordering::Relaxed);
-        // On a stream durable and delivered is released.
+        // Records of earlier transactions don't count any more, so a crash may leave any content in
+        // their blocks.
         for (area, stream) in self.areas.iter().zip(1..) {
             let mut area = area.lock();
             area.on_commit_released(cut.tid);
             self.stat.note_area(StreamNo(stream), &area);
+        }
+        if !cut.revoked.is_empty() {
+            // The main stream may have written the freed blocks home, at the latest before this
+            // commit. With engine `horae` such a write may still be redirected, and would land on
+            // what another stream has written there meanwhile (trap T15).
+            let last_home = cut.last_writes.entry(MAIN_STREAM).or_default();
+            *last_home = last.max(*last_home);
         }
         state.freed.push((cut.freed, cut.last_writes));
         self.reuse(state, false)?;
         Ok(Committed::Durable)
     }
 
-    fn write_transaction(&self, cut: &Cut) -> Result<(), FsError> {
+    /// Writes a transaction into the log, and waits until it is durable. Returns its last group.
+    fn write_transaction(&self, cut: &Cut) -> Result<GroupSeq, FsError> {
         let has_space = || {
             let has = self.journal.lock().has_space(cut.blocks.len(), cut.revoked.len());
             has.map_err(|error| FsError::Io(error.to_string()))
@@ -179,7 +189,7 @@ impl Fs {
         }
         self.storage.wait_durable(MAIN_STREAM, last)?;
         self.journal.lock().on_commit_durable(cut.tid);
-        Ok(())
+        Ok(last)
     }
 
     /// Submits writes on the main stream. The last `apart` of them, if any, are a group of their
@@ -207,8 +217,8 @@ impl Fs {
         Ok(self.storage.submit(MAIN_STREAM, last)?)
     }
 
-    /// Writes blocks on the main stream, and waits until they are durable. On a stream durable and
-    /// delivered is released.
+    /// Writes blocks on the main stream, and waits until they are durable. The main stream itself may
+    /// then write them in place again; another one only when they are released.
     pub(super) fn write_main(
         &self,
         writes: impl IntoIterator<Item = BlockWrite>,

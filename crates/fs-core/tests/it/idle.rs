@@ -6,7 +6,7 @@ use riopipe_fs_core::fs::{Fs, MountOptions, mode};
 use riopipe_fs_core::storage::{GroupSeq, StreamMarks, StreamNo};
 use riopipe_fs_core::{FsError, Ino};
 
-use crate::calls::{NOW, file, options, root};
+use crate::calls::{NOW, dir, file, options, root};
 use crate::hooked::{Hooked, Hooks};
 use crate::memory::{check_clean, image_of};
 
@@ -49,16 +49,41 @@ fn an_inode_is_not_forgotten_before_its_last_write_is_released() {
     assert_eq!(fs.attr(old).map(drop), Err(FsError::Stale(old)));
 
     let mut end = 0;
-    let mut extend = |len| {
-        let before = end;
-        while fs.fallocate(fill, mode::KEEP_SIZE, end, len, NOW).is_ok() {
-            end += len;
-        }
-        (end - before) / 4096
-    };
-    assert!(extend(1 << 20) + extend(4096) > BLOCKS / 2);
+    assert!(extend(&fs, fill, &mut end, 1 << 20) + extend(&fs, fill, &mut end, 4096) > BLOCKS / 2);
     *storage.hooks.released.lock().unwrap() = None;
-    assert_eq!(extend(4096), 5, "the blocks of the deleted file");
+    assert_eq!(extend(&fs, fill, &mut end, 4096), 5, "the blocks of the deleted file");
+    fs.unmount(NOW).unwrap();
+    check_clean(&storage.memory.image(), BLOCKS);
+}
+
+/// Extends a file by `len` bytes as often as there is space. Returns the number of new blocks.
+fn extend(fs: &Fs, ino: Ino, end: &mut u64, len: u64) -> u64 {
+    let before = *end;
+    while fs.fallocate(ino, mode::KEEP_SIZE, *end, len, NOW).is_ok() {
+        *end += len;
+    }
+    (*end - before) / 4096
+}
+
+/// The blocks of a removed directory are used again only when the main stream has released them: a
+/// write home that is redirected, or is sent again, would land on the data of a file.
+#[test]
+fn t15_the_blocks_of_a_removed_directory_are_not_used_before_they_are_released() {
+    let storage = Hooked::<Replay>::new(image_of(BLOCKS, &[]), BLOCKS);
+    let (fs, _) = Fs::mount(storage.clone(), options(), NOW).unwrap();
+    let fill = fs.create(&root(), Ino::ROOT, b"fill", &file(0o600), NOW).unwrap().ino;
+    let removed = fs.create(&root(), Ino::ROOT, b"dir", &dir(0o700), NOW).unwrap().ino;
+    fs.sync(NOW).unwrap();
+    fs.forget(removed, 1);
+    *storage.hooks.released.lock().unwrap() = Some([GroupSeq(0); 3]);
+    fs.rmdir(&root(), Ino::ROOT, b"dir", NOW).unwrap();
+    fs.sync(NOW).unwrap();
+
+    let mut end = 0;
+    extend(&fs, fill, &mut end, 1 << 20);
+    extend(&fs, fill, &mut end, 4096);
+    *storage.hooks.released.lock().unwrap() = None;
+    assert_eq!(extend(&fs, fill, &mut end, 4096), 1, "the block of the directory");
     fs.unmount(NOW).unwrap();
     check_clean(&storage.memory.image(), BLOCKS);
 }

@@ -29,7 +29,7 @@
 
 mod commit;
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::base::{Base, has_base};
@@ -211,53 +211,66 @@ impl<P: Payload> Horae<P> {
     /// # Errors
     /// The area has no space. The requests of the group are freed.
     fn redirect_shaped(&mut self, seq: Seq) -> Result<(), Refusal> {
-        for index in 0..self.base.shaped.len() {
-            let id = self.base.shaped[index];
-            let request = self.base.request(id);
+        let updates = self.updates_of_shaped(seq);
+        for &index in &updates {
+            let request = self.base.request(self.base.shaped[index]);
             let (member, lba, blocks) = (request.member, request.lba, request.blocks);
             let extent = Extent { member, lba, blocks, offset: 0 };
-            // An extension of a redirected update of the same group, or of an earlier one.
-            let extends_redirected = || {
-                request.flags.has(Flags::EXTEND)
-                    && self.redirects.newest_touching(&extent, seq.next()).is_some()
-            };
-            let is_update = request.kind == Kind::Write
-                && (request.flags.has(Flags::IN_PLACE) || extends_redirected());
-            if !is_update {
-                continue;
-            }
             let (place, server) = ((seq, request.index), request.server);
             let Some(prepared_lba) = self.redirects.add(place, &extent, server) else {
-                let refusal = self.redirects.refusal(member, self.update_blocks_on(member));
+                let shaped =
+                    updates.iter().map(|index| self.base.request(self.base.shaped[*index]));
+                let there = shaped.filter(|request| request.member == member);
+                let blocks = there.map(|request| u64::from(request.blocks)).sum();
+                let refusal = self.redirects.refusal(member, blocks);
                 self.redirects.free_refused(seq);
                 self.base.discard_shaped();
                 return Err(refusal);
             };
-            let request = self.base.request_mut(id);
+            let request = self.base.request_mut(self.base.shaped[index]);
             request.prepared_lba = prepared_lba;
             request.flags = request.flags.with(Flags::REDIRECTED);
         }
         Ok(())
     }
 
-    /// The number of blocks on a drive that the shaped group redirects, whatever earlier groups have
-    /// redirected.
-    fn update_blocks_on(&self, member: Member) -> u64 {
-        let mut updated = BTreeSet::new();
-        let mut count = 0;
-        for request in self.base.shaped.iter().map(|id| self.base.request(*id)) {
-            let blocks = request.lba..request.lba + u64::from(request.blocks);
-            let extends_update = || {
+    /// The requests of the shaped group that are redirected, by their places in it: updates in place,
+    /// and extensions of redirected updates. A commit would write an update over what a later request
+    /// of its group has written home. So an update that such a request touches goes home, too.
+    fn updates_of_shaped(&self, seq: Seq) -> Vec<usize> {
+        let shaped: Vec<&super::Request<P>> =
+            self.base.shaped.iter().map(|id| self.base.request(*id)).collect();
+        let touches = |one: &super::Request<P>, other: &super::Request<P>| {
+            one.member == other.member
+                && one.lba < other.lba + u64::from(other.blocks)
+                && other.lba < one.lba + u64::from(one.blocks)
+        };
+        let mut updates: Vec<usize> = Vec::new();
+        for (index, request) in shaped.iter().enumerate() {
+            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
+            let extends_redirected = || {
+                let extent = Extent { member, lba, blocks, offset: 0 };
                 request.flags.has(Flags::EXTEND)
-                    && blocks.clone().any(|block| updated.contains(&block))
+                    && (self.redirects.newest_touching(&extent, seq).is_some()
+                        || updates.iter().any(|before| touches(shaped[*before], request)))
             };
-            let is_there = request.member == member && request.kind == Kind::Write;
-            if is_there && (request.flags.has(Flags::IN_PLACE) || extends_update()) {
-                count += u64::from(request.blocks);
-                updated.extend(blocks);
+            if request.kind == Kind::Write
+                && (request.flags.has(Flags::IN_PLACE) || extends_redirected())
+            {
+                updates.push(index);
             }
         }
-        count
+        if updates.len() == shaped.len() {
+            return updates;
+        }
+        let mut is_home = alloc::vec![true; shaped.len()];
+        updates.iter().for_each(|index| is_home[*index] = false);
+        for &index in updates.iter().rev() {
+            is_home[index] = (index + 1..shaped.len())
+                .any(|later| is_home[later] && touches(shaped[index], shaped[later]));
+        }
+        updates.retain(|index| !is_home[*index]);
+        updates
     }
 
     /// Sends the data of the group on the control path. Only for a plant.
@@ -459,8 +472,10 @@ impl<P: Payload> Horae<P> {
         self.credits.is_any_log_half_full(|server| self.slots[server].len())
     }
 
-    /// Frees all requests that are not sent, because the stream has failed.
+    /// Frees all requests that are not sent, because the stream has failed. Readers must not rely on
+    /// updates any more that are not durable.
     fn discard_unsent(&mut self) {
+        self.redirects.roll_back(self.base.window.durable());
         let ordering = self.ordering.take().map(|ordering| ordering.group);
         let groups = self.waiting.drain(..).chain(ordering);
         for id in groups.flat_map(|group| group.data).chain(self.held.drain(..)) {
@@ -598,7 +613,7 @@ impl<P: Payload> Engine<P> for Horae<P> {
         }
         if prepared_lba > 0 && path == Path::Data && self.base.failure.is_none() {
             let pieces = core::mem::take(&mut self.base.request_mut(id).pieces);
-            self.redirects.on_prepared((first, index), prepared_lba, pieces);
+            self.redirects.on_prepared((first, index), pieces);
         }
         self.base.complete_and_free(id);
         if self.base.failure.is_some() {
@@ -651,8 +666,8 @@ impl<P: Payload> Engine<P> for Horae<P> {
         self.want_home(seq.min(self.base.window.last()));
     }
 
-    fn has_redirections(&self) -> bool {
-        !self.redirects.is_empty() && self.base.failure.is_none()
+    fn oldest_redirected(&self) -> Option<Seq> {
+        self.redirects.oldest().filter(|_| self.base.failure.is_none())
     }
 
     fn next_redirection(&mut self) -> Option<Redirection> {

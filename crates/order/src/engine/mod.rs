@@ -460,9 +460,10 @@ pub trait Engine<P: Payload>: base::HasBase<P> {
         let _ = seq;
     }
 
-    /// Whether redirected updates of the stream are not home.
-    fn has_redirections(&self) -> bool {
-        false
+    /// The group of the oldest redirected update of the stream that is not home; `None`: all are, or
+    /// the stream has failed.
+    fn oldest_redirected(&self) -> Option<Seq> {
+        None
     }
 
     /// The next change of the blocks that the stream has redirected. The caller makes the changes

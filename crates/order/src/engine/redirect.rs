@@ -36,6 +36,9 @@ pub enum Redirection {
     },
     /// The updates of all groups up to this one are at home.
     Home(Seq),
+    /// The stream has failed. The updates of all groups behind this one may be lost, and their blocks
+    /// in the area may have the content of other updates. Those up to it follow, as prepared.
+    RolledBack(Seq),
 }
 
 /// A redirected update that is not released.
@@ -46,11 +49,20 @@ pub(super) struct Update<P> {
     pub(super) server: u16,
     pub(super) lba: u64,
     pub(super) blocks: u32,
+    /// The first block in the prepare area.
+    prepared_lba: u64,
+    /// Whether the data is in the prepare area.
+    is_prepared: bool,
     /// The payload, once the data is in the prepare area.
     pub(super) pieces: Vec<P>,
 }
 
 impl<P> Update<P> {
+    fn as_prepared(&self) -> Redirection {
+        let Self { id, member, lba, prepared_lba, blocks, .. } = *self;
+        Redirection::Prepared { id, member, lba, prepared_lba, blocks }
+    }
+
     fn touches(&self, member: Member, lba: u64, blocks: u32) -> bool {
         self.member == member
             && self.lba < lba + u64::from(blocks)
@@ -191,7 +203,9 @@ impl<P> Redirects<P> {
         }
         let prepared_lba = self.rings[usize::from(member.0)].take(id.0, blocks)?;
         self.blocks.add(member.0, lba, lba + u64::from(blocks));
-        self.live.push_back(Update { id, member, server, lba, blocks, pieces: Vec::new() });
+        let (is_prepared, pieces) = (false, Vec::new());
+        let update = Update { id, member, server, lba, blocks, prepared_lba, is_prepared, pieces };
+        self.live.push_back(update);
         Some(prepared_lba)
     }
 
@@ -234,17 +248,23 @@ impl<P> Redirects<P> {
     }
 
     /// Notes that the data of an update is in the area, and keeps its payload to write it home.
-    pub(super) fn on_prepared(&mut self, id: (Seq, u16), prepared_lba: u64, pieces: Vec<P>) {
+    pub(super) fn on_prepared(&mut self, id: (Seq, u16), pieces: Vec<P>) {
         let Ok(at) = self.live.binary_search_by_key(&id, |update| update.id) else { return };
         let update = &mut self.live[at];
-        update.pieces = pieces;
-        self.changes.push_back(Redirection::Prepared {
-            id,
-            member: update.member,
-            lba: update.lba,
-            prepared_lba,
-            blocks: update.blocks,
-        });
+        (update.is_prepared, update.pieces) = (true, pieces);
+        self.changes.push_back(update.as_prepared());
+    }
+
+    /// Notes that the stream has failed: only updates of groups up to `durable` are certain to be in
+    /// the area.
+    pub(super) fn roll_back(&mut self, durable: Seq) {
+        if self.rings.is_empty() {
+            return;
+        }
+        self.changes.push_back(Redirection::RolledBack(durable));
+        let certain =
+            self.live.iter().filter(|update| update.is_prepared && update.id.0 <= durable);
+        self.changes.extend(certain.map(Update::as_prepared));
     }
 
     /// The live updates up to a group that must be written home, oldest first. An update that newer

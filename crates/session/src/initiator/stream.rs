@@ -20,6 +20,7 @@
 mod answers;
 mod barrier;
 mod connection;
+mod home_timer;
 mod reading;
 mod redirections;
 mod rejoin;
@@ -46,6 +47,7 @@ use barrier::HandledFailures;
 pub use barrier::{FlushFailures, ReadBarrier};
 pub use connection::ConnectionState;
 use connection::{Connection, State};
+use home_timer::{HomeTimer, NotHome};
 pub use reading::ReadPartFailure;
 use reading::{ReadPart, Reading};
 use redirections::RedirectionAccess;
@@ -81,10 +83,6 @@ pub struct StreamConfig {
 /// The shortest time between two marks that an idle stream sends, ns. The pause keeps a stream with
 /// single writes from sending a mark for each write.
 const IDLE_MARK_NS: u64 = 50_000_000;
-
-/// The time for which a stream is idle before its redirected updates are written home, ns. A stream
-/// with single durable updates would otherwise write each of them twice at once.
-const IDLE_COMMIT_NS: u64 = 50_000_000;
 
 /// The number of commands for which a queue must have space beside the requests: reads, marks,
 /// bind.
@@ -164,9 +162,8 @@ pub struct StreamSession<P> {
     handled_failures: HandledFailures,
     /// The redirected blocks of all streams of the volume; `None`: the volume redirects none.
     redirections: Option<RedirectionAccess>,
-    /// The last group and the time, ns, since which the stream is idle, with redirected updates that
-    /// are durable and not home.
-    commit_due_since: Option<(Seq, u64)>,
+    /// When redirected updates that are durable are written home.
+    home_timer: HomeTimer,
     tracer: Tracer,
 }
 
@@ -211,7 +208,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             flush_failures,
             handled_failures,
             redirections: None,
-            commit_due_since: None,
+            home_timer: HomeTimer::default(),
         }
     }
 
@@ -282,7 +279,7 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             self.continue_set_up(now);
         }
         self.update_redirections();
-        self.commit_if_idle(now);
+        self.commit_in_time(now);
         for link in 0..self.connections.len() as u16 {
             let connection = &mut self.connections[usize::from(link)];
             if !connection.sends_requests() {
@@ -295,12 +292,29 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             if self.reading.unsent_count > 0
                 && let Some(server) = self.server_of_reads(link)
             {
-                self.reading.send_parts(server, &mut self.connections[usize::from(link)]);
+                self.send_reads(server, link);
             }
             self.send_idle_mark(link, now);
         }
         if self.queues_per_server > 1 {
             self.send_to_all_queues();
+        }
+    }
+
+    /// Sends the parts of the read for a server, if it may be read now.
+    fn send_reads(&mut self, server: u16, link: u16) {
+        let Self { reading, redirections, connections, .. } = self;
+        let connection = &mut connections[usize::from(link)];
+        if let Some(access) = redirections {
+            // Once the server may be read, the streams that have failed have rolled back. A place that
+            // was found before may then have the content of another block.
+            if connection.participant.begin_read() && access.has_rolled_back() {
+                reading.place_again(server, |extent| access.begin_read(extent));
+            }
+        }
+        reading.send_parts(server, connection);
+        if connection.reads_in_flight == 0 {
+            connection.participant.end_read();
         }
     }
 
@@ -322,22 +336,19 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
         }
     }
 
-    /// Brings redirected updates home when the stream has been idle for a while, so that its groups
-    /// are released. A caller may wait for that.
+    /// Brings redirected updates home in time, so that their groups are released. A caller may wait for
+    /// that.
     #[inline]
-    fn commit_if_idle(&mut self, now: u64) {
+    fn commit_in_time(&mut self, now: u64) {
         if self.redirections.is_none() {
             return;
         }
-        let last = self.engine.last_admitted();
-        let is_due =
-            self.engine.has_redirections() && self.engine.is_idle() && self.marks.durable >= last;
-        let since = self.commit_due_since.filter(|(group, _)| is_due && *group == last);
-        let (_, since) = since.unwrap_or((last, now));
-        self.commit_due_since = is_due.then_some((last, since));
-        if is_due && now.saturating_sub(since) >= IDLE_COMMIT_NS {
-            self.engine.ask_home(last);
-            self.commit_due_since = None;
+        let (durable, last) = (self.marks.durable, self.engine.last_admitted());
+        let is_idle = self.engine.is_idle() && durable >= last;
+        let oldest = self.engine.oldest_redirected().filter(|oldest| *oldest <= durable);
+        if self.home_timer.is_due(oldest.map(|oldest| NotHome { oldest, last, is_idle }), now) {
+            probe::count_rare(Rare::HomeInTime);
+            self.engine.ask_home(durable);
         }
     }
 
@@ -462,6 +473,9 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
     pub fn start_read(&mut self, extents: &[ReadExtent]) {
         self.give_up_read();
         let Self { reading, topology, config, redirections, .. } = self;
+        if let Some(access) = redirections {
+            access.note_roll_backs();
+        }
         let mut bytes_before = 0;
         for ReadExtent { lba, blocks } in extents {
             topology.for_each_extent(*lba, *blocks, |extent| {
@@ -469,6 +483,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                     reading.add(ReadPart {
                         server: topology.member(extent.member).server,
                         nsid: config.nsids[usize::from(extent.member.0)],
+                        member: extent.member,
+                        home: extent.lba + u64::from(offset),
                         lba,
                         blocks,
                         offset: bytes_before

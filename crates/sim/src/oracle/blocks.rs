@@ -190,6 +190,11 @@ impl Block {
         self.writes.iter().find(has_content).filter(|wr| wr.seq > prefix[usize::from(wr.stream)])
     }
 
+    /// Whether a write of the block had this content.
+    pub(super) fn was_written(&self, content: Content) -> bool {
+        self.past.iter().chain(&self.writes).any(|wr| wr.place != Place::Discard && wr.is(content))
+    }
+
     /// The number of its writes that a recovery has settled.
     pub(super) const fn past(&self) -> usize {
         self.past.len()

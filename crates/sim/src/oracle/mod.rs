@@ -494,6 +494,15 @@ impl Oracle {
             // the stream is reopened (promise P6).
             let failed = |stream: u16| self.eras[read.era][usize::from(stream)].failed;
             let since = if read.stale { 0 } else { read.recoveries };
+            // Whatever happens, a block has no content of another one: not even in a prepare area.
+            if let Some(other) = self.written_to_another(block, *found) {
+                let what = format!(
+                    "stream {} read {} from block {block}, which was written to block {other}",
+                    read.stream,
+                    Named(*found),
+                );
+                return self.broken(Promise::P9, what);
+            }
             if b.reopened > since || b.of_era(read.era, due.past).any(|wr| failed(wr.stream)) {
                 continue;
             }
@@ -512,6 +521,17 @@ impl Oracle {
                 return self.broken(Promise::P9, what);
             }
         }
+    }
+
+    /// The other block to which this content was written, if there is one, and it was not written to
+    /// `block`, too.
+    fn written_to_another(&self, block: u32, content: Content) -> Option<u32> {
+        let has = |block: &Block| block.was_written(content);
+        // Only engine `horae` reads blocks at other places.
+        if !self.promised.redirects() || content == ZERO || has(&self.blocks[block as usize]) {
+            return None;
+        }
+        self.blocks.iter().position(has).map(|other| other as u32)
     }
 
     /// Begins an era: a new owner has recovered the volume.

@@ -88,7 +88,7 @@ impl<P: Payload> Horae<P> {
         let mut ids = Vec::with_capacity(updates.len());
         for update in updates {
             let (id, request) = self.base.requests.allocate();
-            let Update { id: place, member, server, lba, blocks, ref mut pieces } = *update;
+            let Update { id: place, member, server, lba, blocks, ref mut pieces, .. } = *update;
             (request.seq, request.index) = place;
             (request.member, request.server, request.lba) = (member, server, lba);
             (request.blocks, request.kind, request.path) = (blocks, Kind::Write, Path::Home);

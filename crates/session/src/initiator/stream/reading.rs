@@ -7,9 +7,13 @@
 use alloc::vec::Vec;
 
 use riopipe_nvme::command::{Sqe, Status};
+use riopipe_order::attribute::Member;
+use riopipe_order::probe::{self, Rare};
+use riopipe_order::topology::Extent;
 
 use super::Purpose;
 use super::connection::Connection;
+use super::redirections::Part;
 use crate::initiator::queue_pair::Data;
 use crate::wire;
 
@@ -20,7 +24,11 @@ pub(super) struct ReadPart {
     pub(super) server: u16,
     /// The drive, by its namespace on the server.
     pub(super) nsid: u32,
-    /// The first block on the drive.
+    /// The drive.
+    pub(super) member: Member,
+    /// The first block on the drive, where it is if nothing is redirected.
+    pub(super) home: u64,
+    /// The first block on the drive: at home, or in the prepare area.
     pub(super) lba: u64,
     /// The number of blocks.
     pub(super) blocks: u32,
@@ -116,6 +124,36 @@ impl Reading {
             if part.server == server && part.is_sent && !part.has_ended {
                 part.is_sent = false;
                 self.unsent_count += 1;
+            }
+        }
+    }
+
+    /// Finds the places of the parts for `server` that are not sent again.
+    pub(super) fn place_again(&mut self, server: u16, mut place: impl FnMut(&Extent) -> Vec<Part>) {
+        for index in 0..self.parts.len() {
+            let ReadPart { member, home, blocks, nsid, offset, is_sent, .. } = self.parts[index];
+            if is_sent || self.parts[index].server != server {
+                continue;
+            }
+            let mut places = place(&Extent { member, lba: home, blocks, offset: 0 }).into_iter();
+            let Some(first) = places.next() else { continue };
+            probe::count_rare(Rare::ReadPlacedAgain);
+            (self.parts[index].lba, self.parts[index].blocks) = (first.lba, first.blocks);
+            for Part { lba, blocks, offset: further } in places {
+                let home = home + u64::from(further);
+                let offset = offset + further as usize * wire::BLOCK_BYTES;
+                let (is_sent, has_ended) = (false, false);
+                self.add(ReadPart {
+                    server,
+                    nsid,
+                    member,
+                    home,
+                    lba,
+                    blocks,
+                    offset,
+                    is_sent,
+                    has_ended,
+                });
             }
         }
     }

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use riopipe_order::attribute::{Member, Seq, StreamId};
 use riopipe_order::engine::Redirection;
-use riopipe_order::probe::{self, Plant, Rare};
+use riopipe_order::probe::{self, Rare};
 use riopipe_order::topology::Extent;
 
 /// Access to the [`Redirections`] that the streams of a volume share. The program has the lock.
@@ -37,6 +37,8 @@ pub struct Redirections {
     places: BTreeMap<(Member, u64), Place>,
     /// The updates whose blocks in the area are being read, with the number of these reads.
     reads: BTreeMap<(StreamId, Seq), u32>,
+    /// How often a stream has rolled back: places that were found before may not count any more.
+    roll_backs: u64,
 }
 
 /// A part of an extent to read: adjacent blocks on the drive.
@@ -77,15 +79,18 @@ impl Redirections {
             Redirection::Home(up_to) => {
                 self.places.retain(|_, place| place.stream != stream || place.id.0 > up_to);
             }
+            Redirection::RolledBack(durable) => {
+                self.places.retain(|_, place| place.stream != stream || place.id.0 <= durable);
+                self.roll_backs += 1;
+            }
         }
     }
 
     /// Forgets what a stream has redirected: its logs have been recovered, so that the updates of
     /// its prefix are home and the others are rolled back.
     pub fn forget(&mut self, stream: StreamId) {
-        if !probe::is_bug_planted(Plant::HoraeRolledBackRead) {
-            self.places.retain(|_, place| place.stream != stream);
-        }
+        self.places.retain(|_, place| place.stream != stream);
+        self.roll_backs += 1;
     }
 
     /// Splits an extent that is to be read into parts at home and parts in the prepare area, and
@@ -140,11 +145,29 @@ pub(super) struct RedirectionAccess {
     shared: Arc<dyn SharedRedirections>,
     /// The reads of the prepare area that are in flight in this stream.
     reads: AreaReads,
+    /// How often streams had rolled back when the places of the read were found.
+    roll_backs: u64,
 }
 
 impl RedirectionAccess {
     pub(super) fn new(shared: Arc<dyn SharedRedirections>) -> Self {
-        Self { shared, reads: AreaReads::default() }
+        Self { shared, reads: AreaReads::default(), roll_backs: 0 }
+    }
+
+    /// Notes that the places of a read are about to be found.
+    pub(super) fn note_roll_backs(&mut self) {
+        self.roll_backs = self.count_roll_backs();
+    }
+
+    /// Whether a stream has rolled back since then.
+    pub(super) fn has_rolled_back(&self) -> bool {
+        self.count_roll_backs() != self.roll_backs
+    }
+
+    fn count_roll_backs(&self) -> u64 {
+        let mut count = 0;
+        self.shared.with(&mut |redirections| count = redirections.roll_backs);
+        count
     }
 
     pub(super) fn with(&self, change: &mut dyn FnMut(&mut Redirections)) {
@@ -154,7 +177,7 @@ impl RedirectionAccess {
     /// The parts of an extent that is to be read. The reads of the area count until
     /// [`end_reads`](Self::end_reads).
     pub(super) fn begin_read(&mut self, extent: &Extent) -> Vec<Part> {
-        let Self { shared, reads } = self;
+        let Self { shared, reads, .. } = self;
         let mut parts = Vec::new();
         shared.with(&mut |redirections| parts = redirections.begin_read(extent, reads));
         parts
@@ -163,7 +186,7 @@ impl RedirectionAccess {
     /// Notes that the stream has no read of the prepare area in flight any more.
     pub(super) fn end_reads(&mut self) {
         if !self.reads.is_empty() {
-            let Self { shared, reads } = self;
+            let Self { shared, reads, .. } = self;
             shared.with(&mut |redirections| redirections.end_reads(reads));
         }
     }
@@ -239,6 +262,19 @@ mod tests {
         assert_eq!(redirections.oldest_read(A), Some(Seq(5)));
         redirections.end_reads(&mut second);
         assert_eq!(redirections.oldest_read(A), None);
+    }
+
+    #[test]
+    fn p9_a_failed_stream_leaves_only_what_is_durable() {
+        let mut redirections = Redirections::default();
+        redirections.apply(A, prepared(1, 7, 11, 1));
+        redirections.apply(A, prepared(2, 7, 12, 1));
+        redirections.apply(A, prepared(3, 8, 13, 1));
+        redirections.apply(B, prepared(5, 9, 20, 1));
+        redirections.apply(A, Redirection::RolledBack(Seq(1)));
+        redirections.apply(A, prepared(1, 7, 11, 1));
+        let expected = [part(11, 1, 0), part(8, 1, 1), part(20, 1, 2)];
+        assert_eq!(read(&mut redirections, 7, 3).0, expected);
     }
 
     #[test]

@@ -141,6 +141,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
             return;
         }
         self.failure_handled = true;
+        // Before this stream leaves the read barrier: no reader may rely on what may be lost.
+        self.update_redirections();
         for link in 0..self.connections.len() as u16 {
             let server_of_reads = self.server_of_reads(link);
             let connection = &mut self.connections[usize::from(link)];
@@ -212,8 +214,8 @@ impl<P: Payload + AsRef<[u8]>> StreamSession<P> {
                 _ => {}
             }
         }
-        if let Some((_, since)) = self.commit_due_since {
-            add(since.saturating_add(super::IDLE_COMMIT_NS));
+        if let Some(at) = self.home_timer.deadline() {
+            add(at);
         }
         if self.redirections.is_some() && self.engine.awaits_reads() {
             // No event reports the end of another stream's read.

@@ -300,7 +300,8 @@ impl<P: Payload + AsRef<[u8]>> StreamDriver<P> {
                 // The engine may have inserted a flush of its own, as a group after the one that
                 // was the last. So the driver reads the last group again.
                 Some(Closing::StreamIdle)
-                    if self.reached(Until::Idle) && !self.session.engine().has_redirections() =>
+                    if self.reached(Until::Idle)
+                        && self.session.engine().oldest_redirected().is_none() =>
                 {
                     let last = self.session.marks().durable;
                     self.session.send_marks();

@@ -104,12 +104,17 @@ pub(super) const fn action_name(io: &LabelIo) -> &'static str {
 pub(super) const READING: &str = "reading the label";
 pub(super) const WRITING: &str = "writing the label";
 
-/// The steps that give a drive its first label, in order. First, the first block of the data area is
-/// overwritten with zeroes, so that old data there is not taken for data of the new volume. Then
-/// each copy of the label is written and made durable.
-pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [LabelIo; 6] {
+/// The steps that give a drive its first label, in order. First, the first block of the data area,
+/// behind the prepare area, is overwritten with zeroes, so that old data there is not taken for data of
+/// the new volume. Then each copy of the label is written and made durable.
+pub(super) fn first_labels(
+    member: usize,
+    prepare_blocks: u32,
+    copies: [(u64, Vec<u8>); 2],
+) -> [LabelIo; 6] {
     let flush = || LabelIo::Flush { member };
-    let blank = LabelIo::Write { member, lba: DATA_START, block: alloc::vec![0; LABEL_LEN] };
+    let lba = DATA_START + u64::from(prepare_blocks);
+    let blank = LabelIo::Write { member, lba, block: alloc::vec![0; LABEL_LEN] };
     let [first, second] = copies.map(|(lba, block)| LabelIo::Write { member, lba, block });
     [blank, flush(), first, flush(), second, flush()]
 }
@@ -117,6 +122,15 @@ pub(super) fn first_labels(member: usize, copies: [(u64, Vec<u8>); 2]) -> [Label
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_block_of_the_data_is_blank_behind_any_prepare_area() {
+        for (prepare_blocks, expected) in [(0, DATA_START), (64, DATA_START + 64)] {
+            let steps = first_labels(0, prepare_blocks, [(0, Vec::new()), (1, Vec::new())]);
+            let LabelIo::Write { lba, block, .. } = &steps[0] else { panic!("{steps:?}") };
+            assert_eq!((*lba, block.as_slice()), (expected, &[0; LABEL_LEN][..]));
+        }
+    }
 
     #[test]
     fn an_error_names_whether_a_label_was_read_or_written() {

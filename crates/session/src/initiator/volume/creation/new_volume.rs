@@ -148,7 +148,8 @@ impl VolumeCreation {
             let (head, tail): (Vec<_>, Vec<_>) =
                 ranges.filter(is_wiped).partition(|range| range.end <= DATA_START);
             self.label_writes.extend(labels::zeroes(member, &head));
-            self.label_writes.extend(labels::first_labels(member, copies));
+            let first = labels::first_labels(member, label.prepare_blocks, copies);
+            self.label_writes.extend(first);
             self.label_writes.extend(labels::zeroes(member, &tail));
         }
     }

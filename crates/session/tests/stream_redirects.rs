@@ -1,0 +1,134 @@
+//! Reads of blocks that engine `horae` has redirected, while their stream fails (P9). The targets are
+//! scripts; the test reads the bytes that are sent to them.
+
+mod stream_rig;
+
+use std::sync::Arc;
+
+use peer::target::{Command, Script};
+use riopipe_order::attribute::Seq;
+use riopipe_order::engine::{EngineKind, Limits, Op, Place, Write, engine};
+use riopipe_order::topology::PreparePart;
+use riopipe_session::initiator::queue_pair::{QpConfig, QueuePair};
+use riopipe_session::initiator::stream::{
+    ReadExtent, SharedRedirections, StreamQueue, StreamSession,
+};
+use riopipe_session::wire::IO_ORDER;
+use riopipe_testkit::peer;
+use stream_rig::{Piece, Redirected, Rig, SUBNQN, Shape, block, new_queue, piece, shared};
+
+const WRITE: u8 = 0x01;
+const READ: u8 = 0x02;
+/// The first block of the data area, and that of the prepare area before it.
+const DATA: u64 = 16;
+const AREA: u64 = 8;
+
+/// Engine `horae` on a drive with a volatile cache, and a reader of the volume.
+struct World {
+    writer: Rig,
+    reader: Rig,
+}
+
+impl World {
+    fn new() -> Self {
+        let shape = Shape { engine: EngineKind::Horae, loss_ns: 0, ..Shape::of(1, true) };
+        let reading = Shape { engine: EngineKind::None, ..Shape::of(1, true) };
+        let (failures, barrier) = shared(&shape);
+        let redirections: Arc<dyn SharedRedirections> = Arc::<Redirected>::default();
+        let rig = |shape: Shape, stream| {
+            let topology = shape.topology().with_prepare_area((DATA - AREA) as u32, 1);
+            let prepare = PreparePart { first: 0, blocks: (DATA - AREA) as u32 };
+            let limits = Limits { merge: false, prepare, ..Limits::default() };
+            let session = StreamSession::new(
+                shape.config(stream, 1),
+                engine(shape.engine, topology.clone(), limits),
+                topology,
+                vec![new_queue(&shape)],
+                Arc::clone(&failures),
+                &barrier,
+            );
+            let session = session.redirecting(&redirections);
+            Rig { shape, session, scripts: vec![Script::default()], now: 1 << 40, read: vec![] }
+        };
+        let mut writer = rig(shape, 0);
+        writer.session.start(writer.now);
+        writer.carry();
+        let mut writer = writer.bound(1);
+        // What a reader of an earlier run has read is over.
+        writer.carry();
+        let mut reader = rig(reading, 1);
+        reader.session = reader.session.reads_only();
+        reader.session.start(reader.now);
+        reader.carry();
+        Self { writer, reader }
+    }
+
+    /// Updates a block, up to the completion of its data in the prepare area.
+    fn update(&mut self, lba: u64, content: u64) {
+        let op = Op::Write(Place::InPlace, piece(content, 1));
+        self.writer.submit(&[Write { lba, blocks: 1, op }]);
+        let order = self.writer.take_one(0, IO_ORDER);
+        self.writer.answer(0, &order, 0);
+        let data = self.writer.take_one(0, WRITE);
+        self.writer.answer(0, &data, 0);
+    }
+
+    /// The block on the drive that a read of this block is sent to.
+    fn read_of(&mut self, lba: u64) -> (u64, Command) {
+        self.reader.session.start_read(&[ReadExtent { lba, blocks: 1 }]);
+        let read = self.reader.take_one(0, READ);
+        (place(&read), read)
+    }
+}
+
+fn place(read: &Command) -> u64 {
+    u64::from(read.dword(10))
+}
+
+/// A queue to the target in this incarnation.
+fn queue(incarnation: u32) -> StreamQueue<Piece> {
+    let hostnqn = "nqn.2014-08.org.nvmexpress:uuid:1";
+    let soft = riopipe_nvme::digest::soft;
+    let mut admin = QpConfig::admin(hostnqn.into(), [7; 16], SUBNQN.into(), soft);
+    admin.data_max = 1 << 20;
+    let mut config = admin.io_queue(1, 1, 32);
+    config.incarnation = Some(incarnation);
+    QueuePair::new(config)
+}
+
+#[test]
+fn p9_a_read_in_flight_is_placed_again_when_the_stream_of_the_update_has_failed() {
+    let mut world = World::new();
+    world.update(3, 30);
+    let (at, read) = world.read_of(3);
+    assert_eq!(at, AREA, "the update is in the prepare area");
+    // The target is cut off, and comes back without what was in the cache of its drive. So the block
+    // of the area may have the content of another block. The reader is back first.
+    world.reader.cut(0);
+    world.reader.scripts[0] = Script::default();
+    world.reader.session.rejoin(0, queue(2), world.reader.now);
+    assert_eq!(world.reader.take(0), [], "the stream has not noticed the loss");
+    world.writer.cut(0);
+    assert!(world.writer.session.poll().is_err(), "engine horae does not replay");
+    let again = world.reader.take_one(0, READ);
+    assert_eq!(place(&again), DATA + 3, "{read:?}: what is durable is at home");
+    world.reader.scripts[0].answer_data(&again, block(3));
+    world.reader.carry();
+    assert_eq!(world.reader.session.read_result(), Ok(()));
+    assert_eq!(world.reader.read, block(3));
+    // Later reads, too.
+    assert_eq!(world.read_of(3).0, DATA + 3);
+}
+
+#[test]
+fn p9_the_connection_of_a_reader_alone_changes_nothing() {
+    let mut world = World::new();
+    world.update(3, 30);
+    let (at, _) = world.read_of(3);
+    world.reader.cut(0);
+    world.reader.session.rejoin(0, queue(1), world.reader.now);
+    let again = world.reader.take_one(0, READ);
+    assert_eq!(place(&again), at);
+    assert_eq!(world.writer.marks(), (1, 0));
+    assert_eq!(world.writer.session.engine().oldest_redirected(), Some(Seq(1)));
+}
