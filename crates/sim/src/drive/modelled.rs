@@ -196,8 +196,13 @@ impl Modelled {
         }
         let mut done = core::mem::take(&mut self.refused);
         self.model.take_done(self.queue, &mut done);
+        let failing = &mut self.model.pages_mut().failing;
         let ended = done.into_iter().filter_map(|Done { op, result }| {
             let InFlight { op, contents, writes } = self.in_flight.remove(&op)?;
+            // Its blocks fail once. The drive may put one of its contents back into its place later.
+            contents.iter().for_each(|content| {
+                failing.remove(content);
+            });
             Some(Finished { op, writes, contents, result })
         });
         ended.collect()
