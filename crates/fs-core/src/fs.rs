@@ -15,6 +15,7 @@ mod mount;
 mod namespace;
 mod page_limit;
 mod recovery;
+mod retirement;
 mod space;
 mod unmounted;
 mod write_back;
@@ -101,8 +102,8 @@ pub struct Fs {
     pub(crate) credits: Credits,
     /// The mutex of dropping pages, because there are too many.
     limiting: Mutex<()>,
-    /// The mutex of commits: one commit at a time.
-    committing: Mutex<commit::CommitState>,
+    /// The mutex of commits: one is submitted at a time.
+    committing: Mutex<retirement::CommitState>,
     /// The last durable transaction.
     durable: AtomicU64,
     orphans: Mutex<Orphans>,

@@ -82,6 +82,14 @@ plants! {
     OverwriteBeforeBarrier,
     /// In mode `ext4` the commit block does not wait for the FLUSH of the others.
     CommitBlockBeforeFlush,
+    /// In mode `barrier` the commit block is in the group of the other blocks of its transaction.
+    CommitBlockWithOthers,
+    /// In mode `barrier` blocks are written home before the commit block is submitted.
+    HomeBeforeCommitBlock,
+    /// In mode `barrier` a commit is retired when it is submitted.
+    RetiredBeforeDurable,
+    /// In mode `barrier` a barrier submits the data only, and no commit.
+    BarrierWithoutCommit,
     /// A main commit is submitted when its data is complete, not durable.
     CommitWhenComplete,
     /// Changes after a barrier are submitted when the barrier is complete, not durable.

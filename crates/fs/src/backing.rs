@@ -77,6 +77,7 @@ impl Default for FsOptions {
 pub const fn engine_of(mode: JournalMode) -> Option<EngineKind> {
     match mode {
         JournalMode::Horae => Some(EngineKind::Horae),
+        JournalMode::Barrier => Some(EngineKind::Barrier),
         JournalMode::Ext4 | JournalMode::Rio => None,
     }
 }

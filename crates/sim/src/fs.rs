@@ -36,7 +36,7 @@ use self::storage::{ClusterStorage, cluster, enter, leave};
 use crate::core::{MS, US};
 use crate::oracle::Promise;
 use crate::rng::Rng;
-use crate::scenario::{FsSpec, Scenario};
+use crate::scenario::{Engine, FsSpec, Scenario};
 use crate::world::{Outcome, World};
 
 /// The calls of the program after the faults.
@@ -75,6 +75,11 @@ pub(crate) fn run(mut world: World, scenario: &Scenario) -> (Outcome, Vec<u8>) {
         is_last_phase: false,
         is_clean: true,
         counts: FsCounts::default(),
+        mode: match (spec.like_ext4, scenario.volume.engine) {
+            (true, _) => JournalMode::Ext4,
+            (false, Engine::Barrier) => JournalMode::Barrier,
+            (false, _) => JournalMode::Rio,
+        },
         spec,
     };
     user.run();
@@ -95,6 +100,7 @@ enum End {
 /// The program and its state.
 struct User {
     spec: FsSpec,
+    mode: JournalMode,
     /// The choices of the program.
     random: Random,
     /// All other choices.
@@ -209,7 +215,7 @@ impl User {
             .chunks_exact_mut(8)
             .for_each(|part| part.copy_from_slice(&self.rng.u64().to_le_bytes()));
         let options = MountOptions {
-            mode: if self.spec.like_ext4 { JournalMode::Ext4 } else { JournalMode::Rio },
+            mode: self.mode,
             atime: false,
             area_blocks_max: self.spec.area_blocks,
             dirty_pages_max: self.spec.dirty_pages as usize,

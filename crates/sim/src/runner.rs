@@ -171,6 +171,8 @@ const FILE_SYSTEM_PLANTS: &[fs_probe::Plant] = &[
     fs_probe::Plant::ConvertedBeforeData,
     fs_probe::Plant::CheckpointBeforeCommit,
     fs_probe::Plant::InodeAlwaysFit,
+    fs_probe::Plant::HomeBeforeCommitBlock,
+    fs_probe::Plant::RetiredBeforeDurable,
 ];
 
 /// The planted bugs of a modelled drive that keeps the order of epochs, as far as a cluster shows

@@ -73,6 +73,9 @@ pub enum Mode {
     Rio,
     /// The same on streams of engine `horae`, to compare: ordering metadata goes before the data
     Horae,
+    /// As BarrierFS, to compare: commits in flight on streams of engine `barrier`, which needs drives
+    /// that keep the order
+    Barrier,
     /// As ext4 with jbd2: a commit of the journal for each fsync
     Ext4,
 }

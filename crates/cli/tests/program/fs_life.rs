@@ -134,6 +134,17 @@ fn a_mount_that_fails_in_the_background_has_its_message_and_its_code() {
     image.fs(&["umount", "mnt"]).ok();
 }
 
+/// A file keeps no order, so the mode has no effect there and is refused.
+#[test]
+fn mode_barrier_is_refused_for_an_image() {
+    let image = Image::new();
+    let mount = ["mount", "disk.img", "mnt", "--mode", "barrier"];
+    image.fs(&mount).failed(4, &["engine barrier", "no cache barrier"]);
+    image.mount(&[]);
+    image.fs(&["umount", "mnt"]).ok();
+    image.is_clean();
+}
+
 #[test]
 fn a_mount_in_use_is_unmounted_only_by_force_and_without_loss() {
     let image = Image::new();

@@ -106,6 +106,26 @@ impl Drop for Scene {
 }
 
 #[test]
+fn mode_barrier_mounts_a_volume_whose_drive_keeps_the_order() {
+    let barrier = "ssd:flash,size=256M,order=barrier";
+    let words = ["--drive", barrier, "--log", "file:log,size=8M"];
+    let scene = Scene::with(|folder| serve(folder, &words));
+    scene.mount(&["--mode", "barrier"]);
+    let mut file = File::create(scene.folder.path().join("mnt/file")).unwrap();
+    file.write_all(b"durable").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let stat = scene.ask(&["stat", "mnt"]).ok();
+    assert_eq!((&stat["mode"], &stat["records"]), (&"barrier".into(), &0.into()));
+    assert!(stat["commits"].as_u64().unwrap() >= 1, "{stat:?}");
+    scene.ask(&["umount", "mnt"]).ok();
+    assert_eq!(scene.fs(&["fsck", "v"]).ok()["clean"], true);
+    scene.mount(&["--mode", "ext4"]);
+    assert_eq!(fs::read(scene.folder.path().join("mnt/file")).unwrap(), b"durable");
+    scene.ask(&["umount", "mnt"]).ok();
+}
+
+#[test]
 fn a_target_that_is_lost_makes_the_files_read_only_with_the_reason() {
     let mut scene = Scene::new();
     scene.mount(&["--loss-timeout", "1"]);

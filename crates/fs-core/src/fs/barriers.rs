@@ -18,9 +18,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use super::Fs;
-use super::durability::ALL_PAGES;
+use super::commit::Wish;
+use super::durability::{ALL_PAGES, is_data_only};
 use super::file_commit::FileCommit;
+use super::journal_mode::FileBarrier;
+use super::{Fs, MAIN_STREAM};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
@@ -35,6 +37,9 @@ pub(super) struct Barriers {
     pending: Vec<(StreamNo, GroupSeq)>,
     /// Files with a barrier of their own that were not submitted yet, in the order of the calls.
     held: Vec<(Arc<Inode>, bool)>,
+    /// In mode `barrier`: the last group that barriers have submitted. What comes later is ordered
+    /// behind it, so nothing but an `fsync` waits for it.
+    ordered: GroupSeq,
 }
 
 impl Barriers {
@@ -69,13 +74,16 @@ impl Fs {
     /// As [`fsync`](Self::fsync).
     pub fn barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
         self.stat.barriers.fetch_add(1, Ordering::Relaxed);
-        if !self.options.mode.keep_order().barriers || self.is_read_only() {
-            return self.fsync(ino, data_only, now);
+        match self.options.mode.keep_order().barriers {
+            FileBarrier::Record if !self.is_read_only() => {}
+            FileBarrier::Commit if !self.is_read_only() => {
+                return self.commit_barrier(ino, data_only, now);
+            }
+            _ => return self.fsync(ino, data_only, now),
         }
         self.note_time(now);
         let inode = self.inode(ino)?;
-        // The entries of a directory are its data.
-        let data_only = data_only && inode.state.read().disk.is_regular();
+        let data_only = is_data_only(&inode, data_only);
         let stream = self.stream_of(ino);
         let is_overwritten = !is_bug_planted(Plant::OverwriteBeforeBarrier)
             && self.has_barrier(stream)
@@ -99,6 +107,30 @@ impl Fs {
             FileCommit::Fallback(_) => return self.fsync(ino, data_only, now),
         }
         Ok(())
+    }
+
+    /// A barrier where all is on one stream: what is submitted later is ordered behind it. The data
+    /// is submitted, and the commit that it needs, and nothing is waited for.
+    fn commit_barrier(&self, ino: Ino, data_only: bool, now: Time) -> Result<(), FsError> {
+        self.note_time(now);
+        let inode = self.inode(ino)?;
+        let tid = self.write_back_whole(&inode, is_data_only(&inode, data_only))?;
+        if is_bug_planted(Plant::BarrierWithoutCommit) {
+            return Ok(());
+        }
+        self.submit_up_to(tid, Wish::Ordered)?;
+        let commit_block = self.committing.lock().last_commit_block();
+        let data = self.last_write(&inode).map(|(_, seq)| seq);
+        let mut barriers = self.barriers.lock();
+        barriers.ordered = barriers.ordered.max(commit_block.max(data).unwrap_or_default());
+        Ok(())
+    }
+
+    /// Waits until all barriers of mode `barrier` are durable. An `fsync` of a file without changes
+    /// would wait for nothing otherwise.
+    pub(super) fn wait_ordered(&self) -> Result<(), FsError> {
+        let ordered = self.barriers.lock().ordered;
+        self.wait_durable(MAIN_STREAM, ordered, "waiting for a barrier")
     }
 
     /// Whether a barrier on `stream` may be submitted at once.

@@ -1,19 +1,28 @@
-//! The main commit: cut, data, journal, checkpoint, reuse.
+//! The main commit: cut, data, journal, checkpoint. It has two halves. This is the first one, which
+//! submits; [`retirement`](super::retirement) is the second one, which waits.
 //!
 //! 1. *Cut*: the gate is closed, all changes since the last cut are rendered into blocks, and the
 //!    next transaction begins.
 //! 2. The data that the transaction refers to is *durable*. It is not enough that the drive has
-//!    completed it: recovery zeroes fresh blocks beyond a stream's prefix.
+//!    completed it: recovery zeroes fresh blocks beyond a stream's prefix. (In mode `barrier` it is
+//!    submitted on the same stream: that is enough there.)
 //! 3. The journal's blocks are submitted, and the commit block after them.
-//! 4. When the commit is durable, its blocks may be written home (a *checkpoint*), and what the
-//!    transaction freed may be used again as soon as the last writes to it are released.
+//! 4. When the commit is durable, it is *retired*: its blocks may be written home (a *checkpoint*),
+//!    and what the transaction freed may be used again as soon as the last writes to it are
+//!    released.
+//!
+//! In mode `barrier` the next commit may begin after step 3, so several transactions are in flight.
+//! A block may be in all of them, each time with another content, and changing again in the running
+//! one: no content of a block is ever changed in its place ([`cache`](crate::cache)), so each commit
+//! keeps its own without a copy.
 
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::journal_mode::{CommitBlock, DataState};
+use super::journal_mode::{CommitBlock, Commits, DataState};
+use super::retirement::{CommitState, Submitted};
 use super::{Fs, Held, MAIN_STREAM};
 use crate::block::{Block, BlockKind, BlockNo};
 use crate::error::FsError;
@@ -21,6 +30,7 @@ use crate::format::checksum;
 use crate::format::inode::INODE_BYTES;
 use crate::groups::{FreedBatch, InodePlace};
 use crate::inode_table::InodeState;
+use crate::journal::Commit;
 use crate::probe::{Plant, is_bug_planted};
 use crate::running::Running;
 use crate::storage::{BlockWrite, Content, GroupSeq, Placement, StreamNo, WriteGroup};
@@ -29,14 +39,6 @@ use crate::tid::Tid;
 
 /// The largest number of blocks of a group.
 const GROUP_BLOCKS_MAX: usize = 64;
-
-/// The state of commits, of which there is one at a time.
-#[derive(Debug, Default)]
-pub(super) struct CommitState {
-    /// The blocks and inodes that durable commits have freed, and the groups that must be released
-    /// before these are used again.
-    freed: Vec<(FreedBatch, BTreeMap<StreamNo, GroupSeq>)>,
-}
 
 /// A transaction after its cut.
 #[derive(Default)]
@@ -49,9 +51,19 @@ struct Cut {
     data: BTreeMap<StreamNo, GroupSeq>,
 }
 
-/// The end of a commit.
-enum Committed {
+/// Whether a commit asks for durability when it is submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Order is enough: it becomes durable when something waits for that.
+    Ordered,
+    /// Its caller waits until it is durable.
     Durable,
+}
+
+/// The end of the first half of a commit.
+enum Committed {
+    /// Its commit block is submitted. If there is one commit at a time, it is durable.
+    Submitted,
     /// There was nothing to commit.
     Nothing,
     /// Files with held barriers must be submitted first.
@@ -65,46 +77,57 @@ impl Fs {
         self.commit_up_to(tid)
     }
 
-    /// As [`commit_now`](Self::commit_now), also for a thread that submits held files.
+    /// Ends the running transaction, also for a thread that submits held files. What follows is
+    /// ordered behind it.
     pub(super) fn commit_running(&self, held: Held) -> Result<(), FsError> {
         let tid = self.running.lock().tid;
         match held {
-            Held::First => self.commit_up_to(tid),
-            Held::Submitting => self.commit_and_wait(tid, held).map(drop),
+            Held::First => self.submit_up_to(tid, Wish::Ordered),
+            Held::Submitting => self.submit_for(tid, Wish::Ordered, held).map(drop),
         }
     }
 
     /// Returns when transaction `tid` is durable, and commits it if it is still running.
     pub(super) fn commit_up_to(&self, tid: Tid) -> Result<(), FsError> {
+        self.submit_up_to(tid, Wish::Durable)?;
+        self.make_durable(tid)
+    }
+
+    /// Returns when the commit block of transaction `tid` is submitted, and submits it if it is
+    /// still running.
+    pub(super) fn submit_up_to(&self, tid: Tid, wish: Wish) -> Result<(), FsError> {
         loop {
             // Their barriers come before the commit.
             self.submit_held()?;
-            if self.commit_and_wait(tid, Held::First)? {
-                return Ok(());
+            match self.submit_for(tid, wish, Held::First)? {
+                Committed::Submitted | Committed::Nothing => return Ok(()),
+                Committed::HeldFirst => {}
             }
         }
     }
 
-    /// Whether the transaction is durable, or empty; else files are held, which must be submitted
-    /// first.
-    fn commit_and_wait(&self, tid: Tid, held: Held) -> Result<bool, FsError> {
+    fn submit_for(&self, tid: Tid, wish: Wish, held: Held) -> Result<Committed, FsError> {
         let mut committing = self.committing.lock();
         // Another thread may have committed it during the wait for the mutex.
-        while self.durable() < tid {
+        while committing.last_submitted().unwrap_or(self.durable()) < tid {
             self.check_writable()?;
-            match self.commit(&mut committing, held)? {
-                Committed::Durable => {}
-                Committed::Nothing => break,
-                Committed::HeldFirst => return Ok(false),
+            match self.commit(&mut committing, wish, held)? {
+                Committed::Submitted => {}
+                end => return Ok(end),
             }
         }
-        Ok(true)
+        Ok(Committed::Submitted)
     }
 
     /// Commits the running transaction.
-    fn commit(&self, state: &mut CommitState, held: Held) -> Result<Committed, FsError> {
+    fn commit(
+        &self,
+        state: &mut CommitState,
+        wish: Wish,
+        held: Held,
+    ) -> Result<Committed, FsError> {
         let cut = self.cut(held).map_err(|error| self.fail("preparing a commit", &error))?;
-        let Some(mut cut) = cut else { return Ok(Committed::HeldFirst) };
+        let Some(cut) = cut else { return Ok(Committed::HeldFirst) };
         self.wait_barriers(None)?;
         let order = self.options.mode.keep_order();
         for (&stream, &seq) in &cut.data {
@@ -112,6 +135,7 @@ impl Fs {
                 break;
             }
             let waited = match order.before_journal {
+                DataState::Submitted => Ok(()),
                 DataState::Complete => self.storage.wait_complete(stream, seq),
                 DataState::Durable if is_bug_planted(Plant::CommitWhenComplete) => {
                     self.storage.wait_complete(stream, seq)
@@ -123,36 +147,36 @@ impl Fs {
         if cut.blocks.is_empty() {
             return Ok(Committed::Nothing);
         }
-        let last = self.write_transaction(&cut);
-        let last = last.map_err(|error| self.fail("writing the journal", &error))?;
-        self.durable.store(cut.tid.0, Ordering::Release);
+        let commit_block = self
+            .write_transaction(state, &cut, wish)
+            .map_err(|error| self.fail("writing the journal", &error))?;
         self.stat.commits.fetch_add(1, Ordering::Relaxed);
-        // Records of earlier transactions don't count any more, so a crash may leave any content in
-        // their blocks.
-        for (area, stream) in self.areas.iter().zip(1..) {
-            let mut area = area.lock();
-            area.on_commit_released(cut.tid);
-            self.stat.note_area(StreamNo(stream), &area);
-        }
-        if !cut.revoked.is_empty() {
+        let Cut { tid, freed, revoked, mut last_writes, .. } = cut;
+        if !revoked.is_empty() {
             // The main stream may have written the freed blocks home, at the latest before this
             // commit. With engine `horae` such a write may still be redirected, and would land on
             // what another stream has written there meanwhile (trap T15).
-            let last_home = cut.last_writes.entry(MAIN_STREAM).or_default();
-            *last_home = last.max(*last_home);
+            let last_home = last_writes.entry(MAIN_STREAM).or_default();
+            *last_home = commit_block.max(*last_home);
         }
-        state.freed.push((cut.freed, cut.last_writes));
-        self.reuse(state, false)?;
-        Ok(Committed::Durable)
+        self.on_submitted(state, Submitted { tid, commit_block, freed, last_writes })?;
+        Ok(Committed::Submitted)
     }
 
-    /// Writes a transaction into the log, and waits until it is durable. Returns its last group.
-    fn write_transaction(&self, cut: &Cut) -> Result<GroupSeq, FsError> {
+    /// Submits the blocks of a transaction. Returns the group of its commit block.
+    fn write_transaction(
+        &self,
+        state: &mut CommitState,
+        cut: &Cut,
+        wish: Wish,
+    ) -> Result<GroupSeq, FsError> {
         let has_space = || {
             let has = self.journal.lock().has_space(cut.blocks.len(), cut.revoked.len());
             has.map_err(|error| FsError::Io(error.to_string()))
         };
         while !has_space()? {
+            // Only blocks of durable transactions go home.
+            self.await_submitted(state)?;
             self.checkpoint(usize::MAX)?;
         }
         let commit = self.journal.lock().encode_commit(
@@ -161,48 +185,46 @@ impl Fs {
             &cut.revoked,
             self.now_seconds.load(Ordering::Relaxed),
         );
-        let commit = commit.map_err(|error| FsError::Io(error.to_string()))?;
-        if let Some(start) = commit.start {
-            // The journal's superblock must have the beginning of the log before a commit is in it.
-            self.write_main([start])?;
+        let Commit { start, mut body, commit } =
+            commit.map_err(|error| FsError::Io(error.to_string()))?;
+        let order = self.options.mode.keep_order();
+        // The journal's superblock must have the beginning of the log before a commit is in it.
+        match (start, order.commits) {
+            (Some(start), Commits::One) => self.write_main([start])?,
+            (Some(start), Commits::Several) => body.insert(0, start),
+            (None, _) => {}
         }
-        let last = match self.options.mode.keep_order().commit_block {
-            CommitBlock::NextGroup => {
-                let all = commit.body.into_iter().chain([commit.commit]);
-                self.submit_main(all, 1, Content::Journal, Content::Commit)?
+        if is_bug_planted(Plant::HomeBeforeCommitBlock) {
+            self.submit_main(home(cut), Content::Home)?;
+        }
+        if is_bug_planted(Plant::CommitBlockWithOthers) {
+            body.push(commit);
+            return self.submit_main(body, Content::Journal);
+        }
+        let journal = self.submit_main(body, Content::Journal)?;
+        if order.commit_block == CommitBlock::AfterFlush {
+            // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
+            self.storage.wait_complete(MAIN_STREAM, journal)?;
+            if !is_bug_planted(Plant::CommitBlockBeforeFlush) {
+                self.storage.wait_durable(MAIN_STREAM, journal)?;
             }
-            CommitBlock::AfterFlush => {
-                // As jbd2: wait for the blocks, FLUSH, and write the commit block with FUA.
-                let body = self.submit_main(commit.body, 0, Content::Journal, Content::Commit)?;
-                self.storage.wait_complete(MAIN_STREAM, body)?;
-                if !is_bug_planted(Plant::CommitBlockBeforeFlush) {
-                    self.storage.wait_durable(MAIN_STREAM, body)?;
-                }
-                self.submit_main([commit.commit], 1, Content::Journal, Content::Commit)?
-            }
-        };
+        }
+        let flush = wish == Wish::Durable || order.commits == Commits::One;
+        let commit = WriteGroup { writes: alloc::vec![commit], flush, content: Content::Commit };
+        let last = self.storage.submit(MAIN_STREAM, commit)?;
         if is_bug_planted(Plant::CheckpointBeforeCommit) {
-            let home = cut.blocks.iter().cloned();
-            let placement = Placement::InPlace;
-            let home = home.map(|(at, data)| BlockWrite { at, data, placement });
-            self.submit_main(home, 0, Content::Home, Content::Home)?;
+            self.submit_main(home(cut), Content::Home)?;
         }
-        self.storage.wait_durable(MAIN_STREAM, last)?;
-        self.journal.lock().on_commit_durable(cut.tid);
         Ok(last)
     }
 
-    /// Submits writes on the main stream. The last `apart` of them, if any, are a group of their
-    /// own, which asks for durability: their content is `last_content`. Returns the last group.
+    /// Submits writes on the main stream. They become durable when something waits for that. Returns
+    /// the last group.
     fn submit_main(
         &self,
         writes: impl IntoIterator<Item = BlockWrite>,
-        apart: usize,
         content: Content,
-        last_content: Content,
     ) -> Result<GroupSeq, FsError> {
-        let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
-        let last = writes.split_off(writes.len() - apart);
         let mut writes = writes.into_iter().peekable();
         let mut seq = GroupSeq(0);
         while writes.peek().is_some() {
@@ -210,11 +232,7 @@ impl Fs {
             let group = WriteGroup { writes: group, flush: false, content };
             seq = self.storage.submit(MAIN_STREAM, group)?;
         }
-        if last.is_empty() {
-            return Ok(seq);
-        }
-        let last = WriteGroup { writes: last, flush: true, content: last_content };
-        Ok(self.storage.submit(MAIN_STREAM, last)?)
+        Ok(seq)
     }
 
     /// Writes blocks on the main stream, and waits until they are durable. The main stream itself may
@@ -223,9 +241,11 @@ impl Fs {
         &self,
         writes: impl IntoIterator<Item = BlockWrite>,
     ) -> Result<(), FsError> {
-        let writes: Vec<BlockWrite> = writes.into_iter().collect();
-        let apart = writes.len().min(GROUP_BLOCKS_MAX);
-        let last = self.submit_main(writes, apart, Content::Home, Content::Home)?;
+        let mut writes: Vec<BlockWrite> = writes.into_iter().collect();
+        let last = writes.split_off(writes.len() - writes.len().min(GROUP_BLOCKS_MAX));
+        self.submit_main(writes, Content::Home)?;
+        let last = WriteGroup { writes: last, flush: true, content: Content::Home };
+        let last = self.storage.submit(MAIN_STREAM, last)?;
         Ok(self.storage.wait_durable(MAIN_STREAM, last)?)
     }
 
@@ -236,7 +256,7 @@ impl Fs {
         if !plan.writes.is_empty() {
             self.stat.checkpoint_blocks.fetch_add(plan.writes.len() as u64, Ordering::Relaxed);
             if is_bug_planted(Plant::TailBeforeCheckpoint) {
-                self.submit_main(plan.writes.iter().cloned(), 0, Content::Home, Content::Home)?;
+                self.submit_main(plan.writes.iter().cloned(), Content::Home)?;
             } else if is_bug_planted(Plant::CheckpointFresh) {
                 let placement = Placement::Fresh;
                 let fresh = plan.writes.iter().map(|w| BlockWrite { placement, ..w.clone() });
@@ -271,40 +291,6 @@ impl Fs {
         if is_due && !self.is_read_only() { self.checkpoint(usize::MAX) } else { Ok(()) }
     }
 
-    /// Lets freed blocks and inodes be used again, as far as the last writes to them are released.
-    /// With `wait` all of them.
-    fn reuse(&self, state: &mut CommitState, wait: bool) -> Result<(), FsError> {
-        let mut kept = Vec::new();
-        for (batch, last_writes) in core::mem::take(&mut state.freed) {
-            let mut is_released = true;
-            for (&stream, &seq) in &last_writes {
-                let has_released = || {
-                    let marks = self.storage.marks(stream);
-                    marks.released >= seq
-                        || is_bug_planted(Plant::ReuseBeforeReleased) && marks.durable >= seq
-                };
-                if !has_released() && wait {
-                    let waited = self.storage.wait_released(stream, seq);
-                    waited.map_err(|error| self.fail("writing file data", &error))?;
-                }
-                is_released &= has_released();
-            }
-            if is_released {
-                self.groups.reuse(batch);
-                self.reuses.fetch_add(1, Ordering::Release);
-            } else {
-                kept.push((batch, last_writes));
-            }
-        }
-        state.freed = kept;
-        Ok(())
-    }
-
-    /// Waits until all that durable commits have freed may be used again.
-    pub(super) fn reuse_when_released(&self) -> Result<(), FsError> {
-        self.reuse(&mut self.committing.lock(), true)
-    }
-
     /// Ends the running transaction, and begins the next one. Operations wait meanwhile. `None`: a
     /// file is held, which must be submitted first. Changes after its barrier may be in the
     /// transaction.
@@ -315,15 +301,15 @@ impl Fs {
         }
         let running = {
             let mut running = self.running.lock();
-            // The transactions in the log follow one another without a gap.
-            let is_empty = running.is_empty();
-            let next = if is_empty { running.tid } else { running.tid.next() };
+            if running.is_empty() {
+                // The transactions in the log follow one another without a gap, so the number is
+                // used again. Data that was submitted changes its inode, so there is none.
+                debug_assert!(running.data.is_empty(), "data belongs to a transaction");
+                return Ok(Some(Cut { tid: running.tid, ..Cut::default() }));
+            }
+            let next = running.tid.next();
             core::mem::replace(&mut *running, Running::new(next))
         };
-        if running.is_empty() {
-            let Running { tid, data, .. } = running;
-            return Ok(Some(Cut { tid, data, ..Cut::default() }));
-        }
         let Running { tid, mut blocks, inodes, revoked, freed, last_writes, data, orphans, .. } =
             running;
         for inode in inodes.values() {
@@ -396,4 +382,10 @@ impl Fs {
         });
         Ok(at)
     }
+}
+
+/// The writes of a transaction's blocks home.
+fn home(cut: &Cut) -> impl Iterator<Item = BlockWrite> {
+    let placement = Placement::InPlace;
+    cut.blocks.iter().cloned().map(move |(at, data)| BlockWrite { at, data, placement })
 }

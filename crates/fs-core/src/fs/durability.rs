@@ -1,13 +1,24 @@
 //! `fsync` and its relatives, and the work of the background.
 
+use alloc::sync::Arc;
 use core::ops::Range;
 
 use super::file_commit::FileCommit;
+use super::journal_mode::Commits;
 use super::{Fs, Held, Waker};
 use crate::block::Ino;
 use crate::error::FsError;
 use crate::format::inode::Time;
+use crate::inode_table::Inode;
+use crate::storage::{GroupSeq, StreamNo};
 use crate::sync::atomic::Ordering;
+use crate::tid::Tid;
+
+/// Whether only the data of an inode, and what is needed to read it, is asked for. The entries of a
+/// directory are its data.
+pub(super) fn is_data_only(inode: &Inode, asked: bool) -> bool {
+    asked && inode.state.read().disk.is_regular()
+}
 
 /// All pages of a file.
 pub(super) const ALL_PAGES: Range<u32> = 0..u32::MAX;
@@ -26,8 +37,7 @@ impl Fs {
             // What was not durable when it failed never is.
             return if self.failure().is_some() { Err(FsError::ReadOnly) } else { Ok(()) };
         }
-        // The entries of a directory are its data.
-        let data_only = data_only && inode.state.read().disk.is_regular();
+        let data_only = is_data_only(&inode, data_only);
         if self.options.mode.keep_order().file_level {
             self.submit_held()?;
             // A file without new data must not become durable before a barrier either.
@@ -43,18 +53,48 @@ impl Fs {
                 FileCommit::Fallback(why) => self.stat.count_fallback(why),
             }
         }
-        self.write_back(&inode, ALL_PAGES)?;
-        let tid = if data_only { inode.data_tid() } else { inode.changed_tid() };
+        let tid = self.write_back_whole(&inode, data_only)?;
         if tid > self.durable() {
             self.commit_up_to(tid)?;
         }
         // A commit has waited for the data of its transaction. But there may have been none: an
         // overwrite changes nothing that is needed to read the data.
         if let Some((stream, seq)) = self.last_write(&inode) {
-            let waited = self.storage.wait_durable(stream, seq);
-            waited.map_err(|error| self.fail("writing file data", &error))?;
+            self.wait_durable(stream, seq, "writing file data")?;
         }
-        Ok(())
+        self.wait_ordered()
+    }
+
+    /// Waits until a group is durable, unless it is.
+    pub(super) fn wait_durable(
+        &self,
+        stream: StreamNo,
+        seq: GroupSeq,
+        doing: &str,
+    ) -> Result<(), FsError> {
+        if self.storage.marks(stream).durable >= seq {
+            return Ok(());
+        }
+        let waited = self.storage.wait_durable(stream, seq);
+        waited.map_err(|error| self.fail(doing, &error))
+    }
+
+    /// Submits all dirty pages of a file. Returns the transaction up to which all must be committed:
+    /// the last one with changes of the file, or with `data_only` with changes that are needed to
+    /// read its data.
+    pub(super) fn write_back_whole(
+        &self,
+        inode: &Arc<Inode>,
+        data_only: bool,
+    ) -> Result<Tid, FsError> {
+        let is_clean = inode.state.read().pages.dirty() == 0;
+        self.write_back(inode, ALL_PAGES)?;
+        let commits = self.options.mode.keep_order().commits;
+        if data_only && is_clean && commits == Commits::Several {
+            // As BarrierFS: a call that has no data to submit forces a commit.
+            return Ok(self.running.lock().tid);
+        }
+        Ok(if data_only { inode.data_tid() } else { inode.changed_tid() })
     }
 
     /// Makes everything durable.

@@ -1,5 +1,5 @@
 //! How a mount keeps order: each mode is one line of a table, and the rest of the file system asks
-//! the table. A further mode (the barrier-enabled stack's, OPIMQ's) is a further line.
+//! the table. A further mode (OPIMQ's) is a further line.
 
 /// How `fsync` keeps order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -10,6 +10,9 @@ pub enum JournalMode {
     /// HoraeFS (§6.3), which has the same journals for each core. The streams keep what those of
     /// engine `rio` keep, so the file system waits at the same places.
     Horae,
+    /// As BarrierFS (FAST '18), on streams of engine `barrier`: the main commit of ext4, whose parts
+    /// are dispatched in order without a wait. Several commits may be in flight.
+    Barrier,
     /// File-level transactions on ordered streams.
     #[default]
     Rio,
@@ -27,14 +30,16 @@ pub(super) struct KeepOrder {
     pub(super) before_journal: DataState,
     /// How the commit block follows the other blocks of its transaction.
     pub(super) commit_block: CommitBlock,
-    /// Whether `fbarrier` orders without waiting. Otherwise it is an `fsync`.
-    pub(super) barriers: bool,
+    /// Whether a commit may begin before the one before it is durable.
+    pub(super) commits: Commits,
+    /// The way in which `fbarrier` orders a file.
+    pub(super) barriers: FileBarrier,
 }
 
 /// Where the data of files goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataStreams {
-    /// The main stream: a FLUSH of jbd2 covers the whole drive.
+    /// The main stream. So a FLUSH of jbd2 covers it, and the journal's blocks come after it.
     Main,
     /// A data stream for each inode, by its number.
     OfInode,
@@ -43,6 +48,8 @@ pub(super) enum DataStreams {
 /// The state of data that something later waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DataState {
+    /// It was submitted. What comes later on the same stream is never there without it.
+    Submitted,
     /// The drive has completed it. A FLUSH that comes later makes it durable.
     Complete,
     /// It is durable. The recovery of streams zeroes fresh blocks beyond a prefix, so nothing that
@@ -59,6 +66,28 @@ pub(super) enum CommitBlock {
     AfterFlush,
 }
 
+/// How many commits are in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commits {
+    /// One: the next one begins when it is durable.
+    One,
+    /// Any number: the next one begins when the commit block is submitted. A thread that needs the
+    /// commit durable waits for that.
+    Several,
+}
+
+/// The way in which `fbarrier` orders a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileBarrier {
+    /// An `fsync`.
+    Fsync,
+    /// It submits a file-level transaction. If that has to come after a barrier of another stream,
+    /// the file is held.
+    Record,
+    /// It submits a main commit: all is on one stream.
+    Commit,
+}
+
 impl JournalMode {
     /// Its name on command lines and in figures.
     #[must_use]
@@ -66,6 +95,7 @@ impl JournalMode {
         match self {
             Self::Ext4 => "ext4",
             Self::Horae => "horae",
+            Self::Barrier => "barrier",
             Self::Rio => "rio",
         }
     }
@@ -78,14 +108,24 @@ impl JournalMode {
                 file_level: false,
                 before_journal: DataState::Complete,
                 commit_block: CommitBlock::AfterFlush,
-                barriers: false,
+                commits: Commits::One,
+                barriers: FileBarrier::Fsync,
+            },
+            Self::Barrier => KeepOrder {
+                data: DataStreams::Main,
+                file_level: false,
+                before_journal: DataState::Submitted,
+                commit_block: CommitBlock::NextGroup,
+                commits: Commits::Several,
+                barriers: FileBarrier::Commit,
             },
             Self::Horae | Self::Rio => KeepOrder {
                 data: DataStreams::OfInode,
                 file_level: true,
                 before_journal: DataState::Durable,
                 commit_block: CommitBlock::NextGroup,
-                barriers: true,
+                commits: Commits::One,
+                barriers: FileBarrier::Record,
             },
         }
     }

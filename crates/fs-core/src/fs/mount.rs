@@ -572,7 +572,9 @@ impl Fs {
 
     fn end_use(&self, now: Time) -> Result<(), MountError> {
         // No commit or checkpoint of another thread is in progress, or comes later.
-        let _committing = self.committing.lock();
+        let mut committing = self.committing.lock();
+        // A call may have submitted one after the last wait for all.
+        self.await_submitted(&mut committing)?;
         self.checkpoint(usize::MAX)?;
         // The journal has its full length again: the mark that no record is needed.
         let full = u32::try_from(self.journal_blocks.len()).unwrap_or(u32::MAX);

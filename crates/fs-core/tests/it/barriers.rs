@@ -3,13 +3,25 @@
 use std::sync::Arc;
 
 use riopipe_fs_core::Ino;
-use riopipe_fs_core::fs::Fs;
+use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions};
 
 use crate::calls::{NOW, file, options, root};
 use crate::enumerate::random::Random;
 use crate::memory::{Image, Memory, image_of};
 
 const BLOCKS: u64 = 65_536;
+
+/// A mount in mode `barrier`, on a storage with its engine's promise.
+fn mount_in_mode_barrier() -> (Arc<Memory>, Fs) {
+    mount_on(Memory::new(image_of(BLOCKS, &[]), BLOCKS, 4), JournalMode::Barrier)
+}
+
+fn mount_on(memory: Memory, mode: JournalMode) -> (Arc<Memory>, Fs) {
+    let is_barrier = mode == JournalMode::Barrier;
+    let memory = Arc::new(if is_barrier { memory.with_barriers() } else { memory });
+    let (fs, _) = Fs::mount(memory.clone(), MountOptions { mode, ..options() }, NOW).unwrap();
+    (memory, fs)
+}
 
 /// The generation that a file has after a crash.
 fn generation(image: &Image, name: &str) -> u8 {
@@ -25,11 +37,19 @@ fn generation(image: &Image, name: &str) -> u8 {
 
 #[test]
 fn a_write_after_a_barrier_is_never_there_without_the_one_before_it() {
+    order_is_kept(JournalMode::Rio);
+}
+
+#[test]
+fn a_write_after_a_barrier_is_never_there_without_the_one_before_it_in_mode_barrier() {
+    order_is_kept(JournalMode::Barrier);
+}
+
+fn order_is_kept(mode: JournalMode) {
     let image = image_of(BLOCKS, &[]);
     for seed in 0..12 {
         let mut random = Random(seed);
-        let memory = Arc::new(Memory::new(image.clone(), BLOCKS, 4));
-        let (fs, _) = Fs::mount(memory.clone(), options(), NOW).unwrap();
+        let (memory, fs) = mount_on(Memory::new(image.clone(), BLOCKS, 4), mode);
         // Three files on three streams.
         let names = ["a", "b", "c"];
         let files = names.map(|name| {
@@ -84,6 +104,86 @@ fn a_barrier_does_not_wait() {
         }
     }
     fs.unmount(NOW).unwrap();
+}
+
+/// Commits follow one another without a wait, and one FLUSH makes all of them durable.
+#[test]
+fn many_commits_are_in_flight_in_mode_barrier() {
+    let (memory, fs) = mount_in_mode_barrier();
+    let names: Vec<String> = (0..20).map(|number| format!("f{number}")).collect();
+    fs.sync(NOW).unwrap();
+    let (waits, commits) = (memory.waits(), fs.stat().commits);
+    for name in &names {
+        let new = fs.create(&root(), Ino::ROOT, name.as_bytes(), &file(0o644), NOW).unwrap().ino;
+        fs.write(&root(), new, 0, &[1; 5000], NOW).unwrap();
+        fs.barrier(new, false, NOW).unwrap();
+    }
+    assert_eq!((memory.waits(), fs.stat().commits - commits), (waits, 20));
+    let last = fs.lookup(&root(), Ino::ROOT, b"f19").unwrap().ino;
+    fs.fsync(last, false, NOW).unwrap();
+    assert_eq!((memory.waits(), fs.stat().commits - commits), (waits + 1, 20));
+
+    let (_, fs) = mount_on(Memory::new(memory.crash(&mut |_| 0), BLOCKS, 4), JournalMode::Barrier);
+    for name in &names {
+        assert_eq!(fs.lookup(&root(), Ino::ROOT, name.as_bytes()).unwrap().size, 5000, "{name}");
+    }
+}
+
+/// An `fsync` submits data, journal and commit block, and waits once.
+#[test]
+fn an_fsync_waits_once_in_mode_barrier() {
+    let (memory, fs) = mount_in_mode_barrier();
+    let new = fs.create(&root(), Ino::ROOT, b"new", &file(0o644), NOW).unwrap().ino;
+    fs.sync(NOW).unwrap();
+    for round in 0..3 {
+        let waits = memory.waits();
+        fs.write(&root(), new, round * 4096, &[1; 4096], NOW).unwrap();
+        fs.fsync(new, false, NOW).unwrap();
+        assert_eq!(memory.waits(), waits + 1);
+    }
+}
+
+/// A data barrier commits only if it has no data, or if the data needs a commit to be read.
+#[test]
+fn a_data_barrier_without_data_commits_in_mode_barrier() {
+    let (memory, fs) = mount_in_mode_barrier();
+    let [log, other] = ["log", "other"]
+        .map(|name| fs.create(&root(), Ino::ROOT, name.as_bytes(), &file(0o644), NOW).unwrap().ino);
+    fs.write(&root(), log, 0, &[1; 8192], NOW).unwrap();
+    fs.sync(NOW).unwrap();
+    let (waits, commits) = (memory.waits(), fs.stat().commits);
+    let commits = || fs.stat().commits - commits;
+    // An overwrite.
+    fs.write(&root(), log, 0, &[2; 4096], NOW).unwrap();
+    fs.barrier(log, true, NOW).unwrap();
+    assert_eq!(commits(), 0);
+    // New data.
+    fs.write(&root(), log, 8192, &[3; 4096], NOW).unwrap();
+    fs.barrier(log, true, NOW).unwrap();
+    assert_eq!(commits(), 1);
+    // No data.
+    fs.set_xattr(&root(), other, b"user.k", b"v", riopipe_fs_core::xattr::SetMode::Any, NOW)
+        .unwrap();
+    fs.barrier(log, true, NOW).unwrap();
+    assert_eq!((commits(), memory.waits()), (2, waits));
+}
+
+/// Barriers fill the log again and again. A commit that finds no space waits for those in flight.
+#[test]
+fn barriers_never_wait_for_a_full_log_for_ever() {
+    let (memory, fs) =
+        mount_on(Memory::new(image_of(BLOCKS, &["-J", "size=8"]), BLOCKS, 4), JournalMode::Barrier);
+    let new = fs.create(&root(), Ino::ROOT, b"new", &file(0o644), NOW).unwrap().ino;
+    let waits = memory.waits();
+    for round in 0..1500 {
+        fs.write(&root(), new, round % 7 * 4096, &[round as u8; 4096], NOW).unwrap();
+        fs.barrier(new, false, NOW).unwrap();
+    }
+    // The log has 2047 blocks, and a commit 5 at least.
+    let waits = memory.waits() - waits;
+    assert!((6..60).contains(&waits), "{waits}");
+    fs.unmount(NOW).unwrap();
+    crate::memory::check_clean(&memory.image(), BLOCKS);
 }
 
 /// The entries of a directory are its data.

@@ -11,6 +11,12 @@ use riopipe_fs_testkit::random::Random;
 use crate::calls::{NOW, options};
 use crate::memory::{Image, Memory, check_clean, image_of};
 
+/// The storage for a mode: what its engine promises of a crash.
+fn storage_of(mode: JournalMode, image: &Image) -> Arc<Memory> {
+    let memory = Memory::new(image.clone(), BLOCKS, 3);
+    Arc::new(if mode == JournalMode::Barrier { memory.with_barriers() } else { memory })
+}
+
 /// A crash state, and what must be there.
 struct Cut {
     image: Image,
@@ -22,7 +28,7 @@ const BLOCKS: u64 = 65_536;
 
 fn run(seed: u64, image: &Image, steps: usize, mount: &MountOptions) -> u64 {
     let mut random = Random(seed);
-    let memory = Arc::new(Memory::new(image.clone(), BLOCKS, 3));
+    let memory = storage_of(mount.mode, image);
     let (fs, _) = Fs::mount(memory.clone(), mount.clone(), NOW).unwrap();
     let mut model = Model::default();
     let mut cuts: Vec<Cut> = Vec::new();
@@ -50,7 +56,7 @@ fn run(seed: u64, image: &Image, steps: usize, mount: &MountOptions) -> u64 {
     }
     let judged = cuts.len() as u64;
     for (number, cut) in cuts.into_iter().enumerate() {
-        let memory = Arc::new(Memory::new(cut.image.clone(), BLOCKS, 3));
+        let memory = storage_of(mount.mode, &cut.image);
         let context = format!("seed {seed}, step {}, cut {number}", cut.step);
         let fail = |why: String| {
             let kept = std::env::temp_dir().join("riofs-cut.img");
@@ -86,6 +92,11 @@ fn what_was_synced_is_there_after_any_crash() {
 #[test]
 fn what_was_synced_is_there_after_any_crash_in_mode_ext4() {
     run_seeds(JournalMode::Ext4);
+}
+
+#[test]
+fn what_was_synced_is_there_after_any_crash_in_mode_barrier() {
+    run_seeds(JournalMode::Barrier);
 }
 
 fn run_seeds(mode: JournalMode) {

@@ -1,8 +1,9 @@
-//! A storage in memory that keeps exactly what the engine `rio` promises, and no more.
+//! A storage in memory that keeps exactly what the engine `rio` promises, or `barrier`, and no more.
 //!
 //! It records every group. [`Memory::crash`] gives a state after a crash: of each stream a prefix
-//! that has at least the durable groups; of the writes beyond it, those in place may be there or
-//! not, and fresh blocks have their old content or read as zeroes.
+//! that has at least the durable groups. Of the writes beyond it with engine `rio` those in place may
+//! be there or not, and fresh blocks have their old content or read as zeroes. With engine `barrier`
+//! some of the next group's writes are there, and none of the others.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -101,6 +102,8 @@ struct State {
     /// The content of all released groups.
     released: Image,
     streams: Vec<Stream>,
+    /// It keeps what engine `barrier` promises.
+    has_barriers: bool,
     /// Groups may still be submitted; then everything fails.
     budget: u64,
     /// The calls that have waited.
@@ -119,6 +122,7 @@ impl Memory {
             current: image.clone(),
             released: image,
             streams: vec![Stream::default(); usize::from(streams)],
+            has_barriers: false,
             budget: u64::MAX,
             waits: 0,
             reads: 0,
@@ -127,6 +131,12 @@ impl Memory {
             cut_seed: 0,
         };
         Self { blocks, state: Mutex::new(state) }
+    }
+
+    /// Lets the storage keep what engine `barrier` promises.
+    pub(crate) fn with_barriers(self) -> Self {
+        self.state.lock().unwrap().has_barriers = true;
+        self
     }
 
     /// Lets the storage fail after `groups` more groups.
@@ -178,10 +188,13 @@ impl State {
         for stream in &self.streams {
             let prefix = stream.durable + choose(stream.last - stream.durable + 1);
             for group in &stream.pending {
+                if self.has_barriers && group.seq > prefix + 1 {
+                    break;
+                }
                 for (at, placement, data) in &group.writes {
                     if group.seq <= prefix {
                         image.write(*at, Arc::clone(data));
-                    } else if *placement == Placement::InPlace {
+                    } else if self.has_barriers || *placement == Placement::InPlace {
                         if choose(2) == 0 {
                             image.write(*at, Arc::clone(data));
                         }

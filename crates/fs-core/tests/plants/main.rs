@@ -127,23 +127,44 @@ fn run(plant: Plant, script: &Script) {
         Plant::CommitBlockBeforeFlush => {
             script.change(New("a/n")).sync("a/n", Sync::All);
         }
+        Plant::CommitBlockWithOthers | Plant::HomeBeforeCommitBlock => {
+            script.change(New("a/n")).sync("a/n", Sync::All);
+        }
+        Plant::RetiredBeforeDurable => fsync(script, New("a/n")),
+        Plant::BarrierWithoutCommit => {
+            // The second file is overwritten, which needs no commit.
+            script.change(Write("a/x", 6000, 5000)).sync("a/x", Sync::Barrier);
+            script.change(Write("b/y", 0, 4096)).sync("b/y", Sync::Fdatasync);
+        }
         Plant::CommitWhenComplete | Plant::BarrierWhenComplete => {
             unreachable!("`rio sim --fs` catches it")
         }
     }
 }
 
-fn broken(plant: Plant, is_planted: bool) -> Result<(), String> {
+/// The setups in which a plant must be caught.
+fn setups(plant: Plant) -> &'static [Setup] {
+    match plant {
+        Plant::CommitBlockBeforeFlush => &[Setup::Ext4],
+        Plant::CommitBlockWithOthers
+        | Plant::HomeBeforeCommitBlock
+        | Plant::RetiredBeforeDurable
+        | Plant::BarrierWithoutCommit => &[Setup::Barrier],
+        Plant::ReuseBeforeCommit
+        | Plant::RevokeForgotten
+        | Plant::OrphanForgotten
+        | Plant::SizeForgotten => &[Setup::Lazy, Setup::Barrier],
+        _ => &[Setup::Lazy],
+    }
+}
+
+fn broken(plant: Plant, setup: Setup, is_planted: bool) -> Result<(), String> {
     // Only this one is seen when a recovery is cut.
     let nested = if plant == Plant::TableEmptyEarly { 1 } else { 64 };
     let effort = Effort { nested, ..Effort::USUAL };
     let world = World::new(effort, enumerate::prepare);
     probe::plant(is_planted.then_some(plant));
     let ran = caught(|| {
-        let setup = match plant {
-            Plant::CommitBlockBeforeFlush => Setup::Ext4,
-            _ => Setup::Lazy,
-        };
         // The oracle must find a file with old data, and not the checker of T15.
         let device = match plant {
             Plant::StreamPerWrite | Plant::ReuseBeforeReleased => {
@@ -164,12 +185,14 @@ fn broken(plant: Plant, is_planted: bool) -> Result<(), String> {
 fn each_plant_is_caught() {
     let mut missed = Vec::new();
     for &plant in Plant::ALL.iter().filter(|plant| !plant.needs_cluster()) {
-        if let Err(why) = broken(plant, false) {
-            panic!("without {plant:?}: {why}");
-        }
-        match broken(plant, true) {
-            Ok(()) => missed.push(plant),
-            Err(why) => println!("{plant:?}: {why}"),
+        for &setup in setups(plant) {
+            if let Err(why) = broken(plant, setup, false) {
+                panic!("without {plant:?}: {why}");
+            }
+            match broken(plant, setup, true) {
+                Ok(()) => missed.push((plant, setup)),
+                Err(why) => println!("{plant:?}, {setup:?}: {why}"),
+            }
         }
     }
     assert!(missed.is_empty(), "not caught: {missed:?}");

@@ -1,5 +1,6 @@
 //! Volumes as storage, on real sockets and files.
 
+mod barrier_mode;
 mod calls;
 mod fsync_stages;
 mod image;

@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use riopipe::{CreateOptions, EngineKind, MemberAddr, OpenOptions, ReaderOptions, Volume};
+use riopipe::{
+    CreateOptions, EngineKind, MemberAddr, OpenError, OpenOptions, ReaderOptions, Volume,
+};
 use riopipe_fs::backing::{Backing, FsOptions};
 use riopipe_fs::fuse::now;
 use riopipe_fs::mkfs::{MkfsError, MkfsOptions, find_e2fs_program, make_on_volume};
@@ -13,7 +15,7 @@ use riopipe_fs_core::storage::{BlockWrite, GroupSeq, Placement, Storage, StreamN
 use riopipe_target::{Config, Running, Target};
 
 /// A target with drives, and a volume over all of them.
-struct Scene {
+pub(crate) struct Scene {
     target: Running,
     members: Vec<MemberAddr>,
     /// The folder of the log, and of files that a test makes.
@@ -22,6 +24,10 @@ struct Scene {
 
 impl Scene {
     fn new(drives: &[&str]) -> Self {
+        Self::with_engine(drives, EngineKind::Rio)
+    }
+
+    pub(crate) fn with_engine(drives: &[&str], engine: EngineKind) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::on_loopback(drives);
         config.log = Some(format!("file:{}/log,size=1M", dir.path().display()));
@@ -34,15 +40,23 @@ impl Scene {
             nsid,
         };
         let members: Vec<_> = (1..=drives.len() as u32).map(member).collect();
-        let create = CreateOptions { engine: Some(EngineKind::Rio), ..CreateOptions::default() };
+        let create = CreateOptions { engine: Some(engine), ..CreateOptions::default() };
         Volume::create("files", &members, &create).unwrap();
         Self { target, members, dir }
     }
 
     /// The volume, also after an owner that has not closed it.
-    fn open(&self) -> Volume {
+    pub(crate) fn open(&self) -> Volume {
         let options = OpenOptions { take_over: true, ..OpenOptions::default() };
-        Volume::open("files", &self.members, &options).unwrap().0
+        self.try_open(&options).unwrap()
+    }
+
+    pub(crate) fn try_open(&self, options: &OpenOptions) -> Result<Volume, OpenError> {
+        Volume::open("files", &self.members, options).map(|(volume, _)| volume)
+    }
+
+    pub(crate) fn stop(self) {
+        self.target.stop().unwrap();
     }
 }
 

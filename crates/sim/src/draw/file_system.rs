@@ -1,6 +1,6 @@
 //! Draws a scenario with a file system on the volume.
 
-use super::{ENGINES, crash, cut, engines, net, partition};
+use super::{DRIVE_ORDERS, ENGINES, crash, cut, engines, net, partition};
 use crate::drive::DriveSpec;
 use crate::fs::BLOCKS;
 use crate::log_store::LogStoreKind;
@@ -20,15 +20,20 @@ const PREPARE_AREAS: u64 = 0x7072_6570_6172_6573;
 
 /// One of this number of runs has engine `horae`.
 const HORAE_ONE_IN: u64 = 6;
+/// One of this number of the others has engine `barrier`.
+const BARRIER_ONE_IN: u64 = 6;
 
 /// The scenario with a file system of a seed.
 #[must_use]
 pub fn draw_file_system(seed: u64) -> Scenario {
-    let mut scenario = on_rio(seed);
-    if Rng::new(seed ^ ENGINES).one_in(HORAE_ONE_IN) {
-        set_horae(&mut scenario, seed);
+    let mut rng = Rng::new(seed ^ ENGINES);
+    if rng.one_in(HORAE_ONE_IN) {
+        draw_file_system_on_horae(seed)
+    } else if rng.one_in(BARRIER_ONE_IN) {
+        draw_file_system_on_barrier(seed)
+    } else {
+        on_rio(seed)
     }
-    scenario
 }
 
 /// The scenario with a file system on engine `horae`.
@@ -44,6 +49,16 @@ pub fn draw_file_system_on_horae(seed: u64) -> Scenario {
 fn set_horae(scenario: &mut Scenario, seed: u64) {
     engines::set(scenario, Engine::Horae);
     engines::redirect(scenario, *Rng::new(seed ^ PREPARE_AREAS).pick(&[0, 64, 200]));
+}
+
+/// The scenario with a file system on engine `barrier`.
+#[must_use]
+pub fn draw_file_system_on_barrier(seed: u64) -> Scenario {
+    let mut scenario = on_rio(seed);
+    let mut rng = Rng::new(seed ^ DRIVE_ORDERS);
+    engines::choose(&mut scenario, Some(Engine::Barrier), &mut rng);
+    engines::choose_models(&mut scenario, &mut rng);
+    scenario
 }
 
 /// The scenario with a file system on engine `rio`.

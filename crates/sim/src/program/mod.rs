@@ -21,7 +21,9 @@ use clap::{Parser, ValueEnum};
 use riopipe_sim::{
     attempt::{Bounded, Fault, RUN_LIMIT},
     core::Trace,
-    draw::{draw, draw_file_system, draw_file_system_on_horae, draw_with},
+    draw::{
+        draw, draw_file_system, draw_file_system_on_barrier, draw_file_system_on_horae, draw_with,
+    },
     runner::{
         PLANT_SEEDS, Plan, PlantResult, PlantedBug, RARE_SEEDS, explain, run_seeds, try_plant,
     },
@@ -89,6 +91,7 @@ struct Args {
     #[arg(long)]
     fs: bool,
     /// Run only scenarios with this engine: rio, sync, linux, horae, barrier, opimq or none; with --fs only horae
+    /// or barrier
     #[arg(long, value_name = "ENGINE", value_parser = engine, conflicts_with = "plant")]
     engine: Option<Engine>,
     /// The number of seeds to run [default: 1000; with --for: no limit; with --plant: 3000 for
@@ -158,8 +161,9 @@ fn engine(name: &str) -> Result<Engine, String> {
 
 pub(crate) fn main() -> ExitCode {
     let args = Args::parse();
-    if args.fs && args.engine.is_some_and(|engine| engine != Engine::Horae) {
-        return ExitCode::from(fail("with --fs the only engine to choose is horae"));
+    let is_of_file_systems = |engine| matches!(engine, Engine::Horae | Engine::Barrier);
+    if args.fs && args.engine.is_some_and(|engine| !is_of_file_systems(engine)) {
+        return ExitCode::from(fail("with --fs the engines to choose are horae and barrier"));
     }
     ExitCode::from(match (&args.plant, args.seed, &args.scenario) {
         (Some(name), _, _) => plants(&args, name),
@@ -200,6 +204,7 @@ impl Args {
     fn kind(&self) -> fn(u64) -> Scenario {
         match (self.fs, self.engine) {
             (true, None) => draw_file_system,
+            (true, Some(Engine::Barrier)) => draw_file_system_on_barrier,
             (true, Some(_)) => draw_file_system_on_horae,
             (false, None) => draw,
             (false, Some(engine)) => draw_with(engine),
@@ -210,6 +215,7 @@ impl Args {
     fn options(&self) -> &'static str {
         match (self.fs, self.engine) {
             (true, None) => "--fs ",
+            (true, Some(Engine::Barrier)) => "--fs --engine barrier ",
             (true, Some(_)) => "--fs --engine horae ",
             (false, None) => "",
             (false, Some(Engine::Rio)) => "--engine rio ",

@@ -64,6 +64,7 @@ const fn journal_mode(mode: Mode) -> JournalMode {
     match mode {
         Mode::Rio => JournalMode::Rio,
         Mode::Horae => JournalMode::Horae,
+        Mode::Barrier => JournalMode::Barrier,
         Mode::Ext4 => JournalMode::Ext4,
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Expected {
     trees: Vec<Arc<Tree>>,
     /// Everything is durable as it was at this moment.
     all: usize,
-    /// In mode `ext4`: all names and fields are.
+    /// In modes without records: all names and fields are.
     committed: usize,
     since: BTreeMap<Id, Since>,
     barriers: Vec<(Id, usize)>,
@@ -114,7 +114,7 @@ impl Expected {
         since.fields = since.fields.max(moment);
     }
 
-    /// In mode `ext4`, a commit contains all that was done before. So when the last change of
+    /// Without records, a commit contains all that was done before. So when the last change of
     /// something is durable, all names and fields are as they were then, or later.
     fn commit<'t, T: PartialEq>(&'t mut self, last: usize, part: impl Fn(&'t Tree) -> T) {
         let trees = &self.trees[..=last];
@@ -196,10 +196,15 @@ impl Expected {
                 self.judge_commit(found)?;
                 self.judge_parts(found, contents)
             }
+            Setup::Barrier => {
+                let with = self.with_barriers(found, contents);
+                with.judge_commit(found)?;
+                with.judge_parts(found, contents)
+            }
         }
     }
 
-    /// In mode `ext4` all names and fields are those of one moment.
+    /// Without records all names and fields are those of one moment.
     fn judge_commit(&self, found: &Tree) -> Result<(), String> {
         let is_same = |tree: &Arc<Tree>| {
             let mut both = tree.iter().zip(found);

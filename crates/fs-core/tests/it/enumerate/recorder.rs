@@ -224,6 +224,9 @@ impl Boundary {
         let zero = Content::new(Arc::new(ZERO));
         let (kept, mut bits) = choice;
         for (index, group) in groups.iter().enumerate() {
+            if index > kept && self.order == Order::Groups {
+                break;
+            }
             for (at, placement, content) in &group.writes {
                 if index < kept {
                     state.write(base, *at, content);
@@ -251,12 +254,15 @@ impl Boundary {
         let mut list = vec![(0, 0), (0, !0), (groups.len(), 0)];
         let mut writes = 0;
         for kept in (0..groups.len()).rev() {
+            if self.order == Order::Groups {
+                writes = 0;
+            }
             writes += groups[kept].writes.len();
             if writes <= WRITES_MAX {
                 list.extend((0..1_u64 << writes).map(|bits| (kept, bits)));
             } else {
                 list.extend([(kept, 0), (kept, !0)]);
-                if self.order == Order::Drive {
+                if self.order != Order::Streams {
                     // One write is there, or missing: a commit block without its blocks.
                     list.extend(
                         (0..writes.min(64)).flat_map(|n| [(kept, 1 << n), (kept, !(1 << n))]),
@@ -308,6 +314,9 @@ pub(crate) enum Order {
     /// The promise of engine `rio`: of each stream a prefix of groups. Beyond it, fresh blocks have
     /// the old content or zeroes, and blocks in place the old or the new one.
     Streams,
+    /// The promise of engine `barrier`: of each stream a prefix of groups, and some blocks of the
+    /// next one.
+    Groups,
     /// The promise of a drive: any subset of the blocks.
     Drive,
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use riopipe_fs_core::fs::{Fs, JournalMode};
+use riopipe_fs_core::fs::Fs;
 use riopipe_fs_core::storage::StreamNo;
 use riopipe_fs_testkit::path::{resolve, split};
 
@@ -194,7 +194,7 @@ impl Script {
         }
         let ino = resolve(fs, path).unwrap();
         let data_only = how == Sync::Fdatasync;
-        if how == Sync::Barrier && self.setup.mode() == JournalMode::Rio {
+        if how == Sync::Barrier && self.setup.has_barriers() {
             fs.barrier(ino, false, NOW).unwrap();
             return Some(Box::new(move |expected, before| expected.barrier(id, before)));
         }

@@ -19,18 +19,28 @@ pub(crate) enum Setup {
     Background,
     /// Mode `ext4`, on a drive that keeps no order between two FLUSHes.
     Ext4,
+    /// Mode `barrier`, on a drive that keeps the order of groups; they become durable when they are
+    /// waited for.
+    Barrier,
 }
 
 impl Setup {
-    pub(crate) const ALL: [Self; 4] = [Self::Lazy, Self::Eager, Self::Background, Self::Ext4];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Lazy, Self::Eager, Self::Background, Self::Ext4, Self::Barrier];
     /// The setups of mode `rio` without a background.
     pub(crate) const RIO: [Self; 2] = [Self::Lazy, Self::Eager];
 
     pub(crate) const fn mode(self) -> JournalMode {
         match self {
             Self::Ext4 => JournalMode::Ext4,
-            _ => JournalMode::Rio,
+            Self::Barrier => JournalMode::Barrier,
+            Self::Lazy | Self::Eager | Self::Background => JournalMode::Rio,
         }
+    }
+
+    /// Whether a barrier orders without a wait. Otherwise it is an `fsync`.
+    pub(crate) fn has_barriers(self) -> bool {
+        self.mode() != JournalMode::Ext4
     }
 
     pub(crate) fn device(self) -> Device {
@@ -51,10 +61,11 @@ impl Setup {
 }
 
 impl Device {
-    /// The storage for a mode: `ext4` needs no order.
+    /// The storage for a mode: what its engine promises of a crash. `ext4` needs no order.
     pub(crate) fn of_mode(mode: JournalMode, streams: usize) -> Self {
         let order = match mode {
             JournalMode::Rio | JournalMode::Horae => Order::Streams,
+            JournalMode::Barrier => Order::Groups,
             JournalMode::Ext4 => Order::Drive,
         };
         Self { order, ..Self::lazy(streams) }

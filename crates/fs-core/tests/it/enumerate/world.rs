@@ -35,7 +35,7 @@ pub(crate) struct Effort {
     pub(crate) depth: u32,
     /// e2fsck judges one of so many different images.
     pub(crate) e2fsck: u64,
-    /// In mode `ext4`, e2fsck also recovers one of so many states itself.
+    /// In modes without records, e2fsck also recovers one of so many states itself.
     pub(crate) replayed: u64,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct Counts {
     pub(crate) e2fsck: AtomicU64,
     /// The images that e2fsck has judged although it had seen their metadata.
     pub(crate) again: AtomicU64,
-    /// The states of mode `ext4` that e2fsck has recovered.
+    /// The states of modes without records that e2fsck has recovered.
     pub(crate) replayed: AtomicU64,
 }
 
@@ -209,8 +209,11 @@ impl World {
     ) -> Result<Tree, String> {
         // A volume may have another number of streams at the next mount, and another mode.
         let streams = STREAMS + (state.hash() >> 32) as usize % 3;
-        let is_rio = !(state.hash() >> 40).is_multiple_of(4);
-        let mode = if is_rio { JournalMode::Rio } else { JournalMode::Ext4 };
+        let mode = match (state.hash() >> 40) % 4 {
+            0 => JournalMode::Ext4,
+            1 => JournalMode::Barrier,
+            _ => JournalMode::Rio,
+        };
         let device = Device::of_mode(mode, streams);
         let recorder = Recorder::new(&self.base, state.clone(), device);
         if is_nested {
@@ -356,7 +359,9 @@ impl World {
                     Err(why) => Err(why.to_string()),
                 };
                 let judged = judged.and_then(|()| match setup.mode() {
-                    JournalMode::Ext4 => self.judge_without_riofs(&state, expected, counts),
+                    JournalMode::Ext4 | JournalMode::Barrier => {
+                        self.judge_without_riofs(&state, expected, counts)
+                    }
                     JournalMode::Rio | JournalMode::Horae => Ok(()),
                 });
                 if let Err(why) = judged {
@@ -368,7 +373,8 @@ impl World {
         broken.map_or(Ok(()), Err)
     }
 
-    /// Mode `ext4` never sets the private bit, so others may recover a state. e2fsck does it.
+    /// The modes without file-level transactions never set the private bit, so others may recover a
+    /// state. e2fsck does it.
     fn judge_without_riofs(
         &self,
         state: &Overlay,
@@ -379,7 +385,7 @@ impl World {
             .map_err(|error| error.to_string())?;
         let is_private = superblock.features().has_incompat(incompat::RIOFS_DIRTY);
         if is_private {
-            return Err("the private bit is set in mode ext4".to_owned());
+            return Err("the private bit is set in a mode without records".to_owned());
         }
         if !state.hash().is_multiple_of(self.effort.replayed) {
             return Ok(());
