@@ -3,12 +3,12 @@
 use std::sync::{Arc, OnceLock};
 
 use riopipe_fs_core::Ino;
-use riopipe_fs_core::fs::{Fs, SetAttr};
+use riopipe_fs_core::fs::{Fs, JournalMode, MountOptions, SetAttr};
 
 use crate::enumerate::NOW;
 use crate::enumerate::tree::Tree;
-use crate::enumerate::world::World;
-use crate::explore::{Run, below, explore, file, later, node, root, world};
+use crate::enumerate::world::{World, options};
+use crate::explore::{Run, below, explore, explore_with, file, later, node, root, world};
 
 /// Files `p` and `r` are on one stream, `q` is on another one.
 fn three_files() -> &'static Arc<World> {
@@ -175,4 +175,14 @@ fn barriers_of_many(run: Run) {
 #[test]
 fn barriers_of_many_threads_end() {
     explore("barriers_of_many", three_files(), 10, barriers_of_many);
+}
+
+/// In mode `barrier` all files are on one stream, and commits are in flight.
+#[test]
+fn mode_barrier_keeps_the_order_of_all_threads() {
+    let mount = || MountOptions { mode: JournalMode::Barrier, ..options(1) };
+    let files = three_files();
+    explore_with("mode barrier: later change", files, mount(), 12, barrier_and_later_change);
+    explore_with("mode barrier: two", files, mount(), 12, held_barrier_and_later_change);
+    explore_with("mode barrier: many", files, mount(), 8, barriers_of_many);
 }

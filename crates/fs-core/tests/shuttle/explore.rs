@@ -105,7 +105,7 @@ pub(crate) type Thread<'a> = &'a (dyn Fn() + Sync);
 
 impl Run {
     fn new(world: &Arc<World>, number: u64, options: MountOptions) -> Self {
-        let storage = Scheduled::new(&world.base);
+        let storage = Scheduled::new(&world.base, options.mode);
         let (fs, _) = Fs::mount(storage.clone(), options, NOW).unwrap();
         Self { fs, storage, world: Arc::clone(world), number }
     }

@@ -1,11 +1,12 @@
 //! A storage whose groups become complete and durable step by step, in a thread of the schedule.
 //!
-//! It keeps what the engine `rio` promises, and no more ([`Recorder`]). Until a group is complete,
+//! It keeps what the engine of the mode promises, and no more ([`Recorder`]). Until a group is complete,
 //! a read returns its old data or its new data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use riopipe_fs_core::fs::JournalMode;
 use riopipe_fs_core::storage::{
     GroupSeq, Storage, StorageError, StreamMarks, StreamNo, WriteGroup,
 };
@@ -69,9 +70,10 @@ impl State {
 }
 
 impl Scheduled {
-    /// A storage with the blocks of `base`. It is eager.
-    pub(crate) fn new(base: &Arc<Base>) -> Arc<Self> {
-        let recorder = Recorder::new(base, Overlay::default(), Device::lazy(STREAMS));
+    /// A storage with the blocks of `base`, for a mode. It is eager.
+    pub(crate) fn new(base: &Arc<Base>, mode: JournalMode) -> Arc<Self> {
+        let device = Device::of_mode(mode, STREAMS);
+        let recorder = Recorder::new(base, Overlay::default(), device);
         let state = Mutex::new(State { is_eager: true, ..State::default() });
         let base = Arc::clone(base);
         Arc::new(Self { base, recorder, state, moved: Condvar::new(), work: Condvar::new() })
