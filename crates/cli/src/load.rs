@@ -1,5 +1,8 @@
 //! The load generator: a workload's groups through the streams of a volume, as fast as possible.
 
+mod own_stream;
+mod shared_stream;
+
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
@@ -7,13 +10,12 @@ use std::{
 };
 
 use riopipe::{
-    Buf, ConnectOptions, EngineKind, MemberAddr, OpenOptions, Place, Seq, Stream, StreamOptions,
-    SubmitError, SubmitErrorKind, Until, Volume,
+    ConnectOptions, EngineKind, MemberAddr, OpenOptions, Stream, StreamOptions, Volume,
     stages::{Distribution, Stage},
 };
 use riopipe_lab::{
     generator::{Extent, Generator},
-    harness::{self, Phase, Window, Worker},
+    harness::{self, Phase, SideCpu, Window, Worker},
     latency::Latencies,
     sample::Sample,
     workload::{BLOCK, Workload, WorkloadError},
@@ -24,6 +26,8 @@ use crate::{
     failure::{Code, Failure},
     interrupt::Interrupt,
 };
+use own_stream::OwnStream;
+use shared_stream::Dispatcher;
 
 /// The parameters of a load on a volume.
 #[derive(Clone, Debug)]
@@ -44,12 +48,28 @@ pub struct Load {
     pub merge: bool,
     /// Writer `i` runs on core `i mod n` of these; empty: on any core.
     pub cores: Vec<usize>,
+    /// Whether all writers share one stream.
+    pub shares_stream: bool,
+    /// Whether each writer moves to another core after every few groups.
+    pub moves: bool,
+}
+
+/// The way of a writer's groups to a stream.
+trait Queue {
+    /// Hands over a group; false if there is no space for it now.
+    fn submit(&mut self, extents: &[Extent]) -> Result<bool, Failure>;
+
+    /// Waits until so many groups of this writer are complete, counted from the first one, or, with
+    /// `None`, until there may be space. Returns the number of complete groups.
+    fn wait(&mut self, groups: Option<u64>) -> Result<u64, Failure>;
+
+    /// Ends the writer's use of the stream, in order.
+    fn close(self) -> Result<(), Failure>;
 }
 
 /// One group in flight.
 #[derive(Clone, Copy, Debug)]
 struct Group {
-    seq: Seq,
     writes: u32,
     bytes: u64,
     since: Instant,
@@ -131,26 +151,86 @@ impl Load {
             timeout: self.io_timeout,
             ..StreamOptions::default()
         };
+        let stream = |id| volume.stream(id, &options).map_err(|error| stream_failure(&error));
+        if self.shares_stream {
+            let stream = stream(0)?;
+            return self.run_on_one(stream, volume, interrupt, target_cpu_ns);
+        }
         let streams = (0..workload.threads)
-            .map(|thread| {
-                let id = u16::try_from(thread).unwrap_or(u16::MAX);
-                volume.stream(id, &options).map(|stream| Mutex::new(Some(stream)))
-            })
-            .collect::<Result<Vec<_>, _>>();
-        let streams = streams.map_err(|error| stream_failure(&error))?;
+            .map(|thread| stream(u16::try_from(thread).unwrap_or(u16::MAX)))
+            .map(|stream| stream.map(|stream| Mutex::new(Some(stream))))
+            .collect::<Result<Vec<_>, _>>()?;
         harness::run(self.window, workload.threads, target_cpu_ns, |thread, worker| {
             let stream =
                 streams[thread as usize].lock().unwrap_or_else(PoisonError::into_inner).take();
-            if !self.cores.is_empty() {
-                riopipe_net::pin_to_core(self.cores[thread as usize % self.cores.len()])
-                    .map_err(|error| Failure::new(Code::Failed, error.to_string()))?;
-            }
             // Each worker is started once, with a number below the number of streams.
             let stream = stream.expect("a stream for each worker");
-            let writer = Writer::new(volume, workload, thread, stream)?;
-            writer.run(worker, interrupt)
+            self.write(OwnStream::new(stream), volume, thread, worker, interrupt)
         })
     }
+
+    /// Runs the workload with one stream for all threads.
+    fn run_on_one(
+        &self,
+        stream: Stream,
+        volume: &Volume,
+        interrupt: &Interrupt,
+        target_cpu_ns: impl Fn() -> Option<u64>,
+    ) -> Result<Sample, Failure> {
+        std::thread::scope(|scope| {
+            let (dispatcher, queues) = Dispatcher::new(stream, self.workload.threads);
+            let clock = dispatcher.clock();
+            let cores = &self.cores;
+            let dispatching = scope.spawn(move || {
+                pin(cores, 0)?;
+                dispatcher.run()
+            });
+            let queues: Vec<_> = queues.into_iter().map(|queue| Mutex::new(Some(queue))).collect();
+            let side_cpu = || SideCpu { initiator_ns: clock.used_ns(), target_ns: target_cpu_ns() };
+            let sample =
+                harness::run(self.window, self.workload.threads, side_cpu, |thread, worker| {
+                    let queue = queues[thread as usize]
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .take();
+                    // As in `run_on`.
+                    let queue = queue.expect("a queue for each worker");
+                    self.write(queue, volume, thread, worker, interrupt)
+                });
+            // A writer that never started leaves its queue, for which the dispatcher would wait.
+            drop(queues);
+            let dispatched = dispatching.join();
+            // The dispatcher's failure is the cause of that of a writer.
+            dispatched.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            sample
+        })
+    }
+
+    /// The work of one thread.
+    fn write(
+        &self,
+        queue: impl Queue,
+        volume: &Volume,
+        thread: u32,
+        worker: &Worker<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<Latencies, Failure> {
+        pin(&self.cores, thread as usize)?;
+        let mut writer = Writer::new(volume, &self.workload, thread, queue)?;
+        if self.moves {
+            writer.moving_over = riopipe_net::allowed_cores();
+        }
+        writer.run(worker, interrupt)
+    }
+}
+
+/// Lets this thread run on core `number mod n` of `cores` only; on any core if there are none.
+fn pin(cores: &[usize], number: usize) -> Result<(), Failure> {
+    if cores.is_empty() {
+        return Ok(());
+    }
+    riopipe_net::pin_to_core(cores[number % cores.len()])
+        .map_err(|error| Failure::new(Code::Failed, error.to_string()))
 }
 
 fn usage(error: &WorkloadError) -> Failure {
@@ -161,29 +241,29 @@ fn storage(error: &dyn std::error::Error) -> Failure {
     Failure::new(Code::Storage, error.to_string())
 }
 
+/// Groups that a moving thread submits before it moves on.
+const GROUPS_ON_A_CORE: u64 = 16;
+
 /// The loop of one thread.
-struct Writer {
-    stream: Stream,
+struct Writer<Q> {
+    queue: Q,
     generator: Generator,
     /// Largest number of writes in flight.
     depth: u32,
     /// Number of writes in flight.
     in_flight: u32,
+    /// Number of groups that are known to be complete.
+    complete: u64,
     groups: VecDeque<Group>,
     /// The writes of a group that may still have to be submitted.
     extents: Vec<Extent>,
     staged: bool,
-    /// Their buffers, if they were staged and refused.
-    spare: Vec<Buf>,
+    /// The cores over which the thread moves; empty: it stays.
+    moving_over: Vec<usize>,
 }
 
-impl Writer {
-    fn new(
-        volume: &Volume,
-        workload: &Workload,
-        thread: u32,
-        stream: Stream,
-    ) -> Result<Self, Failure> {
+impl<Q: Queue> Writer<Q> {
+    fn new(volume: &Volume, workload: &Workload, thread: u32, queue: Q) -> Result<Self, Failure> {
         let area = workload.area(thread, volume.blocks()).map_err(|error| usage(&error))?;
         let generator = Generator::new(workload, thread, area);
         let depth = match volume.engine().capabilities().is_serial {
@@ -193,24 +273,25 @@ impl Writer {
             false => workload.queue_depth,
         };
         Ok(Self {
-            stream,
+            queue,
             generator,
             depth,
             in_flight: 0,
+            complete: 0,
             groups: VecDeque::new(),
             extents: Vec::new(),
             staged: false,
-            spare: Vec::new(),
+            moving_over: Vec::new(),
         })
     }
 
-    /// Writes until it is asked to stop, then closes the stream in order.
+    /// Writes until it is asked to stop, then closes the queue in order.
     fn run(mut self, worker: &Worker<'_>, interrupt: &Interrupt) -> Result<Latencies, Failure> {
         let mut latencies = Latencies::new();
         worker.ready();
         let result = self.write(worker, interrupt, &mut latencies);
-        let closed = self.stream.close().map_err(|error| storage(&error));
-        result.and(closed.map(|_| latencies))
+        let closed = self.queue.close();
+        result.and(closed.map(|()| latencies))
     }
 
     fn write(
@@ -224,16 +305,12 @@ impl Writer {
             if phase == Phase::Stop || interrupt.requested() {
                 return Ok(());
             }
-            let full = !self.fill()?;
-            let until = match self.enough() {
-                _ if full => Until::Space,
-                Some(seq) => Until::Complete(seq),
-                None => Until::Space,
-            };
-            let marks = self.stream.wait(until, None).map_err(|error| storage(&error))?;
+            let is_full = !self.fill()?;
+            let wanted = if is_full { None } else { self.enough() };
+            let complete = self.queue.wait(wanted)?;
             let now = Instant::now();
             let (mut writes, mut groups, mut bytes) = (0, 0, 0);
-            while let Some(group) = self.groups.front().filter(|g| g.seq <= marks.complete) {
+            for group in self.groups.drain(..(complete - self.complete) as usize) {
                 if phase == Phase::Measure {
                     let ns = now.duration_since(group.since).as_nanos();
                     latencies.record_n(u64::try_from(ns).unwrap_or(u64::MAX), group.writes.into());
@@ -242,8 +319,8 @@ impl Writer {
                 groups += 1;
                 bytes += group.bytes;
                 self.in_flight -= group.writes;
-                self.groups.pop_front();
             }
+            self.complete = complete;
             worker.completed(writes, groups, bytes);
         }
     }
@@ -258,48 +335,39 @@ impl Writer {
                 }
                 self.generator.next_group(&mut self.extents);
                 self.staged = true;
+                self.move_if_due()?;
             }
-            if self.spare.is_empty() {
-                for extent in &self.extents {
-                    // Their content does not matter.
-                    let buf = self.stream.buf((extent.blocks * BLOCK) as usize);
-                    self.spare.push(buf.map_err(|error| storage(&error))?);
-                }
+            if !self.queue.submit(&self.extents)? {
+                return Ok(false);
             }
-            let mut group = self.stream.group();
-            for (extent, buf) in self.extents.iter().zip(self.spare.drain(..)) {
-                // The area is written again and again, so its blocks are never fresh.
-                group = group.write(extent.lba, buf, Place::InPlace);
-            }
-            match group.submit() {
-                Ok(seq) => {
-                    let writes = self.extents.len() as u32;
-                    let blocks: u64 = self.extents.iter().map(|e| u64::from(e.blocks)).sum();
-                    let bytes = blocks * u64::from(BLOCK);
-                    self.groups.push_back(Group { seq, writes, bytes, since });
-                    self.in_flight += writes;
-                    self.staged = false;
-                }
-                Err(SubmitError { kind: SubmitErrorKind::Full(_), bufs }) => {
-                    self.spare = bufs;
-                    return Ok(false);
-                }
-                Err(SubmitError { kind, .. }) => return Err(storage(&kind)),
-            }
+            let writes = self.extents.len() as u32;
+            let blocks: u64 = self.extents.iter().map(|e| u64::from(e.blocks)).sum();
+            self.groups.push_back(Group { writes, bytes: blocks * u64::from(BLOCK), since });
+            self.in_flight += writes;
+            self.staged = false;
         }
     }
 
-    /// The group after whose completion it pays to submit again: a quarter of the depth is then
-    /// free. One at a time would cost a system call per write on both sides.
-    fn enough(&self) -> Option<Seq> {
+    fn move_if_due(&self) -> Result<(), Failure> {
+        let number = self.complete + self.groups.len() as u64;
+        match number.is_multiple_of(GROUPS_ON_A_CORE) {
+            true => pin(&self.moving_over, (number / GROUPS_ON_A_CORE) as usize),
+            false => Ok(()),
+        }
+    }
+
+    /// The number of complete groups from which on it pays to submit again: a quarter of the depth is
+    /// then free. One at a time would cost a system call per write on both sides.
+    fn enough(&self) -> Option<u64> {
         let wanted = (self.depth / 4).max(1);
         let mut free = self.depth - self.in_flight;
-        for group in &self.groups {
+        for (group, number) in self.groups.iter().zip(self.complete + 1..) {
             free += group.writes;
             if free >= wanted.max(self.generator.writes_in_next_group()) {
-                return Some(group.seq);
+                return Some(number);
             }
         }
-        self.groups.back().map(|group| group.seq)
+        let last = self.complete + self.groups.len() as u64;
+        (last > self.complete).then_some(last)
     }
 }

@@ -43,6 +43,8 @@ pub struct Plan<'a> {
     pub unit_bytes: u32,
     /// Number of streams of the volume.
     pub streams: u32,
+    /// Blocks on each drive for the prepare area of engine `horae`; 0: none.
+    pub prepare_blocks: u32,
     /// Whether targets and writers have cores of their own.
     pub pin: bool,
     /// Options of the volume's connections.
@@ -66,6 +68,7 @@ impl Default for Plan<'_> {
             log: file_log(2 << 20),
             unit_bytes: 64 << 10,
             streams: 1,
+            prepare_blocks: 0,
             pin: false,
             connect: ConnectOptions::default(),
             spin: SpinPolicy::HYBRID,
@@ -140,7 +143,12 @@ impl OwnTargets {
         let options = CreateOptions {
             unit_blocks: plan.unit_bytes / riopipe::BLOCK_BYTES as u32,
             streams: u16::try_from(plan.streams).unwrap_or(u16::MAX),
-            engine: Some(EngineKind::Rio),
+            // The default only: each load names its engine.
+            engine: Some(match plan.prepare_blocks {
+                0 => EngineKind::Rio,
+                _ => EngineKind::Horae,
+            }),
+            prepare_blocks: Some(plan.prepare_blocks),
             connect: plan.connect.clone(),
             force: !plan.open.is_empty(),
             ..CreateOptions::default()

@@ -63,6 +63,16 @@ fn digits(value: f64) -> String {
     }
 }
 
+/// Names as a part of a sentence: `a`, `a and b`, `a, b and c`.
+#[must_use]
+pub fn list(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

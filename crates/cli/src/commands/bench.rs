@@ -239,6 +239,8 @@ impl Place {
             window: window(args.writes.time),
             merge: args.merge == Switch::On,
             cores: cores.to_vec(),
+            shares_stream: false,
+            moves: false,
         }
     }
 

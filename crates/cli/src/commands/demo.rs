@@ -197,6 +197,8 @@ fn measure(
         window: window(time),
         merge: true,
         cores: Vec::new(),
+        shares_stream: false,
+        moves: false,
     };
     let contenders = [EngineKind::Sync, EngineKind::Rio, EngineKind::None];
     let names = contenders.map(EngineKind::name);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use riopipe_lab::{
     figures::{
         article, block,
-        catalogue::{self, Block, CATALOGUE, Entry, Experiment},
+        catalogue::{self, Block, Entry, Experiment},
         draw::{self, Theme},
         figure::Figure,
     },
@@ -33,7 +33,7 @@ use store::Store;
 
 pub(super) fn run(command: Lab, output: &Output) -> Result<(), Failure> {
     match command {
-        Lab::List => output.result(&Listed { figures: CATALOGUE }),
+        Lab::List => output.result(&Listed { figures: catalogue::all().collect() }),
         Lab::Run(args) => output.result(&measure(&args, output)?),
     }
 }
@@ -42,13 +42,13 @@ pub(super) fn run(command: Lab, output: &Output) -> Result<(), Failure> {
 fn chosen(ids: &[String]) -> Result<Vec<&'static Entry>, Failure> {
     for id in ids.iter().filter(|id| *id != "all") {
         if catalogue::named(id).is_none() {
-            let known: Vec<_> = CATALOGUE.iter().map(|entry| entry.id).collect();
+            let known: Vec<_> = catalogue::all().map(|entry| entry.id).collect();
             return Err(Failure::new(Code::Usage, format!("no figure {id:?}"))
                 .hint(format!("there are: {}, and all", known.join(", "))));
         }
     }
     let is_chosen = |entry: &&Entry| ids.iter().any(|id| id == "all" || id == entry.id);
-    Ok(CATALOGUE.iter().filter(is_chosen).collect())
+    Ok(catalogue::all().filter(is_chosen).collect())
 }
 
 fn measure(args: &Args, output: &Output) -> Result<Measured, Failure> {
@@ -121,14 +121,14 @@ fn ordered_writes(
 /// The list of figures.
 #[derive(Debug, Serialize)]
 struct Listed {
-    figures: &'static [Entry],
+    figures: Vec<&'static Entry>,
 }
 
 impl Report for Listed {
     fn text(&self, terminal: &Terminal) -> String {
         let mut table =
             Table::new(&[("id", Align::Left), ("source", Align::Left), ("title", Align::Left)]);
-        for entry in self.figures {
+        for entry in &self.figures {
             table.row([
                 terminal.paint(Colour::Bold, entry.id),
                 entry.source.to_owned(),

@@ -141,8 +141,8 @@ fn a_file_system_is_measured_in_all_modes_in_turns() {
 
 /// The figures of a mode of `bench fs` make sense.
 fn is_measured(figures: &serde_json::Value) {
-    let all = "cpu_us_per_op fsync initiator_cpu_us_per_op mean_us ops_per_s p50_us p99_us \
-               target_cpu_us_per_op";
+    let all = "cpu_us_per_op fsync initiator_cpu_us_per_op mean_us ops_per_s p50_us p999_us \
+               p99_us target_cpu_us_per_op";
     assert_eq!(keys(figures), all);
     let of = |key: &str| figures[key].as_f64().unwrap();
     assert!(of("ops_per_s") > 0.0, "{figures}");
@@ -165,15 +165,16 @@ fn applications_on_a_file_system_are_measured_and_drawn() {
     for point in points {
         assert_eq!(point["by"], "rio");
         assert_eq!(point["floor"].is_object(), point["workload"] == "append_fsync");
-        for mode in ["ext4", "horae", "rio"] {
+        for mode in ["ext4", "horae", "barrier", "rio"] {
             is_measured(&point["modes"][mode]);
         }
+        assert!(point["ratios"]["rio_over_barrier"].as_f64().unwrap() > 0.0, "{point}");
     }
     let drawn: Vec<_> = json["plots"].as_array().unwrap().iter().collect();
     assert_eq!(drawn.len(), 4);
     for name in ["append_fsync", "fsync", "varmail", "rocksdb_fillsync"] {
         let picture = std::fs::read_to_string(plots.join(format!("{name}-flash-0us.svg"))).unwrap();
-        for mode in ["ext4", "horae", "rio"] {
+        for mode in ["ext4", "horae", "barrier", "rio"] {
             assert!(picture.contains(mode), "{name}");
         }
     }

@@ -1,23 +1,14 @@
 //! The figures: what each one asks, and what is run for it.
 
+mod barrier;
+mod horae;
+mod opimq;
+mod rio;
+
 use riopipe_order::engine::EngineKind;
 use serde::Serialize;
 
 use crate::workload::{Pattern, Shape, Workload};
-
-/// Title of the Rio paper, for sources.
-macro_rules! rio {
-    ($place:literal) => {
-        concat!("Rio, EuroSys '23, ", $place)
-    };
-}
-
-/// Title of the paper on the barrier-enabled stack, for sources.
-macro_rules! barrier_stack {
-    ($place:literal) => {
-        concat!("Barrier-Enabled IO Stack, FAST '18, ", $place)
-    };
-}
 
 /// A figure that can be measured.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -46,17 +37,21 @@ pub enum Experiment {
     Recovery,
 }
 
-/// A load on the file system, in the modes of RioFS, against threads.
+/// A load on the file system, in modes of RioFS.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
+    /// The paper.
+    pub paper: Paper,
+    /// The drive.
+    pub drive: Drive,
     /// The name of the load, as of `rio bench fs --workload`.
     pub load: &'static str,
     /// The content of the picture.
     pub shows: FileSystemView,
-    /// The paper's throughput of RioFS over that of ext4.
-    pub paper: f64,
-    /// The paper's throughput of RioFS over that of HoraeFS.
-    pub paper_horae: f64,
+    /// The compared modes.
+    pub modes: &'static [Mode],
+    /// The numbers of the paper.
+    pub claims: &'static [FileSystemClaim],
     /// The paper's conclusion, as a part of a sentence.
     pub conclusion: &'static str,
 }
@@ -68,6 +63,54 @@ pub enum FileSystemView {
     Threads,
     /// The time of an `fsync` of one thread, step by step.
     Steps,
+    /// The times of the operations of one thread: mean and percentiles.
+    Percentiles,
+}
+
+/// A mode of RioFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// Its name in the figure.
+    pub name: &'static str,
+    /// Its name in `rio bench fs`.
+    pub mode: &'static str,
+}
+
+/// As ext4 with jbd2.
+pub const EXT4: Mode = Mode { name: "ext4", mode: "ext4" };
+/// RioFS on streams of engine `horae`.
+pub const HORAE_FS: Mode = Mode { name: "HoraeFS", mode: "horae" };
+/// RioFS, which leaves the order of its commits to the drive.
+pub const BARRIER_FS: Mode = Mode { name: "BarrierFS", mode: "barrier" };
+/// RioFS.
+pub const RIO_FS: Mode = Mode { name: "RioFS", mode: "rio" };
+
+/// A number of the paper about two modes, and the range in which ours supports the conclusion.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystemClaim {
+    /// The mode that should be ahead.
+    pub better: Mode,
+    /// The other one.
+    pub worse: Mode,
+    /// The compared value at each point; the figure is the geometric mean of the ratios.
+    pub measure: FileSystemMeasure,
+    /// The paper's number, if it states one.
+    pub paper: Option<f64>,
+    /// From here on ours supports the conclusion.
+    pub at_least: f64,
+}
+
+/// A value of a mode at one number of threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystemMeasure {
+    /// Operations per second.
+    Throughput,
+    /// The mean of the times of the operations.
+    Mean,
+    /// The 99th percentile.
+    P99,
+    /// The 99.9th percentile.
+    P999,
 }
 
 /// Ordered writes on a volume: one parameter varies, and the engines take turns at each value.
@@ -96,6 +139,10 @@ pub enum Paper {
     Rio,
     /// Barrier-Enabled IO Stack, FAST '18.
     Barrier,
+    /// HORAE, OSDI '20.
+    Horae,
+    /// OPIMQ, FAST '25.
+    Opimq,
 }
 
 /// A modelled drive.
@@ -125,6 +172,9 @@ pub enum Axis {
     Threads,
     /// Number of threads, each with a journal: 8 KiB, then 4 KiB.
     JournalThreads,
+    /// Number of threads, up to that of the containers in the OPIMQ paper, with random writes of
+    /// 4 KiB.
+    ManyThreads,
     /// KiB of each write, by one thread.
     Size(Pattern),
     /// Number of adjacent writes of 4 KiB, by so many threads.
@@ -144,7 +194,7 @@ impl Axis {
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
-            Self::Threads | Self::JournalThreads => "threads",
+            Self::Threads | Self::JournalThreads | Self::ManyThreads => "threads",
             Self::Size(_) => "KiB of a write",
             Self::Batch { .. } => "4 KiB writes of a batch",
         }
@@ -156,6 +206,8 @@ impl Axis {
         match (self, quick) {
             (Self::Threads | Self::JournalThreads, true) => &[1, 2],
             (Self::Threads | Self::JournalThreads, false) => &[1, 2, 4, 8, 12],
+            (Self::ManyThreads, true) => &[2, 16],
+            (Self::ManyThreads, false) => &[1, 4, 10, 20, 40],
             (Self::Size(_), true) => &[4, 16, 64],
             (Self::Size(_), false) => &[4, 8, 16, 32, 64],
             (Self::Batch { .. }, true) => &[1, 4, 16],
@@ -169,7 +221,7 @@ impl Axis {
         let uniform =
             |pattern, kib: u32, batch| Shape::Uniform { pattern, size: kib << 10, batch, group: 1 };
         let (shape, threads) = match self {
-            Self::Threads => (uniform(Pattern::Random, 4, 1), value),
+            Self::Threads | Self::ManyThreads => (uniform(Pattern::Random, 4, 1), value),
             Self::JournalThreads => (Shape::Journal, value),
             Self::Size(pattern) => (uniform(pattern, value, 1), 1),
             Self::Batch { threads, pattern } => (uniform(pattern, 4, value), threads),
@@ -187,9 +239,38 @@ pub struct Contender {
     pub engine: &'static str,
     /// Whether adjacent writes are merged.
     pub merge: bool,
+    /// Whether all threads share one stream, and so one queue and one dispatcher.
+    pub shares_stream: bool,
+    /// Whether updates in place are redirected.
+    pub redirects: bool,
+    /// Whether the threads move from core to core.
+    pub moves: bool,
 }
 
 impl Contender {
+    /// The contender for the time of a command and its answer.
+    pub const TRIP: Self = Self::new("none", "none").apart();
+
+    const fn new(name: &'static str, engine: &'static str) -> Self {
+        Self { name, engine, merge: true, shares_stream: false, redirects: false, moves: false }
+    }
+
+    const fn apart(self) -> Self {
+        Self { merge: false, ..self }
+    }
+
+    const fn sharing_a_stream(self) -> Self {
+        Self { shares_stream: true, ..self }
+    }
+
+    const fn redirecting(self) -> Self {
+        Self { redirects: true, ..self }
+    }
+
+    const fn moving(self) -> Self {
+        Self { moves: true, ..self }
+    }
+
     /// The engine; `None` if this program has none of that name.
     #[must_use]
     pub fn kind(&self) -> Option<EngineKind> {
@@ -253,17 +334,20 @@ pub const ORDERLESS: &str = "orderless";
 pub const LINUX: &str = "Linux";
 /// The name of the contender that sends ordering metadata first.
 pub const HORAE: &str = "HORAE";
-/// The name of the contender whose drive keeps the order.
+/// The name of the contender whose drive keeps the order of one queue.
 pub const BARRIER: &str = "barrier";
+/// The name of the contender whose drive keeps the order of several queues.
+pub const OPIMQ: &str = "OPIMQ";
 
-const WITH_LINUX: Contender = Contender { name: LINUX, engine: "linux", merge: true };
-const WITH_HORAE: Contender = Contender { name: HORAE, engine: "horae", merge: true };
-const WITH_BARRIER: Contender = Contender { name: BARRIER, engine: "barrier", merge: true };
-const RIO: Contender = Contender { name: "Rio", engine: "rio", merge: true };
-const RIO_APART: Contender = Contender { name: "Rio w/o merge", engine: "rio", merge: false };
-const NONE: Contender = Contender { name: ORDERLESS, engine: "none", merge: true };
-const NONE_APART: Contender =
-    Contender { name: "orderless w/o merge", engine: "none", merge: false };
+const WITH_LINUX: Contender = Contender::new(LINUX, "linux");
+const WITH_HORAE: Contender = Contender::new(HORAE, "horae");
+/// The paper's stack has one queue and one dispatcher for all threads.
+const WITH_BARRIER: Contender = Contender::new(BARRIER, "barrier").sharing_a_stream();
+const WITH_OPIMQ: Contender = Contender::new(OPIMQ, "opimq");
+const RIO: Contender = Contender::new("Rio", "rio");
+const RIO_APART: Contender = Contender::new("Rio w/o merge", "rio").apart();
+const NONE: Contender = Contender::new(ORDERLESS, "none");
+const NONE_APART: Contender = Contender::new("orderless w/o merge", "none").apart();
 
 const SPEED_AND_EFFICIENCY: &[Measure] =
     &[Measure::Writes, Measure::InitiatorEfficiency, Measure::TargetEfficiency];
@@ -278,340 +362,18 @@ const fn claim(
     Claim { over, under, measure, paper, at_least }
 }
 
-const SIZE_CLAIMS: &[Claim] = &[
-    claim("Rio", "Linux", Measure::Bytes, None, 1.5),
-    claim("Rio", "HORAE", Measure::Bytes, None, 1.1),
-    claim("Rio", ORDERLESS, Measure::Bytes, None, 0.8),
-];
-
-const BATCH_CLAIMS: &[Claim] = &[
-    claim("Rio", "Rio w/o merge", Measure::InitiatorEfficiency, None, 1.1),
-    claim("Rio", "Rio w/o merge", Measure::TargetEfficiency, None, 1.1),
-    claim("Rio", "HORAE", Measure::Writes, None, 1.1),
-];
-
-const MERGE_CLAIMS: &[Claim] = &[
-    claim(ORDERLESS, "orderless w/o merge", Measure::InitiatorEfficiency, None, 1.1),
-    claim(ORDERLESS, "orderless w/o merge", Measure::TargetEfficiency, None, 1.1),
-];
-
-const QUEUE_DEPTH_CLAIMS: &[Claim] = &[
-    claim(BARRIER, "Linux", Measure::Writes, Some(2.0), 1.5),
-    claim(BARRIER, ORDERLESS, Measure::Writes, Some(0.87), 0.7),
-    claim(BARRIER, "Linux", Measure::InFlight, None, 4.0),
-];
-
 const ONE_FLASH: &[&[Drive]] = &[&[Drive::Flash]];
 const ONE_OPTANE: &[&[Drive]] = &[&[Drive::Optane]];
 
-/// The contenders of the figures with threads. A cache barrier orders the writes of one drive, so
-/// `barrier` takes part where there is one. The paper's figures do not have it.
-const ON_ONE_DRIVE: &[Contender] = &[WITH_LINUX, WITH_HORAE, WITH_BARRIER, RIO, NONE];
-const ON_SEVERAL_DRIVES: &[Contender] = &[WITH_LINUX, WITH_HORAE, RIO, NONE];
-
-/// Waiting for each transfer, barriers, and no order, on one drive (Barrier-Enabled IO Stack,
-/// figure 9).
-const fn queue_depths(targets: &'static [&'static [Drive]]) -> Block {
-    Block {
-        paper: Paper::Barrier,
-        targets,
-        axis: Axis::Threads,
-        contenders: &[WITH_LINUX, WITH_BARRIER, RIO, NONE],
-        panels: &[Measure::Writes, Measure::InFlight],
-        claims: QUEUE_DEPTH_CLAIMS,
-        conclusion: "barriers keep the drive's queue full, and waits keep it empty",
-    }
-}
-
-/// Figure 2 without and with power-loss protection; they differ in the drive only.
-const fn motivation(targets: &'static [&'static [Drive]], claims: &'static [Claim]) -> Block {
-    Block {
-        paper: Paper::Rio,
-        targets,
-        axis: Axis::JournalThreads,
-        contenders: &[WITH_LINUX, WITH_HORAE, NONE],
-        panels: &[Measure::Writes],
-        claims,
-        conclusion: "order costs Linux and HORAE most of what the drive can do",
-    }
-}
-
-const fn threads(
-    targets: &'static [&'static [Drive]],
-    claims: &'static [Claim],
-    conclusion: &'static str,
-) -> Block {
-    Block {
-        paper: Paper::Rio,
-        targets,
-        axis: Axis::Threads,
-        contenders: match targets.len() == 1 && targets[0].len() == 1 {
-            true => ON_ONE_DRIVE,
-            false => ON_SEVERAL_DRIVES,
-        },
-        panels: SPEED_AND_EFFICIENCY,
-        claims,
-        conclusion,
-    }
-}
-
-const fn sizes(pattern: Pattern) -> Block {
-    Block {
-        paper: Paper::Rio,
-        targets: ONE_OPTANE,
-        axis: Axis::Size(pattern),
-        contenders: &[WITH_LINUX, WITH_HORAE, RIO, NONE],
-        panels: &[Measure::Bytes, Measure::InitiatorEfficiency, Measure::TargetEfficiency],
-        claims: SIZE_CLAIMS,
-        conclusion: "Rio is ahead at each size, and close to orderless writes",
-    }
-}
-
-const fn batches(threads: u32) -> Block {
-    Block {
-        paper: Paper::Rio,
-        targets: ONE_OPTANE,
-        axis: Axis::Batch { threads, pattern: Pattern::Sequential },
-        contenders: &[WITH_LINUX, WITH_HORAE, RIO_APART, RIO, NONE],
-        panels: SPEED_AND_EFFICIENCY,
-        claims: BATCH_CLAIMS,
-        conclusion: "merging saves CPU time on both sides",
-    }
-}
-
 /// All figures, by paper and number.
-pub const CATALOGUE: &[Entry] = &[
-    Entry {
-        id: "rio-2a",
-        title: "The cost of order on flash",
-        source: rio!("figure 2(a)"),
-        question: "What does order cost with Linux and HORAE, if the drive has a volatile cache?",
-        experiment: Experiment::Block(motivation(
-            ONE_FLASH,
-            &[
-                claim(ORDERLESS, "Linux", Measure::Writes, None, 20.0),
-                claim(ORDERLESS, "HORAE", Measure::Writes, None, 1.5),
-            ],
-        )),
-    },
-    Entry {
-        id: "rio-2b",
-        title: "The cost of order on Optane",
-        source: rio!("figure 2(b)"),
-        question: "What does order cost with Linux and HORAE, if a write needs no FLUSH?",
-        experiment: Experiment::Block(motivation(
-            ONE_OPTANE,
-            &[
-                claim(ORDERLESS, "Linux", Measure::Writes, None, 1.5),
-                claim(ORDERLESS, "HORAE", Measure::Writes, None, 1.2),
-            ],
-        )),
-    },
-    Entry {
-        id: "rio-3a",
-        title: "Merging without order, flash",
-        source: rio!("figure 3(a)"),
-        question: "How much CPU time does merging save?",
-        experiment: Experiment::Block(merging(ONE_FLASH)),
-    },
-    Entry {
-        id: "rio-3b",
-        title: "Merging without order, Optane",
-        source: rio!("figure 3(b)"),
-        question: "How much CPU time does merging save?",
-        experiment: Experiment::Block(merging(ONE_OPTANE)),
-    },
-    Entry {
-        id: "rio-10a",
-        title: "Ordered random writes against threads, flash",
-        source: rio!("figure 10(a)"),
-        question: "How fast are ordered writes of 4 KiB, and at which cost?",
-        experiment: Experiment::Block(threads(
-            ONE_FLASH,
-            &[
-                claim("Rio", "Linux", Measure::Writes, Some(100.0), 20.0),
-                claim("Rio", "HORAE", Measure::Writes, Some(2.8), 1.5),
-                claim("Rio", BARRIER, Measure::Writes, None, 0.8),
-                claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
-                claim("Rio", "Linux", Measure::InitiatorEfficiency, Some(18.0), 1.2),
-                claim("Rio", "HORAE", Measure::InitiatorEfficiency, Some(1.7), 1.2),
-                claim("Rio", "Linux", Measure::TargetEfficiency, Some(22.7), 1.2),
-                claim("Rio", "HORAE", Measure::TargetEfficiency, Some(2.1), 1.2),
-            ],
-            "without FLUSH and waits, Rio is as fast as orderless writes, and two orders of \
-             magnitude faster than Linux",
-        )),
-    },
-    Entry {
-        id: "rio-10b",
-        title: "Ordered random writes against threads, Optane",
-        source: rio!("figure 10(b)"),
-        question: "How fast are ordered writes if a write needs no FLUSH?",
-        experiment: Experiment::Block(threads(
-            ONE_OPTANE,
-            &[
-                claim("Rio", "Linux", Measure::Writes, Some(9.4), 2.0),
-                claim("Rio", "HORAE", Measure::Writes, Some(3.3), 1.5),
-                claim("HORAE", "Linux", Measure::Writes, Some(2.8), 1.2),
-                claim("Rio", BARRIER, Measure::Writes, None, 0.8),
-                claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
-                claim("Rio", "Linux", Measure::InitiatorEfficiency, Some(1.7), 1.2),
-                claim("Rio", "HORAE", Measure::InitiatorEfficiency, Some(1.7), 1.2),
-                claim("Rio", "Linux", Measure::TargetEfficiency, Some(3.5), 1.2),
-                claim("Rio", "HORAE", Measure::TargetEfficiency, Some(2.0), 1.2),
-            ],
-            "the waits alone make Linux and HORAE several times slower than Rio",
-        )),
-    },
-    Entry {
-        id: "rio-10c",
-        title: "Ordered random writes against threads, two drives",
-        source: rio!("figure 10(c)"),
-        question: "Do ordered writes use several drives of one target at once?",
-        experiment: Experiment::Block(threads(
-            &[&[Drive::Flash, Drive::Optane]],
-            &[
-                claim("Rio", "Linux", Measure::Writes, None, 20.0),
-                claim("Rio", "HORAE", Measure::Writes, None, 1.5),
-                claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
-            ],
-            "Rio uses the drives at once, Linux and HORAE one after the other",
-        )),
-    },
-    Entry {
-        id: "rio-10d",
-        title: "Ordered random writes against threads, two targets",
-        source: rio!("figure 10(d)"),
-        question: "Do ordered writes use several targets at once?",
-        experiment: Experiment::Block(threads(
-            &[&[Drive::Flash, Drive::Optane], &[Drive::Flash, Drive::Optane]],
-            &[
-                claim("Rio", "Linux", Measure::Writes, None, 20.0),
-                claim("Rio", "HORAE", Measure::Writes, None, 1.5),
-                claim("Rio", ORDERLESS, Measure::Writes, None, 0.8),
-            ],
-            "Rio uses the targets at once, Linux and HORAE one after the other",
-        )),
-    },
-    Entry {
-        id: "rio-11a",
-        title: "Sequential ordered writes against their size",
-        source: rio!("figure 11, sequential"),
-        question: "Does Rio keep its lead with larger writes?",
-        experiment: Experiment::Block(sizes(Pattern::Sequential)),
-    },
-    Entry {
-        id: "rio-11b",
-        title: "Random ordered writes against their size",
-        source: rio!("figure 11, random"),
-        question: "Does Rio keep its lead with larger writes?",
-        experiment: Experiment::Block(sizes(Pattern::Random)),
-    },
-    Entry {
-        id: "rio-12a",
-        title: "Merging of ordered writes, one thread",
-        source: rio!("figure 12(a)"),
-        question: "What does merging of ordered writes gain if CPU time is short?",
-        experiment: Experiment::Block(batches(1)),
-    },
-    Entry {
-        id: "rio-12b",
-        title: "Merging of ordered writes, several threads",
-        source: rio!("figure 12(b)"),
-        question: "What does merging of ordered writes gain if the drive is the limit?",
-        experiment: Experiment::Block(batches(2)),
-    },
-    Entry {
-        id: "rio-13",
-        title: "Appends with fsync, against threads",
-        source: rio!("figure 13"),
-        question: "How fast is an fsync, and how long does it take?",
-        experiment: Experiment::FileSystem(FileSystem {
-            load: "append_fsync",
-            shows: FileSystemView::Threads,
-            paper: 3.0,
-            paper_horae: 1.2,
-            conclusion: "an fsync with one wait is several times faster than one with three",
-        }),
-    },
-    Entry {
-        id: "rio-14",
-        title: "The time of an fsync, step by step",
-        source: rio!("figure 14"),
-        question: "Where does the time of an fsync go?",
-        experiment: Experiment::FileSystem(FileSystem {
-            load: "append_fsync",
-            shows: FileSystemView::Steps,
-            paper: 3.0,
-            paper_horae: 1.2,
-            conclusion: "the waits between data, journal and commit are what RioFS saves",
-        }),
-    },
-    Entry {
-        id: "rio-15a",
-        title: "A mail server on the file system",
-        source: rio!("figure 15(a)"),
-        question: "What does a faster fsync gain for varmail?",
-        experiment: Experiment::FileSystem(FileSystem {
-            load: "varmail",
-            shows: FileSystemView::Threads,
-            paper: 2.3,
-            paper_horae: 1.3,
-            conclusion: "a mail server is about twice as fast",
-        }),
-    },
-    Entry {
-        id: "rio-15b",
-        title: "RocksDB's fillsync on the file system",
-        source: rio!("figure 15(b)"),
-        question: "What does a faster fsync gain for RocksDB?",
-        experiment: Experiment::FileSystem(FileSystem {
-            load: "rocksdb_fillsync",
-            shows: FileSystemView::Threads,
-            paper: 1.9,
-            paper_horae: 1.5,
-            conclusion: "durable puts are about twice as fast",
-        }),
-    },
-    Entry {
-        id: "rio-recovery",
-        title: "The time to recover full logs",
-        source: rio!("§6.5"),
-        question: "How long does a recovery take in the worst case?",
-        experiment: Experiment::Recovery,
-    },
-    Entry {
-        id: "barrier-9a",
-        title: "Ways to order writes, flash",
-        source: barrier_stack!("figure 9, plain-SSD"),
-        question: "What does it bring to let the drive keep the order, if it has a volatile cache?",
-        experiment: Experiment::Block(queue_depths(ONE_FLASH)),
-    },
-    Entry {
-        id: "barrier-9b",
-        title: "Ways to order writes, power-loss protection",
-        source: barrier_stack!("figure 9, supercap-SSD"),
-        question: "What does it bring to let the drive keep the order, if a write needs no FLUSH?",
-        experiment: Experiment::Block(queue_depths(ONE_OPTANE)),
-    },
-];
-
-const fn merging(targets: &'static [&'static [Drive]]) -> Block {
-    Block {
-        paper: Paper::Rio,
-        targets,
-        axis: Axis::Batch { threads: 1, pattern: Pattern::Sequential },
-        contenders: &[NONE_APART, NONE],
-        panels: &[Measure::Writes, Measure::InitiatorCpu, Measure::TargetCpu],
-        claims: MERGE_CLAIMS,
-        conclusion: "merging saves CPU time on both sides",
-    }
+pub fn all() -> impl Iterator<Item = &'static Entry> {
+    [rio::FIGURES, barrier::FIGURES, horae::FIGURES, opimq::FIGURES].into_iter().flatten()
 }
 
 /// The figure of this name.
 #[must_use]
 pub fn named(id: &str) -> Option<&'static Entry> {
-    CATALOGUE.iter().find(|entry| entry.id == id)
+    all().find(|entry| entry.id == id)
 }
 
 #[cfg(test)]
@@ -621,7 +383,7 @@ mod tests {
     use super::*;
 
     fn blocks() -> impl Iterator<Item = (&'static str, &'static Block)> {
-        CATALOGUE.iter().filter_map(|entry| match &entry.experiment {
+        all().filter_map(|entry| match &entry.experiment {
             Experiment::Block(block) => Some((entry.id, block)),
             _ => None,
         })
@@ -629,9 +391,9 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_workloads_valid() {
-        let names: BTreeSet<_> = CATALOGUE.iter().map(|entry| entry.id).collect();
-        assert_eq!(names.len(), CATALOGUE.len());
-        for entry in CATALOGUE {
+        let names: BTreeSet<_> = all().map(|entry| entry.id).collect();
+        assert_eq!(names.len(), all().count());
+        for entry in all() {
             assert_eq!(named(entry.id).map(|found| found.title), Some(entry.title));
         }
         assert!(named("rio-1").is_none());

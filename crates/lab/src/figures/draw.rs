@@ -72,13 +72,18 @@ impl Theme {
     pub fn colour(self, name: &str) -> RGBColor {
         let [light, dark] = match name {
             "Linux" => [(192, 57, 43), (240, 120, 105)],
-            "HORAE" => [(202, 125, 20), (245, 180, 80)],
+            "HORAE" | "HoraeFS" => [(202, 125, 20), (245, 180, 80)],
             "ext4" => [(192, 57, 43), (240, 120, 105)],
             "Rio" | "RioFS" => [(20, 130, 70), (90, 205, 135)],
             "Rio w/o merge" => [(110, 170, 60), (165, 220, 120)],
             "orderless" => [(35, 95, 190), (115, 170, 250)],
             "orderless w/o merge" => [(110, 120, 200), (165, 175, 245)],
-            "barrier" => [(140, 60, 160), (205, 140, 225)],
+            "barrier" | "BarrierFS" => [(140, 60, 160), (205, 140, 225)],
+            "barrier, a queue each" => [(90, 40, 110), (170, 110, 190)],
+            "HORAE, redirected" => [(130, 90, 40), (200, 160, 110)],
+            "OPIMQ" => [(190, 50, 120), (240, 130, 190)],
+            "OPIMQ, threads move" => [(120, 30, 80), (200, 90, 150)],
+            "orderless, threads move" => [(110, 120, 200), (165, 175, 245)],
             _ => [(0, 130, 140), (80, 200, 210)],
         };
         let (r, g, b) = if self == Self::Light { light } else { dark };

@@ -1,13 +1,13 @@
 //! A figure of the file system, or of the recovery, from its measured points.
 
 use super::{
-    catalogue::{Entry, FileSystem, FileSystemView},
+    catalogue::{
+        BARRIER_FS, Entry, FileSystem, FileSystemClaim, FileSystemMeasure, FileSystemView,
+        HORAE_FS, Mode, Paper,
+    },
     figure::{Claim, Curve, Figure, Form, Holds, Panel, Value, Verdict},
 };
-use crate::machine::Machine;
-
-/// The modes of RioFS: the name in `rio bench fs`, and that in a figure.
-const MODES: [(&str, &str); 3] = [("ext4", "ext4"), ("horae", "HoraeFS"), ("rio", "RioFS")];
+use crate::{machine::Machine, units};
 
 /// One mode at one number of threads.
 #[derive(Clone, Debug, Default)]
@@ -20,13 +20,20 @@ pub struct Mark {
     pub ops_per_s: f64,
     /// Mean latency, µs.
     pub mean_us: f64,
+    /// Median of the latency, µs.
+    pub p50_us: f64,
     /// 99th percentile of the latency, µs.
     pub p99_us: f64,
+    /// 99.9th percentile of the latency, µs.
+    pub p999_us: f64,
     /// How often an `fsync` waits, one wait after the other.
     pub serial_waits: f64,
     /// The steps of an `fsync` and the time of each, µs.
     pub steps: Vec<(String, f64)>,
 }
+
+/// A value of a mode.
+type Of = fn(&Mark) -> f64;
 
 /// The conditions of a measurement.
 #[derive(Clone, Debug)]
@@ -43,37 +50,76 @@ pub struct Conditions {
 #[must_use]
 pub fn figure(entry: &Entry, load: &FileSystem, marks: &[Mark], at: &Conditions) -> Figure {
     let threads = threads_of(marks);
+    let fewest = threads.first().copied().unwrap_or(1);
     let panels = match load.shows {
-        FileSystemView::Threads => vec![
-            lines("thousand operations per second", marks, &threads, at, |m| m.ops_per_s / 1e3),
-            lines("mean latency, µs", marks, &threads, at, |mark| mark.mean_us),
-            lines("99th percentile of latency, µs", marks, &threads, at, |mark| mark.p99_us),
-        ],
-        FileSystemView::Steps => vec![steps(marks, threads.first().copied().unwrap_or(1))],
+        FileSystemView::Threads => {
+            let lines = |title, of| lines(title, load, marks, &threads, at, of);
+            vec![
+                lines("thousand operations per second", |mark| mark.ops_per_s / 1e3),
+                lines("mean latency, µs", |mark| mark.mean_us),
+                lines("99th percentile of latency, µs", |mark| mark.p99_us),
+            ]
+        }
+        FileSystemView::Steps => vec![steps(load, marks, fewest)],
+        FileSystemView::Percentiles => vec![percentiles(load, marks, fewest)],
     };
-    let claims = claims(load, marks, &threads);
+    let claims: Vec<Claim> =
+        load.claims.iter().map(|spec| claim(spec, load, marks, &threads)).collect();
     Figure {
         quick: at.quick,
         machine: at.machine.clone(),
         setup: at.setup.clone(),
-        differs: vec![
-            "the file system runs in user space, and the load calls it in the same process; the paper has both \
-             in the kernel and in programs"
-                .to_owned(),
-            "ext4 is a mode of the same code that waits as ext4 with jbd2 does".to_owned(),
-            format!("{} cores for both sides; the paper has 36 for each server", at.machine.cores),
-            "TCP on loopback; the paper has RDMA over 200 Gbit/s".to_owned(),
-            "a modelled drive in memory; the paper has an Intel 905P".to_owned(),
-            "HoraeFS is RioFS on streams of engine `horae`, with updates in place that are not redirected; the paper \
-             gave HoraeFS the journals for each core, too"
-                .to_owned(),
-        ],
+        differs: differs(load, &at.machine),
         panels,
         verdict: Verdict::of(load.conclusion, &claims),
         claims,
-        model: model(marks),
+        model: model(load, marks, fewest),
         ..Figure::of(entry)
     }
+}
+
+/// The differences to the paper's set-up.
+fn differs(load: &FileSystem, machine: &Machine) -> Vec<String> {
+    let mut list = vec![
+        "the file systems are modes of RioFS, which runs in user space, and the load calls it in the same \
+         process; the paper has them in the kernel and in programs"
+            .to_owned(),
+        "ext4 waits as ext4 with jbd2 does".to_owned(),
+    ];
+    let (cores, network, drive) = match load.paper {
+        Paper::Rio => (
+            "the paper has 36 for each server",
+            "TCP on loopback; the paper has RDMA over 200 Gbit/s",
+            "an Intel 905P",
+        ),
+        Paper::Barrier => (
+            "the paper has 4 and 16",
+            "NVMe over TCP on loopback; the paper has SATA drives in the machine",
+            "a Samsung 850 PRO with a penalty of 5 %, as the model has, and an 843TN",
+        ),
+        Paper::Horae | Paper::Opimq => (
+            "the slides state none",
+            "NVMe over TCP on loopback; the paper has the drives in the machine",
+            "an Intel 750",
+        ),
+    };
+    list.push(format!("{} cores for both sides; {cores}", machine.cores));
+    list.push(network.to_owned());
+    list.push(format!("a modelled drive in memory; the paper has {drive}"));
+    if load.modes.contains(&HORAE_FS) {
+        list.push(
+            "HoraeFS is RioFS on streams of engine `horae`, with updates in place that are not redirected; it has \
+             the journals for each core, as the Rio paper gave them to it"
+                .to_owned(),
+        );
+    }
+    if load.modes.contains(&BARRIER_FS) {
+        list.push(
+            "BarrierFS has a drive of its own, equal to the other one but for the cache barrier and its cost"
+                .to_owned(),
+        );
+    }
+    list
 }
 
 /// The numbers of threads, in ascending order.
@@ -90,10 +136,11 @@ fn find<'a>(marks: &'a [Mark], mode: &str, threads: u32) -> Option<&'a Mark> {
 
 fn lines(
     title: &str,
+    load: &FileSystem,
     marks: &[Mark],
     threads: &[u32],
     at: &Conditions,
-    of: impl Fn(&Mark) -> f64,
+    of: Of,
 ) -> Panel {
     let values = |mode: &str| {
         let value = |threads: &u32| {
@@ -101,9 +148,9 @@ fn lines(
         };
         threads.iter().map(value).collect()
     };
-    let curve = |(mode, name): &(&str, &str)| Curve {
-        name: (*name).to_owned(),
-        values: values(mode),
+    let curve = |one: &Mode| Curve {
+        name: one.name.to_owned(),
+        values: values(one.mode),
         expected: Vec::new(),
     };
     Panel {
@@ -112,16 +159,15 @@ fn lines(
         axis: "threads".to_owned(),
         ticks: threads.iter().map(ToString::to_string).collect(),
         within_cores: threads.iter().filter(|one| **one as usize <= at.machine.cores).count(),
-        curves: MODES.iter().map(curve).collect(),
+        curves: load.modes.iter().map(curve).collect(),
     }
 }
 
 /// The steps of an `fsync` of each mode, as bars.
-fn steps(marks: &[Mark], threads: u32) -> Panel {
-    let modes: Vec<(&Mark, &str)> = MODES
-        .iter()
-        .filter_map(|(mode, name)| Some((find(marks, mode, threads)?, *name)))
-        .collect();
+fn steps(load: &FileSystem, marks: &[Mark], threads: u32) -> Panel {
+    let modes = load.modes.iter();
+    let modes: Vec<(&Mark, &str)> =
+        modes.filter_map(|one| Some((find(marks, one.mode, threads)?, one.name))).collect();
     let mut names: Vec<&str> = Vec::new();
     // A step that no mode takes, or hardly ever, is no part of a picture.
     let is_seen = |us: f64| us > 0.05;
@@ -151,52 +197,82 @@ fn steps(marks: &[Mark], threads: u32) -> Panel {
     }
 }
 
-fn claims(load: &FileSystem, marks: &[Mark], threads: &[u32]) -> Vec<Claim> {
-    let mean_over = |other: &str, of: &dyn Fn(&Mark, &Mark) -> f64| {
-        let pairs = threads
-            .iter()
-            .filter_map(|one| Some((find(marks, other, *one)?, find(marks, "rio", *one)?)));
-        let ratios: Vec<f64> = pairs.map(|(other, rio)| of(other, rio)).collect();
+/// Mean and percentiles of the latency of one thread.
+fn percentiles(load: &FileSystem, marks: &[Mark], threads: u32) -> Panel {
+    const VALUES: [(&str, Of); 4] = [
+        ("mean", |mark| mark.mean_us),
+        ("median", |mark| mark.p50_us),
+        ("99 %", |mark| mark.p99_us),
+        ("99.9 %", |mark| mark.p999_us),
+    ];
+    let curve = |one: &Mode| {
+        let mark = find(marks, one.mode, threads);
+        let value = |of: Of| mark.map(|mark| Value { median: of(mark), interval: None });
+        Curve {
+            name: one.name.to_owned(),
+            values: VALUES.iter().map(|(_, of)| value(*of)).collect(),
+            expected: Vec::new(),
+        }
+    };
+    Panel {
+        form: Form::Lines,
+        title: "time of an append with fsync, µs".to_owned(),
+        axis: "of all operations of one thread".to_owned(),
+        ticks: VALUES.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        within_cores: VALUES.len(),
+        curves: load.modes.iter().map(curve).collect(),
+    }
+}
+
+fn claim(spec: &FileSystemClaim, load: &FileSystem, marks: &[Mark], threads: &[u32]) -> Claim {
+    let FileSystemClaim { better, worse, measure, paper, at_least } = *spec;
+    let threads = match load.shows {
+        FileSystemView::Percentiles => threads.get(..1).unwrap_or_default(),
+        _ => threads,
+    };
+    // The geometric mean, since these are ratios.
+    let mean = |of: &dyn Fn(&Mark, &Mark) -> f64| {
+        let pair =
+            |one: &u32| Some((find(marks, better.mode, *one)?, find(marks, worse.mode, *one)?));
+        let ratios: Vec<f64> =
+            threads.iter().filter_map(pair).map(|(better, worse)| of(better, worse)).collect();
         let is_known = |ratio: &f64| ratio.is_finite() && *ratio > 0.0;
         (!ratios.is_empty() && ratios.iter().all(is_known)).then(|| {
             (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
         })
     };
-    let mean = |of: &dyn Fn(&Mark, &Mark) -> f64| mean_over("ext4", of);
-    let waits = mean(&|ext4, rio| ext4.serial_waits / rio.serial_waits);
-    let claim = |what: &str, paper, here, at_least| Claim {
-        what: what.to_owned(),
-        paper,
-        expected: waits,
-        here,
-        at_least,
+    let ahead = format!("{} / {}", better.name, worse.name);
+    let slower = format!("{} / {}", worse.name, better.name);
+    let (what, here) = match measure {
+        FileSystemMeasure::Throughput => (ahead, mean(&|b, w| b.ops_per_s / w.ops_per_s)),
+        FileSystemMeasure::Mean => (slower + ", mean latency", mean(&|b, w| w.mean_us / b.mean_us)),
+        FileSystemMeasure::P99 => (slower + ", 99th percentile", mean(&|b, w| w.p99_us / b.p99_us)),
+        FileSystemMeasure::P999 => {
+            (slower + ", 99.9th percentile", mean(&|b, w| w.p999_us / b.p999_us))
+        }
     };
-    let speed = mean(&|ext4, rio| rio.ops_per_s / ext4.ops_per_s);
-    let horae = mean_over("horae", &|horae, rio| rio.ops_per_s / horae.ops_per_s);
     // The waits of HORAE's streams are below the file system, so its trace does not count them.
-    let over_horae =
-        Claim { expected: None, ..claim("RioFS / HoraeFS", Some(load.paper_horae), horae, 1.0) };
-    let mut claims = vec![claim("RioFS / ext4", Some(load.paper), speed, 1.5), over_horae];
-    if load.load == "append_fsync" {
-        // The paper: 67 % less latency, and a 99th percentile of half as much.
-        let latency = mean(&|ext4, rio| ext4.mean_us / rio.mean_us);
-        claims.push(claim("ext4 / RioFS, mean latency", Some(3.0), latency, 1.5));
-        let p99 = mean(&|ext4, rio| ext4.p99_us / rio.p99_us);
-        claims.push(claim("ext4 / RioFS, 99th percentile", Some(2.0), p99, 1.2));
-    }
-    claims
+    let counts_waits = better != HORAE_FS && worse != HORAE_FS;
+    let waits = mean(&|better, worse| worse.serial_waits / better.serial_waits);
+    Claim { what, paper, expected: waits.filter(|_| counts_waits), here, at_least }
 }
 
-fn model(marks: &[Mark]) -> String {
-    let of = |mode| find(marks, mode, threads_of(marks).first().copied().unwrap_or(1));
-    let waits = |mode| of(mode).map_or(0.0, |mark| mark.serial_waits);
+fn model(load: &FileSystem, marks: &[Mark], threads: u32) -> String {
+    let counted = load.modes.iter().filter(|one| **one != HORAE_FS);
+    let waits: Vec<String> = counted
+        .filter_map(|one| {
+            let mark = find(marks, one.mode, threads)?;
+            Some(format!("{:.1} times with {}", mark.serial_waits, one.name))
+        })
+        .collect();
+    let horae = " HoraeFS waits once, too, but below it the data and the record each wait for their ordering \
+                 metadata, and `flushed` is recorded at the end: three more round trips.";
     format!(
-        "An fsync of one thread waits {:.1} times with ext4 and {:.1} times with RioFS, one wait after the other. \
-         If a wait is long beside the work around it, the ratio of the speeds is that of the waits. Threads \
-         that share a commit wait less often each. HoraeFS waits once, too, but below it the data and the \
-         record each wait for their ordering metadata, and `flushed` is recorded at the end: three more round trips.",
-        waits("ext4"),
-        waits("rio")
+        "An fsync of one thread waits {}, one wait after the other. If a wait is long beside the work around \
+         it, the ratio of the speeds is that of the waits. Threads that share a commit wait less often \
+         each.{}",
+        units::list(&waits),
+        if load.modes.contains(&HORAE_FS) { horae } else { "" }
     )
 }
 
@@ -298,7 +374,9 @@ mod tests {
             threads,
             ops_per_s: 1e6 / us,
             mean_us: us,
+            p50_us: us,
             p99_us: 2.0 * us,
+            p999_us: 3.0 * us,
             serial_waits: waits,
             steps: vec![("dispatch_data".to_owned(), us / 4.0), ("wait".to_owned(), us / 2.0)],
         }
@@ -313,6 +391,7 @@ mod tests {
                 [
                     mark("ext4", threads, 120.0, 3.0),
                     mark("horae", threads, 60.0, 1.0),
+                    mark("barrier", threads, 80.0, 1.5),
                     mark("rio", threads, 40.0, 1.0),
                 ]
             })
@@ -349,6 +428,25 @@ mod tests {
         let names: Vec<_> = panel.curves.iter().map(|curve| curve.name.as_str()).collect();
         assert_eq!(names, ["dispatch data", "wait"]);
         assert_eq!(panel.curves[1].values[2].unwrap().median, 20.0);
+    }
+
+    #[test]
+    fn percentiles_are_those_of_one_thread() {
+        let figure = of("barrier-t1a");
+        let panel = &figure.panels[0];
+        assert_eq!(panel.ticks, ["mean", "median", "99 %", "99.9 %"]);
+        let names: Vec<_> = panel.curves.iter().map(|curve| curve.name.as_str()).collect();
+        assert_eq!(names, ["ext4", "BarrierFS", "RioFS"]);
+        assert_eq!(panel.curves[1].values[3].unwrap().median, 240.0);
+        let claim = &figure.claims[2];
+        assert_eq!(claim.what, "ext4 / BarrierFS, 99.9th percentile");
+        assert!((claim.here.unwrap() - 1.5).abs() < 1e-9, "{claim:?}");
+        assert!((claim.expected.unwrap() - 2.0).abs() < 1e-9, "{claim:?}");
+        assert!(
+            figure.model.contains("3.0 times with ext4, 1.5 times with BarrierFS"),
+            "{}",
+            figure.model
+        );
     }
 
     #[test]

@@ -63,6 +63,8 @@ Starts a target of its own with a modelled drive, and makes the loads of the Rio
 
   ext4  waits as ext4 with jbd2: for the data, for the journal's blocks, for the commit block
   horae as rio, on streams of engine horae: ordering metadata goes before data and record (HoraeFS)
+  barrier  data, the journal's blocks and the commit block in order without a wait between them, on a drive
+        with a cache barrier of its own (BarrierFS); not with the drive mem
   rio   data and a file-level record on an ordered stream, and one wait
 
 Three loads:

@@ -298,6 +298,8 @@ impl<'a> Bench<'a> {
             window,
             merge,
             cores: own.writer_cores().to_vec(),
+            shares_stream: false,
+            moves: false,
         };
         load.run(engine, self.interrupt, || own.cpu_ns())
     }

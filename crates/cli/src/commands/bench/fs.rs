@@ -1,4 +1,4 @@
-//! `rio bench fs`: loads of programs on RioFS, in the modes `ext4`, `horae` and `rio` in turns.
+//! `rio bench fs`: loads of programs on RioFS, in the modes of RioFS in turns.
 
 mod calls;
 mod contender;
@@ -107,6 +107,9 @@ impl Plans {
     ) -> Vec<Contender> {
         let (workload, threads) = load;
         let mut all = vec![Contender::Ext4, Contender::Horae, Contender::Rio];
+        if is_modelled(profile) {
+            all.push(Contender::Barrier);
+        }
         if workload == Workload::AppendFsync && threads < self.streams {
             all.push(Contender::Floor);
         }
@@ -204,22 +207,31 @@ fn start(
     args: &Args,
     db_bench: &Option<std::path::PathBuf>,
 ) -> Result<Place, Failure> {
-    let drive = match profile {
-        "mem" => "mem:1G".to_owned(),
-        modelled => format!("ssd:{modelled},size=1G"),
-    };
     let link = LinkModel { rtt_ns, jitter_ns: 0, bits_per_s: 0 };
     let connect = connect_options(&args.connect);
-    let own = OwnTargets::start(&Plan {
-        volume: "fs",
-        drive,
-        log: file_log(8 << 20),
-        streams: plans.streams,
-        connect: connect.clone(),
-        link: (!link.is_nothing()).then_some(link),
-        ..Plan::default()
-    })?;
-    Ok(Place { own, connect, through: args.through, db_bench: db_bench.clone() })
+    let on = |drive: String| {
+        OwnTargets::start(&Plan {
+            volume: "fs",
+            drive,
+            log: file_log(8 << 20),
+            streams: plans.streams,
+            connect: connect.clone(),
+            link: (!link.is_nothing()).then_some(link),
+            ..Plan::default()
+        })
+    };
+    let modelled = format!("ssd:{profile},size=1G");
+    let (plain, barrier) = match is_modelled(profile) {
+        true => (on(modelled.clone())?, Some(on(modelled + ",order=barrier")?)),
+        false => (on("mem:1G".to_owned())?, None),
+    };
+    let (through, db_bench) = (args.through, db_bench.clone());
+    Ok(Place { plain, barrier, connect: connect.clone(), through, db_bench })
+}
+
+/// Whether the drive of this profile is a modelled SSD.
+fn is_modelled(profile: &str) -> bool {
+    profile != "mem"
 }
 
 #[cfg(test)]
@@ -265,10 +277,11 @@ mod tests {
         let args = args("--threads 1,40");
         let plans = Plans::new(&args);
         let of = |profile, rtt, load| plans.contenders(profile, rtt, load, true);
-        let modes = [Contender::Ext4, Contender::Horae, Contender::Rio];
+        let modes = [Contender::Ext4, Contender::Horae, Contender::Rio, Contender::Barrier];
         let one = (Workload::AppendFsync, 1);
-        assert_eq!(of("optane", 0, one)[..3], modes);
-        assert_eq!(of("optane", 0, one)[3..], [Contender::Floor]);
+        assert_eq!(of("optane", 0, one)[..4], modes);
+        assert_eq!(of("optane", 0, one)[4..], [Contender::Floor]);
+        assert!(!of("mem", 0, one).contains(&Contender::Barrier), "it keeps no order");
         assert_eq!(of("mem", 0, one).last(), Some(&Contender::KernelExt4));
         assert!(!of("mem", 100, one).contains(&Contender::KernelExt4), "it has no link");
         assert_eq!(of("optane", 0, (Workload::AppendFsync, 40)), modes, "threads share streams");

@@ -32,6 +32,8 @@ use crate::{
 const DRIVE_SIZE: &str = "1G";
 /// Size of the log of each target: the paper's (§6.1).
 const LOG_BYTES: u64 = 2 << 20;
+/// Size of the prepare area for each stream, blocks: 4 MiB, as `rio volume create` gives it.
+const PREPARE_BLOCKS: u32 = 1024;
 /// Bytes on one drive before the next one follows: the paper distributes blocks of 4 KiB (§6.2.1).
 const UNIT_BYTES: u32 = 4096;
 
@@ -145,7 +147,7 @@ impl<'a> Bench<'a> {
     /// drives' times.
     fn trip_ns(&mut self, step: &mut dyn FnMut()) -> Result<f64, Failure> {
         let workload = Workload::random_4k(1, 1);
-        let none = Contender { name: "none", engine: EngineKind::None.name(), merge: false };
+        let none = Contender::TRIP;
         let samples = self.rounds(&[none.name], step, |bench, _, spin, time| {
             bench.run(&none, &workload, spin, time)
         })?;
@@ -199,6 +201,10 @@ impl<'a> Bench<'a> {
             // Only for the configuration: these drives are open already.
             drive: spec(&targets[0][0], order),
             open: self.drives.get(order.name()).cloned().unwrap_or_default(),
+            prepare_blocks: match contender.redirects {
+                true => PREPARE_BLOCKS * workload.threads,
+                false => 0,
+            },
             ..Plan::default()
         })?;
         let load = Load {
@@ -210,6 +216,8 @@ impl<'a> Bench<'a> {
             window: window(time),
             merge: contender.merge,
             cores: own.writer_cores().to_vec(),
+            shares_stream: contender.shares_stream,
+            moves: contender.moves,
         };
         load.run(engine, self.interrupt, || own.cpu_ns())
     }

@@ -3,7 +3,7 @@
 use clap::Parser;
 use riopipe_lab::{
     figures::{
-        catalogue::{Entry, FileSystem},
+        catalogue::{Entry, FileSystem, FileSystemView},
         figure::Figure,
         file_system::{self, Conditions},
     },
@@ -35,7 +35,7 @@ struct RecoveryWords {
     recovery: Recovery,
 }
 
-/// A load on the file system, on the paper's kind of drive (§6.3).
+/// A load on the file system, on the paper's kind of drive.
 pub(super) fn file_system(
     entry: &Entry,
     load: &FileSystem,
@@ -43,19 +43,30 @@ pub(super) fn file_system(
     interrupt: &Interrupt,
     output: &Output,
 ) -> Result<Figure, Failure> {
-    let words = ["rio", "--workload", load.load, "--profile", "optane", "--rtt", "0us"];
-    let scale: &[&str] = if args.quick { &["--quick"] } else { &["--rounds", "6"] };
     // These words are fixed, and a test parses them.
-    let words = FsWords::parse_from(words.iter().chain(scale));
+    let words = FsWords::parse_from(words(load, args.quick));
     let conditions = Conditions {
         machine: Machine::this(),
         quick: args.quick,
-        setup: "One target on loopback with a modelled Optane drive; RioFS in the process of the load, in \
-                all modes in turns, each time on a new file system"
-            .to_owned(),
+        setup: format!(
+            "One target on loopback with a modelled {} drive; RioFS in the process of the load, in all \
+             modes in turns, each time on a new file system",
+            load.drive.profile()
+        ),
     };
     let measured = fs::measure(&words.fs, output, interrupt)?;
     Ok(file_system::figure(entry, load, &measured.marks(), &conditions))
+}
+
+/// The options of `rio bench fs` for a figure.
+fn words(load: &FileSystem, quick: bool) -> Vec<&'static str> {
+    let mut words = vec!["rio", "--workload", load.load, "--rtt", "0us"];
+    words.extend(["--profile", load.drive.profile()]);
+    if load.shows == FileSystemView::Percentiles {
+        words.extend(["--threads", "1"]);
+    }
+    words.extend(if quick { &["--quick"][..] } else { &["--rounds", "6"] });
+    words
 }
 
 /// The recovery of full logs, with the paper's number of threads and targets (§6.5).
@@ -84,20 +95,19 @@ pub(super) fn recovery(
 
 #[cfg(test)]
 mod tests {
-    use riopipe_lab::figures::catalogue::{CATALOGUE, Experiment};
+    use riopipe_lab::figures::catalogue::{self, Experiment};
 
     use super::*;
 
     #[test]
     fn the_words_are_those_of_the_benchmarks() {
-        for entry in CATALOGUE {
+        for entry in catalogue::all() {
             if let Experiment::FileSystem(load) = &entry.experiment {
-                let words = ["rio", "--workload", load.load, "--quick"];
-                assert!(FsWords::try_parse_from(words).is_ok(), "{}", entry.id);
+                for quick in [true, false] {
+                    assert!(FsWords::try_parse_from(words(load, quick)).is_ok(), "{}", entry.id);
+                }
             }
         }
-        let full = ["rio", "--workload", "varmail", "--profile", "optane", "--rtt", "0us"];
-        assert!(FsWords::try_parse_from(full.iter().chain(&["--rounds", "6"])).is_ok());
         assert!(RecoveryWords::try_parse_from(["rio", "--rounds", "30"]).is_ok());
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use riopipe_lab::{
     figures::{
-        catalogue::CATALOGUE,
+        catalogue,
         figure::{Figure, SCHEMA},
     },
     report::Point,
@@ -46,7 +46,7 @@ impl Store {
 
     /// All complete figures, in the order of the catalogue.
     pub(super) fn figures(&self) -> Vec<Figure> {
-        CATALOGUE.iter().filter_map(|entry| self.figure(entry.id)).collect()
+        catalogue::all().filter_map(|entry| self.figure(entry.id)).collect()
     }
 
     fn figure(&self, id: &str) -> Option<Figure> {

@@ -31,6 +31,8 @@ pub(super) enum Contender {
     Ext4,
     /// RioFS on streams of engine `horae`.
     Horae,
+    /// RioFS, which leaves the order of its commits to the drive.
+    Barrier,
     /// RioFS.
     Rio,
     /// Two groups and one wait, without a file system.
@@ -45,6 +47,7 @@ impl Contender {
         match self {
             Self::Ext4 => "ext4",
             Self::Horae => "horae",
+            Self::Barrier => "barrier",
             Self::Rio => "rio",
             Self::Floor => "floor",
             Self::KernelExt4 => "kernel_ext4",
@@ -95,7 +98,10 @@ impl DriveCounts {
 
 /// A target with its volume, and the way to use it.
 pub(super) struct Place {
-    pub(super) own: OwnTargets,
+    /// The target of all contenders but `barrier`.
+    pub(super) plain: OwnTargets,
+    /// A target whose drive has a cache barrier; `None`: the drive is not a modelled one.
+    pub(super) barrier: Option<OwnTargets>,
     pub(super) connect: ConnectOptions,
     pub(super) through: Through,
     /// RocksDB's own program, if it makes the load.
@@ -117,6 +123,7 @@ impl Place {
         match contender {
             Contender::Ext4 => self.run_fs(JournalMode::Ext4, workload, load),
             Contender::Horae => self.run_fs(JournalMode::Horae, workload, load),
+            Contender::Barrier => self.run_fs(JournalMode::Barrier, workload, load),
             Contender::Rio => self.run_fs(JournalMode::Rio, workload, load),
             Contender::Floor => self.run_floor(load),
             Contender::KernelExt4 => {
@@ -140,18 +147,24 @@ impl Place {
         self.db_bench.as_ref().filter(|_| workload == Workload::RocksdbFillsync)
     }
 
-    fn open(&self, engine: Option<EngineKind>) -> Result<Volume, Failure> {
+    /// The target on which a mode runs.
+    fn own(&self, mode: JournalMode) -> &OwnTargets {
+        let barrier = self.barrier.as_ref().filter(|_| mode == JournalMode::Barrier);
+        barrier.unwrap_or(&self.plain)
+    }
+
+    fn open(&self, own: &OwnTargets, engine: Option<EngineKind>) -> Result<Volume, Failure> {
         let connect = self.connect.clone();
         let options = OpenOptions { connect, engine, ..OpenOptions::default() };
-        let opened = Volume::open(self.own.volume(), self.own.members(), &options);
+        let opened = Volume::open(own.volume(), own.members(), &options);
         opened.map(|(volume, _)| volume).map_err(|error| open_failure(&error))
     }
 
     fn run_floor(&self, load: &FsLoad) -> Result<Run, Failure> {
-        let volume = self.open(None)?;
-        let before = DriveCounts::of(&self.own);
+        let volume = self.open(&self.plain, None)?;
+        let before = DriveCounts::of(&self.plain);
         let result = floor::run(&volume, load);
-        let drive = Some(DriveCounts::of(&self.own).since(before));
+        let drive = Some(DriveCounts::of(&self.plain).since(before));
         let closed = volume.close().map_err(|error| storage(&error));
         let (sample, floor_ops) = result?;
         closed?;
@@ -159,17 +172,18 @@ impl Place {
     }
 
     fn run_fs(&self, mode: JournalMode, workload: Workload, load: &FsLoad) -> Result<Run, Failure> {
-        let volume = self.open(engine_of(mode))?;
+        let own = self.own(mode);
+        let volume = self.open(own, engine_of(mode))?;
         let fresh = MkfsOptions { force: true, ..MkfsOptions::default() };
         make_on_volume(&volume, &fresh, &mut |_, _| ()).map_err(|error| storage(&error))?;
         let backing = Backing::of_volume(volume).map_err(|error| storage(&error))?;
         let options = FsOptions { mode, ..FsOptions::default() };
         let (fs, _) = backing.mount(&options).map_err(|error| storage(&error))?;
-        let drive = DriveCounts::of(&self.own);
+        let drive = DriveCounts::of(own);
         let fsyncs = backing.fsync_times().snapshot();
         let ended = || {
             let fsyncs = backing.fsync_times().snapshot().since(&fsyncs);
-            (fsyncs, Some(DriveCounts::of(&self.own).since(drive)))
+            (fsyncs, Some(DriveCounts::of(own).since(drive)))
         };
         let run = match self.through {
             Through::Calls => {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The modes of RioFS, by their names in the result.
-const MODES: [&str; 3] = ["ext4", "horae", "rio"];
+const MODES: [&str; 4] = ["ext4", "horae", "barrier", "rio"];
 
 /// The result of the measurement.
 #[derive(Debug, Serialize)]
@@ -92,6 +92,8 @@ pub(super) struct Figures {
     pub(super) mean_us: f64,
     p50_us: f64,
     pub(super) p99_us: f64,
+    /// 99.9th percentile.
+    p999_us: f64,
     /// CPU time for each operation in µs, of both sides: median; null for the kernel's ext4, whose
     /// threads are not known.
     cpu_us_per_op: Option<f64>,
@@ -164,6 +166,8 @@ struct Ratios {
     rio_over_ext4: f64,
     rio_over_ext4_interval: [f64; 2],
     rio_over_horae: f64,
+    /// Null with a drive that keeps no order.
+    rio_over_barrier: Option<f64>,
     /// 99th percentiles.
     rio_p99_over_ext4: f64,
     /// Medians of the time of an operation.
@@ -196,7 +200,9 @@ impl Measured {
             threads,
             ops_per_s: figures.ops_per_s,
             mean_us: figures.mean_us,
+            p50_us: figures.p50_us,
             p99_us: figures.p99_us,
+            p999_us: figures.p999_us,
             serial_waits: figures.fsync.as_ref().map_or(0.0, |fsync| fsync.serial_waits),
             steps: figures.fsync.iter().flat_map(Fsync::steps).collect(),
         };
@@ -225,6 +231,7 @@ impl Figures {
             mean_us: us(summary.mean_ns),
             p50_us: us(summary.p50_ns as f64),
             p99_us: us(summary.p99_ns as f64),
+            p999_us: us(summary.p999_ns as f64),
             cpu_us_per_op: cpu(&|run| initiator(run) + target(run)),
             initiator_cpu_us_per_op: cpu(&initiator),
             target_cpu_us_per_op: cpu(&target),
@@ -321,6 +328,7 @@ impl Ratios {
         Self {
             rio_over_ext4: value(rate).unwrap_or(0.0),
             rio_over_horae: value(ratio(&rates("rio"), &rates("horae"))).unwrap_or(0.0),
+            rio_over_barrier: value(ratio(&rates("rio"), &rates("barrier"))),
             rio_over_ext4_interval: rate.map_or([0.0; 2], |ratio| [ratio.low, ratio.high]),
             rio_p99_over_ext4: value(ratio(
                 &rounds.values("rio", p99),
@@ -409,11 +417,15 @@ impl Measured {
             ("horae", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
+            ("barrier", Align::Right),
+            ("p50", Align::Right),
+            ("p99", Align::Right),
             ("rio", Align::Right),
             ("p50", Align::Right),
             ("p99", Align::Right),
             ("rio / ext4", Align::Right),
             ("rio / horae", Align::Right),
+            ("rio / barrier", Align::Right),
             ("waits", Align::Right),
             ("rio / floor", Align::Right),
             ("kernel", Align::Right),
@@ -431,7 +443,10 @@ impl Measured {
             ];
             let mut waits = Vec::new();
             for mode in MODES {
-                let Some(figures) = point.modes.get(mode) else { continue };
+                let Some(figures) = point.modes.get(mode) else {
+                    row.extend(["-"; 3].map(str::to_owned));
+                    continue;
+                };
                 row.push(units::per_second(figures.ops_per_s));
                 row.push(units::time(figures.p50_us * 1e3));
                 row.push(units::time(figures.p99_us * 1e3));
@@ -439,6 +454,7 @@ impl Measured {
             }
             row.push(units::ratio(point.ratios.rio_over_ext4));
             row.push(units::ratio(point.ratios.rio_over_horae));
+            row.push(point.ratios.rio_over_barrier.map_or_else(|| "-".to_owned(), units::ratio));
             row.push(waits.join(", "));
             row.push(point.ratios.rio_over_floor.map(units::ratio).unwrap_or_default());
             let kernel = point.modes.get("kernel_ext4");
