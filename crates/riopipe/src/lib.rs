@@ -132,7 +132,6 @@ mod create;
 mod create_error;
 mod error;
 mod failure;
-mod following;
 mod group;
 mod identity;
 mod info;

@@ -15,7 +15,6 @@ mod horae_paths;
 mod horae_redirects;
 mod linux_journal;
 mod opimq_epochs;
-mod opimq_followers;
 mod replay;
 
 /// Payload handle: (first block's number, blocks).
