@@ -79,6 +79,14 @@ pub struct Extent {
 impl Extent {
     /// No blocks.
     pub(crate) const EMPTY: Self = Self { member: Member(0), lba: 0, blocks: 0, offset: 0 };
+
+    /// Whether the two have a block of a drive in common.
+    #[must_use]
+    pub fn touches(&self, other: &Self) -> bool {
+        self.member == other.member
+            && self.lba < other.lba + u64::from(other.blocks)
+            && other.lba < self.lba + u64::from(self.blocks)
+    }
 }
 
 /// The place of a volume block on its member.

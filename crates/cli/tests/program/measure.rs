@@ -391,6 +391,29 @@ fn the_figures_of_the_papers_are_listed() {
     assert!(unknown.stderr.contains("rio-2a"), "{}", unknown.stderr);
 }
 
+/// `scripts/check-report` measures contenders that share a stream, and a load on the file system.
+#[test]
+fn contenders_that_redirect_updates_or_move_are_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let ids = ["horae-overwrite", "opimq-pinning"];
+    let words = ["lab", "run"].into_iter().chain(ids);
+    let words: Vec<&str> = words.chain(["--quick", "--out", out, "-o", "json"]).collect();
+    let json = rio(&words).ok();
+    let figures = json["figures"].as_array().unwrap();
+    assert_eq!(figures.len(), ids.len());
+    for figure in figures {
+        assert!(ids.iter().any(|id| figure["id"] == *id), "{figure}");
+        for panel in figure["panels"].as_array().unwrap() {
+            for curve in panel["curves"].as_array().unwrap() {
+                for value in curve["values"].as_array().unwrap() {
+                    assert!(value["median"].as_f64().unwrap() > 0.0, "{curve} of {figure}");
+                }
+            }
+        }
+    }
+}
+
 /// A figure is measured, drawn and put into the report. The next call takes it from the folder, and a
 /// run that was interrupted goes on with the points that it has.
 #[test]

@@ -362,6 +362,16 @@ const fn claim(
     Claim { over, under, measure, paper, at_least }
 }
 
+const fn mode_claim(
+    better: Mode,
+    worse: Mode,
+    measure: FileSystemMeasure,
+    paper: Option<f64>,
+    at_least: f64,
+) -> FileSystemClaim {
+    FileSystemClaim { better, worse, measure, paper, at_least }
+}
+
 const ONE_FLASH: &[&[Drive]] = &[&[Drive::Flash]];
 const ONE_OPTANE: &[&[Drive]] = &[&[Drive::Optane]];
 

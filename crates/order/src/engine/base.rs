@@ -546,6 +546,26 @@ impl<P: Payload> Base<P> {
         self.shaped.push(id);
     }
 
+    /// Whether an earlier request on the same path touches the same blocks, and is not complete (trap
+    /// T12).
+    pub(super) fn overlaps_earlier(&self, id: RequestId) -> bool {
+        let request = self.requests.get(id);
+        let place = (request.seq, request.index);
+        self.requests.is_any_before(request.path, place, &request.extent())
+    }
+
+    /// Moves those of the held requests to `shaped` that overlap no earlier one any more.
+    pub(super) fn shape_held(&mut self, held: &mut Vec<RequestId>) {
+        let mut index = 0;
+        while index < held.len() {
+            if self.overlaps_earlier(held[index]) {
+                index += 1;
+            } else {
+                self.shaped.push(held.remove(index));
+            }
+        }
+    }
+
     /// Adds to `shaped` a record on this path for the log of `server`, about all groups up to `seq`.
     pub(super) fn add_record(&mut self, path: Path, server: u16, seq: Seq) {
         let members = self.topology.members();

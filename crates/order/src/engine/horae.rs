@@ -42,7 +42,7 @@ use super::{
 use crate::attribute::{Flags, GROUP_ENTRIES_MAX, Kind, Member, Seq};
 use crate::gate::Filter;
 use crate::probe::{self, Plant, Rare};
-use crate::topology::{Extent, Topology};
+use crate::topology::Topology;
 use crate::write_order::DriveOrder;
 use commit::Commit;
 
@@ -199,10 +199,8 @@ impl<P: Payload> Horae<P> {
         }
         let homes = group.data.iter().map(|id| self.base.request(*id));
         let homes = homes.filter(|request| !request.is_redirected());
-        let under = homes.filter_map(|request| {
-            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
-            self.redirects.newest_touching(&Extent { member, lba, blocks, offset: 0 }, request.seq)
-        });
+        let under = homes
+            .filter_map(|request| self.redirects.newest_touching(&request.extent(), request.seq));
         under.max()
     }
 
@@ -214,8 +212,7 @@ impl<P: Payload> Horae<P> {
         let updates = self.updates_of_shaped(seq);
         for &index in &updates {
             let request = self.base.request(self.base.shaped[index]);
-            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
-            let extent = Extent { member, lba, blocks, offset: 0 };
+            let (member, extent) = (request.member, request.extent());
             let (place, server) = ((seq, request.index), request.server);
             let Some(prepared_lba) = self.redirects.add(place, &extent, server) else {
                 let shaped =
@@ -240,19 +237,13 @@ impl<P: Payload> Horae<P> {
     fn updates_of_shaped(&self, seq: Seq) -> Vec<usize> {
         let shaped: Vec<&super::Request<P>> =
             self.base.shaped.iter().map(|id| self.base.request(*id)).collect();
-        let touches = |one: &super::Request<P>, other: &super::Request<P>| {
-            one.member == other.member
-                && one.lba < other.lba + u64::from(other.blocks)
-                && other.lba < one.lba + u64::from(one.blocks)
-        };
         let mut updates: Vec<usize> = Vec::new();
         for (index, request) in shaped.iter().enumerate() {
-            let (member, lba, blocks) = (request.member, request.lba, request.blocks);
+            let extent = request.extent();
             let extends_redirected = || {
-                let extent = Extent { member, lba, blocks, offset: 0 };
                 request.flags.has(Flags::EXTEND)
                     && (self.redirects.newest_touching(&extent, seq).is_some()
-                        || updates.iter().any(|before| touches(shaped[*before], request)))
+                        || updates.iter().any(|before| shaped[*before].touches(&extent)))
             };
             if request.kind == Kind::Write
                 && (request.flags.has(Flags::IN_PLACE) || extends_redirected())
@@ -266,8 +257,9 @@ impl<P: Payload> Horae<P> {
         let mut is_home = alloc::vec![true; shaped.len()];
         updates.iter().for_each(|index| is_home[*index] = false);
         for &index in updates.iter().rev() {
+            let extent = shaped[index].extent();
             is_home[index] = (index + 1..shaped.len())
-                .any(|later| is_home[later] && touches(shaped[index], shaped[later]));
+                .any(|later| is_home[later] && shaped[later].touches(&extent));
         }
         updates.retain(|index| !is_home[*index]);
         updates
@@ -313,7 +305,7 @@ impl<P: Payload> Horae<P> {
             // of the same blocks have different blocks in the area.
             if self.base.request(id).is_redirected() {
                 self.base.shaped.push(id);
-            } else if self.count_blocks(id) && self.overlaps_earlier_data(id) {
+            } else if self.count_blocks(id) && self.base.overlaps_earlier(id) {
                 probe::count_rare(Rare::HoraeOverlap);
                 self.held.push(id);
             } else {
@@ -332,24 +324,9 @@ impl<P: Payload> Horae<P> {
         self.data_blocks.add(drive, lba, lba + u64::from(request.blocks))
     }
 
-    /// Whether an earlier request with data for the same blocks is not complete.
-    fn overlaps_earlier_data(&self, id: RequestId) -> bool {
-        let request = self.base.request(id);
-        let (member, lba, blocks) = (request.member, request.lba, request.blocks);
-        let extent = Extent { member, lba, blocks, offset: 0 };
-        self.base.requests.is_any_before(Path::Data, (request.seq, request.index), &extent)
-    }
-
     /// Sends the data that waited for a write that has ended.
     fn send_held(&mut self) {
-        let mut index = 0;
-        while index < self.held.len() {
-            if self.overlaps_earlier_data(self.held[index]) {
-                index += 1;
-            } else {
-                self.base.shaped.push(self.held.remove(index));
-            }
-        }
+        self.base.shape_held(&mut self.held);
         self.base.enqueue();
     }
 

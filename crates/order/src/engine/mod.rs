@@ -229,11 +229,14 @@ impl<P> Request<P> {
         self.prepared_lba > 0
     }
 
+    /// The blocks of the request at home.
+    const fn extent(&self) -> Extent {
+        Extent { member: self.member, lba: self.lba, blocks: self.blocks, offset: 0 }
+    }
+
     /// Whether the request touches a block of this extent.
     fn touches(&self, extent: &Extent) -> bool {
-        self.member == extent.member
-            && self.lba < extent.lba + u64::from(extent.blocks)
-            && extent.lba < self.lba + u64::from(self.blocks)
+        self.extent().touches(extent)
     }
 
     /// The ordering attribute with which the request travels.

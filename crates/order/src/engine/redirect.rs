@@ -63,10 +63,9 @@ impl<P> Update<P> {
         Redirection::Prepared { id, member, lba, prepared_lba, blocks }
     }
 
-    fn touches(&self, member: Member, lba: u64, blocks: u32) -> bool {
-        self.member == member
-            && self.lba < lba + u64::from(blocks)
-            && lba < self.lba + u64::from(self.blocks)
+    fn touches(&self, extent: &Extent) -> bool {
+        let Self { member, lba, blocks, .. } = *self;
+        extent.touches(&Extent { member, lba, blocks, offset: 0 })
     }
 }
 
@@ -189,8 +188,7 @@ impl<P> Redirects<P> {
             return None;
         }
         let mut newest_first = self.live.iter().rev();
-        let found = newest_first
-            .find(|update| update.id.0 < before && update.touches(member, lba, blocks))?;
+        let found = newest_first.find(|update| update.id.0 < before && update.touches(extent))?;
         Some(found.id.0)
     }
 

@@ -3,7 +3,7 @@
 use super::{
     Axis, BARRIER, BARRIER_FS, Block, Claim, Contender, Drive, EXT4, Entry, Experiment, FileSystem,
     FileSystemClaim, FileSystemMeasure, FileSystemView, Measure, NONE, ONE_FLASH, ONE_OPTANE,
-    ORDERLESS, Paper, RIO, RIO_FS, WITH_BARRIER, WITH_LINUX, claim,
+    ORDERLESS, Paper, RIO, RIO_FS, WITH_BARRIER, WITH_LINUX, claim, mode_claim,
 };
 
 /// Title of the paper, for sources.
@@ -37,8 +37,7 @@ const fn queue_depths(targets: &'static [&'static [Drive]]) -> Block {
 }
 
 const fn ahead(measure: FileSystemMeasure, paper: f64, at_least: f64) -> FileSystemClaim {
-    let (better, worse, paper) = (BARRIER_FS, EXT4, Some(paper));
-    FileSystemClaim { better, worse, measure, paper, at_least }
+    mode_claim(BARRIER_FS, EXT4, measure, Some(paper), at_least)
 }
 
 const fn file_system(

@@ -15,7 +15,6 @@ use crate::attribute::{Flags, Kind, Member, Seq};
 use crate::engine::redirect::Update;
 use crate::engine::{Cause, Failure, Path, Payload, RequestId};
 use crate::probe::{self, Plant, Rare};
-use crate::topology::Extent;
 
 /// The commit. At most one is in flight.
 #[derive(Debug)]
@@ -101,14 +100,9 @@ impl<P: Payload> Horae<P> {
             probe::count_rare(Rare::HoraeCommit);
         }
         self.set_outstanding(ids.len() as u32);
-        for id in ids {
-            // Two updates of the same blocks must land in their order (trap T12).
-            if self.overlaps_older_home_write(id) {
-                self.commit.held.push(id);
-            } else {
-                self.base.shaped.push(id);
-            }
-        }
+        // Two updates of the same blocks must land in their order (trap T12).
+        self.commit.held = ids;
+        self.base.shape_held(&mut self.commit.held);
         self.base.enqueue();
         self.continue_commit();
     }
@@ -119,26 +113,11 @@ impl<P: Payload> Horae<P> {
         }
     }
 
-    fn overlaps_older_home_write(&self, id: RequestId) -> bool {
-        let request = self.base.request(id);
-        let (member, lba, blocks) = (request.member, request.lba, request.blocks);
-        let extent = Extent { member, lba, blocks, offset: 0 };
-        self.base.requests.is_any_before(Path::Home, (request.seq, request.index), &extent)
-    }
-
     /// Notes that a request of the commit has succeeded.
     pub(super) fn on_commit_request_done(&mut self) {
         let Some(commit) = &mut self.commit.in_flight else { return };
         commit.outstanding -= 1;
-        let mut index = 0;
-        while index < self.commit.held.len() {
-            if self.overlaps_older_home_write(self.commit.held[index]) {
-                index += 1;
-            } else {
-                let id = self.commit.held.remove(index);
-                self.base.shaped.push(id);
-            }
-        }
+        self.base.shape_held(&mut self.commit.held);
         self.base.enqueue();
         self.continue_commit();
     }
