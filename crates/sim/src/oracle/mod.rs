@@ -751,4 +751,30 @@ mod tests {
         assert_eq!(read_across_a_take_over(true).map(|v| v.promise), None);
         assert_eq!(read_across_a_take_over(false).map(|v| v.promise), Some(Promise::P9));
     }
+
+    /// A stream of engine `horae` that redirects has failed, so a read may find any content of its
+    /// block. It returns what was written to `block`.
+    fn read_of_block_0_that_returns(block: usize) -> Option<Violation> {
+        let mut scenario = crate::draw::draw(1);
+        scenario.volume.engine = crate::scenario::Engine::Horae;
+        scenario.volume.prepare = 4;
+        let places = [9, 10].map(|lba| Where { machine: 0, drive: 0, lba });
+        let mut oracle = Oracle::new(&scenario, &places);
+        let numbers = [oracle.next_number(), oracle.next_number()];
+        let writes = [0, 1].map(|block| {
+            let number = numbers[block as usize];
+            Submitted { block, number, place: Place::InPlace, commits: false }
+        });
+        oracle.submitted((0, 0, 0), Seq(1), 0, &writes);
+        oracle.eras[0][0].failed = true;
+        let read = oracle.read_begins(0, 0, 0, 1);
+        oracle.read_ends(&read, &[numbers[block]]);
+        oracle.violation
+    }
+
+    #[test]
+    fn a_read_never_finds_what_was_written_to_another_block() {
+        assert_eq!(read_of_block_0_that_returns(0).map(|v| v.promise), None);
+        assert_eq!(read_of_block_0_that_returns(1).map(|v| v.promise), Some(Promise::P9));
+    }
 }
