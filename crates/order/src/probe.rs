@@ -325,6 +325,8 @@ named! {
         HoraeOlderCopied = "horae-older-copied",
         /// Recovery copies no redirected update home.
         HoraeNotCopied = "horae-not-copied",
+        /// If a log was given up, recovery copies no redirected update home, on any drive.
+        HoraeNotCopiedInDoubt = "horae-not-copied-in-doubt",
         /// Engine `horae` uses blocks of the prepare area again while they are being read.
         HoraeAreaReusedEarly = "horae-area-reused-early",
         /// Engine `none` reports groups as durable that are only complete.

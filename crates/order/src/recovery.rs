@@ -540,7 +540,9 @@ fn redirected_updates(lists: &[StreamList], released: Seq, k: Seq) -> Vec<Redire
     if probe::is_bug_planted(Plant::HoraeOlderCopied) {
         entries.reverse();
     }
-    if probe::is_bug_planted(Plant::HoraeNotCopied) {
+    if probe::is_bug_planted(Plant::HoraeNotCopied)
+        || given_up && probe::is_bug_planted(Plant::HoraeNotCopiedInDoubt)
+    {
         entries.clear();
     }
     let mut newest = BTreeMap::new();

@@ -71,8 +71,10 @@ impl Oracle {
             let missing = durable.iter().find_map(|group| {
                 let lost = |(block, number): &&(u32, u64)| {
                     let block = &self.blocks[*block as usize];
-                    // A redirected update that is not home is lost with its log.
-                    let may_be_lost = self.promised.redirects() && block.is_update(*number);
+                    // A redirected update that is not home is lost with the log of its drive.
+                    let may_be_lost = self.promised.redirects()
+                        && self.lost.contains(&block.at.machine)
+                        && block.is_update(*number);
                     !may_be_lost
                         && !block.is_left(*number, drives.of(block.at).durable(block.at.lba))
                 };

@@ -2,22 +2,62 @@
 
 use super::{at, cluster, drive, write};
 use crate::draw::engines;
+use crate::log_store::LogStoreKind;
 use crate::network::NetSpec;
 use crate::rng::Rng;
-use crate::scenario::{Engine, Op, Place, Scenario, Step, What};
+use crate::scenario::{Engine, Fault, Op, Place, Scenario, Step, What, When};
 
 /// One of so many scenarios with engine `horae` is one of these.
-const ONE_IN: u64 = 8;
+const ONE_IN: u64 = 4;
 /// Separates these random numbers from those of the other drawings.
 const SALT: u64 = 0x7265_6469_7265_6374;
 
 /// The scenario of a seed with engine `horae` that is about a coincidence.
 pub(in crate::draw) fn draw(seed: u64) -> Option<Scenario> {
     let mut rng = Rng::new(seed ^ SALT);
-    rng.one_in(ONE_IN).then(|| match rng.one_in(2) {
-        true => read_while_it_is_used_again(&mut rng),
-        false => read_after_a_power_cut(&mut rng),
+    rng.one_in(ONE_IN).then(|| match rng.below(5) {
+        0 => lost_log_of_another_target(&mut rng),
+        1 | 2 => read_after_a_power_cut(&mut rng),
+        _ => read_while_it_is_used_again(&mut rng),
     })
+}
+
+/// A stream updates blocks of two targets. One target loses its log by a power cut, and the operator
+/// gives that log up. The durable updates on the other target are in the prepare area still, and its
+/// log must not be given up with the lost one (trap T26). The recovery is cut off now and then.
+fn lost_log_of_another_target(rng: &mut Rng) -> Scenario {
+    let mut scenario = cluster(12, rng);
+    let with_protection = rng.one_in(2);
+    drive(&mut scenario).plp = with_protection;
+    let second = scenario.machines[0].clone();
+    scenario.machines.push(second);
+    scenario.machines[0].log = LogStoreKind::File;
+    scenario.volume.members = vec![(0, 0), (1, 0)];
+    scenario.volume.slots = 64;
+    scenario.volume.streams = *rng.pick(&[1, 2]);
+    let streams = u64::from(scenario.volume.streams);
+    for _ in 0..rng.range(60, 110) {
+        let (stream, block) = (rng.below(streams) as u16, rng.below(24) as u32);
+        scenario.steps.push(write(stream, block, 1, Place::InPlace, rng.percent(50)));
+        if rng.one_in(4) {
+            scenario.steps.push(Step { stream, op: Op::WaitDurable });
+        }
+    }
+    let mut event = rng.range(250, 900);
+    for nth in 1..4 {
+        let (machine, effects, fences, down_us) = (0, rng.below(6) as u32, false, 10);
+        let cut = What::PowerCut { machine, effects, fences, down_us };
+        scenario.faults.push(at(event, cut));
+        scenario.faults.push(at(event + rng.below(20), What::KillClient { down_us: 10 }));
+        if rng.one_in(2) {
+            let when = When::Recovery(nth, rng.range(4, 60) as u32);
+            scenario.faults.push(Fault { when, what: What::KillClient { down_us: 10 } });
+        }
+        event += rng.range(400, 900);
+    }
+    engines::set(&mut scenario, Engine::Horae);
+    engines::redirect(&mut scenario, *rng.pick(&[8, 64]));
+    scenario
 }
 
 /// A stream updates a few blocks again and again, in a tiny prepare area, and another thread reads them.
