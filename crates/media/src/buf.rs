@@ -1,14 +1,18 @@
 //! Buffers that every medium accepts: aligned to the block size.
 //!
 //! Each thread keeps freed buffers in a pool, by size class, and takes new buffers from there. The
-//! size classes are 4 KiB, 8 KiB, … 1 MiB. Larger buffers are allocated and freed each time.
+//! size classes are 4 KiB, 8 KiB, … 1 MiB. Larger buffers are allocated and freed each time. Buffers
+//! that are cut from a [`BufChunk`](crate::BufChunk) are in no pool.
 
 use std::alloc::{self, Layout};
 use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use riopipe_order::block_device::BLOCK_BYTES;
+
+use crate::mapping::Mapping;
 
 /// Number of size classes. Class `n` has buffers of `BLOCK_BYTES << n` bytes.
 const CLASS_COUNT: usize = 9;
@@ -24,6 +28,8 @@ pub struct AlignedBuf {
     len: usize,
     /// Number of allocated bytes: the size of a size class, or a larger multiple of the block size.
     capacity: usize,
+    /// The memory of the chunk from which the buffer was cut; `None` if it was allocated by itself.
+    chunk: Option<Arc<Mapping>>,
 }
 
 // SAFETY: the buffer is owned, plain memory; it may be used and freed on any thread.
@@ -66,6 +72,15 @@ impl AlignedBuf {
         }
     }
 
+    /// A buffer that was cut from a mapping.
+    ///
+    /// # Safety
+    /// The `len` bytes from `start` on are initialised memory of the mapping, aligned to the block
+    /// size, and nothing else uses them as long as the buffer exists.
+    pub(crate) unsafe fn in_mapping(start: NonNull<u8>, len: usize, mapping: Arc<Mapping>) -> Self {
+        Self { start, len, capacity: len, chunk: Some(mapping) }
+    }
+
     /// A buffer of `len` bytes, from the pool if it has one. `None`: there is not so much memory.
     fn take(len: usize) -> Option<Taken> {
         let blocks_len = len.checked_next_multiple_of(BLOCK_BYTES)?.max(BLOCK_BYTES);
@@ -75,12 +90,12 @@ impl AlignedBuf {
             None => blocks_len,
         };
         if let Some(start) = class.and_then(take_from_pool) {
-            return Some(Taken::Reused(AlignedBuf { start, len, capacity }));
+            return Some(Taken::Reused(AlignedBuf { start, len, capacity, chunk: None }));
         }
         // SAFETY: the layout's size is not zero. The memory is zeroed, so that the bytes are
         // initialised from the start and for every later use.
         let start = NonNull::new(unsafe { alloc::alloc_zeroed(layout(capacity)?) })?;
-        Some(Taken::New(AlignedBuf { start, len, capacity }))
+        Some(Taken::New(AlignedBuf { start, len, capacity, chunk: None }))
     }
 }
 
@@ -115,9 +130,9 @@ fn keep_in_pool(start: NonNull<u8>, capacity: usize) -> bool {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if !keep_in_pool(self.start, self.capacity) {
-            // SAFETY: the memory was allocated in `take` with the layout of this capacity, and the
-            // pool has not kept it.
+        if self.chunk.is_none() && !keep_in_pool(self.start, self.capacity) {
+            // SAFETY: the memory was allocated in `take` with the layout of this capacity, because it
+            // is of no chunk, and the pool has not kept it.
             unsafe { free(self.start, self.capacity) };
         }
     }

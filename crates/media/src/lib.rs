@@ -10,6 +10,7 @@
 
 mod blocking;
 mod buf;
+mod buf_chunk;
 mod copy;
 mod disk;
 mod drive;
@@ -35,6 +36,7 @@ mod watched;
 
 pub use blocking::Blocking;
 pub use buf::AlignedBuf;
+pub use buf_chunk::BufChunk;
 pub use drive::{Data, Done, Drive, Geometry, Queue, Submitted};
 pub use drive_spec::DRIVE_HELP;
 pub use error::OpenError;

@@ -83,6 +83,13 @@ impl Mapping {
         if memory_available().is_some_and(|available| len as u64 > available) {
             return Err(Errno::NOMEM.into());
         }
+        self.populate(len);
+        Ok(())
+    }
+
+    /// Allocates the memory of the first `len` bytes now, in one call if the kernel can.
+    pub(crate) fn populate(&self, len: usize) {
+        assert!(len <= self.len);
         // SAFETY: the range is inside the mapping.
         let populated =
             unsafe { madvise(self.start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
@@ -90,7 +97,6 @@ impl Mapping {
             // Linux before 5.14 does not know this advice.
             self.touch(0..len);
         }
-        Ok(())
     }
 
     /// Writes to each page that has any of these bytes, without a change of its content. The kernel

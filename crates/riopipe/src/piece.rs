@@ -22,7 +22,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use riopipe_media::AlignedBuf;
+use riopipe_media::{AlignedBuf, BufChunk};
 use riopipe_order::attribute::Seq;
 use riopipe_order::engine::Payload;
 
@@ -51,9 +51,12 @@ impl Buf {
     pub(crate) fn zeroed(len: usize) -> Option<Self> {
         // The blocks of a buffer are counted in 32 bits (`blocks`).
         u32::try_from(len / BLOCK_BYTES).ok()?;
-        let bytes = AlignedBuf::try_zeroed(len)?;
+        AlignedBuf::try_zeroed(len).map(Self::new)
+    }
+
+    fn new(bytes: AlignedBuf) -> Self {
         let shared = SharedBytes { bytes, piece_count: AtomicUsize::new(0) };
-        Some(Self(NonNull::from(Box::leak(Box::new(shared)))))
+        Self(NonNull::from(Box::leak(Box::new(shared))))
     }
 
     fn shared(&self) -> &SharedBytes {
@@ -230,9 +233,21 @@ impl<T> Exclusive<T> {
     }
 }
 
+/// A stream that has taken more new bytes than this gets further buffers from chunks. On a drive with
+/// a volatile cache a stream keeps megabytes until a FLUSH has covered them. Most other streams never
+/// need so much, so they should not have a chunk.
+const BYTES_BEFORE_CHUNKS: u64 = 1 << 20;
+
+/// Larger buffers are not cut from chunks.
+const CUT_BYTES_MAX: usize = BufChunk::BYTES / 4;
+
 /// Buffers of a stream that are ready for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct BufPool {
+    /// The bytes of all new buffers that were not cut from chunks.
+    bytes_without_chunk: u64,
+    /// The chunk from which new buffers are cut.
+    chunk: Option<BufChunk>,
     /// The buffers, by their length. A stream uses few different lengths, so a list is fast enough.
     by_length: Vec<SameLengthBufs>,
     /// The bytes of all buffers in the pool.
@@ -264,7 +279,24 @@ impl BufPool {
             self.bytes -= len as u64;
             return Some(buf);
         }
-        Buf::zeroed(len)
+        if self.bytes_without_chunk > BYTES_BEFORE_CHUNKS
+            && len <= CUT_BYTES_MAX
+            && let Some(bytes) = self.cut(len)
+        {
+            return Some(Buf::new(bytes));
+        }
+        let buf = Buf::zeroed(len)?;
+        self.bytes_without_chunk += len as u64;
+        Some(buf)
+    }
+
+    /// Cuts a buffer from the chunk, or from a new one. `None` if there is no memory for a chunk.
+    fn cut(&mut self, len: usize) -> Option<AlignedBuf> {
+        if let Some(bytes) = self.chunk.as_mut().and_then(|chunk| chunk.cut(len)) {
+            return Some(bytes);
+        }
+        self.chunk = BufChunk::allocate();
+        self.chunk.as_mut()?.cut(len)
     }
 
     /// Puts a buffer into the pool. Drops it if it has pieces, or if the pool has no space.
@@ -413,6 +445,28 @@ mod tests {
         for len in [1 << 44, 1 << 60, usize::MAX - (BLOCK_BYTES - 1)] {
             assert!(BufPool::new(u64::MAX).take(len).is_none(), "{len}");
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has no madvise")]
+    fn a_stream_that_keeps_much_gets_its_buffers_from_chunks() {
+        let mut pool = BufPool::new(16 << 20);
+        let take = |pool: &mut BufPool, bytes: usize| -> Vec<Buf> {
+            (0..bytes / BLOCK_BYTES).map(|_| pool.take(BLOCK_BYTES).unwrap()).collect()
+        };
+        let few = take(&mut pool, 1 << 20);
+        assert!(pool.chunk.is_none(), "a stream with few buffers has no chunk");
+        let many = take(&mut pool, 5 << 20);
+        assert!(pool.chunk.is_some());
+        assert_eq!(pool.bytes_without_chunk, (1 << 20) + BLOCK_BYTES as u64);
+        let addresses: std::collections::BTreeSet<usize> =
+            few.iter().chain(&many).map(|buf| buf.as_ptr() as usize).collect();
+        assert_eq!(addresses.len(), few.len() + many.len(), "no two buffers share bytes");
+        many.into_iter().for_each(|buf| pool.put_back(buf));
+        let again = take(&mut pool, 5 << 20);
+        assert!(again.iter().all(|buf| addresses.contains(&(buf.as_ptr() as usize))), "reused");
+        let large = pool.take(CUT_BYTES_MAX + BLOCK_BYTES).unwrap();
+        assert_eq!(large.len(), CUT_BYTES_MAX + BLOCK_BYTES);
     }
 
     #[test]
