@@ -4,16 +4,28 @@
 //! or the system calls of this machine ([`PathFiles`]).
 
 mod append_fsync;
+mod barrier_files;
+mod dbench;
 mod fillsync;
+mod oltp_insert;
+mod overwrite_fsync;
 mod path_files;
+#[cfg(test)]
+mod recorded_files;
+mod sqlite;
 mod varmail;
 
 use std::io;
 
-pub use self::append_fsync::{APPEND_BYTES, append_fsync};
+pub use self::append_fsync::{APPEND_BYTES, append, append_fsync};
+pub use self::barrier_files::{BarrierFiles, Guarantee};
+pub use self::dbench::dbench;
 pub use self::fillsync::{RECORD_BYTES, fillsync};
+pub use self::oltp_insert::{oltp_insert, oltp_insert_each};
+pub use self::overwrite_fsync::overwrite_fsync;
 pub use self::path_files::PathFiles;
-pub use self::varmail::varmail;
+pub use self::sqlite::{SqliteJournal, sqlite};
+pub use self::varmail::{varmail, varmail_each, varmail_with};
 use crate::harness::Window;
 use crate::permutation::mix;
 

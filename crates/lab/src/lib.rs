@@ -23,6 +23,7 @@ pub mod link;
 pub mod machine;
 mod permutation;
 pub mod plot;
+pub mod queue_depth;
 pub mod report;
 pub mod retakes;
 pub mod rounds;

@@ -1,8 +1,11 @@
 //! `rio lab …`: the papers' figures, measured on this machine and drawn again.
 
 mod measure;
+mod objects;
 mod others;
 mod picture;
+mod programs;
+mod queue;
 mod store;
 
 use std::path::PathBuf;
@@ -84,6 +87,12 @@ fn figure(
     let figure = match &entry.experiment {
         Experiment::Block(block) => ordered_writes(entry, block, args, store, interrupt, output)?,
         Experiment::FileSystem(load) => others::file_system(entry, load, args, interrupt, output)?,
+        Experiment::Program(program) => {
+            programs::measure(entry, program, args.quick, interrupt, output)?
+        }
+        Experiment::QueueOverTime(experiment) => {
+            queue::measure(entry, experiment, args.quick, interrupt, output)?
+        }
         Experiment::Recovery => others::recovery(entry, args, interrupt, output)?,
     };
     store.write_complete(&figure)?;

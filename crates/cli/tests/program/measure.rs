@@ -414,6 +414,31 @@ fn contenders_that_redirect_updates_or_move_are_measured() {
     }
 }
 
+/// The commands at a drive, over time and under the calls of a program.
+#[test]
+fn the_queue_of_a_drive_is_a_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let words = ["lab", "run", "barrier-10b", "barrier-12", "--quick", "--out", out, "-o", "json"];
+    let json = rio(&words).ok();
+    let figures = json["figures"].as_array().unwrap();
+    assert_eq!(figures.len(), 2);
+    for figure in figures {
+        for claim in figure["claims"].as_array().unwrap() {
+            assert!(claim["here"].as_f64().unwrap() > 0.0, "{claim}");
+        }
+    }
+    let largest = &figures[1]["panels"][0];
+    assert_eq!(largest["ticks"], serde_json::json!(["fsync", "fbarrier"]));
+    for curve in largest["curves"].as_array().unwrap() {
+        for value in curve["values"].as_array().unwrap() {
+            assert!(value["median"].as_f64().unwrap() >= 1.0, "{curve}");
+        }
+    }
+    let page = std::fs::read_to_string(folder.path().join("index.html")).unwrap();
+    assert!(page.contains("id=\"barrier-12\"") && page.contains("id=\"barrier-10b\""));
+}
+
 /// A figure is measured, drawn and put into the report. The next call takes it from the folder, and a
 /// run that was interrupted goes on with the points that it has.
 #[test]

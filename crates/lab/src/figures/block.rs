@@ -235,8 +235,14 @@ pub fn mean_write_ns(block: &Block) -> f64 {
     mean_of_drives(block, |profile| write_ns(profile, 1.0))
 }
 
+/// Time of a write of 4 KiB in a drive of this kind, ns.
+#[must_use]
+pub fn write_ns_of(drive: Drive) -> f64 {
+    Profile::named(drive.profile()).map_or(0.0, |profile| write_ns(profile, 1.0))
+}
+
 /// Time of a write in the drive, ns.
-fn write_ns(profile: &Profile, blocks: f64) -> f64 {
+pub(super) fn write_ns(profile: &Profile, blocks: f64) -> f64 {
     profile.write_command_ns as f64
         + profile.link_block_ns as f64 * (blocks - 1.0)
         + profile.write_latency_ns as f64
@@ -248,7 +254,7 @@ fn drive_text(drive: Drive) -> String {
     format!("{} (modelled, like {like})", drive.profile())
 }
 
-fn setup(block: &Block) -> String {
+pub(super) fn setup(block: &Block) -> String {
     let targets = match block.targets.len() {
         1 => "One target".to_owned(),
         n => format!("{n} targets"),
@@ -269,7 +275,7 @@ fn setup(block: &Block) -> String {
 }
 
 /// The differences to the paper's set-up, for every figure of ordered writes.
-fn differs(block: &Block, machine: &Machine) -> Vec<String> {
+pub(super) fn differs(block: &Block, machine: &Machine) -> Vec<String> {
     let cores = machine.cores;
     let mut list = match block.paper {
         Paper::Rio => vec![

@@ -3,11 +3,13 @@
 mod barrier;
 mod horae;
 mod opimq;
+pub mod program;
 mod rio;
 
 use riopipe_order::engine::EngineKind;
 use serde::Serialize;
 
+use self::program::Program;
 use crate::workload::{Pattern, Shape, Workload};
 
 /// A figure that can be measured.
@@ -33,8 +35,39 @@ pub enum Experiment {
     Block(Block),
     /// A load on the file system.
     FileSystem(FileSystem),
+    /// The writes of a program on the file system.
+    Program(Program),
+    /// The commands at the drive during ordered writes, over time.
+    QueueOverTime(QueueOverTime),
     /// The recovery of full logs.
     Recovery,
+}
+
+/// The commands at the drive during ordered writes of one thread, over time.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOverTime {
+    /// The drive and the contenders. There are no values of an axis.
+    pub block: Block,
+    /// The contender that waits for each write.
+    pub waits: &'static str,
+    /// The one that is compared with it.
+    pub ordered: &'static str,
+    /// The shown time, µs.
+    pub span_us: u64,
+}
+
+impl QueueOverTime {
+    /// The time of so many steps between two moments that are shown, ns.
+    #[must_use]
+    pub const fn every_ns(&self, steps: u64) -> u64 {
+        self.span_us * 1_000 / (super::queue::SAMPLES as u64 - 1) * steps
+    }
+
+    /// Writes in flight of the thread, where an engine does not wait.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.block.axis.workload(1).queue_depth
+    }
 }
 
 /// A load on the file system, in modes of RioFS.
@@ -395,6 +428,7 @@ mod tests {
     fn blocks() -> impl Iterator<Item = (&'static str, &'static Block)> {
         all().filter_map(|entry| match &entry.experiment {
             Experiment::Block(block) => Some((entry.id, block)),
+            Experiment::QueueOverTime(queue) => Some((entry.id, &queue.block)),
             _ => None,
         })
     }
@@ -412,6 +446,33 @@ mod tests {
                 for value in block.axis.values(quick) {
                     block.axis.workload(*value).check().unwrap();
                 }
+            }
+        }
+    }
+
+    fn programs() -> impl Iterator<Item = (&'static str, &'static Program)> {
+        all().filter_map(|entry| match &entry.experiment {
+            Experiment::Program(program) => Some((entry.id, program)),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn claims_about_programs_are_about_their_contenders_and_ticks() {
+        for (id, program) in programs() {
+            for claim in program.claims {
+                for name in [claim.over, claim.under] {
+                    assert!(program.contenders.iter().any(|c| c.name == name), "{id}: no {name}");
+                }
+                for quick in [true, false] {
+                    let mut ticks = program.ticks(quick).iter();
+                    let is_there = claim.at.is_none_or(|at| ticks.any(|tick| tick.name == at));
+                    assert!(is_there, "{id}: {:?}", claim.at);
+                }
+            }
+            for quick in [true, false] {
+                let names: BTreeSet<_> = program.ticks(quick).iter().map(|one| one.name).collect();
+                assert_eq!(names.len(), program.ticks(quick).len(), "{id}");
             }
         }
     }

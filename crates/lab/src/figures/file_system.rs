@@ -2,7 +2,7 @@
 
 use super::{
     catalogue::{
-        BARRIER_FS, Entry, FileSystem, FileSystemClaim, FileSystemMeasure, FileSystemView,
+        BARRIER_FS, Drive, Entry, FileSystem, FileSystemClaim, FileSystemMeasure, FileSystemView,
         HORAE_FS, Mode, Paper,
     },
     figure::{Claim, Curve, Figure, Form, Holds, Panel, Value, Verdict},
@@ -78,15 +78,34 @@ pub fn figure(entry: &Entry, load: &FileSystem, marks: &[Mark], at: &Conditions)
     }
 }
 
+/// The difference of HoraeFS to the paper.
+pub(super) const HORAE_FS_DIFFERS: &str = "HoraeFS is RioFS on streams of engine `horae`, with updates in place that are not redirected; it has the \
+     journals for each core, as the Rio paper gave them to it";
+/// The difference of BarrierFS to the paper.
+pub(super) const BARRIER_FS_DIFFERS: &str = "BarrierFS has a drive of its own, equal to the other one but for the cache barrier and its cost";
+
 /// The differences to the paper's set-up.
 fn differs(load: &FileSystem, machine: &Machine) -> Vec<String> {
-    let mut list = vec![
+    let mut list = user_space_differs();
+    list.extend(place_differs(load.paper, machine, &[load.drive]));
+    list.extend(load.modes.contains(&HORAE_FS).then(|| HORAE_FS_DIFFERS.to_owned()));
+    list.extend(load.modes.contains(&BARRIER_FS).then(|| BARRIER_FS_DIFFERS.to_owned()));
+    list
+}
+
+/// The differences of all figures of file systems.
+pub(super) fn user_space_differs() -> Vec<String> {
+    vec![
         "the file systems are modes of RioFS, which runs in user space, and the load calls it in the same \
          process; the paper has them in the kernel and in programs"
             .to_owned(),
         "ext4 waits as ext4 with jbd2 does".to_owned(),
-    ];
-    let (cores, network, drive) = match load.paper {
+    ]
+}
+
+/// The differences in machine, network and drives.
+pub(super) fn place_differs(paper: Paper, machine: &Machine, drives: &[Drive]) -> Vec<String> {
+    let (cores, network, drive) = match paper {
         Paper::Rio => (
             "the paper has 36 for each server",
             "TCP on loopback; the paper has RDMA over 200 Gbit/s",
@@ -97,29 +116,27 @@ fn differs(load: &FileSystem, machine: &Machine) -> Vec<String> {
             "NVMe over TCP on loopback; the paper has SATA drives in the machine",
             "a Samsung 850 PRO with a penalty of 5 %, as the model has, and an 843TN",
         ),
-        Paper::Horae | Paper::Opimq => (
+        Paper::Horae => (
             "the slides state none",
             "NVMe over TCP on loopback; the paper has the drives in the machine",
-            "an Intel 750",
+            match drives.len() {
+                1 => "an Intel 750",
+                2 => "an Intel 750 and a P3700",
+                _ => "a Samsung 860 Pro, an Intel 750 and a P3700",
+            },
+        ),
+        Paper::Opimq => (
+            "the paper has 40",
+            "NVMe over TCP on loopback; the paper has the drive in the machine",
+            "a Samsung 980 Pro",
         ),
     };
-    list.push(format!("{} cores for both sides; {cores}", machine.cores));
-    list.push(network.to_owned());
-    list.push(format!("a modelled drive in memory; the paper has {drive}"));
-    if load.modes.contains(&HORAE_FS) {
-        list.push(
-            "HoraeFS is RioFS on streams of engine `horae`, with updates in place that are not redirected; it has \
-             the journals for each core, as the Rio paper gave them to it"
-                .to_owned(),
-        );
-    }
-    if load.modes.contains(&BARRIER_FS) {
-        list.push(
-            "BarrierFS has a drive of its own, equal to the other one but for the cache barrier and its cost"
-                .to_owned(),
-        );
-    }
-    list
+    let here = if drives.len() == 1 { "a modelled drive" } else { "modelled drives" };
+    vec![
+        format!("{} cores for both sides; {cores}", machine.cores),
+        network.to_owned(),
+        format!("{here} in memory; the paper has {drive}"),
+    ]
 }
 
 /// The numbers of threads, in ascending order.

@@ -5,6 +5,8 @@
 //! | [`catalogue`] | the figures: what each one asks, and what is run for it |
 //! | [`block`] | a figure of ordered writes from its measured points, with the model of what to expect |
 //! | [`file_system`] | a figure of the file system, or of the recovery, from its measured points |
+//! | [`program`] | a figure of a program on a file system from its measured points, with the model of what to expect |
+//! | [`queue`] | a figure of the commands at a drive over time |
 //! | [`figure`] | a finished figure: panels, claims and the verdict |
 //! | [`draw`] | a panel as SVG, for a light and a dark page |
 //! | [`article`] | figures as one page of HTML |
@@ -18,3 +20,5 @@ pub mod catalogue;
 pub mod draw;
 pub mod figure;
 pub mod file_system;
+pub mod program;
+pub mod queue;

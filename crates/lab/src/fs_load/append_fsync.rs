@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Files, FsLoad};
+use super::{BarrierFiles, Files, FsLoad, Guarantee};
 use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
 use crate::sample::Sample;
@@ -22,6 +22,28 @@ pub fn append_fsync(
     load: &FsLoad,
     cpu: impl Fn() -> SideCpu,
 ) -> io::Result<Sample> {
+    append_with(files, load, cpu, |file| files.sync(file, false))
+}
+
+/// As [`append_fsync`], with the call of a guarantee.
+///
+/// # Errors
+/// The file system fails.
+pub fn append(
+    files: &impl BarrierFiles,
+    load: &FsLoad,
+    guarantee: Guarantee,
+    cpu: impl Fn() -> SideCpu,
+) -> io::Result<Sample> {
+    append_with(files, load, cpu, |file| guarantee.end(files, file, false))
+}
+
+fn append_with<F: Files>(
+    files: &F,
+    load: &FsLoad,
+    cpu: impl Fn() -> SideCpu,
+    sync: impl Fn(&F::File) -> io::Result<()> + Sync,
+) -> io::Result<Sample> {
     let work = |thread: u32, worker: &Worker<'_>| -> io::Result<Latencies> {
         let file = files.create(&format!("append-{thread}"))?;
         let data = [0x5a; APPEND_BYTES];
@@ -36,7 +58,7 @@ pub fn append_fsync(
         };
         worker.repeat(cut, || {
             files.append(&file, &data)?;
-            files.sync(&file, false)?;
+            sync(&file)?;
             Ok(APPEND_BYTES as u64)
         })
     };

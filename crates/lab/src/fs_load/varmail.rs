@@ -15,7 +15,7 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Files, FsLoad, Numbers};
+use super::{BarrierFiles, Files, FsLoad, Guarantee, Numbers};
 use crate::harness::{self, SideCpu, Worker};
 use crate::latency::Latencies;
 use crate::sample::Sample;
@@ -23,6 +23,9 @@ use crate::sample::Sample;
 /// Places for files, and how many files exist at the beginning.
 const PLACES: u32 = 1000;
 const FILES_AT_FIRST: u32 = 800;
+/// The same of a container, so that those of all containers fit on the drive.
+const PLACES_EACH: u32 = 50;
+const FILES_AT_FIRST_EACH: u32 = 40;
 /// The mean size of a file at the beginning, bytes.
 const FILE_BYTES_MEAN: f64 = 16_384.0;
 /// The largest append.
@@ -46,6 +49,18 @@ enum Which {
 struct Mailbox(Mutex<Places>);
 
 impl Mailbox {
+    /// Makes the files of the beginning.
+    fn fill(files: &impl Files, places: u32, at_first: u32) -> io::Result<Self> {
+        let mut numbers = Numbers::new(0);
+        let zeroes = vec![0; 1 << 20];
+        for file in 0..at_first {
+            let open = files.create(&name(file))?;
+            files.append(&open, &zeroes[..file_bytes(&mut numbers).min(zeroes.len())])?;
+        }
+        let (existing, missing) = ((0..at_first).collect(), (at_first..places).collect());
+        Ok(Self(Mutex::new(Places { existing, missing })))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Places> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,32 +108,71 @@ fn name(file: u32) -> String {
 /// # Errors
 /// The file system fails, or there are more than some hundred threads.
 pub fn varmail(files: &impl Files, load: &FsLoad, cpu: impl Fn() -> SideCpu) -> io::Result<Sample> {
-    let mut numbers = Numbers::new(0);
-    let zeroes = vec![0; 1 << 20];
-    for file in 0..FILES_AT_FIRST {
-        let open = files.create(&name(file))?;
-        files.append(&open, &zeroes[..file_bytes(&mut numbers).min(zeroes.len())])?;
-    }
-    let mailbox = Mailbox(Mutex::new(Places {
-        existing: (0..FILES_AT_FIRST).collect(),
-        missing: (FILES_AT_FIRST..PLACES).collect(),
-    }));
+    let mailbox = Mailbox::fill(files, PLACES, FILES_AT_FIRST)?;
+    run(load, cpu, |_| (files, &mailbox), |file| files.sync(file, false))
+}
+
+/// As [`varmail`], with the call of a guarantee.
+///
+/// # Errors
+/// As [`varmail`].
+pub fn varmail_with(
+    files: &impl BarrierFiles,
+    load: &FsLoad,
+    guarantee: Guarantee,
+    cpu: impl Fn() -> SideCpu,
+) -> io::Result<Sample> {
+    let mailbox = Mailbox::fill(files, PLACES, FILES_AT_FIRST)?;
+    run(load, cpu, |_| (files, &mailbox), |file| guarantee.end(files, file, false))
+}
+
+/// As [`varmail`], with a directory of its own for each thread, as in containers. It has 50 places and
+/// 40 files at the beginning.
+///
+/// # Errors
+/// The file system fails.
+pub fn varmail_each(
+    files: &impl BarrierFiles,
+    load: &FsLoad,
+    cpu: impl Fn() -> SideCpu,
+) -> io::Result<Sample> {
+    let container = |thread| -> io::Result<_> {
+        let files = files.directory(&format!("container-{thread}"))?;
+        let mailbox = Mailbox::fill(&files, PLACES_EACH, FILES_AT_FIRST_EACH)?;
+        Ok((files, mailbox))
+    };
+    let containers = (0..load.threads).map(container).collect::<io::Result<Vec<_>>>()?;
+    let of_thread = |thread: u32| {
+        let (files, mailbox) = &containers[thread as usize];
+        (files, mailbox)
+    };
+    run(load, cpu, of_thread, |file| files.sync(file, false))
+}
+
+fn run<'a, F: Files + 'a>(
+    load: &FsLoad,
+    cpu: impl Fn() -> SideCpu,
+    of_thread: impl Fn(u32) -> (&'a F, &'a Mailbox) + Sync,
+    sync: impl Fn(&F::File) -> io::Result<()> + Sync,
+) -> io::Result<Sample> {
     let work = |thread: u32, worker: &Worker<'_>| -> io::Result<Latencies> {
+        let (files, mailbox) = of_thread(thread);
         let mut numbers = Numbers::new(1 + u64::from(thread));
         let mut buf = Vec::new();
         let data = vec![0x5a; APPEND_BYTES_MAX as usize];
-        worker.repeat(|| Ok(()), || pass(files, &mailbox, &mut numbers, &data, &mut buf))
+        worker.repeat(|| Ok(()), || pass(files, mailbox, &mut numbers, &data, &mut buf, &sync))
     };
     harness::run(load.window, load.threads, cpu, work)
 }
 
 /// Makes the 13 calls. Returns the bytes that were appended.
-fn pass(
-    files: &impl Files,
+fn pass<F: Files>(
+    files: &F,
     mailbox: &Mailbox,
     numbers: &mut Numbers,
     data: &[u8],
     buf: &mut Vec<u8>,
+    sync: &impl Fn(&F::File) -> io::Result<()>,
 ) -> io::Result<u64> {
     let removed = mailbox.take(Which::Existing, numbers)?;
     files.remove(&name(removed))?;
@@ -128,7 +182,7 @@ fn pass(
     let file = files.create(&name(made))?;
     let first = 1 + numbers.below(data.len() as u64) as usize;
     files.append(&file, &data[..first])?;
-    files.sync(&file, false)?;
+    sync(&file)?;
     drop(file);
     mailbox.put(Which::Existing, made);
 
@@ -137,7 +191,7 @@ fn pass(
     files.read_all(&file, buf)?;
     let second = 1 + numbers.below(data.len() as u64) as usize;
     files.append(&file, &data[..second])?;
-    files.sync(&file, false)?;
+    sync(&file)?;
     drop(file);
     mailbox.put(Which::Existing, changed);
 

@@ -1,10 +1,11 @@
 //! `rio bench fs`: loads of programs on RioFS, in the modes of RioFS in turns.
 
-mod calls;
+pub(in crate::commands) mod calls;
 mod contender;
-mod cpu;
+pub(in crate::commands) mod cpu;
 mod db_bench;
 mod floor;
+pub(in crate::commands) mod fresh;
 mod kernel;
 mod mounted;
 mod plots;

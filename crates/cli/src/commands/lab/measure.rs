@@ -35,7 +35,7 @@ const LOG_BYTES: u64 = 2 << 20;
 /// Size of the prepare area for each stream, blocks: 4 MiB, as `rio volume create` gives it.
 const PREPARE_BLOCKS: u32 = 1024;
 /// Bytes on one drive before the next one follows: the paper distributes blocks of 4 KiB (§6.2.1).
-const UNIT_BYTES: u32 = 4096;
+pub(super) const UNIT_BYTES: u32 = 4096;
 
 /// The measurement of one figure.
 pub(super) struct Bench<'a> {
@@ -224,7 +224,7 @@ impl<'a> Bench<'a> {
 }
 
 /// The order that the drives of a contender must keep.
-fn order_of(contender: &Contender) -> DriveOrder {
+pub(super) fn order_of(contender: &Contender) -> DriveOrder {
     contender.kind().map_or(DriveOrder::None, |kind| kind.capabilities().drive_order)
 }
 

@@ -2,13 +2,11 @@
 
 use std::{io, path::PathBuf, sync::Arc};
 
-use riopipe::{ConnectOptions, EngineKind, OpenOptions, Volume};
+use riopipe::ConnectOptions;
 use riopipe_fs::{
     JournalMode,
-    backing::{Backing, FsOptions, engine_of},
     fsync_stages::{FsyncTimesSnapshot, FsyncTrace},
     fuse::{Ticker, now},
-    mkfs::{MkfsOptions, make_on_volume},
 };
 use riopipe_lab::{
     fs_load::{Files, FsLoad, append_fsync, fillsync, varmail},
@@ -16,10 +14,16 @@ use riopipe_lab::{
     sample::Sample,
 };
 
-use super::{calls::Calls, cpu::side_cpu, db_bench, floor, kernel::KernelExt4, mounted::Mounted};
+use super::{
+    calls::Calls,
+    cpu::side_cpu,
+    db_bench, floor,
+    fresh::{DriveCounts, Fresh, open},
+    kernel::KernelExt4,
+    mounted::Mounted,
+};
 use crate::{
     args::bench::fs::{Through, Workload},
-    connect::open_failure,
     failure::{Code, Failure},
     own_targets::OwnTargets,
 };
@@ -69,33 +73,6 @@ pub(super) struct Run {
     pub(super) floor_ops: u64,
 }
 
-/// The commands that the drive got.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct DriveCounts {
-    pub(super) writes: u64,
-    pub(super) flushes: u64,
-}
-
-impl DriveCounts {
-    fn of(own: &OwnTargets) -> Self {
-        let mut all = Self::default();
-        for target in own.targets() {
-            let counters = target.stat().counters;
-            let count = |name| counters.get(name).copied().unwrap_or(0);
-            all.writes += count("writes");
-            all.flushes += count("flushes");
-        }
-        all
-    }
-
-    const fn since(self, before: Self) -> Self {
-        Self {
-            writes: self.writes.saturating_sub(before.writes),
-            flushes: self.flushes.saturating_sub(before.flushes),
-        }
-    }
-}
-
 /// A target with its volume, and the way to use it.
 pub(super) struct Place {
     /// The target of all contenders but `barrier`.
@@ -108,7 +85,7 @@ pub(super) struct Place {
     pub(super) db_bench: Option<PathBuf>,
 }
 
-fn storage(error: &dyn std::error::Error) -> Failure {
+pub(super) fn storage(error: &dyn std::error::Error) -> Failure {
     Failure::new(Code::Storage, error.to_string())
 }
 
@@ -153,15 +130,8 @@ impl Place {
         barrier.unwrap_or(&self.plain)
     }
 
-    fn open(&self, own: &OwnTargets, engine: Option<EngineKind>) -> Result<Volume, Failure> {
-        let connect = self.connect.clone();
-        let options = OpenOptions { connect, engine, ..OpenOptions::default() };
-        let opened = Volume::open(own.volume(), own.members(), &options);
-        opened.map(|(volume, _)| volume).map_err(|error| open_failure(&error))
-    }
-
     fn run_floor(&self, load: &FsLoad) -> Result<Run, Failure> {
-        let volume = self.open(&self.plain, None)?;
+        let volume = open(&self.plain, &self.connect, None)?;
         let before = DriveCounts::of(&self.plain);
         let result = floor::run(&volume, load);
         let drive = Some(DriveCounts::of(&self.plain).since(before));
@@ -173,18 +143,10 @@ impl Place {
 
     fn run_fs(&self, mode: JournalMode, workload: Workload, load: &FsLoad) -> Result<Run, Failure> {
         let own = self.own(mode);
-        let volume = self.open(own, engine_of(mode))?;
-        let fresh = MkfsOptions { force: true, ..MkfsOptions::default() };
-        make_on_volume(&volume, &fresh, &mut |_, _| ()).map_err(|error| storage(&error))?;
-        let backing = Backing::of_volume(volume).map_err(|error| storage(&error))?;
-        let options = FsOptions { mode, ..FsOptions::default() };
-        let (fs, _) = backing.mount(&options).map_err(|error| storage(&error))?;
-        let drive = DriveCounts::of(own);
-        let fsyncs = backing.fsync_times().snapshot();
-        let ended = || {
-            let fsyncs = backing.fsync_times().snapshot().since(&fsyncs);
-            (fsyncs, Some(DriveCounts::of(own).since(drive)))
-        };
+        let fresh = Fresh::make(own, &self.connect, mode)?;
+        let fs = Arc::clone(fresh.fs());
+        let (fsyncs, drive) = (fresh.fsyncs(), DriveCounts::of(own));
+        let ended = || (fresh.fsyncs().since(&fsyncs), Some(DriveCounts::of(own).since(drive)));
         let run = match self.through {
             Through::Calls => {
                 let ticker = Ticker::start(Arc::clone(&fs)).map_err(|error| storage(&error))?;
@@ -217,7 +179,7 @@ impl Place {
             }
         };
         drop(fs);
-        backing.close().map_err(|error| storage(&error))?;
+        fresh.close()?;
         Ok(run)
     }
 }

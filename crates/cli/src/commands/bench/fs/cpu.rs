@@ -30,7 +30,7 @@ fn side_of(name: &str) -> Side {
 }
 
 /// The CPU time of the threads that are not workers, so far.
-pub(super) fn side_cpu() -> SideCpu {
+pub(in crate::commands) fn side_cpu() -> SideCpu {
     let mut cpu = SideCpu::default();
     let this_process = std::process::id();
     let Ok(tasks) = fs::read_dir("/proc/self/task") else { return cpu };
@@ -43,6 +43,19 @@ pub(super) fn side_cpu() -> SideCpu {
         }
     }
     cpu
+}
+
+/// How often the workers have given up their cores so far, as a thread that waits does.
+pub(in crate::commands) fn worker_switches() -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| switches(&fs::read_to_string(task.path().join("status")).ok()?)).sum()
+}
+
+/// The same of one thread, from its status in `/proc`; `None`: it is no worker.
+fn switches(status: &str) -> Option<u64> {
+    let of = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    of("Name:")?.trim().starts_with("writer ").then_some(())?;
+    of("voluntary_ctxt_switches:")?.trim().parse().ok()
 }
 
 /// Adds the CPU time of one thread of this process to its side.
@@ -72,6 +85,23 @@ mod tests {
         for name in ["writer 1", "link"] {
             assert_eq!(side_of(name), Side::None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_waits_gives_up_its_core() {
+        let status = |name| {
+            format!("Name:\t{name}\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n")
+        };
+        assert_eq!(switches(&status("writer 3")), Some(17));
+        assert_eq!(switches(&status("reactor-0")), None);
+        let before = worker_switches();
+        let thread = std::thread::Builder::new().name("writer 7".to_owned()).spawn(|| {
+            for _ in 0..20 {
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+            worker_switches()
+        });
+        assert!(thread.unwrap().join().unwrap() >= before + 20);
     }
 
     /// The sum over all threads cannot be judged here: threads of other tests begin and end.

@@ -297,7 +297,7 @@ impl Floor {
     fn of(rounds: &Rounds<Run>) -> Option<Self> {
         let runs = rounds.samples("floor")?;
         let summary = latencies(runs);
-        let per_op = |of: fn(&super::contender::DriveCounts) -> u64| {
+        let per_op = |of: fn(&super::fresh::DriveCounts) -> u64| {
             let (mut sum, mut ops) = (0, 0);
             for run in runs {
                 sum += run.drive.as_ref().map_or(0, of);
