@@ -5,6 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::{
     draw::{self, DrawError, Theme},
     figure::{Claim, Figure, Holds},
+    standing::{self, Row, Standing},
 };
 use crate::units;
 
@@ -36,6 +37,7 @@ pub fn page(figures: &[Figure]) -> Result<String, DrawError> {
                     }
                     (machine(figures))
                 }
+                @if let Some(standing) = Standing::of(figures) { (where_rio_stands(&standing)) }
                 (overview(figures))
                 main { @for section in &sections { (section) } }
                 footer { p { "Made by " code { "rio lab run" } ". How to read and repeat it: docs/lab.md." } }
@@ -62,6 +64,39 @@ fn machine(figures: &[Figure]) -> Markup {
             }
         }
     }
+}
+
+fn where_rio_stands(standing: &Standing) -> Markup {
+    let line = |row: &Row| {
+        html! {
+            tr {
+                td { (row.name) }
+                @for ratio in row.ratios { td.number { (ratio_or_dash(ratio)) } }
+            }
+        }
+    };
+    html! {
+        div id="standing" {
+            h2 { "Where Rio stands" }
+            p {
+                "The throughput of ordered writes with Rio, over that of each other way: the geometric mean over the \
+                 points of the figures. Above 1 Rio is faster. A drive keeps an order for its own writes only, so \
+                 barrier and OPIMQ are not measured on several drives."
+            }
+            table.claims {
+                thead { tr { th { "Rio over" } @for other in standing::others() { th { (other) } } } }
+                tbody {
+                    @for row in &standing.rows { (line(row)) }
+                    @if let Some(mean) = &standing.mean { (line(mean)) }
+                    (line(&standing.paper))
+                }
+            }
+        }
+    }
+}
+
+fn ratio_or_dash(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), units::ratio)
 }
 
 fn overview(figures: &[Figure]) -> Markup {
@@ -149,7 +184,6 @@ fn legend(figure: &Figure) -> Markup {
 }
 
 fn claims(claims: &[Claim]) -> Markup {
-    let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), units::ratio);
     html! {
         table.claims {
             thead { tr { th { "mean over the points" } th { "paper" } th { "expected here" } th { "here" } } }
@@ -157,9 +191,9 @@ fn claims(claims: &[Claim]) -> Markup {
                 @for claim in claims {
                     tr {
                         td { (claim.what) }
-                        td.number { (number(claim.paper)) }
-                        td.number { (number(claim.expected)) }
-                        td class=(format!("number {}", class_of(claim))) { (number(claim.here)) }
+                        td.number { (ratio_or_dash(claim.paper)) }
+                        td.number { (ratio_or_dash(claim.expected)) }
+                        td class=(format!("number {}", class_of(claim))) { (ratio_or_dash(claim.here)) }
                     }
                 }
             }
@@ -208,11 +242,18 @@ mod tests {
                 axis: "threads".to_owned(),
                 ticks: vec!["1".to_owned()],
                 within_cores: 1,
-                curves: vec![Curve {
-                    name: "Rio".to_owned(),
-                    values: vec![Some(value)],
-                    expected: vec![2.0],
-                }],
+                curves: vec![
+                    Curve {
+                        name: "Rio".to_owned(),
+                        values: vec![Some(value)],
+                        expected: vec![2.0],
+                    },
+                    Curve {
+                        name: "Linux".to_owned(),
+                        values: vec![Some(Value { median: 0.3, interval: None })],
+                        expected: Vec::new(),
+                    },
+                ],
             }],
             verdict: Verdict::of("Rio is faster", &claims),
             claims,
@@ -232,6 +273,9 @@ mod tests {
             "Test CPU",
             "not quiet",
             "It holds here: Rio is faster",
+            "Where Rio stands",
+            "one Optane drive",
+            "6.67",
             "9.40",
             "7.50",
             "a smaller machine",
@@ -249,6 +293,7 @@ mod tests {
 
     #[test]
     fn a_page_without_figures_is_a_page() {
-        assert!(page(&[]).unwrap().contains("</html>"));
+        let page = page(&[]).unwrap();
+        assert!(page.contains("</html>") && !page.contains("Where Rio stands"));
     }
 }

@@ -134,7 +134,7 @@ fn claim(spec: &catalogue::Claim, measured: &Measured, model: &Model) -> Claim {
 }
 
 /// The geometric mean, since these are ratios; `None` if one is missing.
-fn mean(ratios: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+pub(super) fn mean(ratios: impl Iterator<Item = Option<f64>>) -> Option<f64> {
     let ratios: Option<Vec<f64>> =
         ratios.map(|ratio| ratio.filter(|value| value.is_finite() && *value > 0.0)).collect();
     let ratios = ratios.filter(|ratios| !ratios.is_empty())?;

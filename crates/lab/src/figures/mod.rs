@@ -9,6 +9,7 @@
 //! | [`queue`] | a figure of the commands at a drive over time |
 //! | [`figure`] | a finished figure: panels, claims and the verdict |
 //! | [`draw`] | a panel as SVG, for a light and a dark page |
+//! | [`standing`] | where Rio stands to the other ways, over several figures |
 //! | [`article`] | figures as one page of HTML |
 //!
 //! A figure keeps the axes of its paper. Absolute numbers cannot agree: the hardware, the network and
@@ -22,3 +23,4 @@ pub mod figure;
 pub mod file_system;
 pub mod program;
 pub mod queue;
+pub mod standing;
